@@ -128,9 +128,9 @@ class LayerCollectives:
         """One all-gather or reduce-scatter, as the mean of both, of the rows of a split expert's ranks."""
         assert shape.moe is not None
         plan, node = self.scenario.parallel, self.links.gpus_per_node
-        rows = tokens / (plan.cp * plan.tp) * shape.moe.top_k * plan.expert_tp
+        rows = tokens / (plan.cp * plan.tp) * shape.moe.routed_rows * plan.expert_tp
         group = (plan.expert_tp, min(plan.expert_tp, node))
-        return self._half(rows * shape.hidden * 2.0, group, split=True)
+        return self._half(rows * shape.routed_width * 2.0, group, split=True)
 
     def _half(self, total_bytes: float, group: tuple[int, int], *, split: bool) -> PricedSeconds:
         """Half of an all-gather and a reduce-scatter (`split`), or of an all-reduce; group as in eq. X5."""

@@ -121,7 +121,7 @@ class RateTables:
 
     def _attention_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
-        curve = self._find_curve(op.cls, op.variant, None)
+        curve, assumed = self._attention_curve(op)
         if curve is None:
             return self._prior_base(op, "attention")
         reading = curve.curve.at(op.gemm.n)
@@ -134,7 +134,27 @@ class RateTables:
             curve.id,
             0.0,
             extrapolated=reading.note,
+            assumed=assumed,
         )
+
+    def _attention_curve(self, op: Operator) -> tuple[MeasuredCurve | None, str]:
+        """Curve of a core attention, and a note if it was measured for other kernels; None: take a prior.
+
+        Rates of full causal attention serve narrow and wide heads where these were not measured, but windows
+        and flex_attention only where there is no prior for them either, with a note.
+        """
+        base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
+        own = self._curves.get((f"{op.cls}/{op.variant}", None))
+        if own is not None or not base:
+            return own or self._curves.get((op.cls, None)), ""
+        note = f"{op.cls} with variant {op.variant} at the rates of "
+        near = self._curves.get((f"{op.cls}/{base}", None))
+        if near is not None:
+            return near, f"{note}{near.id}, which has other heads"
+        full = self._curves.get((op.cls, None))
+        if self._variant_prior(op) is not None or full is None:
+            return None, ""
+        return full, f"{note}{full.id}, which is full causal attention of another kernel"
 
     # --- memory-bound ---
 
@@ -164,9 +184,21 @@ class RateTables:
 
     # --- assumptions ---
 
+    def _variant_prior(self, op: Operator) -> Prior | None:
+        """The prior of a core attention's own kernels, whatever its heads."""
+        base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
+        return self._prior_for(f"{op.cls}/{base}", op, "tensor_peak") if base else None
+
     def _prior(self, op: Operator, *of: str) -> Prior | None:
+        if op.cls in ATTENTION_CLASSES:
+            own = self._variant_prior(op)
+            if own is not None:
+                return own
+        return self._prior_for(op.cls, op, *of)
+
+    def _prior_for(self, use: str, op: Operator, *of: str) -> Prior | None:
         for prior in self.profile.priors:
-            if op.cls in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
+            if use in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
                 if prior.of == "gemm_achievable" and op.dtype not in self.accelerator.gemm_achievable:
                     continue
                 return prior

@@ -48,6 +48,7 @@ def block_operators(
     recompute: str | tuple[Module, ...] = "selective",
     redundant_experts: int = 0,
     unfused_attention: bool = False,
+    flex_attention: bool = False,
     dropout: bool = False,
     expert_tp: int = 1,
     sequence_parallel: bool = True,
@@ -58,11 +59,12 @@ def block_operators(
     the tokens of one sequence, for the causal core attention. `received_rows` are the expert rows that this
     rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
     routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
-    `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own. `expert_tp`
-    ranks split an expert's FFN, each for the received rows of all of them. With `sequence_parallel` the
-    tensor-parallel ranks split norms, residuals and other element-wise work; without it each rank does all
-    of it. The result is cached, so callers must not change it. Raises InputError for an unknown recompute
-    policy, a MoE block without rows, and a TP that does not divide heads or FFN widths.
+    `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
+    `flex_attention` is the compiled kernel of PyTorch. `expert_tp` ranks split an expert's FFN, each for the
+    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split norms, residuals
+    and other element-wise work; without it each rank does all of it. The result is cached, so callers must
+    not change it. Raises InputError for an unknown recompute policy, a MoE block without rows, and a TP that
+    does not divide heads or FFN widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -80,6 +82,7 @@ def block_operators(
         recompute=recompute,
         redundant_experts=redundant_experts,
         unfused=unfused_attention,
+        flex=flex_attention,
         dropout=dropout,
         fp8_tensor=tensor,
         expert_tp=expert_tp,
@@ -147,7 +150,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
     if m is None:
         return 1.0
     here = min(max(1, m.experts // ep), m.experts)
-    reach = m.experts  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
+    reach = m.scored  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
     if here >= reach:
         return 1.0 / m.top_k
     miss = 1.0

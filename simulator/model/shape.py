@@ -205,6 +205,11 @@ class ModelShape(ModelPart):
         return self._feed_forward_names[index] == ROUTED
 
     @property
+    def routed_width(self) -> int:
+        """Elements of a row that is sent to an expert: the hidden size, or the width of latent rows."""
+        return self.hidden if self.moe is None else self.moe.row_width(self.hidden)
+
+    @property
     def attention_by_name(self) -> Mapping[str | None, Attention]:
         """Attention by name; a model with one kind of attention has it under None."""
         if self.attention is not None:

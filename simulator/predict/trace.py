@@ -44,7 +44,7 @@ def trace_info(prepared: Prepared, group: int = 0) -> TraceInfo:
             tuple((layout.ep_group(first) if plan.ep > 1 else layout.dp_group(first))[:members])
             for first in firsts
         ]
-    hidden = prepared.shape.hidden
+    hidden = prepared.shape.routed_width
     sent = round(pricer.ep_tokens * hidden)
     return TraceInfo(
         name=scenario.name,

@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "f61e10c7d652b1f69b5fbef8cce469e61ae99e3cf92a18d366cb8a1cda9040b3"),
-        ("h200-8gpu", "fe71c2c0ee6e3959b24452721e1543cbff8a1a24873bacc30c02415493095165"),
+        ("h800-trace", "687f69f72fc6fa3e3460ecda59897956cc9b874c5497a5cab7d2aabcb309e939"),
+        ("h200-8gpu", "9a54e49863dd0c380f75f916f2b9099d13281d7e583f5fc70ff2dcc9e6619ea1"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

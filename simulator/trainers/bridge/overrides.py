@@ -162,7 +162,7 @@ def _sharding(plan: PlanFacts) -> dict[str, Value]:
 
 def _recompute(plan: PlanFacts) -> dict[str, Value]:
     if plan.recompute in ("none", "op") or (
-        plan.recompute == "attention" and plan.software.attention == "flash"
+        plan.recompute == "attention" and plan.software.attention != "unfused"
     ):
         return {}
     if plan.recompute == "full":

@@ -69,7 +69,7 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
 
 def _flash_attention_alone(plan: PlanFacts) -> bool:
     """Whether only the core attention is recomputed, which flash attention does in any case."""
-    return plan.recompute == "attention" and plan.software.attention == "flash"
+    return plan.recompute == "attention" and plan.software.attention != "unfused"
 
 
 def deepspeed_plan(scenario: Scenario) -> DeepSpeedPlan:

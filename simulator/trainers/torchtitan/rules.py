@@ -49,7 +49,7 @@ def recompute_mode(plan: PlanFacts) -> str | None:
 
     Flash attention recomputes its scores in any case, so the policy `attention` adds nothing to it.
     """
-    if plan.recompute == "attention" and plan.software.attention == "flash":
+    if plan.recompute == "attention" and plan.software.attention != "unfused":
         return "none"
     return MODES.get(plan.recompute) if isinstance(plan.recompute, str) else None
 
