@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
-from moesim.simulator.model.operator import GEMM_CLASSES, ONE_SCALE, GemmShape, Operator
+from moesim.simulator.model.operator import GEMM_CLASSES, ONE_SCALE, SPARSE_CLASSES, GemmShape, Operator
 
 Bound = Literal["compute", "memory", "launch"]
 
@@ -57,6 +57,8 @@ class RateTables:
             return self._gemm_base(op)
         if op.cls in ATTENTION_CLASSES:
             return self._attention_base(op)
+        if op.cls in SPARSE_CLASSES:
+            return self._sparse_base(op)
         return self._memory_base(op, overlapped)
 
     # --- GEMMs and attention ---
@@ -155,6 +157,29 @@ class RateTables:
         if self._variant_prior(op) is not None or full is None:
             return None, ""
         return full, f"{note}{full.id}, which is full causal attention of another kernel"
+
+    def _sparse_base(self, op: Operator) -> Basis:
+        """Eq. C18: the roofline of sparse attention over its measured share; never a dense rate.
+
+        A kernel family (`variant`) without a curve of its own is priced by the prior, not by another family.
+        """
+        curve = self._curves.get((f"{op.cls}/{op.variant}" if op.variant else op.cls, None))
+        if curve is None:
+            return self._prior_base(op, "attention")
+        assert op.gemm is not None
+        reading = curve.curve.at(op.gemm.n)
+        compute_s = op.flop / self.accelerator.peak_flop_per_s(op.dtype)
+        memory_s = operator_bytes(op) / self._hbm_bytes_per_s
+        return Basis(
+            max(compute_s, memory_s) / reading.value,
+            "compute" if compute_s >= memory_s else "memory",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+        )
 
     # --- memory-bound ---
 

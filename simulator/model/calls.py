@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from moesim.hwmodels.host import CallKind
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operator import CORE_ATTENTION, Operator
 
 Modules = Literal["torch", "transformer-engine"]
 """What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
@@ -68,6 +68,10 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
     return {
         "attention_forward": (("attention", 1.0),),
         "attention_backward": (("attention", 1.0),),
+        "sparse_attention_forward": (("attention", 1.0),),
+        "sparse_attention_backward": (("attention", 1.0),),
+        "indexer": (("attention", 1.0),),
+        "indexer_topk": (("pointwise", 1.0),),
         "norm": (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add")))),
         "swiglu": (("pointwise", 2.0),),
         "rope": (("rope", 1.0),),
@@ -81,7 +85,7 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
 
 
 def _module(op: Operator) -> tuple[tuple[CallKind, float], ...]:
-    if op.cls in ("attention_forward", "attention_backward"):
+    if op.cls in CORE_ATTENTION or op.cls == "indexer":
         return (("module attention", 1.0),)
     if op.cls in ("attention_pre_post", "optimizer"):
         return ()

@@ -15,7 +15,7 @@ from moesim.simulator.model.embedding_head import (
     head_operators,
 )
 from moesim.simulator.model.mtp import mtp_projection
-from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
+from moesim.simulator.model.operator import CORE_ATTENTION, COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import recomputed
 from moesim.simulator.model.recompute import Module
@@ -132,7 +132,7 @@ def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
     To leave out every second GEMM on average, each GEMM is halved.
     """
     for op in operators:
-        if op.cls == "attention_forward":
+        if op.cls in CORE_ATTENTION:
             continue
         if op.cls == "gemm" and op.gemm is not None:
             half = replace(op.gemm, n=max(1, op.gemm.n // 2))
@@ -161,7 +161,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 def model_flop(operators: Iterable[Operator]) -> float:
     """Sum the FLOPs that published MFUs count: GEMMs and core attention, without gate and recompute."""
-    counted = COUNTED_GEMM_CLASSES | {"attention_forward", "attention_backward"}
+    counted = COUNTED_GEMM_CLASSES | CORE_ATTENTION
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 

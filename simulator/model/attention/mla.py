@@ -239,7 +239,7 @@ class MLA(SoftmaxAttention):
 
     # -- names in other projects ---------------------------------------------------------------------
 
-    def megatron_arguments(self) -> dict[str, str | None]:
+    def megatron_arguments(self) -> dict[str, str | None] | None:
         """Megatron-LM's flags for multi-latent attention."""
         query = {"--q-lora-rank": str(self.q_lora_rank)} if self.q_lora_rank else {}
         return {
