@@ -61,7 +61,7 @@ def _counted(key: str, entry: str) -> tuple[str, int]:
 
 
 def in_groups(names: Sequence[str], joint: str = ", ") -> str:
-    """Names in order as runs, such as "3 dense, 58 moe"; groups that repeat are written once with their count.
+    """Names in order as runs, such as "3 dense, 58 moe"; groups that repeat are written once, with a count.
 
     From the front, the group is taken whose repeats reach farthest, as in "1 dense, 2 x (3 a, 1 b), 1 c".
     """
