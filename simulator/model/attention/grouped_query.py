@@ -69,6 +69,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         asked = {
             "attention-sinks": self.sinks,
             "attention-output-gate": self.output_gate != "none",
+            "attention-without-rotation": not self.rotary,
             "keys-as-values": self.key_is_value,
             "norm-of-all-heads": self.qk_norm == "all-heads",
             "value-head-size": self.sizes.v_head_dim != self.head_dim,

@@ -115,6 +115,19 @@ class MoE(ModelPart):
         return True
 
     @property
+    def features(self) -> frozenset[str]:
+        """Names of what the experts have beyond plain gated ones, which a trainer must know of."""
+        own = {
+            "router-bias": self.router_bias,
+            "ungated-experts": not self.expert_gated,
+            "expert-biases": self.expert_bias,
+            "latent-experts": self.latent is not None,
+            "zero-experts": self.zero_experts > 0,
+            "further-expert-norms": self.extra_norms > 0,
+        }
+        return frozenset(name for name, is_so in own.items() if is_so)
+
+    @property
     def shared_width(self) -> int:
         """Columns of all shared experts together."""
         return self.shared_experts * self.shared_ffn
