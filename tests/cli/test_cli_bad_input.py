@@ -259,7 +259,10 @@ def test_bad_model_targets(run: Run, tmp_path: Path, output: str) -> None:
         (("schedule", "1f1b", "--pp", "99999", "--microbatches", "99999"), ("limit",)),
         (("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--format", "jsn"), ("'jsn'", "'json'")),
         (("schema", "results"), ("'results'", "'result'")),
-        (("models", "deepseek"), ("'deepseek'", "'deepseek-v3'")),
+        (("models", "deepseek"), ("'deepseek'", "'deepseek-v")),
+        (("models", "deepseek-v3", "--search", "moe"), ("--search 'moe'", "not both")),
+        (("models", "--search", "x" * 500), ("500 characters", "at most 200")),
+        (("models", "--profile", "h800-trac"), ("h800-trac", "h800-trace")),
         (("hardware", "h800"), ("'h800'", "h800-sxm")),
     ],
 )
