@@ -194,7 +194,7 @@ def _compared(comparison: SizeComparison | None, indexed: bool) -> tuple[str, st
 
 def _included(figure: PublishedCount, indexed: bool) -> str:
     """What a figure includes besides the layers; an indexer is named where the model has one."""
-    parts = [part for part in figure.counts if part != "indexer" or indexed]
+    parts: list[str] = [part for part in figure.counts if part != "indexer" or indexed]
     if figure.outside:
         parts.append(f"{figure.outside} outside the language model")
     return ", ".join(parts) or "layers alone"
