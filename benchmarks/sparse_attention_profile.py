@@ -1,4 +1,4 @@
-"""Writes the calibration profile `h200-sparse-attention` from the calibration half of the measured modules.
+"""Writes the profiles `h200-sparse-attention` and `hopper-sparse-attention` from half of the modules.
 
     python benchmarks/sparse_attention_profile.py
 
@@ -31,8 +31,10 @@ TRAINING = {
     "indexer/sglang-prefill": "indexer",
 }
 """Constants of inference that training uses too, with the operators that they price there."""
+TRAINING_PROFILE = "hopper-sparse-attention"
+"""Profile of the constants that training uses, which profiles of Hopper accelerators include."""
 LEAST_RESIDUAL = 0.05
-LARGEST_KEYS = 2048
+LARGEST_KEYS = 131072
 
 
 def entry(name: str, rows: int, residual: float, note: str | None = None) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def constant(fitted: FittedConstant) -> dict[str, Any]:
     extra = [TRAINING[fitted.use]] if fitted.use in TRAINING else []
     return entry(name.replace(".", "_") + "_fraction", fitted.rows, fitted.residual, bound) | {
         "x_name": "keys of one query", "x_unit": "tokens", "y_name": "share of the roofline", "y_unit": "1",
-        "points": [[1, round(1.0 / fitted.value, 4)], [131072, round(1.0 / fitted.value, 4)]],
+        "points": [[1, round(1.0 / fitted.value, 4)], [LARGEST_KEYS, round(1.0 / fitted.value, 4)]],
         "used_for": [fitted.use, *extra],
     }  # fmt: skip
 
@@ -96,30 +98,34 @@ def main() -> None:
     rows = [row for row in measured_modules() if row.calibrates]
     accelerator = load_accelerator("h200-sxm")
     fitted = fit_constants(rows, accelerator)
+    streams = [hyper(rows, f"mhc_{site}", f"elementwise/hyper_{site}") for site in ("pre", "post")]
     top_k = next(c for c in fitted if c.use == "indexer_topk/sglang-prefill")
-    backward = [
-        hyper(rows, "mhc_pre", "elementwise/hyper_pre"),
-        hyper(rows, "mhc_post", "elementwise/hyper_post"),
-    ]
-    profile = CalibrationProfile.model_validate(
-        {
-            "name": PROFILE,
-            "accelerator": "h200-sxm",
-            "also_for": ["h100-sxm", "h800-sxm"],
-            "software": STACKS,
-            "description": "Sparse attention, its indexer and hyper-connections on one H200.",
-            "evidence": "Kernel-level measurements of attention modules; every second row of the open table "
-            "is left out of the fit and scores it (docs/sparse-attention.md). No training step and no "
-            "serving plan was looked at.",
-            "include": ["generic-priors"],
-            "curves": [
-                *(constant(c) for c in fitted), *backward, training_choice(top_k, accelerator.hbm_bytes_per_s),
-            ],
-        }
-    )  # fmt: skip
-    print(
-        f"{len(rows)} rows, {len(fitted)} constants: {write_profile(profile, PROFILE_DIRECTORY / f'{PROFILE}.yaml')}"
-    )
+    curves = [constant(c) for c in fitted]
+    trained = [c for c in curves if set(c["used_for"]) & {*TRAINING.values()}]
+    trained.append(training_choice(top_k, accelerator.hbm_bytes_per_s))
+    about = {
+        "software": STACKS,
+        "evidence": "Kernel-level measurements of attention modules; every second row of the open table "
+        "is left out of the fit and scores it (docs/sparse-attention.md). No training step and no "
+        "serving plan was looked at.",
+    }
+    shared = about | {
+        "name": TRAINING_PROFILE,
+        "accelerator": "any",
+        "description": "Sparse attention and its indexer in training on Hopper, whose shares of the roofline "
+        "were measured on one H200 in inference.",
+        "curves": trained,
+    }
+    here = about | {
+        "name": PROFILE,
+        "accelerator": "h200-sxm",
+        "description": "Modules of sparse attention in inference and hyper-connections on one H200.",
+        "include": [TRAINING_PROFILE, "generic-priors"],
+        "curves": [*(c for c in curves if c not in trained), *streams],
+    }
+    for data in (shared, here):
+        profile = CalibrationProfile.model_validate(data)
+        print(write_profile(profile, PROFILE_DIRECTORY / f"{profile.name}.yaml"))
 
 
 if __name__ == "__main__":

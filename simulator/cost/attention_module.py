@@ -1,6 +1,6 @@
 """Prices one attention module of inference: its operators at measured shares of their roofline (pure).
 
-Eq. C16: t = max(host, fixed + sum over operators of roofline / share). The roofline of an operator is the
+Eq. A6: t = max(host, fixed + sum over operators of roofline / share). The roofline of an operator is the
 larger of its FLOPs at the datasheet peak (GEMMs: at the best measured GEMM) and its bytes at the memory
 bandwidth. `fixed` is what kernels and gaps take at any size; `host` is the time in which the framework issues
 the kernels of an eager prefill. Constants are curves of a calibration profile, named by `used_for`.
@@ -40,7 +40,7 @@ class ModuleTime:
 
 
 def operator_key(op: Operator, stack: str) -> str:
-    """Name of the constant that prices an operator: `class/kernel`, for projections `module_projections/stack`."""
+    """Name of an operator's constant: `class/kernel`, or `module_projections/stack` and the like."""
     if op.cls == "gemm":
         return f"module_{'absorbed' if op.variant == 'absorbed' else 'projections'}/{stack}"
     if op.cls == "elementwise":
@@ -66,7 +66,7 @@ def module_seconds(
     accelerator: Accelerator,
     profile: CalibrationProfile,
 ) -> ModuleTime:
-    """Time of one module by eq. C16.
+    """Time of one module by eq. A6.
 
     `stack` names the projections' constants, `overheads` those of `fixed`, and `host` that of the host's
     time (None where a CUDA graph issues the kernels). Raises InputError where the profile has neither a

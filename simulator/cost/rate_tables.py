@@ -159,7 +159,7 @@ class RateTables:
         return full, f"{note}{full.id}, which is full causal attention of another kernel"
 
     def _sparse_base(self, op: Operator) -> Basis:
-        """Eq. C18: the roofline of sparse attention over its measured share; never a dense rate.
+        """Eq. A8: the roofline of sparse attention over its measured share; never a dense rate.
 
         A kernel family (`variant`) without a curve of its own is priced by the prior, not by another family.
         """

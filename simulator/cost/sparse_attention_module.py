@@ -49,7 +49,7 @@ def call_seconds(
     accelerator: Accelerator,
     profile: CalibrationProfile,
 ) -> ModuleTime:
-    """Seconds of one attention module of a layer on one GPU (eq. C16).
+    """Seconds of one attention module of a layer on one GPU (eq. A6).
 
     Raises InputError for a kind without an inference module, a tensor parallelism that does not divide the
     heads, and a profile without the constants of the framework.

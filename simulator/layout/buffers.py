@@ -81,7 +81,7 @@ def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) 
     if plan.pp == 1:
         return 0.0
     tokens = plan.microbatch * sequence / plan.cp / (plan.tp if plan.sequence_parallel else 1)
-    return 4 * tokens * row_bytes(shape.hidden, "bf16")
+    return 4 * tokens * row_bytes(shape.hidden * shape.residual_streams, "bf16")
 
 
 def _round_up(size: int) -> int:

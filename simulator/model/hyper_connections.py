@@ -31,7 +31,7 @@ def head_parameters(hidden: int, streams: int) -> int:
 
 
 def site_forward(tokens: float, hidden: int, streams: int, site: str) -> tuple[Operator, Operator]:
-    """Kernels before and behind one half of a layer, for the token rows of one rank (eq. C17).
+    """Kernels before and behind one half of a layer, for the token rows of one rank (eq. A7).
 
     The first reads all streams for the GEMM and once more to mix them into the half's input; the second reads
     the streams and the half's output and writes the new streams.

@@ -14,6 +14,7 @@ from moesim.simulator.model.embedding_head import (
     embedding_weight_gradient,
     head_operators,
 )
+from moesim.simulator.model.hyper_connections import site_backward, site_forward
 from moesim.simulator.model.mtp import mtp_projection
 from moesim.simulator.model.operator import CORE_ATTENTION, COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.precision import Precision
@@ -119,11 +120,28 @@ def _layer(w: Work, precision: Precision, layer: Layer) -> dict[Phase, list[Oper
         "attn W": attention.weight_gradient(w),
         **feed_forward.communication(w, precision),
     }
+    if layer.streams > 1:
+        _add_streams(w, layer, phases)
     if w.recompute == "op":
         phases["mlp I"] = recomputed(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
         phases["mlp I"] = recomputed([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
     return phases
+
+
+def _add_streams(w: Work, layer: Layer, phases: dict[Phase, list[Operator]]) -> None:
+    """Put the kernels of hyper-connections around both halves of a layer."""
+    halves: tuple[tuple[str, Phase, Phase, bool], ...] = (
+        ("attention", "attn F", "attn I", layer.attention.empty),
+        ("ffn", "mlp F", "mlp I", layer.feed_forward.empty),
+    )
+    for site, forward, backward, empty in halves:
+        if empty:
+            continue
+        pre, post = site_forward(w.norm_tokens, w.hidden, layer.streams, site)
+        post_gradient, pre_gradient = site_backward(w.norm_tokens, w.hidden, layer.streams, site)
+        phases[forward] = [pre, *phases[forward], post]
+        phases[backward] = [post_gradient, *phases[backward], pre_gradient]
 
 
 def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:

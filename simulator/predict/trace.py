@@ -50,7 +50,11 @@ def trace_info(prepared: Prepared, group: int = 0) -> TraceInfo:
         name=scenario.name,
         gpus=tuple(gpus),
         group_sizes={"ep": plan.ep, "model": plan.tp * plan.cp, "dp": layout.dp, "world": layout.n_gpus},
-        elements={"in": sent, "out": round(pricer.received_rows * hidden), "send": sent},
+        elements={
+            "in": sent,
+            "out": round(pricer.received_rows * hidden),
+            "send": sent * prepared.shape.residual_streams,
+        },
         notes={"seed": scenario.seed, "profile": prepared.profile.name},
     )
 

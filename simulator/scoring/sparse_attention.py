@@ -1,8 +1,8 @@
 """Scores the times of sparse attention modules on H200 against measured ones.
 
-The 348 measured rows are a sample of the tables of ai-dynamo/aiconfigurator@095f58a51 (Apache-2.0): modules of
-SGLang 0.5.14 and vLLM 0.24.0 on one H200. Within every kernel, model, module, phase and hidden size the rows
-are in the order of the source; the first, third, ... are for calibration, the others are left out of it.
+The 348 measured rows are a sample of the tables of ai-dynamo/aiconfigurator@095f58a51 (Apache-2.0): modules
+of SGLang 0.5.14 and vLLM 0.24.0 on one H200. Within every kernel, model, module, phase and hidden size the
+rows are in the order of the source; the first, third, ... are for calibration, the others are left out of it.
 """
 
 from __future__ import annotations

@@ -12,25 +12,23 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.simulator.cost.attention_module import operator_key, roofline_seconds
 from moesim.simulator.cost.rate_tables import operator_bytes
 from moesim.simulator.cost.sparse_attention_module import call_operators, call_overheads
 from moesim.simulator.scoring.sparse_attention import SITES, MeasuredModule
 
-FloatArray = NDArray[np.float64]
-
 REWEIGHTINGS, SWEEPS = 30, 400
 HOST_SPREAD = 1.2
-"""Eager rows within this factor of the fastest are taken as bound by the host and left out of the device's fit."""
+"""Eager rows within this factor of the fastest count as bound by the host, and the fit leaves them out."""
 SLOWEST = 20.0
 """Largest slow-down over the roofline; a constant there is not determined by the rows."""
 SMALLEST_ERROR = 0.02
 """Relative error below which a row gains no further weight."""
 BEST_SHARE, BEST_ATTENTION, BEST_SPARSE, BEST_FP8 = 0.9, 0.75, 640.0 / 989.5, 1453.4 / 1979.0
-"""Largest credible shares of the roofline: of any kernel (copies reach 0.81, FlashMLA's decode 0.90), of dense
+"""Largest credible shares of the roofline: of any kernel (copies reach 0.81, FlashMLA's decode 0.90), dense
 attention on Hopper (FlashAttention-3, arXiv 2407.08608, 740 TFLOP/s), of sparse prefill
 (deepseek-ai/FlashMLA README.md, 640 TFLOP/s on H800) and of FP8 products (best measured GEMM of H200)."""
 OVERHEAD = "module_overhead/"
@@ -52,7 +50,7 @@ class FittedConstant:
 
 
 def fit_constants(rows: Iterable[MeasuredModule], accelerator: Accelerator) -> tuple[FittedConstant, ...]:
-    """Constants of eq. C16 from calibration rows (rows of the other half are refused by an assertion)."""
+    """Constants of eq. A6 from calibration rows (rows of the other half are refused by an assertion)."""
     modules = [row for row in rows if not row.hyper]
     assert all(row.calibrates for row in modules), "a row that is left out must not reach the fit"
     terms = [_terms(row, accelerator) for row in modules]
@@ -103,7 +101,7 @@ def _terms(row: MeasuredModule, accelerator: Accelerator) -> tuple[dict[str, flo
 
 def _split_by_host(
     times: FloatArray, hosts: Sequence[str | None]
-) -> tuple[dict[str, float], NDArray[np.bool_]]:
+) -> tuple[dict[str, float], BoolArray]:
     """The host's time by name (the median of the rows near the fastest), and the rows beyond these."""
     host_s: dict[str, float] = {}
     limit_s: dict[str, float] = {}

@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "687f69f72fc6fa3e3460ecda59897956cc9b874c5497a5cab7d2aabcb309e939"),
-        ("h200-8gpu", "9a54e49863dd0c380f75f916f2b9099d13281d7e583f5fc70ff2dcc9e6619ea1"),
+        ("h800-trace", "3201260c567ffe141dbab4c4c1ac7107bb37539d5fad7ceeee31d9fd84aa8934"),
+        ("h200-8gpu", "a3f87cf7e002c8fe901be220832611ee6e410a51f447a698914599bf0106602e"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

@@ -110,7 +110,7 @@ class Compressed(Attention):
         return self.q_lora_rank * i.width + hidden * i.heads + compressor
 
     def mean_keys(self, sequence: float) -> float:
-        """Mean keys that one query reads: those of the window and the compressed ones (eq. C15)."""
+        """Mean keys that one query reads: those of the window and the compressed ones (eq. A5)."""
         keys = mean_keys(sequence, self.window)
         if self.ratio:
             compressed = sequence / self.ratio

@@ -66,8 +66,8 @@ class DSA(MLA):
     def flop_per_token(self, sequence: int, causal: bool) -> float:
         """Model FLOPs of scores and values over the keys that are read, in the form that is not absorbed.
 
-        They are those of latent attention with `mean_keys` in place of all keys (eq. C11), so that a share
-        of the peak means the same as for dense models. The indexer and the absorbed form's extra do not count.
+        They are those of latent attention with `mean_keys` in place of all keys (eq. A1), so that a share
+        of the peak means the same as for dense models. Neither the indexer nor what absorbing adds counts.
         """
         top_k = self.indexer.top_k
         keys = mean_keys(sequence, top_k) if causal else float(min(sequence, top_k))

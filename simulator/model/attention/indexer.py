@@ -43,7 +43,7 @@ class Indexer(ModelPart):
     # -- operators of the sparse training stage --------------------------------------------------------
 
     def forward(self, w: Work, query_in: int, rope_dim: int) -> list[Operator]:
-        """Projections, scores of all causal keys and the choice; every tensor-parallel rank runs all of it."""
+        """Projections, scores of all causal keys, choice; every tensor-parallel rank runs all of it."""
         if self.shared:
             return []
         t, keys = w.tokens, w.sequence / 2.0

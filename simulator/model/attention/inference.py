@@ -1,4 +1,4 @@
-"""What one attention module of inference runs: its operators for new tokens beside keys that are in the cache.
+"""What one attention module of inference runs: operators for new tokens beside keys that are in the cache.
 
 A module goes from the normalised hidden states of the new tokens to the output projection, on one GPU of a
 tensor-parallel group. Every GPU holds the whole cache of keys and the whole indexer; heads are shared out.
@@ -18,7 +18,7 @@ Phase = Literal["prefill", "decode"]
 Stack = Literal["sglang", "vllm"]
 STACKS: tuple[Stack, ...] = ("sglang", "vllm")
 HEAD_TILE = 64
-"""Query heads that FlashMLA's sparse kernels compute at least; both frameworks pad fewer heads to 64 on Hopper
+"""Least query heads that FlashMLA's sparse kernels compute; both frameworks pad fewer heads to 64 on Hopper
 (`flashmla_sparse.py` in vllm-project/vllm, `nsa_backend.py` in sgl-project/sglang)."""
 INDEX_KEY_BYTES = 132.0
 """Bytes of one key of an indexer of 128 elements in the cache: FP8 with one FP32 scale."""
@@ -83,7 +83,7 @@ class AttentionCall:
 def projection(
     name: str, call: AttentionCall, n: float, k: float, dtype: Dtype = "fp8", groups: int = 1
 ) -> Operator:
-    """GEMM of the new tokens' rows; `groups` GEMMs have `n` columns each, as the absorbed projections have."""
+    """GEMM of the new tokens' rows; with `groups`, as in absorbed projections, each has `n` columns."""
     m, element = float(call.tokens), BYTES_PER_ELEMENT[dtype]
     return Operator(
         name,

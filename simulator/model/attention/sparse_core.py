@@ -19,7 +19,7 @@ INDEX_BYTES = 4.0
 
 
 def mean_keys(sequence: float, top_k: float) -> float:
-    """Mean over a causal sequence of the keys that one query reads, at most `top_k` (eq. C11)."""
+    """Mean over a causal sequence of the keys that one query reads, at most `top_k` (eq. A1)."""
     if sequence <= top_k:
         return sequence / 2.0
     return top_k - top_k * top_k / (2.0 * sequence)
@@ -42,7 +42,7 @@ class SparseCore(NamedTuple):
 
 
 def sparse_forward(w: Work, core: SparseCore) -> list[Operator]:
-    """Core attention over chosen keys, with flop = 2 x tokens x heads x keys x (d_qk + d_v) (eq. C12)."""
+    """Core attention over chosen keys, with flop = 2 x tokens x heads x keys x (d_qk + d_v) (eq. A2)."""
     heads = core.heads // w.tp
     scores = w.tokens * heads * core.keys
     read = w.tokens * (heads * core.qk_dim + core.kv_dim) * BF16 + w.tokens * core.keys * INDEX_BYTES
@@ -63,7 +63,7 @@ def sparse_forward(w: Work, core: SparseCore) -> list[Operator]:
 
 
 def sparse_backward(w: Work, core: SparseCore) -> list[Operator]:
-    """Backward of that core: five GEMMs over the chosen keys, and a scatter of their gradients (eq. C13).
+    """Backward of that core: five GEMMs over the chosen keys, and a scatter of their gradients (eq. A3).
 
     Queries that chose the same key add to one FP32 gradient of it, so the kernel adds atomically: every
     chosen key is one read-modify-write of `kv_dim` elements per query and group of query heads. The GEMM that
@@ -95,7 +95,7 @@ def sparse_backward(w: Work, core: SparseCore) -> list[Operator]:
 def index_scores(
     w: Work, name: str, heads: int, dim: int, keys: float, dtype: Dtype, backward: bool = False
 ) -> Operator:
-    """Scores of `keys` keys per query in the indexer's heads, weighted and summed over them (eq. C14).
+    """Scores of `keys` keys per query in the indexer's heads, weighted and summed over them (eq. A4).
 
     Model FLOPs leave the indexer out. Its backward runs over the chosen keys only: gradients of queries and
     keys, after the scores are computed again.
