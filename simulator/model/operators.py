@@ -97,7 +97,10 @@ def _phases(
 ) -> dict[Phase, list[Operator]]:
     if block.layer is None:
         if block.is_embedding:
-            return {"mlp F": embedding_forward(w), "mlp W": embedding_weight_gradient(w)}
+            return {
+                "mlp F": embedding_forward(w, shape.learned_positions > 0),
+                "mlp W": embedding_weight_gradient(w),
+            }
         forward, backward, weight = head_operators(w, shape.vocab, precision)
         return {"mlp F": forward, "mlp I": backward, "mlp W": weight}
     phases = _layer(w, precision, block.layer)

@@ -3,8 +3,9 @@
 A core kernel's variant says what its rate depends on besides the sequence: `flex` for PyTorch's compiled
 flex_attention, `window` for a sliding window, `64` or `256` for narrow or wide heads, joined by `_`. Rates of
 a window are read at its size. A chunk is a sequence of its own to the kernels: Llama 4's recipes cut the
-sequence into chunks before they call one, and flex_attention over 4 chunks of 8,192 tokens runs within 5 % of
-its rate at 8,192 tokens (benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json).
+sequence into chunks before they call one, and flex_attention over 4 chunks of 8,192 tokens runs within 5 %
+(forward) and 10 % (backward) of its rate at 8,192 tokens
+(benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json).
 """
 
 from __future__ import annotations
