@@ -142,10 +142,15 @@ class LayerCollectives:
         return PricedSeconds((gather.seconds + scatter.seconds) / 2.0, gather.evidence | scatter.evidence)
 
     def _context(self, attention: Attention, tokens: int) -> PricedSeconds:
-        """A ring over the context-parallel group with the keys and values of one micro-batch."""
+        """A ring over the context-parallel group with the keys and values of one micro-batch.
+
+        Recurrent mixers gather the states of all ranks instead (eq. X21).
+        """
         plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
-        width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
-        size = tokens * width * 2.0
+        sequence = self.scenario.batch.sequence_length
+        width = attention.context_elements(sequence) / plan.tp
+        states = plan.cp * attention.context_state_bytes / plan.tp
+        size = tokens * width * 2.0 + tokens / sequence * states
         return ring_price("all_gather", size, plan.cp, per_node, self.links, self.profile)
 
     def _context_ranks_per_node(self) -> int:

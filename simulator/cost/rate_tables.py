@@ -11,7 +11,14 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
-from moesim.simulator.model.operator import GEMM_CLASSES, ONE_SCALE, SPARSE_CLASSES, GemmShape, Operator
+from moesim.simulator.model.operator import (
+    GEMM_CLASSES,
+    ONE_SCALE,
+    SCAN_CLASSES,
+    SPARSE_CLASSES,
+    GemmShape,
+    Operator,
+)
 
 Bound = Literal["compute", "memory", "launch"]
 
@@ -59,6 +66,8 @@ class RateTables:
             return self._attention_base(op)
         if op.cls in SPARSE_CLASSES:
             return self._sparse_base(op)
+        if op.cls in SCAN_CLASSES:
+            return self._scan_base(op)
         return self._memory_base(op, overlapped)
 
     # --- GEMMs and attention ---
@@ -181,6 +190,28 @@ class RateTables:
             extrapolated=reading.note,
         )
 
+    def _scan_base(self, op: Operator) -> Basis:
+        """Eq. C24: the FLOPs of a scan at the rate of its own kernels, by the heads that run side by side.
+
+        No other kind's rates stand in: a scan without a measurement takes the prior of its kind or of scans.
+        """
+        assert op.gemm is not None
+        curve = self._curves.get((f"{op.cls}/{op.variant}", None))
+        if curve is None:
+            return self._prior_base(op, "attention")
+        reading = curve.curve.at(op.gemm.groups)
+        compute_s, memory_s = op.flop / reading.value, operator_bytes(op) / self._hbm_bytes_per_s
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s >= memory_s else "memory",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+        )
+
     # --- memory-bound ---
 
     def _memory_base(self, op: Operator, overlapped: bool) -> Basis:
@@ -217,6 +248,10 @@ class RateTables:
     def _prior(self, op: Operator, *of: str) -> Prior | None:
         if op.cls in ATTENTION_CLASSES:
             own = self._variant_prior(op)
+            if own is not None:
+                return own
+        if op.cls in SCAN_CLASSES:
+            own = self._prior_for(f"{op.cls}/{op.variant}", op, *of)
             if own is not None:
                 return own
         return self._prior_for(op.cls, op, *of)

@@ -41,6 +41,8 @@ OperatorClass = Literal[
 
 GEMM_CLASSES: frozenset[OperatorClass] = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
 """Operators that are matrix multiplications on tensor cores."""
+SCAN_CLASSES: frozenset[OperatorClass] = frozenset({"scan_forward", "scan_backward"})
+"""Scans of recurrent mixers, whose chunked algorithms are mostly GEMMs on tensor cores."""
 COUNTED_GEMM_CLASSES = GEMM_CLASSES - {"gate_gemm"}
 """GEMM classes that published MFUs count, which leave out the router."""
 SPARSE_CLASSES: frozenset[OperatorClass] = frozenset(

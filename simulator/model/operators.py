@@ -16,7 +16,14 @@ from moesim.simulator.model.embedding_head import (
 )
 from moesim.simulator.model.hyper_connections import site_backward, site_forward
 from moesim.simulator.model.mtp import mtp_projection
-from moesim.simulator.model.operator import CORE_ATTENTION, COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
+from moesim.simulator.model.operator import (
+    CORE_ATTENTION,
+    COUNTED_GEMM_CLASSES,
+    SCAN_CLASSES,
+    BlockKind,
+    Operator,
+    Phase,
+)
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import recomputed
 from moesim.simulator.model.recompute import Module
@@ -181,8 +188,8 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 
 def model_flop(operators: Iterable[Operator]) -> float:
-    """Sum the FLOPs that published MFUs count: GEMMs and core attention, without gate and recompute."""
-    counted = COUNTED_GEMM_CLASSES | CORE_ATTENTION
+    """Sum the FLOPs that published MFUs count: GEMMs, attention and scans, without gate and recompute."""
+    counted = COUNTED_GEMM_CLASSES | CORE_ATTENTION | SCAN_CLASSES
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 
