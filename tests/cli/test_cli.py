@@ -237,6 +237,20 @@ def test_import_hf(run: Run, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()].count("model.yaml") == 1
 
 
+def test_import_hf_reads_a_renamed_model_as_its_family(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(MIXTRAL | {"model_type": "new_mix", "architectures": ["New"]})
+    )
+    refused = run("import", "hf", "config.json")
+    assert refused.code == 2 and "--as mixtral" in refused.err and "num_local_experts" in refused.err
+    code, out, _ = run("import", "hf", "config.json", "--as", "mixtral", "--json")
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    assert code == 0
+    assert json.loads(out)["shape"] == json.loads(run("import", "hf", "config.json", "--json").out)["shape"]
+    wrong = run("import", "hf", "config.json", "--as", "mixtrel")
+    assert wrong.code == 2 and "nearest: 'mixtral'" in wrong.err
+
+
 def test_import_hf_replaces_nothing_unless_told(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
     (tmp_path / "model.yaml").write_text("mine")

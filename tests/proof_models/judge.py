@@ -2,9 +2,9 @@
 
     python tests/proof_models/judge.py CONFIGS... -o docs/proof/model-parameters.json
 
-Runs in an environment with transformers and torch. Every config.json is built once as it is and a few times with
-sizes drawn from a seed, without weights; the verdicts hold each model's keys, so that a test can import the same
-model and compare. What a family's class cannot build is written down with the reason.
+Runs in an environment with transformers and torch. Every config.json is built once as it is, and the first of
+a family a few times with sizes drawn from a seed, without weights. The verdicts hold each model's keys, so
+that a test can import the same model and compare. What transformers cannot build is written with the reason.
 """
 
 from __future__ import annotations

@@ -8,12 +8,33 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-LEFT_OUT = (
-    "quantization_config compression_config auto_map transformers_version torch_dtype dtype use_cache "
-    "initializer_range attention_dropout hidden_dropout pad_token_id bos_token_id eos_token_id eod_id "
-    "rope_scaling rope_parameters output_router_logits router_aux_loss_coef _name_or_path id2label label2id "
-    "vision_config audio_config max_position_embeddings task_specific_params"
-).split()
+LEFT_OUT = {
+    "quantization_config",
+    "compression_config",
+    "auto_map",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+    "initializer_range",
+    "attention_dropout",
+    "hidden_dropout",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "eod_id",
+    "rope_scaling",
+    "rope_parameters",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "_name_or_path",
+    "id2label",
+    "label2id",
+    "vision_config",
+    "audio_config",
+    "max_position_embeddings",
+    "task_specific_params",
+}
 """Keys that decide no parameter of the language model."""
 LISTS = (
     "layer_types",
@@ -68,6 +89,9 @@ def vary(config: dict[str, Any], draw: random.Random) -> None:
     if isinstance(config.get("vocab_size"), int):
         config["vocab_size"] = 1000 + 8 * draw.randrange(1, 500)
     _hidden(config, draw)
+    if "mamba_n_heads" in config:
+        config["mamba_d_head"] = 32
+        config["mamba_n_heads"] = config["hidden_size"] * config["mamba_expand"] // 32
     for key in WIDTHS:
         value = config.get(key)
         if isinstance(value, int):

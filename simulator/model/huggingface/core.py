@@ -18,7 +18,7 @@ _EPSILON = (
     "norm_epsilon",
 )
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
-_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor")
+_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor", "router_scaling_factor")
 
 
 def core(

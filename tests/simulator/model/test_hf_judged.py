@@ -15,7 +15,9 @@ from moesim.simulator.model.shape import ModelShape
 PROOF = Path(__file__).parents[3] / "docs" / "proof" / "model-parameters.json"
 DOCUMENT: dict[str, Any] = json.loads(PROOF.read_text())
 BUILT = [verdict for verdict in DOCUMENT["models"] if "total" in verdict]
-NOT_BUILT = {verdict["name"]: verdict["not_built"] for verdict in DOCUMENT["models"] if "total" not in verdict}
+NOT_BUILT = {
+    verdict["name"]: verdict["not_built"] for verdict in DOCUMENT["models"] if "total" not in verdict
+}
 PARTS = ("embedding", "routed_experts")
 """Components whose names mean the same in every class of transformers."""
 
@@ -42,7 +44,9 @@ def explained(verdict: dict[str, Any], shape: ModelShape) -> int:
     if family == "phimoe":  # the bias of the head is left out
         return -shape.vocab
     if family == "longcat_flash":
-        assert moe is not None  # transformers allocates gate and up projections for experts that compute nothing
+        assert (
+            moe is not None
+        )  # transformers allocates gate and up projections for experts that compute nothing
         return -shape.n_layers // 2 * moe.zero_experts * 2 * moe.expert_ffn * shape.hidden
     return 0
 

@@ -15,7 +15,8 @@ from moesim.simulator.model.huggingface.reader import Reader
 def bailing_moe(r: Reader) -> dict[str, Any]:
     """Ling-lite, Ling-plus and Ling 2.0.
 
-    What the first generation leaves out is as in modeling_bailing_moe.py: a softmax, no balance bias, no norms of queries and keys.
+    What the first generation leaves out is as in modeling_bailing_moe.py: a softmax, no balance bias, no
+    norms of queries and keys.
     """
     fields = core(r)
     layers = fields["n_layers"]
