@@ -114,6 +114,47 @@ def test_families_without_a_class_have_their_published_totals(name: str, config:
     assert total / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
 
 
+GEMMA_3_4B = {
+    # config.json of google/gemma-3-4b-it, which leaves heads and vocabulary out
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+}  # fmt: skip
+DEEPSEEK_MOE_16B = {
+    # config.json of deepseek-ai/deepseek-moe-16b-base
+    "architectures": ["DeepseekForCausalLM"], "model_type": "deepseek", "attention_bias": False,
+    "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10944,
+    "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+    "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 28, "num_key_value_heads": 16,
+    "scoring_func": "softmax", "tie_word_embeddings": False, "vocab_size": 102400,
+}  # fmt: skip
+STEP_3_5 = {
+    # the keys of stepfun-ai/Step-3.5-Flash, whose windowed layers have more heads than the others
+    "architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "hidden_size": 4096, "head_dim": 128,
+    "intermediate_size": 11264, "num_attention_heads": 64, "num_attention_groups": 8, "num_hidden_layers": 45,
+    "moe_num_experts": 288, "moe_top_k": 8, "moe_intermediate_size": 1280, "share_expert_dim": 1280,
+    "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12, "sliding_window": 512,
+    "attention_other_setting": {
+        "attention_type": "sliding_attention", "num_attention_heads": 96, "num_attention_groups": 8,
+        "head_dim": 128,
+    },
+    "moe_layers_enum": ",".join(map(str, range(3, 45))), "num_nextn_predict_layers": 3,
+    "use_moe_router_bias": True, "use_head_wise_attn_gate": True, "vocab_size": 128896,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [(GEMMA_3_4B, 3.88), (DEEPSEEK_MOE_16B, 16.4), (STEP_3_5, 196.9)],
+    ids=["gemma-3-4b", "deepseek-moe-16b", "step-3.5"],
+)
+def test_files_with_keys_of_their_own(config: dict[str, Any], billions: float) -> None:
+    shape = shape_from_config(json.loads(json.dumps(config)), "config.json").shape
+    assert parameters_total(shape) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_imported_model_survives_its_file(name: str, tmp_path: Path) -> None:
     shape = imported(name).shape
