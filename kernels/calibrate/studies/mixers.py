@@ -51,8 +51,8 @@ HEADS: dict[str, tuple[tuple[int, ...], ...]] = {
     # heads, elements
     "kda": ((32, 128), (16, 128), (8, 128)),
 }
-"""Heads of one GPU: of Qwen3-Next, Qwen3.5, Kimi Linear, Nemotron 3, Nemotron-H and MiniMax-M1, whole and split
-by tensor parallelism."""
+"""Heads of one GPU: of Qwen3-Next, Qwen3.5, Kimi Linear, Nemotron 3, Nemotron-H and MiniMax-M1, whole and
+split by tensor parallelism."""
 SHAPES = ((1, 8192), (1, 4096), (2, 4096), (4, 4096), (8, 4096), (1, 16384), (2, 8192), (1, 32768), (4, 8192))
 """Sequences and tokens of a sequence."""
 CONVOLVED = ((8192, 8192), (8192, 2048), (4096, 6144), (16384, 4096), (16384, 12288), (32768, 8192))

@@ -14,11 +14,11 @@ def delta_rule_scan(
     """Scan of a gated delta rule (eq. C22): the WY form of arXiv 2412.06464, section 3.3, in chunks of 64.
 
     Per token and head, with C tokens a chunk: scores of keys with keys and of queries with keys, C d_k each;
-    the inverse of a unit triangle, C^2 / 3; the two products with it, C (d_k + d_v); the scores times the new
+    the inverse of a unit triangle, C^2 / 6; the two products with it, C (d_k + d_v); the scores times the new
     values, C d_v; the state read twice and updated once, d_k d_v each: all times 2. The backward computes the
     products with the inverse and the states again. `gates` counts the decays of one token.
     """
-    square, state = CHUNK * CHUNK / 3.0, key_dim * value_dim
+    square, state = CHUNK * CHUNK / 6.0, key_dim * value_dim
     inverse = CHUNK * (key_dim + value_dim)
     products = CHUNK * (2 * key_dim + value_dim) + inverse + square + 3 * state
     return Scan(
