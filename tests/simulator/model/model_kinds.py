@@ -92,6 +92,6 @@ def saved(data: dict[str, Any], folder: Path, **changes: Any) -> str:
     """Path of a model file with this model."""
     shape_of(data, **changes)
     experts = {**data["moe"], **changes.pop("moe", {})}
-    file = folder / f"{data['name']}.yaml"
+    file = folder / f"{data['name']}-{len(list(folder.iterdir()))}.yaml"
     file.write_text(dump_mapping({**data, **changes, "moe": experts}))
     return str(file)
