@@ -26,8 +26,8 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.key_values import split_key_value, value_of
 from moesim.simulator.layout.histogram import read_counts
-from moesim.simulator.model.huggingface import to_yaml
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.huggingface import ImportedModel, to_yaml
+from moesim.simulator.model.library import read_model
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 
@@ -60,12 +60,24 @@ _PROSE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigReading:
+    """How the keys of a config.json were read; empty for a model file."""
+
+    understood: tuple[tuple[str, str, str], ...]
+    """(key, value, meaning) of every key that decides the shape."""
+    ignored: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """An accepted upload: the token that names it in scenarios and links, and its parsed content."""
 
     token: str
     name: str
     content: Scenario | ModelShape | CalibrationProfile | ImportedTopology | None
+    reading: ConfigReading | None = None
+    """How an uploaded model was read; None for other kinds."""
 
 
 def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
@@ -90,9 +102,10 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     path, is_new = _store(data, ending)
     kept = None
     try:
-        content = _READERS[kind](path, **options)
-        if isinstance(content, ModelShape):
-            content = _named(content, path, plain)
+        content, reading = _READERS[kind](path, **options), None
+        if isinstance(content, ImportedModel):
+            reading = _reading(content)
+            content = _named(content.shape, path, plain)
         if isinstance(content, ImportedTopology | ModelShape):  # the parsed content is stored instead
             kept, _ = _store(_text_of(content).replace(path.name, plain).encode(), ".yaml")
         else:
@@ -104,7 +117,7 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     finally:
         if is_new and kept != path:
             path.unlink(missing_ok=True)
-    return Kept(kept.name, shown, content)
+    return Kept(kept.name, shown, content, reading)
 
 
 def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
@@ -282,8 +295,13 @@ def _read_scenario(path: Path) -> Scenario:
     return scenario_of(path.name)
 
 
-def _read_model(path: Path) -> ModelShape:
-    return load_model(path)
+def _read_model(path: Path) -> ImportedModel:
+    return read_model(path)
+
+
+def _reading(imported: ImportedModel) -> ConfigReading:
+    understood = tuple((u.key, str(u.value)[:200], u.meaning) for u in imported.understood)
+    return ConfigReading(understood, imported.ignored, imported.shape.not_modelled)
 
 
 def _read_profile(path: Path) -> CalibrationProfile:

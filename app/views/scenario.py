@@ -12,12 +12,11 @@ from moesim.app import exports, jobs, predictions, state, uploads, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
-from moesim.app.views import headline
+from moesim.app.views import headline, models
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.network import list_networks
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.model.library import shipped_models
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.presets import shipped_presets
@@ -108,8 +107,10 @@ def _uploaded(kind: str, key: str) -> None:
         if kind == "scenario":
             state.open_upload(file.name, file.getvalue())
             return
-        state.set_override(kind, state.accept(kind, file.name, file.getvalue()).token)
+        kept = state.accept(kind, file.name, file.getvalue())
+        state.set_override(kind, kept.token)
         if kind == "model":
+            models.remember(kept)
             state.follow(model_changed=True)
     except MoesimError as error:
         st.session_state[REFUSED] = str(error)
@@ -202,7 +203,7 @@ def _communication(scenario: Scenario) -> None:
 def _what(scenario: Scenario) -> None:
     first, second, third = st.columns([4, 5, 4])
     with first:
-        widgets.choice(scenario, "model", "Model", list(shipped_models()), on_change=_model_chosen)
+        models.choice(scenario)
     with second:
         widgets.choice(scenario, "cluster", "Cluster", list(list_clusters()), on_change=_cluster_chosen)
     with third:
@@ -213,16 +214,14 @@ def _what(scenario: Scenario) -> None:
             _profiles(scenario),
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
+    models.finder()
+    models.facts(scenario)
     tokens = scenario.run.tokens
     assumed = " (assumed: nobody said how many)" if not is_stated(scenario, "run.tokens") else ""
     st.caption(
-        f"{scenario.shape.name}, trained on {headline.compact(tokens)} tokens{assumed}; Run & cost has more."
+        f"{escaped(scenario.shape.name)}, trained on {headline.compact(tokens)} tokens{assumed}; "
+        "Run & cost has more."
     )
-
-
-def _model_chosen(key: str, name: str) -> None:
-    state.set_override(key, st.session_state[name])
-    state.follow(model_changed=True)
 
 
 def _nodes(scenario: Scenario) -> None:

@@ -106,14 +106,21 @@ def _keys(table: str, parts: dict[str, type[BaseModel]]) -> list[str]:
         for name, field in model.model_fields.items():
             key = f"{path}.{name}" if path else name
             if key not in sections and f"{key}[]" not in sections:
-                names = ", ".join(f"`{n}`" for n in SHIPPED.get(f"{table} {key}", tuple)())
-                meaning = _meaning(model, name, field) + (f". Shipped: {names}" if names else "")
+                meaning = _meaning(model, name, field) + _shipped(SHIPPED.get(f"{table} {key}", tuple)())
                 full = f"{table}.{key}" if table == "run" else key
                 default = "by rule" if table in ("scenario", "run") and full in RULES else _default(field)
                 lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
             elif field.description and not field.is_required():
                 lines.append(f"| `{key}` | section | {_default(field)} | {_meaning(model, name, field)} |")
     return lines
+
+
+def _shipped(names: Iterable[str]) -> str:
+    """The names that ship; models have a page of their own."""
+    names = tuple(names)
+    if names == shipped_models():
+        return f". Shipped: {len(names)}, listed in [models.md](models.md)"
+    return ". Shipped: " + ", ".join(f"`{n}`" for n in names) if names else ""
 
 
 def _kinds(models: tuple[type[BaseModel], ...]) -> list[str]:

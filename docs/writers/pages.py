@@ -1,6 +1,6 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
-docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/api.md and the
-examples' outputs.
+docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/models.md,
+docs/api.md and the examples' outputs.
 
     python docs/writers/pages.py [--check] [--scoreboard]
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from api_page import page as api_page
 from extend_page import filled as with_registries
 from key_tables import filled
+from models_page import page as models_page
 from planner_page import search_all, section
 from planner_page import section_on as searches_on
 from scoreboard_page import scoreboard_section, section_on
@@ -58,6 +59,7 @@ README = ROOT / "README.md"
 SCENARIO = ROOT / "docs" / "scenario.md"
 EXTEND = ROOT / "docs" / "extend.md"
 API = ROOT / "docs" / "api.md"
+MODELS = ROOT / "docs" / "models.md"
 PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "where the step goes"
@@ -315,6 +317,7 @@ def main() -> None:
             SCENARIO: filled(SCENARIO.read_text("utf-8")),
             EXTEND: with_registries(EXTEND.read_text("utf-8")),
             API: api_page(),
+            MODELS: models_page(),
             **dict(zip(commands, outputs, strict=True)),
         }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]

@@ -32,7 +32,7 @@ def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
         return _nccl_transfer(pricer)
     recipe = pricer.scenario.recipe
     wire = recipe.dispatch if operation == "dispatch" else recipe.combine
-    moved = transfer_bytes(pricer.targets(), pricer.ep_tokens, row_bytes(pricer.shape.hidden, wire))
+    moved = transfer_bytes(pricer.targets(), pricer.ep_tokens, row_bytes(pricer.shape.routed_width, wire))
     if pricer.cluster.accelerator.communication_engine is not None:
         return engine_transfer(moved, pricer.links, pricer.profile, nodes=pricer.ep_nodes)
     kernels = EpKernels(communication.sms, communication.kernels, _slow_down(pricer, mode))
@@ -42,7 +42,7 @@ def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
 def _nccl_transfer(pricer: Pricer) -> TransferCost:
     """Price of NCCL's all-to-all, which sends each chosen expert its own copy of a row in BF16 (eq. O6)."""
     assert pricer.shape.moe is not None
-    sent = pricer.ep_tokens * pricer.shape.moe.top_k * pricer.shape.hidden * 2.0
+    sent = pricer.ep_tokens * pricer.shape.moe.routed_rows * pricer.shape.routed_width * 2.0
     ranks = pricer.scenario.parallel.ep
     return all_to_all_transfer(sent, ranks, pricer.ep_nodes, pricer.links, pricer.profile)
 

@@ -128,9 +128,9 @@ class LayerCollectives:
         """One all-gather or reduce-scatter, as the mean of both, of the rows of a split expert's ranks."""
         assert shape.moe is not None
         plan, node = self.scenario.parallel, self.links.gpus_per_node
-        rows = tokens / (plan.cp * plan.tp) * shape.moe.top_k * plan.expert_tp
+        rows = tokens / (plan.cp * plan.tp) * shape.moe.routed_rows * plan.expert_tp
         group = (plan.expert_tp, min(plan.expert_tp, node))
-        return self._half(rows * shape.hidden * 2.0, group, split=True)
+        return self._half(rows * shape.routed_width * 2.0, group, split=True)
 
     def _half(self, total_bytes: float, group: tuple[int, int], *, split: bool) -> PricedSeconds:
         """Half of an all-gather and a reduce-scatter (`split`), or of an all-reduce; group as in eq. X5."""
@@ -142,10 +142,15 @@ class LayerCollectives:
         return PricedSeconds((gather.seconds + scatter.seconds) / 2.0, gather.evidence | scatter.evidence)
 
     def _context(self, attention: Attention, tokens: int) -> PricedSeconds:
-        """A ring over the context-parallel group with the keys and values of one micro-batch."""
+        """A ring over the context-parallel group with the keys and values of one micro-batch.
+
+        Recurrent mixers gather the states of all ranks instead (eq. X21).
+        """
         plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
-        width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
-        size = tokens * width * 2.0
+        sequence = self.scenario.batch.sequence_length
+        width = attention.context_elements(sequence) / plan.tp
+        states = plan.cp * attention.context_state_bytes / plan.tp
+        size = tokens * width * 2.0 + tokens / sequence * states
         return ring_price("all_gather", size, plan.cp, per_node, self.links, self.profile)
 
     def _context_ranks_per_node(self) -> int:

@@ -53,12 +53,12 @@ def inside_step(
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:
     """(bytes, seconds, across nodes?) of one activation or gradient between pipeline neighbours.
 
-    Each tensor-parallel rank sends its own part of the sequence in BF16. If any hop of the pipeline crosses
-    nodes, all hops are priced as if they did (eq. X4).
+    Each tensor-parallel rank sends its own part of the sequence, all residual streams, in BF16. If any hop of
+    the pipeline crosses nodes, all hops are priced as if they did (eq. X4).
     """
     if schedule.pp == 1:
         return 0.0, 0.0, False
-    size = pricer.ep_tokens * pricer.shape.hidden * 2.0
+    size = pricer.ep_tokens * pricer.shape.hidden * pricer.shape.residual_streams * 2.0
     across = pricer.layout.nodes_spanned(pricer.layout.pp_group(0)) > 1
     shared = 1 if across else sends_on_a_link(pricer.layout, pricer.links.wiring)
     seconds = send_seconds(size, pricer.links, pricer.profile, across_nodes=across, shared=shared)

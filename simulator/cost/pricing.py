@@ -63,7 +63,7 @@ class Pricer(OfJob):
     @property
     def received_rows(self) -> float:
         """Expert rows that a GPU computes under uniform routing."""
-        return self.ep_tokens * self.shape.moe.top_k if self.shape.moe else 0.0
+        return self.ep_tokens * self.shape.moe.routed_rows if self.shape.moe else 0.0
 
     @property
     def received_tokens(self) -> float | None:
@@ -156,6 +156,7 @@ class Pricer(OfJob):
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
+            flex_attention=s.software.attention == "flex",
             dropout=s.software.dropout,
             expert_tp=plan.expert_tp,
             sequence_parallel=plan.sequence_parallel,

@@ -11,7 +11,14 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
-from moesim.simulator.model.operator import GEMM_CLASSES, ONE_SCALE, GemmShape, Operator
+from moesim.simulator.model.operator import (
+    GEMM_CLASSES,
+    ONE_SCALE,
+    SCAN_CLASSES,
+    SPARSE_CLASSES,
+    GemmShape,
+    Operator,
+)
 
 Bound = Literal["compute", "memory", "launch"]
 
@@ -57,6 +64,10 @@ class RateTables:
             return self._gemm_base(op)
         if op.cls in ATTENTION_CLASSES:
             return self._attention_base(op)
+        if op.cls in SPARSE_CLASSES:
+            return self._sparse_base(op)
+        if op.cls in SCAN_CLASSES:
+            return self._scan_base(op)
         return self._memory_base(op, overlapped)
 
     # --- GEMMs and attention ---
@@ -121,13 +132,78 @@ class RateTables:
 
     def _attention_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
-        curve = self._find_curve(op.cls, op.variant, None)
+        curve, assumed = self._attention_curve(op)
         if curve is None:
             return self._prior_base(op, "attention")
         reading = curve.curve.at(op.gemm.n)
         return Basis(
             op.flop / reading.value,
             "compute",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+            assumed=assumed,
+        )
+
+    def _attention_curve(self, op: Operator) -> tuple[MeasuredCurve | None, str]:
+        """Curve of a core attention, and a note if it was measured for other kernels; None: take a prior.
+
+        Rates of full causal attention serve narrow and wide heads where these were not measured, but windows
+        and flex_attention only where there is no prior for them either, with a note.
+        """
+        base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
+        own = self._curves.get((f"{op.cls}/{op.variant}", None))
+        if own is not None or not base:
+            return own or self._curves.get((op.cls, None)), ""
+        note = f"{op.cls} with variant {op.variant} at the rates of "
+        near = self._curves.get((f"{op.cls}/{base}", None))
+        if near is not None:
+            return near, f"{note}{near.id}, which has other heads"
+        full = self._curves.get((op.cls, None))
+        if self._variant_prior(op) is not None or full is None:
+            return None, ""
+        return full, f"{note}{full.id}, which is full causal attention of another kernel"
+
+    def _sparse_base(self, op: Operator) -> Basis:
+        """Eq. A8: the roofline of sparse attention over its measured share; never a dense rate.
+
+        A kernel family (`variant`) without a curve of its own is priced by the prior, not by another family.
+        """
+        curve = self._curves.get((f"{op.cls}/{op.variant}" if op.variant else op.cls, None))
+        if curve is None:
+            return self._prior_base(op, "attention")
+        assert op.gemm is not None
+        reading = curve.curve.at(op.gemm.n)
+        compute_s = op.flop / self.accelerator.peak_flop_per_s(op.dtype)
+        memory_s = operator_bytes(op) / self._hbm_bytes_per_s
+        return Basis(
+            max(compute_s, memory_s) / reading.value,
+            "compute" if compute_s >= memory_s else "memory",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+        )
+
+    def _scan_base(self, op: Operator) -> Basis:
+        """Eq. C24: the FLOPs of a scan at the rate of its own kernels, by the heads that run side by side.
+
+        No other kind's rates stand in: a scan without a measurement takes the prior of its kind or of scans.
+        """
+        assert op.gemm is not None
+        curve = self._curves.get((f"{op.cls}/{op.variant}", None))
+        if curve is None:
+            return self._prior_base(op, "attention")
+        reading = curve.curve.at(op.gemm.groups)
+        compute_s, memory_s = op.flop / reading.value, operator_bytes(op) / self._hbm_bytes_per_s
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s >= memory_s else "memory",
             "attention",
             curve.conditions,
             curve.residual.relative,
@@ -164,9 +240,25 @@ class RateTables:
 
     # --- assumptions ---
 
+    def _variant_prior(self, op: Operator) -> Prior | None:
+        """The prior of a core attention's own kernels, whatever its heads."""
+        base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
+        return self._prior_for(f"{op.cls}/{base}", op, "tensor_peak") if base else None
+
     def _prior(self, op: Operator, *of: str) -> Prior | None:
+        if op.cls in ATTENTION_CLASSES:
+            own = self._variant_prior(op)
+            if own is not None:
+                return own
+        if op.cls in SCAN_CLASSES:
+            own = self._prior_for(f"{op.cls}/{op.variant}", op, *of)
+            if own is not None:
+                return own
+        return self._prior_for(op.cls, op, *of)
+
+    def _prior_for(self, use: str, op: Operator, *of: str) -> Prior | None:
         for prior in self.profile.priors:
-            if op.cls in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
+            if use in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
                 if prior.of == "gemm_achievable" and op.dtype not in self.accelerator.gemm_achievable:
                     continue
                 return prior

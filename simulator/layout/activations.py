@@ -168,7 +168,7 @@ def _tensors(
         yield CachedTensor("projection input", row_bytes(2 * h, cache), "norm output", "tokens")
     normalised, inside = row_bytes(h, cache), frozenset[Module]({"layernorm"})
     attention, feed_forward = block.layer.attention, block.layer.feed_forward
-    residual = row_bytes(h, "bf16")
+    residual = row_bytes(h * block.layer.streams, "bf16")
     # A layer is recomputed from the input of its first norm.
     if not attention.empty:
         yield CachedTensor("attention norm input", residual, "residual", "tokens", kept_by_op=True)
@@ -181,8 +181,11 @@ def _tensors(
             yield CachedTensor("FFN norm input", residual, "kept", "tokens")
         yield CachedTensor("FFN input", normalised, "norm output", "tokens", modules=inside)
         yield from feed_forward.cached_tensors(h, precision)
+    if block.layer.streams > 1:  # the mixed input of each half, before its norm, and its output
+        around = block.layer.halves * 2 * row_bytes(h, "bf16")
+        yield CachedTensor("inputs and outputs of the halves", around, "norm output", "tokens")
     if block.layer.sandwich_norms:
-        behind = block.layer.halves * residual
+        behind = block.layer.halves * row_bytes(h, "bf16")
         yield CachedTensor("inputs of the norms behind", behind, "kept", "tokens")
 
 

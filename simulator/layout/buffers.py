@@ -43,9 +43,9 @@ class ExpertBuffers:
         return self.nvlink_bytes + self.rdma_bytes
 
 
-def expert_buffers(ep: int, hidden: int, sms: int, kernels: str) -> ExpertBuffers:
-    """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows (377.7 and 336.0 MB for EP64, 20 SMs,
-    hidden 7168).
+def expert_buffers(ep: int, row: int, sms: int, kernels: str) -> ExpertBuffers:
+    """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows of `row` elements (377.7 and 336.0 MB
+    for EP64, 20 SMs and rows of 7,168).
 
     Both are 0 without expert parallelism and for kernels that are not DeepEP's: NCCL's all-to-all sends from
     and receives into the tensors of the block, and its channels count as the framework's memory
@@ -65,7 +65,7 @@ def expert_buffers(ep: int, hidden: int, sms: int, kernels: str) -> ExpertBuffer
         )
     nvl_tokens, rdma_tokens = RING_TOKENS[size]
     channels, peers, nodes = max(sms // 2, 1), min(ep, PEERS), max(ep // PEERS, 1)
-    slot = 2 * hidden + 8 + 128 * (8 + 4 + 4)
+    slot = 2 * row + 8 + 128 * (8 + 4 + 4)
     nvlink = channels * peers * (nvl_tokens * slot + (2 * nodes + 3) * 4)
     rdma = 0
     if ep > PEERS:
@@ -81,7 +81,7 @@ def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) 
     if plan.pp == 1:
         return 0.0
     tokens = plan.microbatch * sequence / plan.cp / (plan.tp if plan.sequence_parallel else 1)
-    return 4 * tokens * row_bytes(shape.hidden, "bf16")
+    return 4 * tokens * row_bytes(shape.hidden * shape.residual_streams, "bf16")
 
 
 def _round_up(size: int) -> int:

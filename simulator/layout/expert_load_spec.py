@@ -83,6 +83,11 @@ def popularity_of(scenario: Scenario, moe: MoE, layers: int) -> Popularity:
             shuffle_per_layer=load.shuffle_per_layer,
         )
         return shares[None], ("routing.load: Zipf popularity, a what-if, not a measured load",)
+    if moe.zero_experts:
+        raise InputError(
+            f"routing.load.kind={load.kind}: the model has {moe.zero_experts} experts without computation, "
+            "whose share of the choices these loads do not describe; use uniform or zipf"
+        )
     if isinstance(load, HistogramLoad):
         counts = read_counts(Path(scenario.path(load.file)))
         place = f"routing.load.file {load.file}"

@@ -67,9 +67,12 @@ def distribute_rows(rng: np.random.Generator, shares: FloatArray, rows: int) -> 
 
 
 def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:
-    """Draw the experts that each token picks [n_tokens, top_k]; all experts are equally popular."""
+    """Draw the experts that each token picks [n_tokens, top_k]; all experts are equally popular.
+
+    Numbers from `gate.experts` on are experts without computation.
+    """
     rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((n_tokens, gate.experts))
+    logits = rng.standard_normal((n_tokens, gate.experts + gate.zero_experts))
     if gate.groups_per_token < gate.groups:
         grouped = logits.reshape(n_tokens, gate.groups, -1)
         if gate.group_score == "best":
@@ -101,10 +104,11 @@ def sampled_traffic(gate: Gate, ep: int, gpus_per_node: int, tokens: int, seed: 
             f"parallel.ep={ep} must divide experts={gate.experts} and fill nodes of {gpus_per_node}"
         )
     per_node = min(ep, gpus_per_node)
-    choices = sample_choices(gate, ep * tokens, seed) // (gate.experts // ep)
+    choices = np.minimum(sample_choices(gate, ep * tokens, seed) // (gate.experts // ep), ep)
     source = np.repeat(np.arange(ep), tokens)
-    hit = np.zeros((ep * tokens, ep), dtype=bool)
-    np.put_along_axis(hit, choices, True, axis=1)
+    anywhere = np.zeros((ep * tokens, ep + 1), dtype=bool)  # the last column is no rank
+    np.put_along_axis(anywhere, choices, True, axis=1)
+    hit = anywhere[:, :ep]
     rows = hit.reshape(ep, tokens, ep).sum(axis=1)
     node_hit = hit.reshape(ep * tokens, ep // per_node, per_node).any(axis=2)
     to_node = node_hit.reshape(ep, tokens, -1).sum(axis=1)

@@ -33,10 +33,18 @@ def local_parameters(
     for block in blocks:
         p = block_parameters(shape, block.kind)
         total[0] += p.routed_experts * held / (plan.ep * plan.expert_tp)
-        cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
-        total[1] += cut / plan.tp + p.norms + p.router
+        whole = p.norms + p.router + _latent(shape, block)
+        cut = p.attention + p.dense_ffn + p.shared_experts - _latent(shape, block) + p.mtp_projection
+        total[1] += cut / plan.tp + whole
     kinds = {block.kind for block in blocks}
     embedding = EMBEDDING in kinds or MTP in kinds or (shape.tied_embeddings and HEAD in kinds)
     head = HEAD in kinds and not shape.tied_embeddings
     table = shape.vocab * shape.hidden / plan.tp
-    return LocalParameters(total[0], total[1] + table * (embedding + head))
+    positions = shape.learned_positions * shape.hidden * (EMBEDDING in kinds)
+    return LocalParameters(total[0], total[1] + table * (embedding + head) + positions)
+
+
+def _latent(shape: ModelShape, block: Block) -> int:
+    """Parameters of the projections of latent rows, of which every tensor-parallel rank has a copy."""
+    routed = shape.moe is not None and shape.block(block.kind).routed
+    return shape.moe.latent_parameters(shape.hidden) if routed and shape.moe is not None else 0

@@ -181,7 +181,7 @@ class _OnePlan:
         self.formats = StateFormats.of(inputs.precision)
         self.zero_stage = plan.zero_stage
         self.replicas = layout.expert_dp, layout.dp * plan.cp
-        expert = expert_buffers(plan.ep, inputs.shape.hidden, inputs.communication_sms, inputs.kernels)
+        expert = expert_buffers(plan.ep, inputs.shape.routed_width, inputs.communication_sms, inputs.kernels)
         self.note = expert.note
         self.expert_buffers = expert.total_bytes
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)

@@ -146,8 +146,9 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
     for attention in shape.attention_by_name.values():
         for size, what in attention.tp_limits(plan.tp):
             check_divides("parallel.tp", plan.tp, size, what)
-    if shape.dense_ffn is not None:
-        check_divides("parallel.tp", plan.tp, shape.dense_ffn, f"dense_ffn={shape.dense_ffn}")
+    for half in shape.feed_forward_by_name.values():
+        for size, what in half.tp_limits():
+            check_divides("parallel.tp", plan.tp, size, what)
     if plan.sequence_parallel and plan.tp == 1:
         raise InputError(
             "parallel.sequence_parallel=true needs parallel.tp of at least 2; tp is 1",

@@ -39,6 +39,13 @@ class Gate:
     groups_per_token: int = 1
     group_score: GroupScore | None = None
     scores: str = "sigmoid"
+    zero_experts: int = 0
+    """Experts without computation among those that it chooses from, on no rank; only without groups."""
+
+    @property
+    def group_size(self) -> int:
+        """Experts of one group, those without computation included."""
+        return (self.experts + self.zero_experts) // self.groups
 
     @classmethod
     def of(
@@ -61,7 +68,7 @@ class Gate:
         reached = moe.groups_per_token if limit is None else limit
         limited = moe.group_limited if limit is None else limit < moe.groups
         if not limited or ranking == "unlimited":
-            return cls(moe.experts, moe.top_k)
+            return cls(moe.experts, moe.top_k, zero_experts=moe.zero_experts)
         score = moe.group_score if ranking == "model" else ranking
         return cls(moe.experts, moe.top_k, moe.groups, reached, score, moe.scoring)
 
@@ -171,7 +178,7 @@ def _spread_by_best(gate: Gate) -> tuple[tuple[GroupCounts, float], ...]:
     appeared, every visited expert is chosen; after that the next chosen one is uniform over the remaining
     experts of those groups.
     """
-    size = gate.experts // gate.groups
+    size = gate.group_size
     states: dict[GroupCounts, float] = {(): 1.0}
     for chosen in range(gate.top_k):
         following: defaultdict[GroupCounts, float] = defaultdict(float)
@@ -216,7 +223,7 @@ def scores_of(logits: FloatArray, kind: str) -> FloatArray:
 
 def _expected_units(gate: Gate, distribution: tuple[tuple[GroupCounts, float], ...], units: int) -> float:
     """Expected number of units (equal, contiguous runs of experts) that hold a chosen expert."""
-    width, size = gate.experts // units, gate.experts // gate.groups
+    width, size = gate.experts // units, gate.group_size
     if gate.experts % units:
         raise InputError(f"{units} nodes or ranks do not divide experts={gate.experts}")
     kinds: Counter[tuple[int, ...]] = Counter()

@@ -10,10 +10,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from moesim.hwmodels.host import CallKind
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operator import CORE_ATTENTION, SCAN_CLASSES, Operator
 
 Modules = Literal["torch", "transformer-engine"]
 """What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
+
+
+SCAN_KERNELS = 7.0
+"""Kernels that the host launches for a scan beyond the first: gated delta rule of fla-core 0.6.0, forward."""
 
 
 class Calls(NamedTuple):
@@ -68,6 +72,13 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
     return {
         "attention_forward": (("attention", 1.0),),
         "attention_backward": (("attention", 1.0),),
+        "sparse_attention_forward": (("attention", 1.0),),
+        "sparse_attention_backward": (("attention", 1.0),),
+        "indexer": (("attention", 1.0),),
+        "indexer_topk": (("pointwise", 1.0),),
+        "scan_forward": (("attention", 1.0), ("pointwise", SCAN_KERNELS)),
+        "scan_backward": (("attention", 1.0), ("pointwise", SCAN_KERNELS)),
+        "conv": (("norm", 1.0),),  # a kernel behind an autograd function, like a norm
         "norm": (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add")))),
         "swiglu": (("pointwise", 2.0),),
         "rope": (("rope", 1.0),),
@@ -81,8 +92,10 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
 
 
 def _module(op: Operator) -> tuple[tuple[CallKind, float], ...]:
-    if op.cls in ("attention_forward", "attention_backward"):
+    if op.cls in CORE_ATTENTION or op.cls == "indexer":
         return (("module attention", 1.0),)
+    if op.cls in SCAN_CLASSES:
+        return (("module attention", 1.0), ("pointwise", SCAN_KERNELS))
     if op.cls in ("attention_pre_post", "optimizer"):
         return ()
     if op.cls == "norm":

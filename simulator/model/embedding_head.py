@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
-from moesim.simulator.model.primitives import BF16, FP32, gemm, move, norm, norm_backward
+from moesim.simulator.model.primitives import BF16, FP32, add, gemm, move, norm, norm_backward
 from moesim.simulator.model.work import Work
 
 INDEX_BYTES = 8.0
 """Bytes of one token index (int64)."""
 
 
-def embedding_forward(w: Work) -> list[Operator]:
-    """Gather of one row per token."""
+def embedding_forward(w: Work, positions: bool = False) -> list[Operator]:
+    """Gather of one row per token, and the sum with the row of its position if positions are learned."""
     size = w.norm_tokens * w.hidden * BF16
-    return [move("embedding", "embedding", "F", size + INDEX_BYTES * w.tokens, size, variant="gather")]
+    gather = move("embedding", "embedding", "F", size + INDEX_BYTES * w.tokens, size, variant="gather")
+    return [gather, add("embedding.positions", "F", w.norm_tokens, w.hidden)] if positions else [gather]
 
 
 def embedding_weight_gradient(w: Work) -> list[Operator]:

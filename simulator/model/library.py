@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable, is_there
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
-from moesim.simulator.model.huggingface import shape_from_config, what_else
+from moesim.simulator.model.huggingface import ImportedModel, shape_from_config, what_else
 from moesim.simulator.model.shape import ModelShape
 
 
@@ -38,13 +38,21 @@ def load_model(name_or_path: str | Path) -> ModelShape:
     if path.suffix.lower() not in EXTENSIONS and not is_there(path):
         known = list(shipped_models())
         raise InputError(
-            f"unknown model {text!r}{nearest(text, known)}; shipped models: {', '.join(known)}; or give the "
-            "path of a model file or of a Hugging Face config.json"
+            f"unknown model {text!r}{nearest(text, known)}; `moesim models` lists the {len(known)} shipped "
+            "ones; or give the path of a model file or of a Hugging Face config.json"
         )
+    return read_model(path).shape
+
+
+def read_model(path: Path) -> ImportedModel:
+    """Read a model file or a Hugging Face config.json, with the keys of the latter that were understood.
+
+    Raises InputError as `load_model` does.
+    """
     data = load_mapping(path, configuration=True)
     if "model_type" in data or "architectures" in data or what_else(data) is not None:
-        return shape_from_config(data, str(path)).shape
-    return validate_model(ModelShape, data, str(path))
+        return shape_from_config(data, str(path))
+    return ImportedModel(validate_model(ModelShape, data, str(path)), (), ())
 
 
 @lru_cache(maxsize=128)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat
+from typing import Annotated
+
+from pydantic import PositiveFloat, PositiveInt, StringConstraints
 
 from moesim.simulator.model.part import ModelPart
 
@@ -16,3 +18,7 @@ class Numerics(ModelPart):
     """Added to the mean square in RMSNorm."""
     router_scale: PositiveFloat | None = None
     """Factor on the weights of a token's routed experts."""
+    context: PositiveInt | None = None
+    """Positions, in tokens, for which the model was trained or extended; a scenario may be longer."""
+    activation: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,40}$")] | None = None
+    """Nonlinearity of the feed-forward halves where it is not SiLU: gelu, relu2, swiglu_clipped and others."""

@@ -41,8 +41,18 @@ OperatorClass = Literal[
 
 GEMM_CLASSES: frozenset[OperatorClass] = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
 """Operators that are matrix multiplications on tensor cores."""
+SCAN_CLASSES: frozenset[OperatorClass] = frozenset({"scan_forward", "scan_backward"})
+"""Scans of recurrent mixers, whose chunked algorithms are mostly GEMMs on tensor cores."""
 COUNTED_GEMM_CLASSES = GEMM_CLASSES - {"gate_gemm"}
 """GEMM classes that published MFUs count, which leave out the router."""
+SPARSE_CLASSES: frozenset[OperatorClass] = frozenset(
+    {"sparse_attention_forward", "sparse_attention_backward", "indexer"}
+)
+"""Operators of sparse attention on tensor cores, whose rates are shares of their roofline."""
+CORE_ATTENTION: frozenset[OperatorClass] = frozenset(
+    {"attention_forward", "attention_backward", "sparse_attention_forward", "sparse_attention_backward"}
+)
+"""Core attention, dense or over chosen keys."""
 
 Phase = Literal[
     "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W",

@@ -14,8 +14,16 @@ from moesim.simulator.model.embedding_head import (
     embedding_weight_gradient,
     head_operators,
 )
+from moesim.simulator.model.hyper_connections import site_backward, site_forward
 from moesim.simulator.model.mtp import mtp_projection
-from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
+from moesim.simulator.model.operator import (
+    CORE_ATTENTION,
+    COUNTED_GEMM_CLASSES,
+    SCAN_CLASSES,
+    BlockKind,
+    Operator,
+    Phase,
+)
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import recomputed
 from moesim.simulator.model.recompute import Module
@@ -48,6 +56,7 @@ def block_operators(
     recompute: str | tuple[Module, ...] = "selective",
     redundant_experts: int = 0,
     unfused_attention: bool = False,
+    flex_attention: bool = False,
     dropout: bool = False,
     expert_tp: int = 1,
     sequence_parallel: bool = True,
@@ -58,11 +67,12 @@ def block_operators(
     the tokens of one sequence, for the causal core attention. `received_rows` are the expert rows that this
     rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
     routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
-    `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own. `expert_tp`
-    ranks split an expert's FFN, each for the received rows of all of them. With `sequence_parallel` the
-    tensor-parallel ranks split norms, residuals and other element-wise work; without it each rank does all
-    of it. The result is cached, so callers must not change it. Raises InputError for an unknown recompute
-    policy, a MoE block without rows, and a TP that does not divide heads or FFN widths.
+    `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
+    `flex_attention` is the compiled kernel of PyTorch. `expert_tp` ranks split an expert's FFN, each for the
+    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split norms, residuals
+    and other element-wise work; without it each rank does all of it. The result is cached, so callers must
+    not change it. Raises InputError for an unknown recompute policy, a MoE block without rows, and a TP that
+    does not divide heads or FFN widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -80,6 +90,7 @@ def block_operators(
         recompute=recompute,
         redundant_experts=redundant_experts,
         unfused=unfused_attention,
+        flex=flex_attention,
         dropout=dropout,
         fp8_tensor=tensor,
         expert_tp=expert_tp,
@@ -93,7 +104,10 @@ def _phases(
 ) -> dict[Phase, list[Operator]]:
     if block.layer is None:
         if block.is_embedding:
-            return {"mlp F": embedding_forward(w), "mlp W": embedding_weight_gradient(w)}
+            return {
+                "mlp F": embedding_forward(w, shape.learned_positions > 0),
+                "mlp W": embedding_weight_gradient(w),
+            }
         forward, backward, weight = head_operators(w, shape.vocab, precision)
         return {"mlp F": forward, "mlp I": backward, "mlp W": weight}
     phases = _layer(w, precision, block.layer)
@@ -116,11 +130,28 @@ def _layer(w: Work, precision: Precision, layer: Layer) -> dict[Phase, list[Oper
         "attn W": attention.weight_gradient(w),
         **feed_forward.communication(w, precision),
     }
+    if layer.streams > 1:
+        _add_streams(w, layer, phases)
     if w.recompute == "op":
         phases["mlp I"] = recomputed(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
         phases["mlp I"] = recomputed([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
     return phases
+
+
+def _add_streams(w: Work, layer: Layer, phases: dict[Phase, list[Operator]]) -> None:
+    """Put the kernels of hyper-connections around both halves of a layer."""
+    halves: tuple[tuple[str, Phase, Phase, bool], ...] = (
+        ("attention", "attn F", "attn I", layer.attention.empty),
+        ("ffn", "mlp F", "mlp I", layer.feed_forward.empty),
+    )
+    for site, forward, backward, empty in halves:
+        if empty:
+            continue
+        pre, post = site_forward(w.norm_tokens, w.hidden, layer.streams, site)
+        post_gradient, pre_gradient = site_backward(w.norm_tokens, w.hidden, layer.streams, site)
+        phases[forward] = [pre, *phases[forward], post]
+        phases[backward] = [post_gradient, *phases[backward], pre_gradient]
 
 
 def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
@@ -129,7 +160,7 @@ def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
     To leave out every second GEMM on average, each GEMM is halved.
     """
     for op in operators:
-        if op.cls == "attention_forward":
+        if op.cls in CORE_ATTENTION:
             continue
         if op.cls == "gemm" and op.gemm is not None:
             half = replace(op.gemm, n=max(1, op.gemm.n // 2))
@@ -147,7 +178,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
     if m is None:
         return 1.0
     here = min(max(1, m.experts // ep), m.experts)
-    reach = m.experts  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
+    reach = m.scored  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
     if here >= reach:
         return 1.0 / m.top_k
     miss = 1.0
@@ -157,8 +188,8 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 
 def model_flop(operators: Iterable[Operator]) -> float:
-    """Sum the FLOPs that published MFUs count: GEMMs and core attention, without gate and recompute."""
-    counted = COUNTED_GEMM_CLASSES | {"attention_forward", "attention_backward"}
+    """Sum the FLOPs that published MFUs count: GEMMs, attention and scans, without gate and recompute."""
+    counted = COUNTED_GEMM_CLASSES | CORE_ATTENTION | SCAN_CLASSES
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 

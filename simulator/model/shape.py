@@ -205,6 +205,32 @@ class ModelShape(ModelPart):
         return self._feed_forward_names[index] == ROUTED
 
     @property
+    def features(self) -> frozenset[str]:
+        """Names of what the model has beyond plain layers of one attention, which a trainer must know of."""
+        attentions = tuple(self.attention_by_name.values())
+        empty = NONE in self._attention_names or NONE in self._feed_forward_names
+        own = {
+            "several-attentions": len(attentions) > 1,
+            "layernorm": self.norm == "layernorm",
+            "post-norm": self.norm_position == "post",
+            "sandwich-norms": self.norm_position == "sandwich",
+            "ffn-bias": self.ffn_bias,
+            "several-ffn-widths": self.dense_ffns is not None,
+            "missing-halves": empty,
+            "mtp-layer": self.mtp_layer is not None,
+            "learned-positions": self.learned_positions > 0,
+            "residual-streams": self.residual_streams > 1,
+        }
+        experts = frozenset[str]() if self.moe is None else self.moe.features
+        named = {name for name, is_so in own.items() if is_so}
+        return experts.union(named, *(attention.features for attention in attentions))
+
+    @property
+    def routed_width(self) -> int:
+        """Elements of a row that is sent to an expert: the hidden size, or the width of latent rows."""
+        return self.hidden if self.moe is None else self.moe.row_width(self.hidden)
+
+    @property
     def attention_by_name(self) -> Mapping[str | None, Attention]:
         """Attention by name; a model with one kind of attention has it under None."""
         if self.attention is not None:

@@ -15,8 +15,9 @@ class Software(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    attention: Literal["flash", "unfused"] = "flash"
-    """`unfused`: two batched GEMMs and a softmax kernel, whose scores go through memory."""
+    attention: Literal["flash", "flex", "unfused"] = "flash"
+    """`flash`: a fused kernel of a library; `flex`: PyTorch's compiled flex_attention, which is slower;
+    `unfused`: two batched GEMMs and a softmax kernel, whose scores go through memory."""
     dropout: bool = False
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""

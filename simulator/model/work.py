@@ -29,6 +29,8 @@ class Work:
     """Replicas of experts beyond one each, over all ranks."""
     unfused: bool = False
     """Whether attention scores go through memory instead of staying in a fused kernel."""
+    flex: bool = False
+    """Whether the core attention is PyTorch's compiled flex_attention."""
     dropout: bool = False
     """Whether a dropout kernel runs over these scores."""
     fp8_tensor: bool = False

@@ -120,7 +120,7 @@ class ExpertLoads:
         """Rows of one group, drawn as the engine draws them, for a few micro-batches."""
         plan, moe = frame.plan, self.shape.moe
         assert moe is not None
-        rows = tokens_per_gpu(plan, scenario.batch.sequence_length) * moe.top_k
+        rows = tokens_per_gpu(plan, scenario.batch.sequence_length) * moe.routed_rows
         which = (plan.ep, plan.expert_tp, placement)
         if (which, rows) not in self._loads:
             layers = sum(may_route(block.kind) for block in blocks_of(self.shape))

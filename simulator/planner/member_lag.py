@@ -51,7 +51,7 @@ def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Member
     plan = frame.plan
     tokens = tokens_per_gpu(plan, scenario.batch.sequence_length)
     popularity = scenario.routing.expert_load_cv.value / sqrt(shape.moe.experts / plan.ep)
-    dealt = 1.0 / sqrt(tokens * shape.moe.top_k)
+    dealt = 1.0 / sqrt(tokens * shape.moe.routed_rows)
     load = sqrt(popularity**2 + dealt**2) if popularity else 0.0
     per_node = min(plan.ep, frame.layout.gpus_per_node)
     nodes = plan.ep // per_node

@@ -116,7 +116,8 @@ class MemoryBook:
         if key not in self._numbers:
             kernels = self.scenario.communication.kernels
             sizes = [
-                expert_buffers(ep, self.shape.hidden, sms, kernels).total_bytes for sms in self.space.sms
+                expert_buffers(ep, self.shape.routed_width, sms, kernels).total_bytes
+                for sms in self.space.sms
             ]
             self._numbers[key] = np.array(sizes, dtype=np.float64)[None, None, :, None]
         return self._numbers[key]

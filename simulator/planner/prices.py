@@ -129,7 +129,7 @@ class PriceBook:
         deepseek-v3 differs from selective only in the bytes that it keeps. Flash attention keeps no scores
         in memory, so the policy attention recomputes nothing there.
         """
-        if policy == "attention" and self.scenario.software.attention == "flash":
+        if policy == "attention" and self.scenario.software.attention != "unfused":
             return "none"
         return "selective" if policy == "deepseek-v3" else policy
 

@@ -43,7 +43,9 @@ class FleetMemory:
     def _buffers(self, part: PoolSlice) -> int:
         scenario = part.scenario
         chosen = scenario.communication
-        return expert_buffers(scenario.parallel.ep, self.shape.hidden, chosen.sms, chosen.kernels).total_bytes
+        return expert_buffers(
+            scenario.parallel.ep, self.shape.routed_width, chosen.sms, chosen.kernels
+        ).total_bytes
 
     def _report(self, part: PoolSlice, stages: StageAssignment) -> MemoryReport:
         own = part.scenario

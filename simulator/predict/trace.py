@@ -44,13 +44,17 @@ def trace_info(prepared: Prepared, group: int = 0) -> TraceInfo:
             tuple((layout.ep_group(first) if plan.ep > 1 else layout.dp_group(first))[:members])
             for first in firsts
         ]
-    hidden = prepared.shape.hidden
+    hidden = prepared.shape.routed_width
     sent = round(pricer.ep_tokens * hidden)
     return TraceInfo(
         name=scenario.name,
         gpus=tuple(gpus),
         group_sizes={"ep": plan.ep, "model": plan.tp * plan.cp, "dp": layout.dp, "world": layout.n_gpus},
-        elements={"in": sent, "out": round(pricer.received_rows * hidden), "send": sent},
+        elements={
+            "in": sent,
+            "out": round(pricer.received_rows * hidden),
+            "send": sent * prepared.shape.residual_streams,
+        },
         notes={"seed": scenario.seed, "profile": prepared.profile.name},
     )
 

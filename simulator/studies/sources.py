@@ -57,7 +57,7 @@ It is the variance component between seven calibrations of H200 hosts (2026-11-2
 -2gpu, -4gpu twice, -8gpu once), over BF16, FP8 and grouped GEMMs and attention forward and backward at the
 shapes that all of them have (benchmarks/sessions.py). For memory-bound entries the same analysis gives 0."""
 
-ATTENTION = ("attention_forward", "attention_backward")
+ATTENTION = ("attention_forward", "attention_backward", "sparse_attention_forward")
 
 ROUNDING = 1e-9
 """Relative difference up to which a mean of errors counts as equal to the stated error."""

@@ -110,6 +110,7 @@ def model_values(shape: ModelShape) -> dict[str, Any]:
     """Facts of the model."""
     moe, attention = shape.moe, shape.attention
     return {
+        "features": tuple(sorted(shape.features)),
         "moe": moe is not None,
         "experts": moe.experts if moe else 0,
         "mtp_layers": shape.mtp_layers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -14,11 +14,13 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.spec import Project
 from moesim.simulator.trainers.export import Export
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.features import feature_exclusions, missing_features
 from moesim.simulator.trainers.rules import Exclusion, check_words, holds, of_version
 
 FOLDER = "data/trainers"
@@ -63,6 +65,8 @@ class Description(BaseModel):
     project: Project
     versions: _Texts
     """Newest first; the first is the default."""
+    features: _Texts
+    """Names of `ModelShape.features` that the exported plan expresses."""
     search: dict[str, _Texts] = Field(default_factory=dict)
     """Values that a plan search tries by key, where the user leaves them to defaults; `recompute_dense` is
     for models without experts."""
@@ -164,6 +168,13 @@ def description(name: str) -> Description:
     return validate_model(Description, parse_mapping(text, f"trainer {name}"), f"trainer {name}")
 
 
+def unknown_features(name: str, shape: ModelShape) -> Iterator[str]:
+    """A sentence for each feature of a model that the plan which a trainer is given cannot express."""
+    data = description(name)
+    for words in missing_features(shape, data.features):
+        yield f"{words}: moesim knows no setting of {data.title} for it"
+
+
 def build_trainer(name: str, version: str | None, writer: Writer) -> Trainer:
     """One version of a trainer, by default the newest; raises InputError for a version that is not known."""
     data = description(name)
@@ -173,7 +184,8 @@ def build_trainer(name: str, version: str | None, writer: Writer) -> Trainer:
             f"trainer {name}: version {chosen!r} is not known{nearest(chosen, list(data.versions))}; known: "
             f"{', '.join(data.versions)}"
         )
-    entries = tuple(Exclusion(e.when, e.because, e.versions) for e in data.exclusions)
+    own = (Exclusion(e.when, e.because, e.versions) for e in data.exclusions)
+    entries = (*own, *feature_exclusions(data.features))
     replacements = tuple(r for r in data.replacements if not r.versions or chosen in r.versions)
     return Trainer(
         name, data.title, chosen, data.project, data.search, replacements, of_version(entries, chosen), writer

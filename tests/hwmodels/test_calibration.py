@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "f61e10c7d652b1f69b5fbef8cce469e61ae99e3cf92a18d366cb8a1cda9040b3"),
-        ("h200-8gpu", "fe71c2c0ee6e3959b24452721e1543cbff8a1a24873bacc30c02415493095165"),
+        ("h800-trace", "3201260c567ffe141dbab4c4c1ac7107bb37539d5fad7ceeee31d9fd84aa8934"),
+        ("h200-8gpu", "a3f87cf7e002c8fe901be220832611ee6e410a51f447a698914599bf0106602e"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

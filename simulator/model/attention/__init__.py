@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
-from moesim.simulator.model.attention.chunked import ChunkedAttention
-from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.block_sparse import BlockSparse
+from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
+from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.kda import KDA
 from moesim.simulator.model.attention.lightning import Lightning

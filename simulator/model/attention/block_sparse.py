@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.attention.projections import output_projection, output_projection_gradient, rope
+from moesim.simulator.model.attention.sparse_core import (
+    SparseCore,
+    choose_keys,
+    index_scores,
+    mean_keys,
+    sparse_backward,
+    sparse_forward,
+    uncounted,
+)
+from moesim.simulator.model.cached import CachedTensor, GemmOutput
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.precision import Precision, row_bytes
+from moesim.simulator.model.primitives import linear_forward, norm, recomputed, weight_gradient
+from moesim.simulator.model.recompute import Recompute
+from moesim.simulator.model.work import Work
 
 
 class BlockSparse(GQA):
@@ -25,6 +42,10 @@ class BlockSparse(GQA):
         """Keys that one query reads at most."""
         return self.block * self.top_k_blocks
 
+    @property
+    def _index_width(self) -> int:
+        return self.index_heads * self.index_dim
+
     def uncounted_parameters(self, hidden: int) -> int:
         """Query and key projection of the indexer."""
         return hidden * (self.index_heads + 1) * self.index_dim
@@ -36,3 +57,103 @@ class BlockSparse(GQA):
     def norm_parameters(self) -> int:
         """Norms of queries and keys, and those of the indexer's query and key."""
         return super().norm_parameters() + 2 * self.index_dim
+
+    def state_bytes(self, tokens: int, element_bytes: float) -> float:
+        """Bytes of keys and values, and of the indexer's key of every token."""
+        return super().state_bytes(tokens, element_bytes) + self.index_dim * tokens * element_bytes
+
+    def flop_per_token(self, sequence: int, causal: bool) -> float:
+        """Model FLOPs of scores and values over the keys of the chosen blocks; the indexer does not count."""
+        keys = mean_keys(sequence, self.top_k) if causal else float(min(sequence, self.top_k))
+        return 6.0 * self.heads * keys * 2 * self.head_dim
+
+    # -- operators -----------------------------------------------------------------------------------
+
+    def sparse(self, sequence: int) -> bool:
+        """Whether a sequence is longer than the choice, so that the core attention leaves keys out."""
+        return sequence > self.top_k
+
+    def core(self, sequence: int) -> SparseCore:
+        """Sizes of the core attention; keys and values of all groups are read."""
+        d = self.head_dim
+        kv = 2 * self.kv_heads * d
+        return SparseCore(self.heads, d, d, kv, mean_keys(sequence, self.top_k), 2 * d, "block")
+
+    def forward(self, w: Work) -> list[Operator]:
+        """Projections, the indexer's choice of blocks, core attention over them, output projection."""
+        if not self.sparse(w.sequence):
+            return [*self._index(w), *super().forward(w)]
+        core = sparse_forward(w, self.core(w.sequence))
+        return [
+            *self.inputs_forward(w), *self._index(w), *core, *output_projection(w, self._width(w)),
+        ]  # fmt: skip
+
+    def _index(self, w: Work) -> list[Operator]:
+        """Scores of all causal keys in BF16, and the choice among the best score of every block."""
+        t, keys = w.tokens, w.sequence / 2.0
+        projections = [
+            *linear_forward(w, "indexer.q_proj", t, self._index_width, w.hidden),
+            *linear_forward(w, "indexer.k_proj", t, self.index_dim, w.hidden),
+        ]
+        return [
+            *uncounted(projections),
+            norm("indexer.norm", "F", t * (self.index_heads + 1), self.index_dim),
+            rope("indexer.rope", "F", t * (self.index_heads + 1) * self.index_dim),
+            index_scores(w, "indexer.scores", self.index_heads, self.index_dim, keys, "bf16"),
+            choose_keys(w, self.index_heads * keys / self.block, float(self.top_k_blocks * self.index_heads)),
+        ]
+
+    def input_gradient(self, w: Work) -> list[Operator]:
+        """Input gradients; the indexer is trained on the chosen keys with detached inputs, as in DSA."""
+        keys = mean_keys(w.sequence, self.top_k)
+        index = index_scores(
+            w, "indexer.scores.backward", self.index_heads, self.index_dim, keys, "bf16", backward=True
+        )
+        if not self.sparse(w.sequence):
+            return [index, *super().input_gradient(w)]
+        core = self.core(w.sequence)
+        return [
+            *output_projection_gradient(w, self._width(w)),
+            *(recomputed(sparse_forward(w, core)) if w.repeats("core_attn") else []),
+            index,
+            *sparse_backward(w, core),
+            *self.inputs_gradient(w),
+        ]
+
+    def weight_gradient(self, w: Work) -> list[Operator]:
+        """Weight gradients of all projections."""
+        index = [
+            weight_gradient(w, "indexer.q_proj", w.tokens, self._index_width, w.hidden),
+            weight_gradient(w, "indexer.k_proj", w.tokens, self.index_dim, w.hidden),
+        ]
+        return [*super().weight_gradient(w), *uncounted(index)]
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def cached_tensors(
+        self, precision: Precision, policy: Recompute, unfused: bool
+    ) -> Iterator[CachedTensor]:
+        """Tensors of grouped-query attention, queries and key of the indexer, and the chosen blocks."""
+        yield from super().cached_tensors(precision, policy, False)
+        elements = self._index_width + self.index_dim
+        yield CachedTensor("indexer queries and key", row_bytes(elements, "bf16"), "kept", "none")
+        chosen = 4.0 * self.index_heads * self.top_k_blocks
+        yield CachedTensor("chosen blocks", chosen, "kept", "none", kept_by_op=True)
+
+    def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
+        """Outputs of the projections, the indexer's behind the others."""
+        yield from super().inputs_gemm_outputs()
+        yield GemmOutput("indexer.q_proj", self._index_width, "none")
+        yield GemmOutput("indexer.k_proj", self.index_dim, "none")
+
+    def unfused_scores(self, sequence: int) -> float:
+        """0 where keys are left out: the sparse kernels are fused."""
+        return 0.0 if self.sparse(sequence) else super().unfused_scores(sequence)
+
+    def context_elements(self, sequence: int) -> float:
+        """Elements of keys, values and the indexer's key of a token."""
+        return super().context_elements(sequence) + self.index_dim
+
+    def megatron_arguments(self) -> dict[str, str | None] | None:
+        """None: Megatron-LM lacks this kind."""
+        return None

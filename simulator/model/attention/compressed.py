@@ -22,6 +22,7 @@ from moesim.simulator.model.attention.sparse_core import (
     mean_keys,
     sparse_backward,
     sparse_forward,
+    uncounted,
 )
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Direction, Dtype, Operator
@@ -109,7 +110,7 @@ class Compressed(Attention):
         return self.q_lora_rank * i.width + hidden * i.heads + compressor
 
     def mean_keys(self, sequence: float) -> float:
-        """Mean keys that one query reads: those of the window and the compressed ones (eq. C15)."""
+        """Mean keys that one query reads: those of the window and the compressed ones (eq. A5)."""
         keys = mean_keys(sequence, self.window)
         if self.ratio:
             compressed = sequence / self.ratio
@@ -136,11 +137,8 @@ class Compressed(Attention):
 
     def core(self, sequence: float) -> SparseCore:
         """Sizes of the core attention for one sequence length."""
-        chosen = 0.0
-        if self.ratio:
-            chosen = sequence / self.ratio if self.indexer is None else self.indexer.top_k
         d = self.head_dim
-        return SparseCore(self.heads, d, d, d, self.mean_keys(sequence), int(self.window + chosen))
+        return SparseCore(self.heads, d, d, d, self.mean_keys(sequence), 2 * d, "compressed")
 
     def forward(self, w: Work) -> list[Operator]:
         """Projections, compression, the indexer's choice, core attention, grouped output projection."""
@@ -173,7 +171,8 @@ class Compressed(Attention):
         """Keys and gates of every token, and their sum over the tokens of a window (not of its gradient)."""
         out: list[Operator] = []
         for name, width in self._compressors():
-            out += linear_forward(w, name, w.tokens, 2 * width, w.hidden)
+            linear = linear_forward(w, name, w.tokens, 2 * width, w.hidden)
+            out += uncounted(linear) if name.startswith("indexer") else linear
             size = w.tokens * width * BF16
             out.append(move(f"{name}.compress", "elementwise", d, 2 * size, size / self.ratio, launches=2))
         return out
@@ -192,9 +191,12 @@ class Compressed(Attention):
             return []
         keys = w.sequence / self.ratio / 2
         format_: Dtype = "fp8" if w.fp8 else "bf16"
-        return [
+        projections = [
             *linear_forward(w, "indexer.q_up", w.tokens, i.width, self.q_lora_rank),
             gemm("indexer.weights", "F", w.tokens, i.heads, w.hidden, "bf16", cls="gate_gemm"),
+        ]
+        return [
+            *uncounted(projections),
             rope("indexer.rope", "F", w.tokens * i.heads * self.rope_dim),
             index_scores(w, "indexer.scores", i.heads, i.head_dim, keys, format_),
             choose_keys(w, keys, mean_keys(w.sequence / self.ratio, i.top_k)),
@@ -279,16 +281,21 @@ class Compressed(Attention):
         per_group, rank = self._width // self.o_groups, self.o_lora_rank
         out = [
             weight_gradient(w, "o_proj", t, w.hidden, groups * rank),
-            gemm("o_down.wgrad", "W", groups * rank, per_group, t, "bf16", cls="wgrad_gemm"),
+            gemm("o_down.wgrad", "W", rank, per_group, t * groups, "bf16", cls="wgrad_gemm", groups=groups),
             weight_gradient(w, "q_up", t, self._width // w.tp, self.q_lora_rank),
             weight_gradient(w, "kv_proj", t, self.head_dim, w.hidden),
             weight_gradient(w, "q_down", t, self.q_lora_rank, w.hidden),
         ]
-        out += [weight_gradient(w, name, t, 2 * width, w.hidden) for name, width in self._compressors()]
+        for name, width in self._compressors():
+            own = [weight_gradient(w, name, t, 2 * width, w.hidden)]
+            out += uncounted(own) if name.startswith("indexer") else own
         i = self.indexer
         if i is not None and not i.shared:
-            out.append(weight_gradient(w, "indexer.q_up", t, i.width, self.q_lora_rank))
-            out.append(gemm("indexer.weights.wgrad", "W", i.heads, w.hidden, t, "bf16", cls="wgrad_gemm"))
+            index = [
+                weight_gradient(w, "indexer.q_up", t, i.width, self.q_lora_rank),
+                gemm("indexer.weights.wgrad", "W", i.heads, w.hidden, t, "bf16", cls="wgrad_gemm"),
+            ]
+            out += uncounted(index)
         return out
 
     # -- memory --------------------------------------------------------------------------------------

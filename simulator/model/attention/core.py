@@ -1,18 +1,42 @@
-"""Operators of the causal core attention; flash attention keeps the scores inside the kernel."""
+"""Operators of the causal core attention; flash attention keeps the scores inside the kernel.
+
+A core kernel's variant says what its rate depends on besides the sequence: `flex` for PyTorch's compiled
+flex_attention, `window` for a sliding window, `64` or `256` for narrow or wide heads, joined by `_`. Rates of
+a window are read at its size. A chunk is a sequence of its own to the kernels: Llama 4's recipes cut the
+sequence into chunks before they call one, and flex_attention over 4 chunks of 8,192 tokens runs within 5 %
+(forward) and 10 % (backward) of its rate at 8,192 tokens
+(benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json).
+"""
 
 from __future__ import annotations
 
 from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.attention.reach import FULL, Reach
 from moesim.simulator.model.attention.unfused import unfused_backward, unfused_forward
 from moesim.simulator.model.operator import GemmShape, Operator
 from moesim.simulator.model.primitives import BF16, FP32, move, recomputed
 from moesim.simulator.model.work import Work
 
+NARROW_HEAD, WIDE_HEAD = 80, 192
+"""Widest head of the variant `64`, and of the variant without a number; wider heads are `256`."""
 
-def core_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
-    """Causal core attention, with flop = tokens x heads x sequence x (d_qk + d_v) (eq. C2)."""
+
+def kernel_variant(w: Work, sizes: HeadSizes, reach: Reach) -> str:
+    """Variant of the core kernels, by which profiles distinguish their rates."""
+    wide = "64" if sizes.qk_head_dim <= NARROW_HEAD else "256" if sizes.qk_head_dim > WIDE_HEAD else ""
+    window = "window" if reach.kind == "window" and reach.limits(w.sequence) else ""
+    return "_".join(part for part in ("flex" if w.flex else "", window, wide) if part)
+
+
+def _shape(w: Work, sizes: HeadSizes, reach: Reach, heads: int) -> GemmShape:
+    """Shape of the scores; its columns are the most keys of a query, at which the rate is read."""
+    return GemmShape(w.tokens, reach.widest(w.sequence), sizes.qk_head_dim, heads)
+
+
+def core_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
+    """Causal core attention, with flop = 2 x tokens x heads x mean keys x (d_qk + d_v) (eq. C2)."""
     if w.unfused:
-        return unfused_forward(w, sizes)
+        return unfused_forward(w, sizes, reach)
     heads, kv_heads = sizes.heads // w.tp, max(1, sizes.kv_heads // w.tp)
     qk, v = sizes.qk_head_dim, sizes.v_head_dim
     queries = w.tokens * heads * qk * BF16
@@ -22,35 +46,36 @@ def core_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
         "attention_forward",
         "F",
         "bf16",
-        flop=w.tokens * heads * w.sequence * (qk + v),
+        flop=w.tokens * heads * 2.0 * reach.mean_keys(w.sequence) * (qk + v),
         bytes_read=queries + keys_values,
         bytes_written=w.tokens * heads * v * BF16,
-        gemm=GemmShape(w.tokens, w.sequence, qk, heads),
+        gemm=_shape(w, sizes, reach, heads),
+        variant=kernel_variant(w, sizes, reach),
     )
     return [core]
 
 
-def recomputed_core(w: Work, sizes: HeadSizes) -> list[Operator]:
+def recomputed_core(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
     """The core attention run again before its backward, where a checkpoint dropped what it computed.
 
     Policies repeat it only where the scores go through memory.
     """
     by_policy = w.unfused and w.recompute in ("attention", "selective")
-    return recomputed(core_forward(w, sizes)) if by_policy or w.repeats("core_attn") else []
+    return recomputed(core_forward(w, sizes, reach)) if by_policy or w.repeats("core_attn") else []
 
 
-def core_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
+def core_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
     """Backward of the core attention: preparation, the core itself, and conversion of dQ to BF16.
 
     The core runs five GEMMs; the one that computes the scores again does not count as model FLOPs.
     """
     if w.unfused:
-        return unfused_backward(w, sizes)
+        return unfused_backward(w, sizes, reach)
     heads, kv_heads = sizes.heads // w.tp, max(1, sizes.kv_heads // w.tp)
     qk_dim, v_dim = sizes.qk_head_dim, sizes.v_head_dim
     q, v = w.tokens * heads * qk_dim, w.tokens * heads * v_dim
     kv = w.tokens * kv_heads * (qk_dim + v_dim)
-    scores = w.tokens * heads * w.sequence
+    scores = w.tokens * heads * 2.0 * reach.mean_keys(w.sequence)
     core = Operator(
         "attention.backward",
         "attention_backward",
@@ -60,7 +85,8 @@ def core_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
         uncounted_flop=scores * qk_dim,
         bytes_read=(q + v) * BF16 + kv * BF16 + q * FP32,
         bytes_written=q * FP32 + kv * BF16,
-        gemm=GemmShape(w.tokens, w.sequence, qk_dim, heads),
+        gemm=_shape(w, sizes, reach, heads),
+        variant=kernel_variant(w, sizes, reach),
     )
     return [
         move("attention.backward_pre", "attention_pre_post", "I", 2 * v * BF16, q * FP32, variant="pre"),

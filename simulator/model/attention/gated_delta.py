@@ -1,4 +1,4 @@
-"""Gated delta net: linear attention with a gated delta rule (arXiv 2412.06464), as in Qwen3-Next and Qwen3.5."""
+"""Gated delta net of Qwen3-Next and Qwen3.5: linear attention with a gated delta rule (arXiv 2412.06464)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class GatedDelta(RecurrentMixer):
             Saved("q, k, v", (2 * keys + self.width) * BF16),
             Saved("decay and learning rate", 2 * heads * BF16),
             Saved("norms of q and k", 2 * self.key_heads * FP32, inside_scan=True),
-            Saved("summed decays", heads * (FP32 + BF16), inside_scan=True),
+            Saved("summed decays and rates", 2 * heads * FP32, inside_scan=True),
             Saved("inverse in each chunk", heads * self.scan.chunk * BF16, inside_scan=True),
         )
 

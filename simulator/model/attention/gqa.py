@@ -12,7 +12,7 @@ class GQA(GroupedQueryAttention):
 
     kind: Literal["gqa"] = "gqa"
 
-    def megatron_arguments(self) -> dict[str, str | None]:
+    def megatron_arguments(self) -> dict[str, str | None] | None:
         """Megatron-LM's flags for grouped-query attention."""
         return {
             "--num-attention-heads": str(self.heads),

@@ -69,6 +69,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         asked = {
             "attention-sinks": self.sinks,
             "attention-output-gate": self.output_gate != "none",
+            "attention-without-rotation": not self.rotary,
             "keys-as-values": self.key_is_value,
             "norm-of-all-heads": self.qk_norm == "all-heads",
             "value-head-size": self.sizes.v_head_dim != self.head_dim,
@@ -76,8 +77,14 @@ class GroupedQueryAttention(SoftmaxAttention):
         return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
 
     @property
-    def _gate_columns(self) -> int:
+    def gates(self) -> int:
+        """Columns of the gates, by `output_gate`."""
         return gate_columns(self.output_gate, self.heads, self.sizes.v_head_dim)
+
+    @property
+    def sink_heads(self) -> int:
+        """All heads, or none."""
+        return self.heads * self.sinks
 
     @property
     def _v_columns(self) -> int:
@@ -87,23 +94,25 @@ class GroupedQueryAttention(SoftmaxAttention):
     @property
     def _qkv_width(self) -> int:
         """Columns of the projections of queries, keys, values and gates."""
-        return (self.heads + self.kv_heads) * self.head_dim + self._v_columns + self._gate_columns
+        return (self.heads + self.kv_heads) * self.head_dim + self._v_columns + self.gates
 
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
         """Parameters of the projections of queries, keys, values, gates and output, with their biases."""
-        gate = self._gate_columns if self.output_gate == "element" else 0
-        biased = self._qkv_width - self._gate_columns + gate
+        gate = self.gates if self.output_gate == "element" else 0
+        biased = self._qkv_width - self.gates + gate
         biases = biased * self.qkv_bias + hidden * self.o_bias
         return hidden * (self._qkv_width + self.heads * self.sizes.v_head_dim) + biases
 
     def norm_parameters(self) -> int:
         """Weights of the norms of queries and keys, and the sinks: vectors that are part of no GEMM."""
-        weights = {False: 0, True: 2 * self.head_dim}.get(
-            self.qk_norm, (self.heads + self.kv_heads) * self.head_dim
-        )
-        return weights + self.heads * self.sinks
+        weights = 0
+        if self.qk_norm == "all-heads":
+            weights = (self.heads + self.kv_heads) * self.head_dim
+        elif self.qk_norm:
+            weights = 2 * self.head_dim
+        return weights + self.sink_heads
 
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
         """Bytes of the keys and values of every token that a query of the next token may attend to."""
@@ -150,18 +159,16 @@ class GroupedQueryAttention(SoftmaxAttention):
     # -- memory --------------------------------------------------------------------------------------
 
     def inputs_cached(self, precision: Precision) -> Iterator[CachedTensor]:
-        """Queries, keys and values, the output of any norm of queries and keys, and any gates."""
+        """Queries, keys and values, and the output of any norm of queries and keys."""
         q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
         v = self.kv_heads * self.sizes.v_head_dim
         if self.qk_norm:
             yield CachedTensor("normalised q, k", row_bytes(q + k, "bf16"), "norm output", "width")
         yield CachedTensor("q, k, v", row_bytes(q + k + v, "bf16"), "kept", "width")
-        if self._gate_columns:
-            yield CachedTensor("output gates", row_bytes(self._gate_columns, "bf16"), "kept", "width")
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
         """Outputs of the GEMMs that PyTorch runs for queries, keys, values and gates."""
-        gate = self._gate_columns
+        gate = self.gates
         with_queries = gate if self.output_gate == "element" else 0
         yield GemmOutput("q", self.heads * self.head_dim + with_queries, "width")
         yield GemmOutput("k", self.kv_heads * self.head_dim, "width")

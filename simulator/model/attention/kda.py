@@ -77,14 +77,13 @@ class KDA(RecurrentMixer):
 
     def saved_by_scan(self) -> tuple[Saved, ...]:
         """Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/kda/chunk.py`."""
+        chunk = self.scan.chunk
         return (
             Saved("q, k, v", 3 * self.width * BF16),
             Saved("decay and learning rate", (self.width + self.heads) * BF16),
             Saved("norms of q and k", 2 * self.heads * FP32, inside_scan=True),
-            Saved("learning rate after its sigmoid", self.heads * BF16, inside_scan=True),
-            Saved(
-                "scores and inverse in each chunk", 2 * self.heads * self.scan.chunk * BF16, inside_scan=True
-            ),
+            Saved("learning rate after its sigmoid", self.heads * FP32, inside_scan=True),
+            Saved("scores and inverse in each chunk", 2 * self.heads * chunk * BF16, inside_scan=True),
         )
 
     @property

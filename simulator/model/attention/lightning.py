@@ -8,7 +8,9 @@ from pydantic import PositiveInt, model_validator
 
 from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
 from moesim.simulator.model.attention.scan import Scan
-from moesim.simulator.model.primitives import BF16
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.primitives import BF16, move, norm, norm_backward
+from moesim.simulator.model.work import Work
 
 KERNEL_CHUNK = 64
 """Tokens of a chunk in the kernels that were measured (fla-core 0.6.0, `chunk_simple_gla`)."""
@@ -54,6 +56,21 @@ class Lightning(RecurrentMixer):
         gate = (Projection("gate_proj", self.width),) if self.output_gate else ()
         return (Projection("qkv_proj", self.activated), *gate)
 
+    def preparation(self, w: Work) -> list[Operator]:
+        """Activation of queries, keys and values, after any norm of queries and keys."""
+        values = w.tokens * self.activated / w.tp
+        rows = w.tokens * (self.heads + self.kv_heads) / w.tp
+        norms = [norm("qk_norm", "F", rows, self.head_dim)] if self.qk_norm else []
+        size = values * BF16
+        return [*norms, move("qkv_activation", "elementwise", "F", size, size, variant="scale")]
+
+    def preparation_gradient(self, w: Work) -> list[Operator]:
+        """Gradients of the activation and the norms."""
+        size = w.tokens * self.activated / w.tp * BF16
+        rows = w.tokens * (self.heads + self.kv_heads) / w.tp
+        out = [move("qkv_activation.backward", "elementwise", "I", 2.0 * size, size, variant="add")]
+        return [*out, norm_backward("qk_norm.backward", rows, self.head_dim)] if self.qk_norm else out
+
     @property
     def vectors(self) -> int:
         """The weight of the norm behind the scan, and those of queries and keys."""
@@ -61,7 +78,7 @@ class Lightning(RecurrentMixer):
 
     @property
     def scan(self) -> Scan:
-        """The chunked linear attention (eq. F8), with C tokens a chunk.
+        """The chunked linear attention (eq. C23), with C tokens a chunk.
 
         Scores within a chunk and their product with the values, C d each; the state's update and use, d^2
         each: all times 2. The backward computes the states again.
@@ -75,14 +92,15 @@ class Lightning(RecurrentMixer):
             repeated_flop=2.0 * self.heads * state,
             inputs=self.activated,
             outputs=self.width,
-            fp32_inputs=0.0,
             state_elements=self.heads * state,
             chunk=KERNEL_CHUNK,
         )
 
     def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/simple_gla/chunk.py`."""
-        return (Saved("q, k, v", self.activated * BF16),)
+        """Inputs of the activation, then what `fla/ops/simple_gla/chunk.py` of fla-core 0.6.0 saves."""
+        size = self.activated * BF16
+        keys = (self.heads + self.kv_heads) * self.head_dim * self.qk_norm * BF16
+        return (Saved("inputs of activation and norms", size + keys), Saved("q, k, v", size))
 
     @property
     def tp_heads(self) -> tuple[tuple[int, str], ...]:

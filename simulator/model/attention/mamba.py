@@ -8,7 +8,9 @@ from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
 from moesim.simulator.model.attention.scan import Scan
-from moesim.simulator.model.primitives import BF16, FP32
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.primitives import BF16, FP32, norm, norm_backward
+from moesim.simulator.model.work import Work
 
 FLOP_PER_STATE = 7.0
 """FLOPs per element of the state and token: step times decay, its exponential, step times input matrix, and
@@ -64,13 +66,23 @@ class Mamba(RecurrentMixer):
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """Input and gate, then step size, B and C from the convolution's output, then the step's expansion."""
+        """Input and gate, then step size, B and C from the convolution, then the step's expansion."""
         narrow = self.dt_rank + 2 * self.state
         return (
             Projection("in_proj", 2 * self.inner, bias=self.proj_bias),
             Projection("x_proj", narrow, self.inner, "inputs"),
             Projection("dt_proj", self.inner, self.dt_rank, bias=True),
         )
+
+    def preparation(self, w: Work) -> list[Operator]:
+        """Jamba's norms of step size, B and C."""
+        narrow = self.dt_rank + 2 * self.state
+        return [norm("inner_norms", "F", w.tokens, narrow)] if self.inner_norms else []
+
+    def preparation_gradient(self, w: Work) -> list[Operator]:
+        """Gradients of these norms."""
+        narrow = self.dt_rank + 2 * self.state
+        return [norm_backward("inner_norms.backward", w.tokens, narrow)] if self.inner_norms else []
 
     @property
     def vectors(self) -> int:
@@ -80,7 +92,7 @@ class Mamba(RecurrentMixer):
 
     @property
     def scan(self) -> Scan:
-        """The selective scan by token (eq. F7), which keeps the state on the chip."""
+        """The selective scan by token (eq. C23), which keeps the state on the chip."""
         return Scan(
             variant=self.kind,
             heads=self.inner,
@@ -88,7 +100,6 @@ class Mamba(RecurrentMixer):
             repeated_flop=5.0 * self.inner * self.state,
             inputs=3 * self.inner + 2 * self.state,
             outputs=self.inner,
-            fp32_inputs=0.0,
             state_elements=self.inner * self.state,
             chunk=1,
         )
@@ -98,6 +109,7 @@ class Mamba(RecurrentMixer):
         states = self.inner * self.state / SAVED_CHUNK * 2 * FP32
         return (
             Saved("inputs and step sizes", 2 * self.inner * BF16),
+            Saved("B and C", 2 * self.state * BF16),
             Saved("states of chunks", states, inside_scan=True),
         )
 

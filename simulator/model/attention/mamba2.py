@@ -82,7 +82,7 @@ class Mamba2(RecurrentMixer):
 
     @property
     def scan(self) -> Scan:
-        """The chunked scan (eq. F6): arXiv 2405.21060, section 6, with Q tokens a chunk.
+        """The chunked scan (eq. C23): arXiv 2405.21060, section 6, with Q tokens a chunk.
 
         C B^T within a chunk for every group, Q N; these scores times the inputs of a head, Q P; the state of
         a chunk and its use in the next, N P each: all times 2. The backward computes C B^T and the states
@@ -97,7 +97,6 @@ class Mamba2(RecurrentMixer):
             repeated_flop=scores + states,
             inputs=self.convolved + self.heads,
             outputs=self.width,
-            fp32_inputs=0.0,
             state_elements=self.heads * self.head_dim * self.state,
             chunk=self.chunk,
         )

@@ -74,7 +74,8 @@ class MLA(SoftmaxAttention):
         return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
 
     @property
-    def _gate_columns(self) -> int:
+    def gates(self) -> int:
+        """Columns of the gates, by `output_gate`."""
         return gate_columns(self.output_gate, self.heads, self.v_dim)
 
     # -- counts --------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class MLA(SoftmaxAttention):
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
         kv_up = self.kv_lora_rank * self._kv_width
-        output = (self._gate_columns + self.heads * self.v_dim) * hidden
+        output = (self.gates + self.heads * self.v_dim) * hidden
         return query + kv_down + kv_up + output
 
     def norm_parameters(self) -> int:
@@ -105,11 +106,15 @@ class MLA(SoftmaxAttention):
         if self.q_lora_rank is not None:
             out += linear_forward(w, "q_down", t, self.q_lora_rank, h)
         out += linear_forward(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h)
-        out.append(
-            move(
-                "rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="positions", launches=2
-            )
-        )
+        if self.gates:
+            out += linear_forward(w, "gate_proj", t, self.gates // w.tp, h)
+        if self.rotary:
+            out.append(
+                move(
+                    "rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="positions",
+                    launches=2,
+                )
+            )  # fmt: skip
         return [*out, *self._latents(w), *self._up(w)]
 
     def recomputed_inputs(self, w: Work) -> list[Operator]:
@@ -137,15 +142,16 @@ class MLA(SoftmaxAttention):
         else:
             out = linear_forward(w, "q_up", t, q_width, self.q_lora_rank)
         out += linear_forward(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)
+        rotated = [rope("rope_q", "F", t * heads * self.qk_rope_dim)] if self.rotary else []
         return [
             *out,
-            rope("rope_k", "F", t * self.qk_rope_dim),
+            *([rope("rope_k", "F", t * self.qk_rope_dim)] if self.rotary else []),
             copy("k_nope_pack", "F", t * heads * self.qk_nope_dim, "pack"),
             move(
                 "k_rope_broadcast", "copy", "F", t * self.qk_rope_dim * BF16,
                 t * heads * self.qk_rope_dim * BF16, variant="broadcast",
             ),
-            rope("rope_q", "F", t * heads * self.qk_rope_dim),
+            *rotated,
         ]  # fmt: skip
 
     def inputs_gradient(self, w: Work) -> list[Operator]:
@@ -153,14 +159,14 @@ class MLA(SoftmaxAttention):
         t, heads = w.tokens, self.heads // w.tp
         q_in, q_width = self.q_lora_rank or w.hidden, heads * self.sizes.qk_head_dim
         q_name = "q_proj" if self.q_lora_rank is None else "q_up"
-        out = [rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)]
+        out = [rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)] if self.rotary else []
         out += linear_input_gradient(w, q_name, t, q_width, q_in)
         out += [
             move(
                 "k_rope.sum_heads", "elementwise", "I", t * heads * self.qk_rope_dim * BF16,
                 t * self.qk_rope_dim * BF16, variant="reduce",
             ),
-            rope("rope_k.backward", "I", t * self.qk_rope_dim),
+            *([rope("rope_k.backward", "I", t * self.qk_rope_dim)] if self.rotary else []),
             copy("k_nope_unpack", "I", t * heads * self.qk_nope_dim, "pack"),
             copy("v_unpack", "I", t * heads * self.v_dim, "pack"),
         ]  # fmt: skip
@@ -187,6 +193,8 @@ class MLA(SoftmaxAttention):
         out += _down_gradient(w, "kv_down", kv_width, h)
         if self.q_lora_rank is not None:
             out += _down_gradient(w, "q_down", self.q_lora_rank, h)
+        if self.gates:
+            out += _down_gradient(w, "gate_proj", self.gates // w.tp, h)
         return out
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
@@ -201,6 +209,8 @@ class MLA(SoftmaxAttention):
         out.append(weight_gradient(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h))
         if self.q_lora_rank is not None:
             out.append(weight_gradient(w, "q_down", t, self.q_lora_rank, h))
+        if self.gates:
+            out.append(weight_gradient(w, "gate_proj", t, self.gates // w.tp, h))
         return out
 
     # -- memory --------------------------------------------------------------------------------------
@@ -224,10 +234,12 @@ class MLA(SoftmaxAttention):
         yield GemmOutput("q_up", self.heads * self.sizes.qk_head_dim, "width")
         yield GemmOutput("kv_down", self.kv_lora_rank + self.qk_rope_dim, "none")
         yield GemmOutput("kv_up", self._kv_width, "width")
+        if self.gates:
+            yield GemmOutput("gate_proj", self.gates, "width")
 
     # -- names in other projects ---------------------------------------------------------------------
 
-    def megatron_arguments(self) -> dict[str, str | None]:
+    def megatron_arguments(self) -> dict[str, str | None] | None:
         """Megatron-LM's flags for multi-latent attention."""
         query = {"--q-lora-rank": str(self.q_lora_rank)} if self.q_lora_rank else {}
         return {

@@ -123,6 +123,11 @@ class Attention(ModelPart, ABC):
     def context_elements(self, sequence: int) -> float:
         """Elements per token, over all heads, that travel around the context-parallel group."""
 
+    @property
+    def context_state_bytes(self) -> float:
+        """Bytes per sequence that every context-parallel rank sends to all others: recurrent states."""
+        return 0.0
+
     # -- names in other projects ---------------------------------------------------------------------
 
     def megatron_arguments(self) -> dict[str, str | None] | None:

@@ -7,7 +7,7 @@ and updates one state per head, normalises and gates the result, and projects it
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from moesim.simulator.model.attention.projections import (
@@ -114,6 +114,16 @@ class RecurrentMixer(Attention):
         return False
 
     @property
+    def convolution_again(self) -> bool:
+        """Whether the backward runs the short convolution again instead of keeping its output."""
+        return False
+
+    @property
+    def normalised(self) -> bool:
+        """Whether a norm and its gate are a kernel behind the scan, or the scan applies any gate itself."""
+        return True
+
+    @property
     def output_bias(self) -> bool:
         """Whether the output projection has a bias."""
         return False
@@ -131,6 +141,14 @@ class RecurrentMixer(Attention):
     @abstractmethod
     def saved_by_scan(self) -> tuple[Saved, ...]:
         """Tensors that the scan's kernels keep for their backward, its inputs first."""
+
+    def preparation(self, w: Work) -> list[Operator]:
+        """Operators between the projections and the scan, besides the short convolution."""
+        return []
+
+    def preparation_gradient(self, w: Work) -> list[Operator]:
+        """Gradients of `preparation`."""
+        return []
 
     # -- counts --------------------------------------------------------------------------------------
 
@@ -153,7 +171,7 @@ class RecurrentMixer(Attention):
         return self._convolution_parameters
 
     def flop_per_token(self, sequence: int, causal: bool) -> float:
-        """Model FLOPs of the scan; the backward takes twice the forward (eq. F4).
+        """Model FLOPs of the scan; the backward takes twice the forward (eq. F21).
 
         They do not depend on the sequence, and no mask halves them.
         """
@@ -175,17 +193,21 @@ class RecurrentMixer(Attention):
             out += linear_forward(w, projection.name, w.tokens, n, k, cast_input=not shared)
         if self.convolved:
             out.append(convolution(w, self.convolved // w.tp))
-        out.append(scan_forward(w, self.scan))
-        out += gated_norm(w, self.width // w.tp, self.gate_width // w.tp)
+        out += [*self.preparation(w), scan_forward(w, self.scan)]
+        if self.normalised:
+            out.append(gated_norm(w, self.width // w.tp, self.gate_width // w.tp))
         return [*out, *output_projection(w, self.width // w.tp)]
 
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients of the same operators in reverse order; the scan may be run again first."""
         out = output_projection_gradient(w, self.width // w.tp)
-        out += gated_norm_backward(w, self.width // w.tp, self.gate_width // w.tp)
-        if w.repeats("core_attn"):
+        if self.normalised:
+            out.append(gated_norm_backward(w, self.width // w.tp, self.gate_width // w.tp))
+        if self.convolution_again:
+            out += recomputed([convolution(w, self.convolved // w.tp)])
+        if "core_attn" in self.modules and w.repeats("core_attn"):
             out += recomputed([scan_forward(w, self.scan)])
-        out.append(scan_backward(w, self.scan))
+        out += [scan_backward(w, self.scan), *self.preparation_gradient(w)]
         if self.convolved:
             out.append(convolution_backward(w, self.convolved // w.tp))
         return [*out, *recomputed_attention_norm(w), *self._projection_gradients(w)]
@@ -201,10 +223,9 @@ class RecurrentMixer(Attention):
                 if projection.inputs is not None or projection is self.projections[0]:
                     out.append(cast(f"{projection.name}.input_cast_channel", "I", w.tokens, k, "channel"))
                 out.append(cast(f"{projection.name}.gradient_cast_channel", "I", w.tokens, n, "channel"))
-            if projection.inputs is None:
-                if not first:
-                    out.append(add(f"{projection.name}.add_gradient", "I", w.tokens, k))
-                first = False
+            if projection.sharding == "inputs" or (projection.inputs is None and not first):
+                out.append(add(f"{projection.name}.add_gradient", "I", w.tokens, k))
+            first = first and projection.inputs is not None
         return out
 
     def weight_gradient(self, w: Work) -> list[Operator]:
@@ -223,7 +244,7 @@ class RecurrentMixer(Attention):
     def cached_tensors(
         self, precision: Precision, policy: Recompute, unfused: bool
     ) -> Iterator[CachedTensor]:
-        """Inputs of the narrow projections, of the convolution, scan, norm and output projection (eq. M12)."""
+        """Inputs of narrow projections, convolution, scan, norm and output projection (eq. M21)."""
         cache = precision.activation_cache
         for projection in self.projections:
             if projection.inputs is not None and projection.sharding != "inputs":
@@ -238,8 +259,9 @@ class RecurrentMixer(Attention):
             yield CachedTensor(saved.name, saved.bytes_per_token, "kept", "width", modules=modules)
         if self.gate_width:
             yield CachedTensor("output gate", row_bytes(self.gate_width, "bf16"), "kept", "width")
-        yield CachedTensor("scan output", row_bytes(self.width, "bf16"), "kept", "width", kept_by_op=True)
-        yield CachedTensor("gated output", row_bytes(self.width, cache), "norm output", "width")
+        if self.normalised:
+            yield CachedTensor("scan output", row_bytes(self.width, "bf16"), "kept", "width")
+        yield CachedTensor("gated output", row_bytes(self.width, cache), "linear input", "width")
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
         """Outputs of the projections, then of the output projection."""
@@ -252,13 +274,14 @@ class RecurrentMixer(Attention):
 
     @property
     def modules(self) -> frozenset[Module]:
-        """The core attention, which is the scan."""
-        return frozenset({"core_attn"})
+        """The core attention, which is the scan, where its recompute frees anything."""
+        inside = any(saved.inside_scan for saved in self.saved_by_scan())
+        return frozenset({"core_attn"}) if inside else frozenset()
 
     @property
     def context_modules(self) -> frozenset[Module]:
         """The scan, which starts from the state of the ranks before."""
-        return frozenset({"core_attn"})
+        return self.modules
 
     # -- parallelism ---------------------------------------------------------------------------------
 
@@ -267,9 +290,11 @@ class RecurrentMixer(Attention):
         return self.tp_heads
 
     def context_elements(self, sequence: int) -> float:
-        """16-bit elements per token of the states that context-parallel ranks exchange (eq. X15)."""
-        return 2.0 * self.scan.state_elements / sequence
+        """0: nothing travels for each token."""
+        return 0.0
 
-    def gemm_names(self) -> Iterable[str]:
-        """Names of the projections before the scan."""
-        return (projection.name for projection in self.projections)
+    @property
+    def context_state_bytes(self) -> float:
+        """States in FP32, and the inputs of the convolution that lie on the rank before (eq. X21)."""
+        window = self.convolved * max(0, self.convolution_width - 1)
+        return self.scan.carried_elements * BYTES_PER_ELEMENT["fp32"] + window * BYTES_PER_ELEMENT["bf16"]

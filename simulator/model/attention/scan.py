@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moesim.simulator.model.operator import GemmShape, Operator
-from moesim.simulator.model.primitives import BF16, FP32, move
+from moesim.simulator.model.primitives import BF16, move
 from moesim.simulator.model.work import Work
 
 
@@ -24,22 +24,27 @@ class Scan(NamedTuple):
     """Elements in 16 bits that the forward reads."""
     outputs: float
     """Elements in 16 bits that it writes."""
-    fp32_inputs: float
-    """Elements in FP32 that it reads, such as decays."""
     state_elements: int
     """Elements of the state, over all heads."""
     chunk: int
     """Tokens of a chunk; 1 for a scan by token."""
+    transition_elements: int = 0
+    """Elements of the matrices that take the state of the tokens before to that behind them; 0 for decays."""
 
     @property
     def read_bytes(self) -> float:
         """Bytes that the forward reads per token, with the state of every chunk that it writes and reads."""
-        return self.inputs * BF16 + self.fp32_inputs * FP32 + self._state_bytes
+        return self.inputs * BF16 + self._state_bytes
 
     @property
     def written_bytes(self) -> float:
         """Bytes that the forward writes per token."""
         return self.outputs * BF16 + self._state_bytes
+
+    @property
+    def carried_elements(self) -> int:
+        """Elements that a context-parallel rank hands on for one sequence."""
+        return self.state_elements + self.transition_elements
 
     @property
     def _state_bytes(self) -> float:
@@ -52,7 +57,7 @@ def _streams(w: Work, scan: Scan) -> int:
 
 
 def scan_forward(w: Work, scan: Scan) -> Operator:
-    """The scan of one micro-batch (eq. C11); the time per FLOP depends on the heads side by side."""
+    """The scan of one micro-batch (eq. C21); its rate depends on the heads side by side (eq. C24)."""
     tokens = w.tokens / w.tp
     return Operator(
         "scan",
@@ -73,7 +78,7 @@ def scan_backward(w: Work, scan: Scan) -> Operator:
     It reads inputs, output gradients and states, and writes a gradient for every input.
     """
     tokens = w.tokens / w.tp
-    gradients = scan.inputs * BF16 + scan.fp32_inputs * FP32
+    gradients = scan.inputs * BF16
     return Operator(
         "scan.backward",
         "scan_backward",
@@ -95,19 +100,19 @@ def convolution(w: Work, channels: float) -> Operator:
 
 
 def convolution_backward(w: Work, channels: float) -> Operator:
-    """Gradients of input, weight and bias: it reads input and output gradient and computes the output again."""
+    """Gradients of input, weight and bias from the input and the output's gradient."""
     size = w.tokens * channels * BF16
     return move("short_conv.backward", "conv", "I", 2.0 * size, size, variant="backward", launches=2)
 
 
-def gated_norm(w: Work, width: float, gate: float) -> list[Operator]:
+def gated_norm(w: Work, width: float, gate: float) -> Operator:
     """Norm of the scan's output times its activated gate, in one kernel."""
     size = w.tokens * width * BF16
-    return [move("gated_norm", "norm", "F", size + w.tokens * gate * BF16, size, variant="gated_forward")]
+    return move("gated_norm", "norm", "F", size + w.tokens * gate * BF16, size, variant="gated_forward")
 
 
-def gated_norm_backward(w: Work, width: float, gate: float) -> list[Operator]:
+def gated_norm_backward(w: Work, width: float, gate: float) -> Operator:
     """Gradients of the scan's output, the gate and the norm's weight."""
     size, gates = w.tokens * width * BF16, w.tokens * gate * BF16
     read, written = 2.0 * size + gates, size + gates
-    return [move("gated_norm.backward", "norm", "I", read, written, variant="gated_backward", launches=2)]
+    return move("gated_norm.backward", "norm", "I", read, written, variant="gated_backward", launches=2)

@@ -9,6 +9,12 @@ from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.core import core_backward, core_forward, recomputed_core
 from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.attention.output_gate import (
+    gate_backward,
+    gate_forward,
+    sink_backward,
+    sink_forward,
+)
 from moesim.simulator.model.attention.projections import (
     output_projection,
     output_projection_gradient,
@@ -41,6 +47,16 @@ class SoftmaxAttention(Attention):
         """Keys that a query may attend to: all before it, unless a subclass says otherwise."""
         return FULL
 
+    @property
+    def gates(self) -> int:
+        """Columns of gates of the output; 0 without any."""
+        return 0
+
+    @property
+    def sink_heads(self) -> int:
+        """Heads whose softmax has a sink; 0 without any."""
+        return 0
+
     @abstractmethod
     def inputs_forward(self, w: Work) -> list[Operator]:
         """Operators from the normalised input to queries, keys and values."""
@@ -66,22 +82,36 @@ class SoftmaxAttention(Attention):
         """Outputs of the GEMMs into queries, keys and values, in the order of their calls."""
 
     def flop_per_token(self, sequence: int, causal: bool) -> float:
-        """Model FLOPs of the GEMMs of scores and values; the backward takes twice the forward (eq. F3)."""
+        """Model FLOPs of the GEMMs of scores and values; the backward takes twice the forward (eq. F3).
+
+        With `causal` a query counts the keys that it attends to on average; otherwise all of them count the
+        most that any query of the sequence has: the sequence, the window or the chunk.
+        """
         heads, _, qk_head_dim, v_head_dim = self.sizes
-        forward = 2.0 * heads * sequence * (qk_head_dim + v_head_dim)
-        return 3.0 * forward * (0.5 if causal else 1.0)
+        keys = self.reach.mean_keys(sequence) if causal else self.reach.widest(sequence)
+        return 3.0 * 2.0 * heads * keys * (qk_head_dim + v_head_dim)
 
     def forward(self, w: Work) -> list[Operator]:
-        """Projections, core attention, output projection."""
-        return [*self.inputs_forward(w), *core_forward(w, self.sizes), *output_projection(w, self._width(w))]
+        """Projections, core attention with any sinks and gates, output projection."""
+        width = self._width(w)
+        return [
+            *self.inputs_forward(w),
+            *core_forward(w, self.sizes, self.reach),
+            *sink_forward(w, self.sink_heads // w.tp, width),
+            *gate_forward(w, self.gates // w.tp, width),
+            *output_projection(w, width),
+        ]
 
     def input_gradient(self, w: Work) -> list[Operator]:
-        """Input gradients of output projection, core attention and projections."""
+        """Input gradients of output projection, gates, core attention and projections."""
+        width = self._width(w)
         return [
-            *output_projection_gradient(w, self._width(w)),
+            *output_projection_gradient(w, width),
+            *gate_backward(w, self.gates // w.tp, width),
             *self.recomputed_inputs(w),
-            *recomputed_core(w, self.sizes),
-            *core_backward(w, self.sizes),
+            *recomputed_core(w, self.sizes, self.reach),
+            *sink_backward(w, self.sink_heads // w.tp, width),
+            *core_backward(w, self.sizes, self.reach),
             *self.inputs_gradient(w),
         ]
 
@@ -96,11 +126,17 @@ class SoftmaxAttention(Attention):
     def cached_tensors(
         self, precision: Precision, policy: Recompute, unfused: bool
     ) -> Iterator[CachedTensor]:
-        """Inputs and output of the core attention and, with flash attention, an FP32 log-sum-exp per head."""
+        """Inputs and output of the core attention, and an FP32 log-sum-exp per head in a fused kernel.
+
+        Gates are kept with the core's output, which is then not the input of the output projection.
+        """
         yield from self.inputs_cached(precision)
         out = self.heads * self.sizes.v_head_dim
         out_bytes = out * E5M6_BYTES if policy == "deepseek-v3" else row_bytes(out, "bf16")
         yield CachedTensor("attention output", out_bytes, "kept", "width", kept_by_op=True)
+        if self.gates:
+            yield CachedTensor("output gates", row_bytes(self.gates, "bf16"), "kept", "width")
+            yield CachedTensor("gated output", row_bytes(out, "bf16"), "kept", "width")
         if not unfused:
             lse = self.heads * BYTES_PER_ELEMENT["fp32"]
             inside: frozenset[Module] = frozenset({"core_attn"})
@@ -135,6 +171,9 @@ class SoftmaxAttention(Attention):
         return ((self.heads, f"attention heads={self.heads}"),)
 
     def context_elements(self, sequence: int) -> float:
-        """Elements of keys and values."""
+        """Elements of keys and values; a rank needs those of a window or chunk before its own tokens only.
+
+        They are spread over the tokens of the sequence, as all of them travel with full attention.
+        """
         _, kv_heads, qk_head_dim, v_head_dim = self.sizes
-        return kv_heads * (qk_head_dim + v_head_dim)
+        return kv_heads * (qk_head_dim + v_head_dim) * self.reach.widest(sequence) / sequence

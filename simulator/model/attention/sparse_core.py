@@ -6,6 +6,8 @@ average over n tokens (eq. C2). A choice of at most k of them leaves `mean_keys`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from moesim.simulator.model.operator import Dtype, GemmShape, Operator
@@ -17,7 +19,7 @@ INDEX_BYTES = 4.0
 
 
 def mean_keys(sequence: float, top_k: float) -> float:
-    """Mean over a causal sequence of the keys that one query reads, at most `top_k` (eq. C11)."""
+    """Mean over a causal sequence of the keys that one query reads, at most `top_k` (eq. A1)."""
     if sequence <= top_k:
         return sequence / 2.0
     return top_k - top_k * top_k / (2.0 * sequence)
@@ -33,12 +35,14 @@ class SparseCore(NamedTuple):
     """Elements of one key with its value; the same elements where the value is part of the key."""
     keys: float
     """Mean number of keys of one query."""
-    top_k: int
-    """Keys that the kernel visits for one query; it pads shorter lists."""
+    counted_dims: int
+    """FLOPs of one score and its value per head, halved, as model FLOPs count them."""
+    variant: str = ""
+    """Kernel family, which has rates of its own."""
 
 
 def sparse_forward(w: Work, core: SparseCore) -> list[Operator]:
-    """Core attention over chosen keys, with flop = 2 x tokens x heads x keys x (d_qk + d_v) (eq. C12)."""
+    """Core attention over chosen keys, with flop = 2 x tokens x heads x keys x (d_qk + d_v) (eq. A2)."""
     heads = core.heads // w.tp
     scores = w.tokens * heads * core.keys
     read = w.tokens * (heads * core.qk_dim + core.kv_dim) * BF16 + w.tokens * core.keys * INDEX_BYTES
@@ -49,19 +53,21 @@ def sparse_forward(w: Work, core: SparseCore) -> list[Operator]:
             "F",
             "bf16",
             flop=2.0 * scores * (core.qk_dim + core.v_dim),
+            uncounted_flop=2.0 * scores * (core.qk_dim + core.v_dim - core.counted_dims),
             bytes_read=read,
             bytes_written=w.tokens * heads * (core.v_dim * BF16 + FP32),
             gemm=GemmShape(w.tokens, max(1, round(core.keys)), core.qk_dim, heads),
+            variant=core.variant,
         )
     ]
 
 
 def sparse_backward(w: Work, core: SparseCore) -> list[Operator]:
-    """Backward of that core: five GEMMs over the chosen keys, and a scatter of their gradients (eq. C13).
+    """Backward of that core: five GEMMs over the chosen keys, and a scatter of their gradients (eq. A3).
 
     Queries that chose the same key add to one FP32 gradient of it, so the kernel adds atomically: every
-    chosen key is one read-modify-write of `kv_dim` elements per query. The GEMM that computes the scores
-    again does not count as model FLOPs.
+    chosen key is one read-modify-write of `kv_dim` elements per query and group of query heads. The GEMM that
+    computes the scores again does not count as model FLOPs.
     """
     heads = core.heads // w.tp
     scores = w.tokens * heads * core.keys
@@ -72,10 +78,11 @@ def sparse_backward(w: Work, core: SparseCore) -> list[Operator]:
         "I",
         "bf16",
         flop=scores * (6 * core.qk_dim + 4 * core.v_dim),
-        uncounted_flop=2.0 * scores * core.qk_dim,
+        uncounted_flop=scores * (6 * core.qk_dim + 4 * core.v_dim - 4 * core.counted_dims),
         bytes_read=(q + out + kv) * BF16 + w.tokens * core.keys * INDEX_BYTES,
         bytes_written=q * BF16 + w.tokens * core.keys * core.kv_dim * FP32,
         gemm=GemmShape(w.tokens, max(1, round(core.keys)), core.qk_dim, heads),
+        variant=core.variant,
     )
     return [
         move("attention.backward_pre", "attention_pre_post", "I", 2 * out * BF16, out / core.v_dim * FP32,
@@ -88,7 +95,7 @@ def sparse_backward(w: Work, core: SparseCore) -> list[Operator]:
 def index_scores(
     w: Work, name: str, heads: int, dim: int, keys: float, dtype: Dtype, backward: bool = False
 ) -> Operator:
-    """Scores of `keys` keys per query in the indexer's heads, weighted and summed over them (eq. C14).
+    """Scores of `keys` keys per query in the indexer's heads, weighted and summed over them (eq. A4).
 
     Model FLOPs leave the indexer out. Its backward runs over the chosen keys only: gradients of queries and
     keys, after the scores are computed again.
@@ -109,6 +116,11 @@ def index_scores(
         gemm=GemmShape(w.tokens, max(1, round(keys)), dim, heads),
         variant="backward" if backward else "",
     )
+
+
+def uncounted(operators: Iterable[Operator]) -> list[Operator]:
+    """Return operators of which model FLOPs count nothing, such as the indexer's projections."""
+    return [replace(op, uncounted_flop=op.flop) for op in operators]
 
 
 def choose_keys(w: Work, keys: float, chosen: float) -> Operator:

@@ -17,7 +17,7 @@ from moesim.simulator.model.feed_forward.swiglu import (
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.primitives import cast, recomputed
+from moesim.simulator.model.primitives import BF16, cast, move, recomputed
 from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
@@ -80,8 +80,13 @@ class DenseFFN:
         ]
 
     def weight_gradient(self, w: Work) -> list[Operator]:
-        """Weight gradients of the down projection, then of gate and up."""
-        return list(swiglu_weight_gradient(w, "ffn", self.width // w.tp, self.branches))
+        """Weight gradients of the down projection, then of gate and up, and sums over tokens for biases."""
+        width = self.width // w.tp
+        out = list(swiglu_weight_gradient(w, "ffn", width, self.branches))
+        if self.bias:  # the forward adds them inside the GEMMs and the activation
+            read = w.tokens * (self.branches * width + w.hidden) * BF16
+            out.append(move("ffn.bias.wgrad", "elementwise", "W", read, 0.0, variant="reduce"))
+        return out
 
     def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
         """No operators, because nothing is sent."""

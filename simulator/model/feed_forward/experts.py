@@ -46,6 +46,12 @@ class ExpertWork:
     """Experts of this rank, replicas included."""
     shared_width: int
     """Columns of the shared experts on this rank; 0 without any."""
+    row: int
+    """Elements of a routed row: the hidden size, or that of the latent rows."""
+    branches: int = 2
+    """Projections into an expert's width: gate and up, or up alone."""
+    bias: bool = False
+    """Whether the routed experts' projections have biases."""
 
     @property
     def width(self) -> int:
@@ -75,75 +81,75 @@ def _expert_move(
     )  # fmt: skip
 
 
-def _expand(w: Work, name: str, d: Direction, fp8: bool) -> list[Operator]:
+def _expand(x: ExpertWork, name: str, d: Direction) -> list[Operator]:
     """Copy of received tokens into expert order, and transpose of their scales into the GEMM's layout."""
-    row = per_row_bytes(w.hidden, fp8)
+    w, fp8 = x.work, x.work.fp8
+    row = per_row_bytes(x.row, fp8)
     out = [_expert_move(w, name, "permute", d, row * w.received_tokens / w.rows, row, "expand")]
     if fp8:
-        out.append(scale_transpose(f"{name}.scales", d, w.rows, w.hidden, per_row=True))
+        out.append(scale_transpose(f"{name}.scales", d, w.rows, x.row, per_row=True))
     return out
 
 
-def _reduce(w: Work, name: str, d: Direction) -> Operator:
+def _reduce(x: ExpertWork, name: str, d: Direction) -> Operator:
     """Sum of the rows of every token back into one."""
-    row = w.hidden * BF16
+    w, row = x.work, x.row * BF16
     return _expert_move(w, name, "permute", d, row, row * w.received_tokens / w.rows, "reduce")
 
 
 def experts_forward(x: ExpertWork) -> list[Operator]:
     """Shared and routed experts of a MoE layer, forward, between dispatch and combine."""
-    w, h, e = x.work, x.work.hidden, x.local_experts
-    f, rows, fp8 = x.width, x.rows, w.fp8
+    w, h, e = x.work, x.row, x.local_experts
+    f, up, rows, fp8 = x.width, x.branches * x.width, x.rows, w.fp8
     before, after = _shared_forward(x)
     index_bytes = 8.0 * x.top_k * w.received_tokens / w.rows
     out = [
         *before,
         _expert_move(w, "experts.count", "permute", "F", index_bytes, 0.0, "count"),
         _expert_move(w, "experts.mapping", "permute", "F", index_bytes, index_bytes, "mapping"),
-        *_expand(w, "experts.expand", "F", fp8),
+        *_expand(x, "experts.expand", "F"),
     ]
     if fp8:
-        out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", 2 * f, h, e))
-    out.append(_grouped(x, "experts.gate_up", "F", 2 * f, h, e))
+        out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", up, h, e))
+    out.append(_grouped(x, "experts.gate_up", "F", up, h, e))
     out.append(_expert_move(w, "experts.scale_weights", "elementwise", "F", FP32, FP32, "tiny"))
-    out.append(swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True))
+    out.append(swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True, branches=x.branches))
     if fp8:
         out.append(weight_transpose("experts.down.weight_transpose", "F", h, f, e))
         out.append(scale_transpose("experts.down.scales", "F", rows, f, per_row=True))
         out.append(move("experts.tensor_maps", "elementwise", "F", 0.0, 128.0 * e, variant="tiny"))
     out.append(_grouped(x, "experts.down", "F", h, f, e))
-    out.append(_reduce(w, "experts.reduce", "F"))
+    if x.bias:  # the bias of the first projection is part of the activation's kernel
+        out.append(_expert_move(w, "experts.down.bias", "elementwise", "F", h * BF16, h * BF16, "add"))
+    out.append(_reduce(x, "experts.reduce", "F"))
     out += after
     if fp8:
-        out.append(cast("experts.cache", "F", rows, 2 * f, "token", per_row=True))
+        out.append(cast("experts.cache", "F", rows, up, "token", per_row=True))
         if x.shared_width:
-            out.append(cast("shared.cache", "F", w.tokens, 2 * x.shared_width, "token"))
+            out.append(cast("shared.cache", "F", w.tokens, x.branches * x.shared_width, "token"))
     return out
 
 
 def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     """Shared and routed experts, input gradient, between the two communications of the backward."""
-    w, h, e = x.work, x.work.hidden, x.local_experts
-    f, rows, fp8 = x.width, x.rows, w.fp8
+    w, h, e = x.work, x.row, x.local_experts
+    f, up, rows, fp8 = x.width, x.branches * x.width, x.rows, w.fp8
     element = per_row_bytes(x.expert_ffn, False)
     out: list[Operator] = []
     if w.repeats("shared_experts"):
         before, after = _shared_forward(x)
         out += recomputed([*before, *after])
     if x.shared_width:
-        out += swiglu_input_gradient_down(w, "shared", x.shared_width)
+        out += swiglu_input_gradient_down(w, "shared", x.shared_width, x.branches)
     if fp8:
-        out.append(cast("experts.restore", "I", rows, 2 * f, "back", per_row=True))
-    out += _expand(w, "experts.expand_gradient", "I", fp8)
+        out.append(cast("experts.restore", "I", rows, up, "back", per_row=True))
+    out += _expand(x, "experts.expand_gradient", "I")
     out.append(_grouped(x, "experts.down.dgrad", "I", f, h, e))
     if w.repeats("moe_act"):
-        out += recomputed([swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True)])
-    # Reads gate, up and the gradient; writes the output again and the gradients of gate and up.
-    out.append(
-        _expert_move(
-            w, "experts.swiglu.backward", "swiglu", "I", 3 * element, 3 * element, "weighted_backward"
-        )
-    )
+        out += recomputed([swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True, branches=x.branches)])
+    # Reads the branches and the gradient; writes the output again and the gradients of the branches.
+    moved = (x.branches + 1) * element
+    out.append(_expert_move(w, "experts.swiglu.backward", "swiglu", "I", moved, moved, "weighted_backward"))
     out.append(
         _expert_move(w, "experts.weight_gradient", "swiglu", "I", 2 * element, FP32, "weight_backward")
     )
@@ -152,36 +158,38 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     out.append(_expert_move(w, "experts.scale_weights.backward", "elementwise", "I", FP32, FP32, "tiny"))
     out += recomputed_ffn_norm(w)
     if fp8:
-        out.append(cast("experts.gate_up.cast_gradient", "I", rows, 2 * f, "token", per_row=True))
-        out.append(scale_transpose("experts.gate_up.scales", "I", rows, 2 * f, per_row=True))
-    out.append(_grouped(x, "experts.gate_up.dgrad", "I", h, 2 * f, e))
-    out.append(_reduce(w, "experts.reduce_gradient", "I"))
+        out.append(cast("experts.gate_up.cast_gradient", "I", rows, up, "token", per_row=True))
+        out.append(scale_transpose("experts.gate_up.scales", "I", rows, up, per_row=True))
+    out.append(_grouped(x, "experts.gate_up.dgrad", "I", h, up, e))
+    out.append(_reduce(x, "experts.reduce_gradient", "I"))
     if fp8:
-        out.append(cast("experts.gate_up.gradient_cast_channel", "I", rows, 2 * f, "channel", per_row=True))
+        out.append(cast("experts.gate_up.gradient_cast_channel", "I", rows, up, "channel", per_row=True))
     if x.shared_width:
-        out += swiglu_input_gradient_up(w, "shared", x.shared_width)
+        out += swiglu_input_gradient_up(w, "shared", x.shared_width, x.branches)
     return out
 
 
 def experts_weight_gradient(x: ExpertWork) -> list[Operator]:
     """Weight gradients of shared and routed experts; the published profile has one launch per expert."""
-    w, h, e = x.work, x.work.hidden, x.local_experts
-    f, rows = x.width, x.rows
-    shared = swiglu_weight_gradient(w, "shared", x.shared_width) if x.shared_width else None
+    w, h, e = x.work, x.row, x.local_experts
+    f, up, rows = x.width, x.branches * x.width, x.rows
+    shared = swiglu_weight_gradient(w, "shared", x.shared_width, x.branches) if x.shared_width else None
     out: list[Operator] = [shared[0]] if shared else []
     if w.fp8:
         out.append(cast("experts.down.gradient_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
     out.append(_grouped_weight_gradient(x, "experts.down", h, f, e))
     if w.fp8:
         out.append(cast("experts.gate_up.input_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
-    out.append(_grouped_weight_gradient(x, "experts.gate_up", 2 * f, h, e))
+    out.append(_grouped_weight_gradient(x, "experts.gate_up", up, h, e))
+    if x.bias:  # sums of the gradients of both projections' outputs over the rows of each expert
+        out.append(_expert_move(w, "experts.bias.wgrad", "elementwise", "W", (up + h) * BF16, 0.0, "reduce"))
     return [*out, shared[1]] if shared else out
 
 
 def _shared_forward(x: ExpertWork) -> tuple[list[Operator], list[Operator]]:
     if not x.shared_width:
         return [], []
-    return swiglu_forward(x.work, "shared", x.shared_width, cast_input=False)
+    return swiglu_forward(x.work, "shared", x.shared_width, cast_input=False, branches=x.branches)
 
 
 def _grouped(x: ExpertWork, name: str, d: Direction, n: int, k: int, groups: int) -> Operator:
@@ -211,9 +219,9 @@ def dispatch_operators(x: ExpertWork) -> list[Operator]:
     return [move("dispatch.layout", "permute", "F", read, w.tokens * x.experts / 8, variant="layout")]
 
 
-def combine_backward_operators(w: Work, fp8_dispatch: bool) -> list[Operator]:
+def combine_backward_operators(x: ExpertWork, fp8_dispatch: bool) -> list[Operator]:
     """Operators on the communication stream before the backward of combine, which cast the gradient."""
     if not fp8_dispatch:
         return []
-    op = cast("combine.cast_gradient", "I", w.tokens, w.hidden, "token")
+    op = cast("combine.cast_gradient", "I", x.work.tokens, x.row, "token")
     return [replace(op, variant="token_on_communication_stream")]

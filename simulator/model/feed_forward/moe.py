@@ -17,12 +17,19 @@ from moesim.simulator.model.feed_forward.experts import (
     experts_input_gradient,
     experts_weight_gradient,
 )
+from moesim.simulator.model.feed_forward.latent import (
+    into_latent,
+    into_latent_gradient,
+    latent_weight_gradient,
+    out_of_latent,
+    out_of_latent_gradient,
+)
 from moesim.simulator.model.feed_forward.router import router_backward, router_forward
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.part import ModelPart
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
-from moesim.simulator.model.primitives import cast, recomputed
+from moesim.simulator.model.primitives import add, cast, norm, norm_backward, recomputed
 from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
@@ -83,6 +90,11 @@ class MoE(ModelPart):
             raise ValueError("shared_experts and shared_ffn go together: give both or neither")
         if self.latent_norm and self.latent is None:
             raise ValueError("latent_norm is given without latent: there are no latent rows to norm")
+        if self.zero_experts and self.group_limited:
+            raise ValueError(
+                f"zero_experts={self.zero_experts} with groups_per_token={self.groups_per_token} of "
+                f"{self.groups} groups is not known: no published gate limits groups that hold such experts"
+            )
         if list(self.dense_layers) != sorted(set(self.dense_layers)):
             raise ValueError("dense_layers must be increasing layer indices without repeats")
         return self
@@ -101,6 +113,19 @@ class MoE(ModelPart):
     def routed(self) -> bool:
         """True, because tokens choose experts."""
         return True
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Names of what the experts have beyond plain gated ones, which a trainer must know of."""
+        own = {
+            "router-bias": self.router_bias,
+            "ungated-experts": not self.expert_gated,
+            "expert-biases": self.expert_bias,
+            "latent-experts": self.latent is not None,
+            "zero-experts": self.zero_experts > 0,
+            "further-expert-norms": self.extra_norms > 0,
+        }
+        return frozenset(name for name, is_so in own.items() if is_so)
 
     @property
     def shared_width(self) -> int:
@@ -129,10 +154,15 @@ class MoE(ModelPart):
         return 2 * hidden * (self.latent or 0)
 
     @property
+    def scored(self) -> int:
+        """Experts that the router scores: routed ones, and those that compute nothing."""
+        return self.experts + self.zero_experts
+
+    @property
     def routed_rows(self) -> float:
         """Expected rows per token that experts compute if choices are even; zero-computation experts take the
         rest."""
-        return self.top_k * self.experts / (self.experts + self.zero_experts)
+        return self.top_k * self.experts / self.scored
 
     def parameters(self, hidden: int, activated: bool) -> Parameters:
         """Parameters of routed and shared experts, of latent projections, and of the router with its biases.
@@ -140,12 +170,11 @@ class MoE(ModelPart):
         With `activated` the experts count that compute a token on average.
         """
         count = round(self.routed_rows) if activated else self.experts
-        scored = self.experts + self.zero_experts
         shared = (self.branches + 1) * hidden * self.shared_width + hidden * self.shared_gate
         return Parameters(
             routed_experts=count * self.expert_parameters(hidden),
             shared_experts=shared + self.latent_parameters(hidden),
-            router=scored * (hidden + self.score_bias + self.router_bias),
+            router=self.scored * (hidden + self.score_bias + self.router_bias),
             norms=self.extra_norms * hidden + (self.latent or 0) * self.latent_norm,
         )
 
@@ -156,32 +185,54 @@ class MoE(ModelPart):
     # -- operators of one GPU ------------------------------------------------------------------------
 
     def after_attention(self, w: Work) -> list[Operator]:
-        """The router and, in FP8, the cast of the rows that are sent."""
+        """The router, any projection into latent rows and, in FP8, the casts of what is sent."""
         send = [cast("ffn_norm.cast", "F", w.tokens, w.hidden, "token")] if w.fp8 else []
-        return [*router_forward(w, self.experts), *send]
+        latent = into_latent(w, self.latent) if self.latent else []
+        return [*router_forward(w, self.scored), *send, *latent]
 
     def before_attention_gradient(self, w: Work) -> list[Operator]:
-        """Backward of the router."""
-        return router_backward(w, self.experts)
+        """Backward of the router, and of any projection into latent rows."""
+        latent = into_latent_gradient(w, self.latent) if self.latent else []
+        return [*latent, *router_backward(w, self.scored)]
 
     def forward(self, w: Work) -> list[Operator]:
-        """Operators of shared and routed experts, between dispatch and combine."""
-        return experts_forward(self._on_gpu(w))
+        """Operators of shared and routed experts, between dispatch and combine.
+
+        What follows the combine is listed here too: the way out of latent rows, the tokens that experts
+        without computation return, and further norms.
+        """
+        h, m = w.hidden, w.norm_tokens
+        return [
+            *experts_forward(self._on_gpu(w)),
+            *(out_of_latent(w, self.latent, self.latent_norm) if self.latent else []),
+            *([add("experts.unchanged", "F", m, h)] if self.zero_experts else []),
+            *(norm(f"experts.norm_{n}", "F", m, h) for n in range(self.extra_norms)),
+        ]
 
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients of shared and routed experts, between the two transfers of the backward.
 
         Modules that the recompute names run again before.
         """
-        gradient = experts_input_gradient(self._on_gpu(w))
+        gradient = [*self._outer_gradient(w), *experts_input_gradient(self._on_gpu(w))]
         if not w.repeats("moe"):
             return gradient
         prepared = dispatch_operators(self._on_gpu(w)) if w.ep > 1 else []
         return [*recomputed([*self.after_attention(w), *prepared, *self.forward(w)]), *gradient]
 
+    def _outer_gradient(self, w: Work) -> list[Operator]:
+        """Backward of what follows the combine."""
+        h, m = w.hidden, w.norm_tokens
+        return [
+            *(norm_backward(f"experts.norm_{n}.backward", m, h) for n in range(self.extra_norms)),
+            *([add("experts.unchanged.backward", "I", m, h)] if self.zero_experts else []),
+            *(out_of_latent_gradient(w, self.latent, self.latent_norm) if self.latent else []),
+        ]
+
     def weight_gradient(self, w: Work) -> list[Operator]:
-        """Weight gradients of shared and routed experts."""
-        return experts_weight_gradient(self._on_gpu(w))
+        """Weight gradients of shared and routed experts, and of the projections of latent rows."""
+        latent = latent_weight_gradient(w, self.latent) if self.latent else []
+        return [*experts_weight_gradient(self._on_gpu(w)), *latent]
 
     def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
         """Small operators before dispatch and combine; there are none without expert parallelism."""
@@ -190,7 +241,7 @@ class MoE(ModelPart):
         return {
             "dispatch F": dispatch_operators(self._on_gpu(w)),
             "combine F": [],
-            "combine B": combine_backward_operators(w, precision.dispatch == "fp8"),
+            "combine B": combine_backward_operators(self._on_gpu(w), precision.dispatch == "fp8"),
             "dispatch B": [],
         }
 
@@ -202,51 +253,65 @@ class MoE(ModelPart):
             expert_ffn=self.expert_ffn,
             local_experts=max(1, (self.experts + w.redundant_experts) // w.ep),
             shared_width=self.shared_width // w.tp,
+            row=self.row_width(w.hidden),
+            branches=self.branches,
+            bias=self.expert_bias,
         )
 
     # -- memory --------------------------------------------------------------------------------------
 
     def cached_tensors(self, hidden: int, precision: Precision) -> Iterator[CachedTensor]:
-        """Tensors of router and experts; routed experts keep top_k rows per token on average.
+        """Tensors of router and experts; routed experts keep their expected rows per token.
 
         Tensor parallelism of the experts gathers rows and splits widths by the same factor, so per GPU these
         tensors shrink with the tokens only.
         """
-        fp32 = BYTES_PER_ELEMENT["fp32"]
+        fp32, cache = BYTES_PER_ELEMENT["fp32"], precision.activation_cache
         layer: frozenset[Module] = frozenset({"moe"})
-        yield CachedTensor("gate scores", self.experts * fp32, "kept", "tokens", modules=layer)
+        yield CachedTensor("gate scores", self.scored * fp32, "kept", "tokens", modules=layer)
         chosen = self.top_k * 2 * fp32
         yield CachedTensor("chosen experts and weights", chosen, "kept", "tokens", modules=layer)
-        rows = self.top_k * row_bytes(hidden, precision.activation_cache)
+        rows = self.routed_rows * row_bytes(self.row_width(hidden), cache)
         yield CachedTensor("dispatched rows", rows, "linear input", "tokens", modules=layer)
         yield from swiglu_tensors(
-            "experts", self.top_k, self.expert_ffn, precision, "tokens",
+            "experts", self.routed_rows, self.expert_ffn, precision, "tokens", self.branches,
             modules=layer, activation=frozenset({"moe_act"}),
         )  # fmt: skip
+        if self.latent:
+            returned = row_bytes(self.latent, cache) * (2 if self.latent_norm else 1)
+            yield CachedTensor("combined latent rows", returned, "linear input", "tokens", modules=layer)
+        if self.extra_norms:
+            inputs = self.extra_norms * row_bytes(hidden, "bf16")
+            yield CachedTensor("inputs of further norms", inputs, "kept", "tokens", modules=layer)
         if self.shared_experts:
             inside: frozenset[Module] = layer | {"shared_experts"}
             yield from swiglu_tensors(
-                "shared experts", 1.0, self.shared_width, precision, "width", modules=inside
+                "shared experts", 1.0, self.shared_width, precision, "width", self.branches, modules=inside
             )
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
-        """Outputs of the router, then of the shared experts; grouped GEMMs do not count."""
-        yield GemmOutput("gate", self.experts, "tokens")
+        """Outputs of the router, latent projections and shared experts; grouped GEMMs do not count."""
+        yield GemmOutput("gate", self.scored, "tokens")
+        if self.latent:
+            yield GemmOutput("latent_down", self.latent, "tokens")
         if self.shared_experts:
-            yield from swiglu_outputs(self.shared_width, hidden)
+            yield from swiglu_outputs(self.shared_width, hidden, self.branches)
+        if self.latent:
+            yield GemmOutput("latent_up", hidden, "tokens")
 
     def kept_by_op(self, hidden: int) -> tuple[CachedTensor, ...]:
         """Rows that came through both all-to-alls."""
-        rows = 2 * self.top_k * row_bytes(hidden, "bf16")
+        rows = 2 * self.routed_rows * row_bytes(self.row_width(hidden), "bf16")
         return (CachedTensor("rows after dispatch and combine", rows, "kept", "tokens"),)
 
     def eager_elements(self, hidden: int, repeated: frozenset[Module] = frozenset()) -> tuple[int, int]:
         """Elements of the SiLU of the gates in BF16, and of the rows that the weighted sum reads in FP32."""
         if "moe" in repeated:
             return 0, 0
-        routed = 0 if "moe_act" in repeated else self.top_k * self.expert_ffn
+        routed = 0 if "moe_act" in repeated else round(self.routed_rows * self.expert_ffn)
         shared = 0 if "shared_experts" in repeated else self.shared_width
-        return routed + shared, self.top_k * hidden
+        summed = round(self.routed_rows * self.row_width(hidden))
+        return (routed + shared) * self.expert_gated, summed
 
     # -- recompute -----------------------------------------------------------------------------------
 

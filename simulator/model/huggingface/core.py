@@ -17,6 +17,7 @@ _EPSILON = (
     "norm_eps",
     "norm_epsilon",
 )
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
 _SCALE = ("routed_scaling_factor", "moe_router_scaling_factor", "router_scaling_factor")
 
 
@@ -70,11 +71,19 @@ def numerics(r: Reader, activation: str) -> dict[str, Any]:
         "router_scale": r.positive(
             *_present(r, _SCALE), meaning="factor on the experts' weights; for trainers only"
         ),
+        "context": _context(r),
     }
     if activation not in _SILU and "activation" in Numerics.model_fields:
         numbers["activation"] = activation
     stated = {name: value for name, value in numbers.items() if value is not None}
     return {"numerics": stated} if stated else {}
+
+
+def _context(r: Reader) -> int | None:
+    """Longest sequence that the file names; None where it names none."""
+    meaning = "longest sequence; shown only"
+    context: int | None = r.integer(*_present(r, _CONTEXT), meaning=meaning, absent=None, null=None)
+    return context
 
 
 def _present(r: Reader, keys: tuple[str, ...]) -> tuple[str, ...]:

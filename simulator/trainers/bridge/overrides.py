@@ -10,6 +10,7 @@ from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
 from moesim.simulator.trainers.megatron.layout import layout_text
 from moesim.simulator.trainers.megatron.plan_arguments import recomputed_modules
+from moesim.simulator.trainers.trainer import unknown_features
 
 REVISION = "067f987"
 """Commit of NVIDIA-NeMo/Megatron-Bridge whose configuration the names were read in."""
@@ -63,6 +64,7 @@ def problems(plan: PlanFacts) -> tuple[str, ...]:
 
 
 def _problems(plan: PlanFacts) -> Iterator[str]:
+    yield from unknown_features("bridge", plan.shape)
     p, recipe = plan.parallel, plan.recipe
     spec = SCHEDULES.get(plan.schedule)
     name = None if spec is None else spec.names_elsewhere.get("megatron-lm")
@@ -162,7 +164,7 @@ def _sharding(plan: PlanFacts) -> dict[str, Value]:
 
 def _recompute(plan: PlanFacts) -> dict[str, Value]:
     if plan.recompute in ("none", "op") or (
-        plan.recompute == "attention" and plan.software.attention == "flash"
+        plan.recompute == "attention" and plan.software.attention != "unfused"
     ):
         return {}
     if plan.recompute == "full":

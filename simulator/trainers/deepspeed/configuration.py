@@ -10,6 +10,7 @@ from typing import Any
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.trainer import unknown_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ def problems(plan: PlanFacts) -> tuple[str, ...]:
 
 
 def _problems(plan: PlanFacts) -> Iterator[str]:
+    yield from unknown_features("deepspeed", plan.shape)
     p, recipe, shape = plan.parallel, plan.recipe, plan.shape
     if p.pp > 1 and plan.schedule != "1f1b":
         yield f"schedule {plan.schedule}: DeepSpeed's pipeline engine runs 1F1B only"
@@ -69,7 +71,7 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
 
 def _flash_attention_alone(plan: PlanFacts) -> bool:
     """Whether only the core attention is recomputed, which flash attention does in any case."""
-    return plan.recompute == "attention" and plan.software.attention == "flash"
+    return plan.recompute == "attention" and plan.software.attention != "unfused"
 
 
 def deepspeed_plan(scenario: Scenario) -> DeepSpeedPlan:

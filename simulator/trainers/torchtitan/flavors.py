@@ -66,8 +66,10 @@ def flavor_of(shape: ModelShape, version: str) -> Flavor | None:
 
 
 def _sizes(shape: ModelShape) -> Sizes | None:
-    """Sizes of a model; None where its attention is of a kind that torchtitan has not."""
+    """Sizes of a model; None where it has features that no flavor has."""
     attention, moe = shape.attention, shape.moe
+    if not shape.features <= {"gqa", "mla"}:
+        return None
     if isinstance(attention, GQA):
         heads, latent = (attention.heads, attention.kv_heads), 0
     elif type(attention) is MLA:

@@ -11,6 +11,7 @@ from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.flavors import flavor_of
 from moesim.simulator.trainers.torchtitan.releases import NEWEST, Release, release_of
+from moesim.simulator.trainers.trainer import unknown_features
 
 MODES = {"none": "none", "full": "full", "op": "op"}
 """Recompute policies that torchtitan has under these names."""
@@ -49,7 +50,7 @@ def recompute_mode(plan: PlanFacts) -> str | None:
 
     Flash attention recomputes its scores in any case, so the policy `attention` adds nothing to it.
     """
-    if plan.recompute == "attention" and plan.software.attention == "flash":
+    if plan.recompute == "attention" and plan.software.attention != "unfused":
         return "none"
     return MODES.get(plan.recompute) if isinstance(plan.recompute, str) else None
 
@@ -263,6 +264,7 @@ def _formats(plan: PlanFacts, release: Release) -> Iterator[str]:
 
 
 def _model(plan: PlanFacts, release: Release) -> Iterator[str]:
+    yield from unknown_features("torchtitan", plan.shape)
     if plan.shape.mtp_layers:
         flavor = flavor_of(plan.shape, release.version)
         if flavor is None or flavor.family not in release.mtp:

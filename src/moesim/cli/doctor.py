@@ -34,7 +34,7 @@ def findings() -> dict[str, str]:
     found["cupy"] = next((f"{v} ({name})" for name in CUPY if (v := _installed(name))), "not installed")
     found |= {
         "presets": ", ".join(preset_names()),
-        "models": ", ".join(shipped_models()),
+        "models": f"{len(shipped_models())} (moesim models)",
         "clusters": ", ".join(list_clusters()),
         "calibration profiles": ", ".join(list_profiles()),
         "GPU": _gpus(),

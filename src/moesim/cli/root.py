@@ -162,12 +162,27 @@ def models(
     name: Annotated[
         str | None, typer.Argument(help="A shipped model, a model file or a config.json.")
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only models with every word in name, attention, experts or source; also <100B, active<10B.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile whose evidence is named; default: h200-8gpu.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the shipped models, or show one."""
-    from moesim.cli.tables import print_model, print_models
+    """List the shipped models with what prices them, or show one."""
+    from moesim.cli.models import print_model, print_models
 
-    print_models(as_json) if name is None else print_model(name, as_json)
+    if name is None:
+        print_models(search, profile, as_json)
+    elif search is not None:
+        raise InputError(f"models {name} --search {search!r}: give the name of a model or a search, not both")
+    else:
+        print_model(name, profile, as_json)
 
 
 @app.command()
@@ -251,7 +266,7 @@ def import_hf(
 ) -> None:
     """Read a Hugging Face config.json, and show how each key was understood."""
     from moesim.cli.console import say_written
-    from moesim.cli.tables import print_import
+    from moesim.cli.models import print_import
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.model import huggingface as hf
 

@@ -1,4 +1,4 @@
-"""Prints schedules, scores, presets, models, imports and hardware."""
+"""Prints schedules, scores, presets and hardware."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from moesim.cli.console import print_json, print_raw, print_table, print_text, short
+from moesim.cli.console import print_json, print_table, print_text, short
 
 if TYPE_CHECKING:
-    from moesim.simulator.model.huggingface import ImportedModel
-    from moesim.simulator.model.shape import ModelShape
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.scoring.published import Placement, Row
     from moesim.simulator.scoring.published_collectives import GroupSummary
     from moesim.simulator.scoring.published_full_resolution import FullChecks
-
-
-_MOST_LISTED = 1000
-_MOST_SHOWN = 60
-"""Characters of one value in the table of an imported configuration."""
 
 
 def schedule_text(schedule: Schedule, width: int | None = None) -> str:
@@ -134,101 +127,6 @@ def print_presets(as_json: bool) -> None:
     headers = ("preset", "model", "GPUs", "accelerator", "confidence", "description")
     cells = [(r.preset, r.model, f"{r.n_gpus:,}", r.accelerator, r.confidence, r.description) for r in rows]
     print_table(headers, cells, right=(2,))
-
-
-def print_models(as_json: bool) -> None:
-    """Print every shipped model with its size."""
-    from moesim.simulator.model.library import load_model, shipped_models
-
-    shapes = [load_model(name) for name in shipped_models()]
-    if as_json:
-        print_json([{"name": shape.name, **_counts(shape)} for shape in shapes])
-        return
-    rows = [_model_row(shape) for shape in shapes]
-    headers = ("name", "parameters", "activated", "layers", "hidden", "experts", "source")
-    print_table(headers, rows, right=(1, 2, 3, 4))
-
-
-def _model_row(shape: ModelShape) -> tuple[str, ...]:
-    counts, moe = _counts(shape), shape.moe
-    experts = "dense" if moe is None else f"{moe.top_k} of {moe.experts}, {moe.shared_experts} shared"
-    sizes = (counts["parameters_total"], counts["parameters_activated"])
-    return (
-        shape.name, *(short(n, 4) for n in sizes), str(shape.n_layers), str(shape.hidden), experts,
-        shape.source.reference,
-    )  # fmt: skip
-
-
-def _counts(shape: ModelShape) -> dict[str, int]:
-    from moesim.simulator.model import counts
-
-    return {
-        "parameters_total": counts.parameters_total(shape),
-        "parameters_activated": counts.parameters_activated(shape, embedding=True),
-        "parameters_activated_without_embedding": counts.parameters_activated(shape, embedding=False),
-        "parameters_mtp": counts.parameters_mtp(shape),
-    }
-
-
-def _model_object(shape: ModelShape) -> dict[str, Any]:
-    from moesim.simulator.model.counts import parameters_by_component
-
-    return {
-        "name": shape.name,
-        **_counts(shape),
-        "parameters_by_component": parameters_by_component(shape).as_dict(),
-        "shape": shape.model_dump(mode="json", exclude_none=True),
-    }
-
-
-def print_model(name: str, as_json: bool) -> None:
-    """Print the sizes and the shape of one model."""
-    from moesim.simulator.model.library import load_model
-
-    shape = load_model(name)
-    if as_json:
-        print_json(_model_object(shape))
-        return
-    print_text(f"{shape.name}: {shape.source.reference}")
-    _print_sizes(shape)
-    from moesim.simulator.model.huggingface import to_yaml
-
-    print_raw("\n" + to_yaml(shape))
-
-
-def _print_sizes(shape: ModelShape) -> None:
-    from moesim.simulator.model.counts import parameters_by_component
-
-    parts = {f"  {name}": n for name, n in parameters_by_component(shape).as_dict().items() if n}
-    rows = [(name.replace("_", " "), f"{n:,}", short(n, 4)) for name, n in (_counts(shape) | parts).items()]
-    print_table(("count", "exact", ""), rows, right=(1, 2))
-
-
-def print_import(imported: ImportedModel, as_json: bool) -> None:
-    """Print how a config.json was read, and the sizes of its model."""
-    shape = imported.shape
-    if as_json:
-        understood = [{"key": u.key, "value": u.value, "meaning": u.meaning} for u in imported.understood]
-        print_json({**_model_object(shape), "understood": understood, "ignored": list(imported.ignored)})
-        return
-    print_text(f"{shape.name}: {shape.source.reference}\n\nunderstood")
-    rows = [(f"  {u.key}", _shown(u.value), u.meaning) for u in imported.understood]
-    print_table(("key", "value", "as"), rows)
-    print_text(f"\nignored, no part in time or memory: {', '.join(imported.ignored) or 'nothing'}")
-    for text in shape.not_modelled:
-        print_text(f"not modelled: {text}")
-    print_text("")
-    _print_sizes(shape)
-
-
-def _shown(value: object) -> str:
-    """A value of a configuration on one short line; a list with one entry a layer as its pattern."""
-    from moesim.simulator.model.huggingface.layers import shortest_pattern
-
-    text = str(value)
-    if isinstance(value, list) and 0 < len(value) <= _MOST_LISTED:
-        text = ", ".join(shortest_pattern([str(entry) for entry in value]))
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def print_hardware(name: str | None, as_json: bool) -> None:

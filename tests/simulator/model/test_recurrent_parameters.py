@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from moesim.simulator.model.attention import KDA, Attention, GatedDelta, Lightning, Mamba, Mamba2
 
 COUNTS = {

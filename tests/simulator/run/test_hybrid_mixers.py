@@ -1,0 +1,122 @@
+"""Whole steps and a plan search of hybrid models with recurrent mixers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moesim
+from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.model.counts import parameters_total
+from moesim.simulator.model.library import load_model
+from moesim.simulator.planner.space import PlanSpace
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.scenario import Scenario, load_scenario
+
+SOURCE = {"kind": "published", "reference": "config.json on Hugging Face, fewer layers", "date": "2026-11-22"}
+QWEN: dict[str, Any] = {
+    # Qwen3.5-35B-A3B with 16 of its 40 layers
+    "name": "hybrid-delta", "source": SOURCE, "n_layers": 16, "hidden": 2048, "vocab": 248320,
+    "attentions": {
+        "linear": {"kind": "gated_delta", "key_heads": 16, "value_heads": 32, "key_dim": 128,
+                   "value_dim": 128},
+        "full": {"kind": "gqa", "heads": 16, "kv_heads": 2, "head_dim": 256, "qk_norm": True,
+                 "output_gate": "element"},
+    },
+    "attention_layers": ["linear*3", "full"],
+    "moe": {"experts": 256, "top_k": 8, "expert_ffn": 512, "scoring": "softmax", "shared_experts": 1,
+            "shared_ffn": 512, "shared_gate": True},
+    "tied_embeddings": False,
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    # Nemotron 3 Nano: mixer, experts and attention are layers of their own; 26 of its 52 layers
+    "name": "hybrid-mamba", "source": SOURCE, "n_layers": 26, "hidden": 2688, "vocab": 131072,
+    "attentions": {
+        "mamba": {"kind": "mamba2", "heads": 64, "head_dim": 64, "groups": 8, "state": 128},
+        "full": {"kind": "gqa", "heads": 32, "kv_heads": 2, "head_dim": 128, "rotary": False},
+    },
+    "attention_layers": [*["mamba", "none"] * 5, "full", "none", "mamba", "none", *["mamba", "none"] * 6],
+    "ffn_layers": [*["none", "moe"] * 13],
+    "moe": {"experts": 128, "top_k": 6, "expert_ffn": 1856, "scoring": "sigmoid", "score_bias": True,
+            "expert_gated": False, "shared_experts": 1, "shared_ffn": 3712},
+    "tied_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(params=[QWEN, NEMOTRON], ids=["delta", "mamba"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    file = tmp_path / "hybrid.yaml"
+    file.write_text(dump_mapping(request.param))
+    return str(file)
+
+
+def scenario(model: str, *more: str) -> Scenario:
+    return load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            f"model={model}",
+            "cluster={node: hgx-h200, nodes: 2, network: mrft-ib-400g, price_per_gpu_hour: $2.5/h}",
+            "profile=h200-measured",
+            "precision=bf16",
+            "parallel={pp: 2, ep: 8, zero_stage: 1}",
+            "schedule=1f1b",
+            "batch.sequences=128",
+            "run.tokens=1e11",
+            *more,
+        ],
+    )
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "[core_attn, layernorm]"])
+def test_a_step_lies_between_its_bounds(path: str, recompute: str) -> None:
+    result = moesim.simulate(scenario(path, f"recompute={recompute}"))
+    assert result.step.lower_bound_s <= result.step.time_s <= result.step.upper_bound_s
+    assert 0.0 < result.step.mfu_causal < 0.6
+
+
+def test_recompute_takes_time_and_frees_memory(path: str) -> None:
+    kept, full = (moesim.simulate(scenario(path, f"recompute={policy}")) for policy in ("none", "full"))
+    assert full.step.time_s > kept.step.time_s
+    assert full.memory.total_bytes < kept.memory.total_bytes
+
+
+def test_layers_of_one_half_are_blocks_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "mamba.yaml"
+    file.write_text(dump_mapping(NEMOTRON))
+    shape = load_model(file)
+    assert shape.layer_counts == {"none/mamba": 12, "none/full": 1, "moe/none": 13}
+    computed = prepare(scenario(str(file))).program.costs.compute
+    assert {kind for kind, _, _ in computed} >= {"none/mamba", "none/full", "moe/none"}
+    assert parameters_total(shape) > 13 * 128 * 2 * 1856 * 2688
+
+
+def test_context_parallel_mixers_exchange_their_states_only(tmp_path: Path) -> None:
+    """The exchange of a mixer is one state a sequence and rank, however long the sequence is (eq. X21)."""
+    file = tmp_path / "delta.yaml"
+    file.write_text(dump_mapping(QWEN))
+    exchanged = {}
+    for length in (4096, 16384):
+        plan = "parallel={pp: 2, ep: 4, cp: 2, zero_stage: 1}"
+        prepared = prepare(scenario(str(file), plan, f"batch.sequence_length={length}"))
+        for kind in ("moe/linear", "moe/full"):
+            layer = prepared.pricer.shape.block(kind).layer
+            assert layer is not None
+            mixer, tokens = layer.attention, length
+            exchanged[kind, length] = (
+                tokens * mixer.context_elements(length) * 2 + 2 * mixer.context_state_bytes
+            )
+    assert exchanged["moe/linear", 4096] == exchanged["moe/linear", 16384]
+    assert exchanged["moe/linear", 4096] == 2 * (32 * 128 * (128 + 128) * 4 + 8192 * 3 * 2)
+    assert exchanged["moe/full", 16384] == 4 * exchanged["moe/full", 4096]
+
+
+def test_a_search_splits_mixers_over_tensor_parallel_ranks(path: str) -> None:
+    space = PlanSpace(
+        tp=[1, 2, 4, 16], pp=[1, 2], ep=[8], schedule=["1f1b"], recompute=["none", "full"], zero_stage=[1]
+    )
+    found = moesim.plan(scenario(path, "batch.sequences=64"), space, top=3)
+    assert found.ranked and {row.tp for row in found.ranked} <= {1, 2, 4}
+    best = found.ranked[0]
+    assert best.lower_bound_s is not None and best.lower_bound_s <= best.time_s
