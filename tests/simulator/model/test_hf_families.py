@@ -107,7 +107,9 @@ MIMO = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "config"), zip(PUBLISHED, (BAILING, LING_MINI, MIMO), strict=True), ids=str)
+@pytest.mark.parametrize(
+    ("name", "config"), [*zip(PUBLISHED, (BAILING, LING_MINI, MIMO), strict=True)], ids=list(PUBLISHED)
+)
 def test_families_without_a_class_have_their_published_totals(name: str, config: dict[str, Any]) -> None:
     shape = shape_from_config(dict(config), f"{name}.json").shape
     total = parameters_total(shape) + parameters_mtp(shape)
