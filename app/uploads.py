@@ -60,7 +60,7 @@ _PROSE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ConfigReading:
     """How the keys of a config.json were read; empty for a model file."""
 
     understood: tuple[tuple[str, str, str], ...]
@@ -76,7 +76,7 @@ class Kept:
     token: str
     name: str
     content: Scenario | ModelShape | CalibrationProfile | ImportedTopology | None
-    reading: Reading | None = None
+    reading: ConfigReading | None = None
     """How an uploaded model was read; None for other kinds."""
 
 
@@ -299,9 +299,9 @@ def _read_model(path: Path) -> ImportedModel:
     return read_model(path)
 
 
-def _reading(imported: ImportedModel) -> Reading:
+def _reading(imported: ImportedModel) -> ConfigReading:
     understood = tuple((u.key, str(u.value)[:200], u.meaning) for u in imported.understood)
-    return Reading(understood, imported.ignored, imported.shape.not_modelled)
+    return ConfigReading(understood, imported.ignored, imported.shape.not_modelled)
 
 
 def _read_profile(path: Path) -> CalibrationProfile:

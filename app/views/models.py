@@ -72,7 +72,7 @@ def remember(kept: uploads.Kept) -> None:
     st.session_state[READ] = kept
 
 
-def _reading(name: str, reading: uploads.Reading) -> None:
+def _reading(name: str, reading: uploads.ConfigReading) -> None:
     with st.expander(escaped(f"How {name} was read")):
         rows = [{"key": key, "value": value, "as": meaning} for key, value, meaning in reading.understood]
         if rows:

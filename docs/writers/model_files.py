@@ -14,10 +14,13 @@ import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, RootModel
 
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.model.huggingface import import_hf, to_yaml
+from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.model.huggingface import import_hf
 from moesim.simulator.model.shape import ShapeSource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +52,21 @@ def text_of(row: ModelFile, config: Path) -> str:
     where = SHORT.get(row.read_at, row.read_at)
     reference = f"{row.repository} config.json on Hugging Face, read in {where}"
     source = ShapeSource(kind="published", reference=reference, date=row.date)
-    return to_yaml(shape.model_copy(update={"source": source}))
+    return dump_mapping(stated(shape.model_copy(update={"source": source})))
+
+
+def stated(part: Any) -> Any:
+    """A part of a shape as plain data, without the keys that have their defaults."""
+    if isinstance(part, RootModel):
+        return {name: stated(inner) for name, inner in part.root.items()}
+    if isinstance(part, BaseModel):
+        fields = {name: (getattr(part, name), field) for name, field in type(part).model_fields.items()}
+        return {
+            name: stated(value)
+            for name, (value, field) in fields.items()
+            if name == "kind" or field.is_required() or value != field.default
+        }
+    return list(part) if isinstance(part, tuple) else part
 
 
 def found(row: ModelFile, folders: Sequence[Path]) -> Path | None:

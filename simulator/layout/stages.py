@@ -12,6 +12,7 @@ import numpy as np
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.block import EMBEDDING, HEAD, MTP, is_layer, is_routed_layer
+from moesim.simulator.model.layer_pattern import in_groups
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 
@@ -178,13 +179,23 @@ def _mtp_place(tail: Sequence[Block], layers_per_stage: Sequence[int], mtp_stage
 
 
 def describe(assignment: StageAssignment) -> str:
-    """Describe every stage on a line such as `stage 0: embedding + 3 dense + 1 moe`; an empty one is `-`."""
+    """Describe every stage on a line such as `stage 0: embedding + 3 dense + 1 moe`; an empty one is `-`.
+
+    Groups of layers that repeat are written once, such as `9 x (1 moe/sliding + 1 moe/full)`.
+    """
     lines = []
     for i, stage in enumerate(assignment.stages):
-        runs = [(kind, len(list(run))) for kind, run in groupby(block.kind for block in stage)]
-        parts = [kind if n == 1 and not is_layer(kind) else f"{n} {kind}" for kind, n in runs]
+        parts: list[str] = []
+        for layers, run in groupby((block.kind for block in stage), key=is_layer):
+            kinds = list(run)
+            runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
+            parts += [in_groups(kinds, " + ")] if layers else [_counted(*each) for each in runs]
         lines.append(f"stage {i}: {' + '.join(parts) or '-'}")
     return "\n".join(lines)
+
+
+def _counted(kind: str, times: int) -> str:
+    return kind if times == 1 else f"{times} {kind}"
 
 
 def blocks_with_parameters(stages: StageAssignment, stage: int) -> list[Block]:

@@ -14,7 +14,7 @@ from moesim.simulator.model.counts import (
     parameters_mtp,
     parameters_total,
 )
-from moesim.simulator.model.layer_pattern import NONE
+from moesim.simulator.model.layer_pattern import NONE, in_groups
 from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 
@@ -119,7 +119,7 @@ def search(rows: Sequence[CatalogueRow], text: str) -> tuple[CatalogueRow, ...]:
 
 def pattern_text(shape: ModelShape) -> str:
     """The layers in forward order as runs, such as "3 dense/mla, 58 moe/mla"; repeats are named once."""
-    return _in_groups([f"{half}/{_kind_name(shape, name)}" for half, name in layer_rows(shape)])
+    return in_groups([f"{half}/{_kind_name(shape, name)}" for half, name in layer_rows(shape)])
 
 
 def _kind_name(shape: ModelShape, name: str | None) -> str:
@@ -139,25 +139,3 @@ def _matches(row: CatalogueRow, word: str) -> bool:
 def _counted_kinds(kinds: Iterable[str]) -> str:
     counts = Counter(kinds)
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
-
-
-def _in_groups(names: Sequence[str]) -> str:
-    """Runs of equal names; the shortest group that repeats over the rest is written once with its count."""
-    for start in range(min(len(names), 8)):
-        rest = names[start:]
-        for size in range(2, min(len(rest) // 2, 32) + 1):
-            group = rest[:size]
-            if len(rest) % size == 0 and len(set(group)) > 1 and rest == list(group) * (len(rest) // size):
-                before = f"{_runs(names[:start])}, then " if start else ""
-                return f"{before}{len(rest) // size} x ({_runs(group)})"
-    return _runs(names)
-
-
-def _runs(names: Sequence[str]) -> str:
-    runs: list[list[str]] = []
-    for name in names:
-        if runs and runs[-1][0] == name:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    return ", ".join(f"{len(run)} {run[0]}" for run in runs)

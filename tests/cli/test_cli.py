@@ -144,9 +144,37 @@ def test_models(run: Run) -> None:
     code, out, _ = run("models", "deepseek-v3")
     assert code == 0 and "671,026,419,200" in out and "kv_lora_rank: 512" in out
     one = json.loads(run("models", "deepseek-v3", "--json").out)
-    listed = json.loads(run("models", "--json").out)
+    listed = {model["name"]: model for model in json.loads(run("models", "--json").out)}
     assert one["parameters_total"] == sum(one["parameters_by_component"].values())
-    assert one["name"] in [model["name"] for model in listed]
+    assert one["parameters_total"] == listed["deepseek-v3"]["parameters_total"]
+    assert listed["deepseek-v3"]["context"] == 163_840
+    assert {part["part"] for part in one["priced_from"]} == {"projections", "mla", "router", "experts"}
+
+
+def test_models_are_searched_and_name_what_prices_them(run: Run) -> None:
+    code, out, _ = run("models", "--search", "gated_delta <100B")
+    assert code == 0 and "36 gated_delta, 12 gqa" in out and "256 K" in out
+    assert "mixtral" not in out and "2 of " in out
+    assert "measured: projections" in run("models", "--search", "mixtral", "--profile", "h200-8gpu").out
+    assert "assumed: projections" in run("models", "--search", "dbrx", "--profile", "generic-roofline").out
+    assert run("models", "--search", "nomodelhasthisname").out.startswith("no shipped model has")
+    assert json.loads(run("models", "--search", "nomodelhasthisname", "--json").out) == []
+
+
+def test_a_hybrid_model_shows_its_layers_and_states(run: Run) -> None:
+    code, out, _ = run("models", "qwen3-next-80b-a3b")
+    assert code == 0 and "12 x (3 moe/linear, 1 moe/full)" in out
+    states = {line.split()[0]: line.split() for line in out.splitlines() if line[:6] in ("linear", "full  ")}
+    assert states["linear"][2] == "36" and states["linear"][3:5] == ["0", "B"]
+    assert states["full"][2] == "12" and states["full"][3:5] == ["24", "KiB"]
+    assert "ai-dynamo/aiconfigurator" not in out and "Qwen/Qwen3-Next-80B-A3B-Instruct config.json" in out
+
+
+def test_the_table_of_models_takes_less_than_a_second(run: Run) -> None:
+    run("models")  # loads the modules
+    start = time.perf_counter()
+    run("models")
+    assert time.perf_counter() - start < 1.0
 
 
 def test_hardware(run: Run) -> None:
@@ -207,6 +235,20 @@ def test_import_hf(run: Run, tmp_path: Path) -> None:
     assert "initializer_range" in told["ignored"]
     assert shape.numerics is not None and shape.numerics.rope_theta == 1e6
     assert [p.name for p in tmp_path.iterdir()].count("model.yaml") == 1
+
+
+def test_import_hf_reads_a_renamed_model_as_its_family(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(MIXTRAL | {"model_type": "new_mix", "architectures": ["New"]})
+    )
+    refused = run("import", "hf", "config.json")
+    assert refused.code == 2 and "--as mixtral" in refused.err and "num_local_experts" in refused.err
+    code, out, _ = run("import", "hf", "config.json", "--as", "mixtral", "--json")
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    assert code == 0
+    assert json.loads(out)["shape"] == json.loads(run("import", "hf", "config.json", "--json").out)["shape"]
+    wrong = run("import", "hf", "config.json", "--as", "mixtrel")
+    assert wrong.code == 2 and "nearest: 'mixtral'" in wrong.err
 
 
 def test_import_hf_replaces_nothing_unless_told(run: Run, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from fuzz_files import (
     topology_texts,
 )
 from fuzz_links import kept_link, link, read_kept_link, read_link, read_upload, read_values, upload, values
+from fuzz_models import family_config, read_family
 
 from moesim.hwmodels import (
     load_accelerator,
@@ -73,6 +74,7 @@ TARGETS: tuple[Target, ...] = (
     Target("upload", 4, upload, read_upload),
     Target("model file", 4, described("simulator/data/models"), from_file(load_model)),
     Target("config.json", 5, described("tests/golden/models", ".json", "*.json"), from_file(import_hf)),
+    Target("config.json of a family", 5, family_config, from_file(read_family)),
     Target("calibration profile", 4, described("hwmodels/data/calibration"), from_file(load_profile)),
     Target("run plan", 2, described("simulator/data/runs"), _hardware(load_run_plan)),
     Target("accelerator", 2, described("hwmodels/data/accelerators"), _hardware(load_accelerator)),

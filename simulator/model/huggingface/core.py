@@ -18,7 +18,7 @@ _EPSILON = (
     "norm_epsilon",
 )
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
-_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor")
+_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor", "router_scaling_factor")
 
 
 def core(
@@ -29,12 +29,13 @@ def core(
     activation_key: str = "hidden_act",
     activation: str | None = None,
     tied: bool | None = None,
+    vocab: int | None = None,
 ) -> dict[str, Any]:
     """Fields that every family has.
 
     `layers` is given where the key is not `num_hidden_layers`. The activation is read from `activation_key`
-    and must be one of `activations`, or is `activation` where the modelling code fixes it. `tied` is the
-    value where the files leave `tie_word_embeddings` out.
+    and must be one of `activations`, or is `activation` where the modelling code fixes it. `tied` and
+    `vocab` are the values where the files leave `tie_word_embeddings` and `vocab_size` out.
     """
     if activation is None:
         activation = r.text(activation_key, meaning="activation of the FFN", absent=next(iter(activations)))
@@ -46,7 +47,9 @@ def core(
     fields = {
         "n_layers": r.layers() if layers is None else layers,
         "hidden": r.integer("hidden_size", "d_model", "n_embd", meaning="hidden size"),
-        "vocab": r.integer("vocab_size", meaning="vocabulary"),
+        "vocab": r.integer(
+            "vocab_size", meaning="vocabulary", **({} if vocab is None else {"absent": vocab})
+        ),
         "tied_embeddings": _tied(r, tied),
     }
     return fields | numerics(r, activation)

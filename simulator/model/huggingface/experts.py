@@ -57,7 +57,12 @@ def groups(r: Reader, score: str | None, *keys: str) -> dict[str, Any]:
     count_key, reach_key = keys or ("n_group", "topk_group")
     count = r.integer(count_key, meaning="groups of experts", absent=1, null=1)
     per_token = r.integer(reach_key, meaning="groups that a token may reach", absent=1, null=1)
-    if per_token >= count or score is None:
+    if per_token > count:
+        raise r.error(
+            f"{r.prefix}{reach_key}={per_token} is above {count_key}={count}: a token cannot reach more "
+            "groups than there are; correct one of them"
+        )
+    if per_token == count or score is None:
         return {}
     return {"groups": count, "groups_per_token": per_token, "group_score": score}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from moesim.simulator.model.huggingface.layers import attention_fields
 from moesim.simulator.model.huggingface.reader import Reader, Understood
 
 
@@ -85,14 +86,22 @@ def window_of(r: Reader, *keys: str, switch: str | None = "use_sliding_window") 
     return window or None
 
 
-def everywhere(r: Reader, attention: dict[str, Any]) -> dict[str, Any]:
-    """The attention of every layer, over a window where the file states one (Mistral, Mixtral, Qwen).
+def with_windows(r: Reader, attention: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Fields of an attention that has a window where the file states one (Mistral, Mixtral, Qwen).
 
-    A window that is not below the longest position reaches all tokens, so it is no window.
+    `layer_types` names the layers that have it; else those from `max_window_layers` on (Qwen), else all. A
+    window that is not below the longest position reaches all tokens, so it is no window.
     """
     window = window_of(r)
+    if r.has("layer_types"):
+        r.seen.add("max_window_layers")
+        legal = {"full_attention": "full"} | ({"sliding_attention": "sliding"} if window else {})
+        listed = r.per_layer("layer_types", layers=layers, legal=legal, meaning="attention of a layer")
+        return attention_fields(listed, {"full": attention, "sliding": windowed(attention, window or 1)})
     longest = r.config.get("max_position_embeddings")
-    r.seen.add("max_window_layers")
     if window is None or (isinstance(longest, int) and window >= longest):
-        return attention
-    return windowed(attention, window)
+        r.seen.add("max_window_layers")
+        return {"attention": attention}
+    first = r.integer("max_window_layers", meaning="first layer with a window", least=0, absent=0, null=0)
+    names = ["full" if i < first else "sliding" for i in range(layers)]
+    return attention_fields(names, {"full": attention, "sliding": windowed(attention, window)})

@@ -65,8 +65,8 @@ def shape_from_config(data: dict[str, Any], place: str, as_family: str | None = 
     family = _chosen(as_family) if as_family is not None else _family(reader, data)
     fields = FAMILIES[family](reader)
     left_out = list(fields.pop("not_modelled", ()))
+    left_out += tower_notes(data)
     if reader.prefix:
-        left_out += tower_notes(data)
         left_out.append(f"everything outside {reader.prefix[:-1]} (the file describes a multimodal model)")
     stated = _stated_name(data, place)
     fields["name"] = stated or family

@@ -72,7 +72,7 @@ class Reader:
                     f"{self.prefix}{present[0]}={value!r} and {self.prefix}{key}="
                     f"{self.config[key]!r} mean the same thing and differ; keep one of them"
                 )
-        self.understood.append(Understood(f"{self.prefix}{present[0]}", value, meaning))
+        self.understood += [Understood(f"{self.prefix}{key}", value, meaning) for key in present]
         return value
 
     def integer(
@@ -189,7 +189,7 @@ class Reader:
     def inner(self, key: str, meaning: str) -> Reader:
         """Reader of a mapping inside the file; its keys are recorded with the name of `key`."""
         value = self.take((key,), meaning)
-        self.understood.pop()
+        self.understood.pop()  # its keys are recorded one by one
         if not isinstance(value, dict):
             raise self.error(f"{self.prefix}{key}={_short(value)} must be a mapping ({meaning})")
         child = Reader(value, self.place, f"{self.prefix}{key}.", understood=self.understood)
@@ -223,11 +223,13 @@ class Reader:
                 )
 
     def unread(self) -> list[str]:
-        """Keys that were not read and have no effect on the shape."""
-        own = [f"{self.prefix}{key}" for key in self.config if key not in self.seen]
+        """Keys that were not read, or that follow from others, and have no effect on the shape."""
+        told = {understood.key for understood in self.understood} | {child.prefix for child in self.children}
+        names = [f"{self.prefix}{key}" for key in self.config]
+        own = [name for name in names if name not in told and f"{name}." not in told]
         return own + [key for child in self.children for key in child.unread()]
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

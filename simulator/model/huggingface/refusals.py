@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from moesim.hwmodels.errors import InputError
@@ -87,14 +88,15 @@ def _first(value: object) -> object:
 def unknown_family(reader: Reader, family: object) -> InputError:
     """The error for a family that is not registered: the nearest by keys and by name, and what decides."""
     known = ", ".join(sorted(FAMILIES))
-    stated = "a file without model_type" if family is None else f"model_type={str(family)[:80]!r}"
-    fit = min(
-        (_fit(name, reader) for name in FAMILIES), key=lambda fit: (not fit.whole, -len(fit.keys), fit.name)
-    )
+    if family is None:
+        stated = "a file without model_type and architectures, of which one names the family,"
+    else:
+        stated = f"model_type={str(family)[:80]!r}"
+    fit = min((_fit(name, reader, str(family)) for name in FAMILIES), key=_preference)
     by_name = "" if fit.whole else nearest(str(family), list(FAMILIES))
-    text = f"{reader.prefix}{stated} is not a family that can be imported{by_name}"
-    if fit.keys:
-        listed = ", ".join(f"{reader.prefix}{key}" for key in fit.keys[:_MOST_NAMED])
+    text = f"{reader.prefix}{stated} is not of a family that can be imported{by_name}"
+    if fit.keys or fit.whole:
+        listed = ", ".join(f"{reader.prefix}{key}" for key in fit.keys[:_MOST_NAMED] or ("hidden_size",))
         hint = "can be read" if fit.whole else "comes nearest"
         text += (
             f"; by its keys ({listed}) it {hint} as {fit.name}: if it has that architecture under a new "
@@ -112,13 +114,20 @@ class _Fit(NamedTuple):
     name: str
     whole: bool
     keys: tuple[str, ...]
+    similarity: float
 
 
-def _fit(name: str, reader: Reader) -> _Fit:
+def _preference(fit: _Fit) -> tuple[bool, int, float, str]:
+    """Order of the fits: all keys read, then most keys that decide, then the name that is most alike."""
+    return not fit.whole, -len(fit.keys), -fit.similarity, fit.name
+
+
+def _fit(name: str, reader: Reader, stated: str) -> _Fit:
     trial = Reader(dict(reader.config), reader.place, "", outer=reader.outer)
     whole = _reads(FAMILIES[name], trial)
     read = {understood.key for understood in trial.understood if understood.key in reader.config}
-    return _Fit(name, whole, tuple(sorted(read - _COMMON)))
+    similarity = SequenceMatcher(None, stated[:80].lower(), name).ratio()
+    return _Fit(name, whole, tuple(sorted(read - _COMMON)), similarity)
 
 
 def _reads(family: Family, trial: Reader) -> bool:

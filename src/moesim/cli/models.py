@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PROFILE = "h200-8gpu"
 """Profile whose evidence the table names where the user names none."""
+_MOST_LISTED = 1000
+_MOST_SHOWN = 60
+"""Characters of one value in the table of an imported configuration."""
 
 
 def print_models(search: str | None, profile: str | None, as_json: bool) -> None:
@@ -82,13 +85,23 @@ def print_import(imported: ImportedModel, as_json: bool) -> None:
         print_json({**model_object(shape), "understood": understood, "ignored": list(imported.ignored)})
         return
     print_text(f"{shape.name}: {shape.source.reference}\n\nunderstood")
-    rows = [(f"  {u.key}", str(u.value), u.meaning) for u in imported.understood]
+    rows = [(f"  {u.key}", _shown(u.value), u.meaning) for u in imported.understood]
     print_table(("key", "value", "as"), rows)
     print_text(f"\nignored, no part in time or memory: {', '.join(imported.ignored) or 'nothing'}")
     for text in shape.not_modelled:
         print_text(f"not modelled: {text}")
     print_text("")
     print_sizes(shape)
+
+
+def _shown(value: object) -> str:
+    """A value of a configuration on one short line; a list with one entry a layer as its pattern."""
+    from moesim.simulator.model.huggingface.layers import shortest_pattern
+
+    text = str(value)
+    if isinstance(value, list) and 0 < len(value) <= _MOST_LISTED:
+        text = ", ".join(shortest_pattern([str(entry) for entry in value]))
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def print_sizes(shape: ModelShape) -> None:

@@ -34,3 +34,30 @@ def test_a_shipped_model_is_predicted_between_its_bounds(name: str) -> None:
     assert estimate.step_time_s == pytest.approx(step.time_s, rel=0.1)
     assert 0.02 < step.mfu_causal < 0.7
     assert result.memory.by_kind_bytes["weights"] > 0 and result.memory.by_kind_bytes["activations"] > 0
+
+
+HYBRID = ("gpt-oss-120b", "qwen3-next-80b-a3b", "nemotron-3-nano-30b-a3b", "deepseek-v4-flash")
+"""Models with windows, gated delta nets, Mamba-2 and halves that are missing, and compressed attention."""
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_search_finds_a_plan_that_fits_and_beats_the_stated_one(name: str) -> None:
+    data = {
+        "model": name,
+        "cluster": {"accelerator": "h200-sxm", "nodes": 8},
+        "profile": "h200-8gpu",
+        "parallel": {"pp": 4, "ep": 8, "zero_stage": 1},
+        "schedule": "1f1b",
+        "recompute": "full",
+        "batch": {"sequences": 256, "sequence_length": 4096},
+    }
+    scenario = Scenario.model_validate(data)
+    space = moesim.PlanSpace(
+        tp=(1,), cp=(1,), pp=(2, 4), ep=(8,), microbatch=(1,), schedule=("1f1b",),
+        recompute=("selective", "full"), zero_stage=(1,), sms=(20,),
+    )  # fmt: skip
+    found = moesim.plan(scenario, space, top=1, workers=1)
+    best = found.ranked[0]
+    assert best.headroom_bytes > 0.0 and best.source == "simulated"
+    assert sum(best.layers) == load_model(name).n_layers
+    assert found.own is not None and best.time_s <= 1.001 * found.own.time_s

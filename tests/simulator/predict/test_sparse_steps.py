@@ -15,7 +15,7 @@ from moesim.simulator.model.counts import (
     parameters_total,
     uncounted_parameters,
 )
-from moesim.simulator.model.hf import to_yaml
+from moesim.simulator.model.huggingface import to_yaml
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.search import plan

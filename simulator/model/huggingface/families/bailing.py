@@ -15,11 +15,13 @@ from moesim.simulator.model.huggingface.reader import Reader
 def bailing_moe(r: Reader) -> dict[str, Any]:
     """Ling-lite, Ling-plus and Ling 2.0.
 
-    What the first generation leaves out is as in modeling_bailing_moe.py: a softmax, no balance bias, no norms of queries and keys.
+    What the first generation leaves out is as in modeling_bailing_moe.py: a softmax, no balance bias, no
+    norms of queries and keys.
     """
     fields = core(r)
     layers = fields["n_layers"]
     r.refuse_unless("norm_head", False, "normalised weights of the head")
+    r.refuse_unless("multi_gate", False, "gates of their own for images and sound")
     qkv_bias = r.flag("use_qkv_bias", "bias of queries, keys and values")
     o_bias = r.flag("use_bias", "bias of the attention's output and of the FFN", False)
     if o_bias:

@@ -1,4 +1,5 @@
-"""DeepSeek-V2 to V4, and families with the same architecture: Kimi-K2, GLM-5, GLM-4.7-Flash, Mistral Large 3.
+"""DeepSeekMoE, DeepSeek-V2 to V4 and their like: Kimi-K2, GLM-5, GLM-4.7-Flash, Mistral Large 3.
+
 
 Sources: the published config.json files, the reports (arXiv 2405.04434, 2412.19437, 2512.02556) and, for what
 the files leave out, the modelling code of Hugging Face transformers 5.23.
@@ -11,6 +12,7 @@ from typing import Any
 from moesim.simulator.model.block import ROUTED, layer_kind
 from moesim.simulator.model.huggingface.core import core, mtp
 from moesim.simulator.model.huggingface.experts import deepseek_experts, routed, scoring_of, shared
+from moesim.simulator.model.huggingface.grouped_query import gqa
 from moesim.simulator.model.huggingface.latent import dsa_fields, mla
 from moesim.simulator.model.huggingface.layers import attention_fields, dense_first, ffn_fields
 from moesim.simulator.model.huggingface.reader import Reader
@@ -23,6 +25,14 @@ attention, heavily compressed attention (DeepSeek-V4 model card)."""
 def _feed_forward(r: Reader, layers: int, moe: dict[str, Any]) -> dict[str, Any]:
     width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
     return ffn_fields(dense_first(r, layers), moe, width)
+
+
+def deepseek_v1(r: Reader) -> dict[str, Any]:
+    """DeepSeekMoE 16B: multi-head attention, a softmax without groups (modeling_deepseek.py)."""
+    fields = core(r)
+    moe = deepseek_experts(r, method="greedy")
+    attention = gqa(r, bias_key="attention_bias")
+    return fields | {"attention": attention} | _feed_forward(r, fields["n_layers"], moe)
 
 
 def deepseek_v2(r: Reader) -> dict[str, Any]:

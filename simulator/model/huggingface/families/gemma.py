@@ -15,10 +15,10 @@ _GELU = ("gelu_pytorch_tanh", "gelu", "gelu_tanh")
 _LEGAL = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
-def _core(r: Reader, **more: Any) -> dict[str, Any]:
+def _core(r: Reader, vocab: int | None = None, **more: Any) -> dict[str, Any]:
     # Gemma's files leave tie_word_embeddings out; the modelling code ties the head to the table.
     key = "hidden_activation" if r.has("hidden_activation") else "hidden_act"
-    return core(r, activations=_GELU, activation_key=key, tied=True) | more
+    return core(r, activations=_GELU, activation_key=key, tied=True, vocab=vocab) | more
 
 
 def gemma(r: Reader) -> dict[str, Any]:
@@ -48,9 +48,21 @@ def gemma2(r: Reader) -> dict[str, Any]:
 
 
 def gemma3(r: Reader) -> dict[str, Any]:
-    """Gemma 3: every sixth layer sees all tokens (Gemma3TextConfig), and queries and keys are normed."""
-    fields = _core(r, norm_position="sandwich")
-    attention = gqa(r, own_head_dim=True, bias_key="attention_bias", qk_norm=True)
+    """Gemma 3: every sixth layer sees all tokens, and queries and keys are normed.
+
+    The published files of the smaller sizes state only what differs from Gemma3TextConfig, whose heads and
+    vocabulary are the 4B model's.
+    """
+    fields = _core(r, vocab=262_208, norm_position="sandwich")
+    heads = r.integer("num_attention_heads", meaning="query heads", absent=8)
+    attention = {
+        "kind": "gqa",
+        "heads": heads,
+        "kv_heads": r.integer("num_key_value_heads", meaning="key and value heads", absent=4),
+        "head_dim": r.integer("head_dim", meaning="width of one head", absent=256),
+        "qk_norm": True,
+    }
+    r.refuse_unless("attention_bias", False, "bias of the attention projections")
     return fields | _alternating(r, fields["n_layers"], attention, 6) | {"dense_ffn": dense_ffn(r)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from moesim.simulator.model.block import DENSE, ROUTED
 from moesim.simulator.model.huggingface.core import core
 from moesim.simulator.model.huggingface.experts import routed
-from moesim.simulator.model.huggingface.grouped_query import chunked, everywhere, gqa
+from moesim.simulator.model.huggingface.grouped_query import chunked, gqa, with_windows
 from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields, shortest_pattern
 from moesim.simulator.model.huggingface.reader import MOST, Reader
 
@@ -36,16 +36,17 @@ def mimo(r: Reader) -> dict[str, Any]:
     fields = core(r)
     modules = r.integer("num_nextn_predict_layers", meaning="MTP modules", least=0, absent=0)
     r.take(("attention_bias",), "bias of queries, keys and values", False)
-    attention = everywhere(r, gqa(r, qkv_bias=r.config.get("attention_bias") is True))
-    return fields | {"attention": attention, "dense_ffn": dense_ffn(r), "mtp_layers": modules}
+    attention = gqa(r, qkv_bias=r.config.get("attention_bias") is True)
+    ffn = {"dense_ffn": dense_ffn(r), "mtp_layers": modules}
+    return fields | with_windows(r, attention, fields["n_layers"]) | ffn
 
 
 def llama4(r: Reader) -> dict[str, Any]:
     """Llama 4: experts in every n-th layer, and chunked attention in the layers with rotary embedding.
 
-    What the files leave out is fixed by Llama4TextConfig and Llama4TextAttention of transformers: every fourth
-    layer has no rotary embedding and sees all tokens; norms of queries and keys have no weight; the gate is
-    a sigmoid; one shared expert as wide as a routed one.
+    What the files leave out is fixed by Llama4TextConfig and Llama4TextAttention of transformers: every
+    fourth layer has no rotary embedding and sees all tokens; norms of queries and keys have no weight; the
+    gate is a sigmoid; one shared expert as wide as a routed one.
     """
     fields = core(r, tied=False)
     layers = fields["n_layers"]

@@ -20,6 +20,7 @@ def longcat_flash(r: Reader) -> dict[str, Any]:
     """
     layers = 2 * r.layers("num_layers")
     fields = core(r, layers=layers, tied=False)
+    r.refuse_used("ngram_vocab_size_ratio", "emb_neighbor_num", why="embeddings of n-grams")
     r.refuse_unless("router_bias", False, "bias of the router's projection")
     width = r.integer("ffn_hidden_size", meaning="width of the dense FFNs")
     moe = routed(r, "softmax", score_bias=True) | {"shared_experts": 1, "shared_ffn": width}

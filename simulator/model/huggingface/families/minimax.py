@@ -65,7 +65,7 @@ def minimax_m2(r: Reader) -> dict[str, Any]:
 
 
 def _qk_norm(r: Reader) -> bool | str:
-    """Norms of queries and keys; files without qk_norm_type have M2's, over all heads (MiniMaxM2Attention)."""
+    """Norms of queries and keys; files without qk_norm_type have M2's over all heads (MiniMaxM2)."""
     kinds: dict[str, bool | str] = {"per_layer": "all-heads", "per_head": True}
     norm = r.choice("qk_norm_type", legal=kinds, meaning="norms of queries and keys", absent="per_layer")
     return r.flag("use_qk_norm", "norms of queries and keys") and norm

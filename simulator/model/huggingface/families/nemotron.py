@@ -60,7 +60,7 @@ def _blocks(r: Reader, pattern_key: str, list_key: str) -> tuple[str, ...]:
     if r.has(list_key):
         r.seen.add(pattern_key)
         value = r.config[list_key]
-        known = min(len(value), MAX_LAYERS) if isinstance(value, list) else 0
+        known = max(1, min(len(value), MAX_LAYERS)) if isinstance(value, list) else 1
         return r.per_layer(list_key, layers=known, legal=_BLOCKS, meaning="kind of a layer")
     pattern = r.text(pattern_key, meaning="letters of the layers, M mixer, * attention, - FFN, E experts")
     if len(pattern) > MAX_LAYERS or not pattern:

@@ -1,4 +1,4 @@
-"""Families of one or two models each, such as ERNIE 4.5, Hunyuan, dots.llm1, DBRX, Jamba and GPT-2."""
+"""Families of one or two models each, such as ERNIE 4.5, dots.llm1, DBRX, Jamba and GPT-2."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 from moesim.simulator.model.block import DENSE, ROUTED
 from moesim.simulator.model.huggingface.core import core, mtp
 from moesim.simulator.model.huggingface.experts import deepseek_experts, routed, shared
-from moesim.simulator.model.huggingface.families.llama import dense_ffn
-from moesim.simulator.model.huggingface.grouped_query import everywhere, gqa
+from moesim.simulator.model.huggingface.grouped_query import gqa, with_windows
 from moesim.simulator.model.huggingface.layers import attention_fields, dense_first, ffn_fields
 from moesim.simulator.model.huggingface.reader import Reader
 
@@ -31,59 +30,13 @@ def ernie(r: Reader) -> dict[str, Any]:
     return fields | {"attention": gqa(r)} | ffn_fields(names, moe, width) | mtp(r)
 
 
-def hunyuan(r: Reader) -> dict[str, Any]:
-    """Hunyuan A13B: one shared expert as wide as a routed one; numbers may be lists with one entry a layer.
-
-    Norms of queries and keys and the shared expert are part of the modelling code (HunYuanMoEV1)."""
-    fields = core(r)
-    layers = fields["n_layers"]
-    r.refuse_unless("use_cla", False, "layers that share keys and values")
-    r.refuse_unless("mlp_bias", False, "bias of the FFN projections")
-    r.refuse_unless("use_mixed_mlp_moe", True, "experts beside a shared FFN")
-    r.refuse_unless("use_qk_norm", True, "norms of queries and keys")
-    r.refuse_unless("moe_layer_num_skipped", 0, "layers without experts")
-    width_key = "moe_intermediate_size" if r.has("moe_intermediate_size") else "intermediate_size"
-    r.seen.update(("intermediate_size", "num_shared_expert"))
-    count = (
-        r.uniform("num_shared_expert", layers=layers, meaning="shared experts")
-        if r.has("num_shared_expert")
-        else 1
-    )
-    width = r.uniform(width_key, layers=layers, meaning="width of one expert")
-    moe = {
-        "experts": r.uniform("num_experts", layers=layers, meaning="routed experts"),
-        "top_k": r.uniform("moe_topk", layers=layers, meaning="experts a token"),
-        "expert_ffn": width,
-        "scoring": "softmax",
-        "shared_experts": count,
-        "shared_ffn": width,
-    }
-    return fields | {"attention": gqa(r, bias_key="attention_bias", qk_norm=True), "moe": moe}
-
-
 def dots1(r: Reader) -> dict[str, Any]:
     """dots.llm1: norms of queries and keys, and DeepSeek-V3's gate (Dots1TopkRouter)."""
     fields = core(r)
-    attention = everywhere(r, gqa(r, bias_key="attention_bias", qk_norm=True))
+    attention = with_windows(r, gqa(r, bias_key="attention_bias", qk_norm=True), fields["n_layers"])
     moe = deepseek_experts(r, method="noaux_tc", scoring="sigmoid")
     width = r.integer("intermediate_size", meaning="width of the dense FFN")
-    return fields | {"attention": attention} | ffn_fields(dense_first(r, fields["n_layers"]), moe, width)
-
-
-def granite_moe(r: Reader) -> dict[str, Any]:
-    """Granite 3 with experts; `shared_intermediate_size` adds a shared expert (GraniteMoeShared)."""
-    fields = core(r)
-    moe = routed(r, "softmax", width=("intermediate_size",))
-    width = r.integer("shared_intermediate_size", meaning="width of the shared expert", least=0, absent=0)
-    moe |= {"shared_experts": 1, "shared_ffn": width} if width else {}
-    return fields | {"attention": gqa(r, kv_default=True, bias_key="attention_bias"), "moe": moe}
-
-
-def granite(r: Reader) -> dict[str, Any]:
-    """Granite 3, dense: Llama's layers with factors that change no size."""
-    fields = core(r)
-    attention = gqa(r, kv_default=True, bias_key="attention_bias")
-    return fields | {"attention": attention, "dense_ffn": dense_ffn(r)}
+    return fields | attention | ffn_fields(dense_first(r, fields["n_layers"]), moe, width)
 
 
 def phimoe(r: Reader) -> dict[str, Any]:
@@ -93,8 +46,8 @@ def phimoe(r: Reader) -> dict[str, Any]:
     if r.flag("lm_head_bias", "bias of the head", False):
         notes.append("the bias of the head (one number a token of the vocabulary) is left out")
     moe = routed(r, "softmax", width=("intermediate_size",))
-    attention = everywhere(r, gqa(r, bias_key="attention_bias"))
-    return fields | {"attention": attention, "moe": moe, "not_modelled": notes}
+    attention = with_windows(r, gqa(r, bias_key="attention_bias"), fields["n_layers"])
+    return fields | attention | {"moe": moe, "not_modelled": notes}
 
 
 def dbrx(r: Reader) -> dict[str, Any]:

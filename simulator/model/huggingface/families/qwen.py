@@ -8,7 +8,7 @@ from moesim.simulator.model.block import DENSE, ROUTED
 from moesim.simulator.model.huggingface.core import core, mtp
 from moesim.simulator.model.huggingface.experts import routed
 from moesim.simulator.model.huggingface.families.llama import dense_ffn
-from moesim.simulator.model.huggingface.grouped_query import everywhere, gqa
+from moesim.simulator.model.huggingface.grouped_query import gqa, with_windows
 from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields
 from moesim.simulator.model.huggingface.reader import Reader
 
@@ -16,7 +16,8 @@ from moesim.simulator.model.huggingface.reader import Reader
 def qwen2(r: Reader) -> dict[str, Any]:
     """Qwen2 and 2.5: queries, keys and values have biases in the modelling code."""
     fields = core(r)
-    return fields | {"attention": everywhere(r, gqa(r, qkv_bias=True)), "dense_ffn": dense_ffn(r)}
+    attention = with_windows(r, gqa(r, qkv_bias=True), fields["n_layers"])
+    return fields | attention | {"dense_ffn": dense_ffn(r)}
 
 
 def _qwen3_attention(r: Reader) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def _qwen3_attention(r: Reader) -> dict[str, Any]:
 def qwen3(r: Reader) -> dict[str, Any]:
     """Qwen3: norms of queries and keys instead of biases."""
     fields = core(r)
-    return fields | {"attention": everywhere(r, _qwen3_attention(r)), "dense_ffn": dense_ffn(r)}
+    attention = with_windows(r, _qwen3_attention(r), fields["n_layers"])
+    return fields | attention | {"dense_ffn": dense_ffn(r)}
 
 
 def _sparse_layers(r: Reader, layers: int, **absent: Any) -> tuple[str, ...]:
@@ -48,10 +50,9 @@ def _with_gated_shared(r: Reader, moe: dict[str, Any]) -> dict[str, Any]:
 def qwen3_moe(r: Reader) -> dict[str, Any]:
     """Qwen3 with experts."""
     fields = core(r)
-    moe = routed(r, "softmax")
-    return (
-        fields | _feed_forward(r, fields["n_layers"], moe) | {"attention": everywhere(r, _qwen3_attention(r))}
-    )
+    layers = fields["n_layers"]
+    ffn = _feed_forward(r, layers, routed(r, "softmax"))
+    return fields | ffn | with_windows(r, _qwen3_attention(r), layers)
 
 
 def qwen2_moe(r: Reader) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def qwen2_moe(r: Reader) -> dict[str, Any]:
     fields = core(r)
     moe = _with_gated_shared(r, routed(r, "softmax"))
     ffn = _feed_forward(r, fields["n_layers"], moe, absent=[])
-    return fields | ffn | {"attention": everywhere(r, gqa(r, qkv_bias=True))}
+    return fields | ffn | with_windows(r, gqa(r, qkv_bias=True), fields["n_layers"])
 
 
 def _hybrid(r: Reader, layers: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def step(r: Reader) -> dict[str, Any]:
     if not modules:
         return fields
     last = names[layers] if len(names) > layers else names[layers - 1]
-    # MTP modules are dense, as moe_layers_enum names none of them; layer_types lists theirs behind the layers.
+    # MTP modules are dense, as moe_layers_enum names none; layer_types lists theirs behind the layers.
     several = len(set(names[:layers])) > 1
     return fields | {"mtp_layers": modules, "mtp_layer": layer_kind(DENSE, last if several else None)}
 
