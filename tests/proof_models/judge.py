@@ -1,6 +1,6 @@
 """Counts the parameters of Hugging Face models as transformers builds them, on the meta device.
 
-    python tests/proof_models/judge.py CONFIGS... -o docs/proof/model-parameters.json
+    python tests/proof_models/judge.py -o docs/proof/model-parameters.json [CONFIGS...]
 
 Runs in an environment with transformers and torch. Every config.json is built once as it is, and the first of
 a family a few times with sizes drawn from a seed, without weights. The verdicts hold each model's keys, so
@@ -50,17 +50,17 @@ NORM = re.compile(r"norm|ln_[12f]|layernorm")
 
 
 def main() -> None:
-    """Write the verdicts of all configurations."""
+    """Write the verdicts of all configurations; without any, judge those of the last verdicts again."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("configs", nargs="+", type=Path)
+    parser.add_argument("configs", nargs="*", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     verdicts: list[dict[str, Any]] = []
     varied: set[str] = set()
-    for path in arguments.configs:
-        verdicts += judged(path, varied)
+    for model in [read(path) for path in arguments.configs] or last(arguments.output):
+        verdicts += judged(model, varied)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     lines = ",\n".join(json.dumps(verdict, sort_keys=True) for verdict in verdicts)
     head = json.dumps(versions)[:-1]
@@ -69,18 +69,28 @@ def main() -> None:
     print(f"{built} of {len(verdicts)} models built, {arguments.output}")
 
 
-def judged(path: Path, varied: set[str]) -> list[dict[str, Any]]:
-    """Verdicts of one file and, for the first file of a family, of variations of its sizes."""
+def read(path: Path) -> dict[str, Any]:
+    """Name, hash and deciding keys of a configuration file."""
     text = path.read_text()
     name = path.name.removesuffix(".json").removesuffix("_config")
     sha = hashlib.sha256(text.encode()).hexdigest()
-    config = deciding(json.loads(text))
-    first = {"name": name, "sha256": sha} | counted(config)
-    if "total" not in first:
-        return [first]
-    first |= {"config": config}
+    return {"name": name, "sha256": sha, "config": deciding(json.loads(text))}
+
+
+def last(output: Path) -> list[dict[str, Any]]:
+    """Name, hash and keys of the files behind the verdicts that are there, without the variations."""
+    models = json.loads(output.read_text())["models"]
+    return [
+        {key: model[key] for key in ("name", "sha256", "config")} for model in models if "sha256" in model
+    ]
+
+
+def judged(model: dict[str, Any], varied: set[str]) -> list[dict[str, Any]]:
+    """Verdicts of one file and, for the first file of a family, of variations of its sizes."""
+    config, name = model["config"], model["name"]
+    first = model | counted(config)
     family = config["model_type"]
-    if family in varied:
+    if "total" not in first or family in varied:
         return [first]
     varied.add(family)
     return [first] + [

@@ -32,6 +32,8 @@ LEFT_OUT = {
     "label2id",
     "vision_config",
     "audio_config",
+    "bad_words_ids",
+    "begin_suppress_tokens",
     "max_position_embeddings",
     "task_specific_params",
 }

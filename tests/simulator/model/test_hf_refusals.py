@@ -105,13 +105,17 @@ def test_contradictions_are_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+_AT_FAULT: tuple[Any, ...] = (..., None, -1, "x", [], {}, 10**30, True, 0)
+"""Values of other kinds; the first stands for a key that is not there."""
+
+
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name.endswith("seed 0")])
 def test_every_key_at_fault_is_a_refusal_or_a_model(name: str) -> None:
     """No key of any family, taken away or with a value of another kind, ends in anything but these two."""
     text = json.dumps(CONFIGS[name])
     outer = json.loads(text)
     for key in outer.get("text_config", outer):
-        for value in (..., None, -1, "x", [], {}, 10**30, True, 0):
+        for value in _AT_FAULT:
             data = json.loads(text)
             part = data.get("text_config", data)
             part.pop(key) if value is ... else part.update({key: value})
@@ -123,7 +127,7 @@ def test_every_key_at_fault_is_a_refusal_or_a_model(name: str) -> None:
 
 def test_an_unknown_family_is_told_by_its_keys() -> None:
     """Every published file under a new name is read as its own family, or as one with the same keys."""
-    told = Counter()
+    told: Counter[str] = Counter()
     for name, config in CONFIGS.items():
         if " seed " in name:
             continue

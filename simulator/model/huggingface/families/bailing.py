@@ -21,6 +21,7 @@ def bailing_moe(r: Reader) -> dict[str, Any]:
     fields = core(r)
     layers = fields["n_layers"]
     r.refuse_unless("norm_head", False, "normalised weights of the head")
+    r.refuse_unless("multi_gate", False, "gates of their own for images and sound")
     qkv_bias = r.flag("use_qkv_bias", "bias of queries, keys and values")
     o_bias = r.flag("use_bias", "bias of the attention's output and of the FFN", False)
     if o_bias:

@@ -13,7 +13,7 @@ from moesim.simulator.model.huggingface.reader import Reader
 
 def glm4_moe(r: Reader) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7: grouped-query attention whose output has no bias, and DeepSeek-V3's gate."""
-    fields = core(r)
+    fields = core(r, tied=False)  # text parts of multimodal files leave the key out (Glm4MoeConfig)
     layers = fields["n_layers"]
     bias = r.flag("attention_bias", "bias of queries, keys and values")
     norms = r.flag("use_qk_norm", "norms of queries and keys")
