@@ -104,9 +104,7 @@ def print_curve(use: Use, points: dict[float, list[float]], kept_out: list[tuple
     print(f"    y_name: {share}\n    y_unit: TFLOP/s\n    interpolation: log")
     print(f"    points: [{', '.join(f'[{x:g}, {y:.4g}]' for x, y in table)}]")
     print(f"    used_for: [{use.cls}/{use.variant}]")
-    print(
-        f'    source: "moesim measurement (studies/windowed_attention.py) on one H200: {KERNELS[part]}"'
-    )
+    print(f'    source: "moesim measurement (studies/windowed_attention.py) on one H200: {KERNELS[part]}"')
     print('    kind: measured\n    date: "2026-11-22"')
     meaning = "largest error of the shapes left out of the curve"
     print(f'    residual: {{relative: {max(0.03, math.ceil(100 * worst) / 100):.2f}, meaning: "{meaning}"}}')

@@ -65,8 +65,8 @@ class Description(BaseModel):
     project: Project
     versions: _Texts
     """Newest first; the first is the default."""
-    features: _Texts
-    """Names of `ModelShape.features` that the exported plan expresses."""
+    features: _Texts = ("gqa", "mla")
+    """Names of `ModelShape.features` that its plans express; plans of models with any other are excluded."""
     search: dict[str, _Texts] = Field(default_factory=dict)
     """Values that a plan search tries by key, where the user leaves them to defaults; `recompute_dense` is
     for models without experts."""

@@ -15,6 +15,7 @@ attention in FP32. The script writes windowed_attention.json after every row.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import statistics
@@ -138,8 +139,7 @@ def difference(
 
 def cudnn_case(case: Case) -> dict[str, Any]:
     """cuDNN's fused attention, with the band of the window as a bound of its mask."""
-    import cudnn
-
+    cudnn: Any = importlib.import_module("cudnn")  # an optional wheel
     handle = cudnn.create_handle()
     q, k, v, do = (t.transpose(1, 2) for t in tensors(case))
     o, (dq, dk, dv) = torch.empty_like(q), (torch.empty_like(t) for t in (q, k, v))
