@@ -1,6 +1,6 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
 docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/models.md,
-docs/api.md and the examples' outputs.
+docs/api.md, docs/sparse-attention.md and the examples' outputs.
 
     python docs/writers/pages.py [--check] [--scoreboard]
 
@@ -26,6 +26,7 @@ from models_page import page as models_page
 from planner_page import search_all, section
 from planner_page import section_on as searches_on
 from scoreboard_page import scoreboard_section, section_on
+from sparse_page import page as sparse_page
 
 import moesim
 from moesim.simulator.cost.collectives.group_report import dispatch_loads
@@ -60,6 +61,7 @@ SCENARIO = ROOT / "docs" / "scenario.md"
 EXTEND = ROOT / "docs" / "extend.md"
 API = ROOT / "docs" / "api.md"
 MODELS = ROOT / "docs" / "models.md"
+SPARSE = ROOT / "docs" / "sparse-attention.md"
 PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "where the step goes"
@@ -318,6 +320,7 @@ def main() -> None:
             EXTEND: with_registries(EXTEND.read_text("utf-8")),
             API: api_page(),
             MODELS: models_page(),
+            SPARSE: sparse_page(),
             **dict(zip(commands, outputs, strict=True)),
         }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]

@@ -99,9 +99,7 @@ def _terms(row: MeasuredModule, accelerator: Accelerator) -> tuple[dict[str, flo
     return term, host
 
 
-def _split_by_host(
-    times: FloatArray, hosts: Sequence[str | None]
-) -> tuple[dict[str, float], BoolArray]:
+def _split_by_host(times: FloatArray, hosts: Sequence[str | None]) -> tuple[dict[str, float], BoolArray]:
     """The host's time by name (the median of the rows near the fastest), and the rows beyond these."""
     host_s: dict[str, float] = {}
     limit_s: dict[str, float] = {}

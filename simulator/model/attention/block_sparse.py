@@ -8,6 +8,12 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.attention.output_gate import (
+    gate_backward,
+    gate_forward,
+    sink_backward,
+    sink_forward,
+)
 from moesim.simulator.model.attention.projections import output_projection, output_projection_gradient, rope
 from moesim.simulator.model.attention.sparse_core import (
     SparseCore,
@@ -65,7 +71,7 @@ class BlockSparse(GQA):
     def flop_per_token(self, sequence: int, causal: bool) -> float:
         """Model FLOPs of scores and values over the keys of the chosen blocks; the indexer does not count."""
         keys = mean_keys(sequence, self.top_k) if causal else float(min(sequence, self.top_k))
-        return 6.0 * self.heads * keys * 2 * self.head_dim
+        return 6.0 * self.heads * keys * (self.sizes.qk_head_dim + self.sizes.v_head_dim)
 
     # -- operators -----------------------------------------------------------------------------------
 
@@ -75,18 +81,23 @@ class BlockSparse(GQA):
 
     def core(self, sequence: int) -> SparseCore:
         """Sizes of the core attention; keys and values of all groups are read."""
-        d = self.head_dim
-        kv = 2 * self.kv_heads * d
-        return SparseCore(self.heads, d, d, kv, mean_keys(sequence, self.top_k), 2 * d, "block")
+        heads, kv_heads, qk, v = self.sizes
+        kv = kv_heads * (qk + v)
+        return SparseCore(heads, qk, v, kv, mean_keys(sequence, self.top_k), qk + v, "block")
 
     def forward(self, w: Work) -> list[Operator]:
         """Projections, the indexer's choice of blocks, core attention over them, output projection."""
         if not self.sparse(w.sequence):
             return [*self._index(w), *super().forward(w)]
-        core = sparse_forward(w, self.core(w.sequence))
+        width = self._width(w)
         return [
-            *self.inputs_forward(w), *self._index(w), *core, *output_projection(w, self._width(w)),
-        ]  # fmt: skip
+            *self.inputs_forward(w),
+            *self._index(w),
+            *sparse_forward(w, self.core(w.sequence)),
+            *sink_forward(w, self.sink_heads // w.tp, width),
+            *gate_forward(w, self.gates // w.tp, width),
+            *output_projection(w, width),
+        ]
 
     def _index(self, w: Work) -> list[Operator]:
         """Scores of all causal keys in BF16, and the choice among the best score of every block."""
@@ -111,11 +122,13 @@ class BlockSparse(GQA):
         )
         if not self.sparse(w.sequence):
             return [index, *super().input_gradient(w)]
-        core = self.core(w.sequence)
+        core, width = self.core(w.sequence), self._width(w)
         return [
-            *output_projection_gradient(w, self._width(w)),
+            *output_projection_gradient(w, width),
+            *gate_backward(w, self.gates // w.tp, width),
             *(recomputed(sparse_forward(w, core)) if w.repeats("core_attn") else []),
             index,
+            *sink_backward(w, self.sink_heads // w.tp, width),
             *sparse_backward(w, core),
             *self.inputs_gradient(w),
         ]

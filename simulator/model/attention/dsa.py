@@ -15,6 +15,7 @@ from typing import Literal
 
 from moesim.simulator.model.attention.indexer import Indexer
 from moesim.simulator.model.attention.mla import MLA
+from moesim.simulator.model.attention.output_gate import gate_backward, gate_forward
 from moesim.simulator.model.attention.projections import (
     copy,
     output_projection,
@@ -100,6 +101,7 @@ class DSA(MLA):
             *self.inputs_forward(w),
             *index,
             *self._core_forward(w),
+            *gate_forward(w, self.gates // w.tp, self._width(w)),
             *output_projection(w, self._width(w)),
         ]
 
@@ -121,8 +123,8 @@ class DSA(MLA):
         t, heads, name, q_in = w.tokens, self.heads // w.tp, *self._query(w)
         return [
             *linear_forward(w, name, t, heads * self.sizes.qk_head_dim, q_in),
-            rope("rope_k", "F", t * self.qk_rope_dim),
-            rope("rope_q", "F", t * heads * self.qk_rope_dim),
+            *([rope("rope_k", "F", t * self.qk_rope_dim)] if self.rotary else []),
+            *([rope("rope_q", "F", t * heads * self.qk_rope_dim)] if self.rotary else []),
             self._absorbed(w, "absorb_keys", "F"),
             copy("latent_pack", "F", t * (heads + 1) * self.qk_rope_dim, "pack"),
         ]
@@ -136,6 +138,7 @@ class DSA(MLA):
             return [*self._loss(w), *self.indexer.backward(w), *super().input_gradient(w)]
         return [
             *output_projection_gradient(w, self._width(w)),
+            *gate_backward(w, self.gates // w.tp, self._width(w)),
             *self.recomputed_inputs(w),
             *(recomputed(self._core_forward(w)) if w.repeats("core_attn") else []),
             self._absorbed(w, "absorb_values", "I"),
@@ -173,9 +176,9 @@ class DSA(MLA):
         width = heads * self.sizes.qk_head_dim
         out = [
             self._absorbed(w, "absorb_keys", "I"),
-            rope("rope_q.backward", "I", t * heads * self.qk_rope_dim),
+            *([rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)] if self.rotary else []),
             *linear_input_gradient(w, name, t, width, q_in),
-            rope("rope_k.backward", "I", t * self.qk_rope_dim),
+            *([rope("rope_k.backward", "I", t * self.qk_rope_dim)] if self.rotary else []),
         ]
         if w.fp8:
             out += [

@@ -81,7 +81,7 @@ class MLA(SoftmaxAttention):
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the down- and up-projections, of gates and output projection."""
+        """Parameters of the down- and up-projections, of gates and of the output projection."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
