@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "3201260c567ffe141dbab4c4c1ac7107bb37539d5fad7ceeee31d9fd84aa8934"),
-        ("h200-8gpu", "a3f87cf7e002c8fe901be220832611ee6e410a51f447a698914599bf0106602e"),
+        ("h800-trace", "dc17f33e5831a19f21d7e36c5681b033c91c4c71c0096badc135988ec52630a8"),
+        ("h200-8gpu", "b75504f099ad70d035dd227c57421cafadf49a543700bdb03c4838f4a40def85"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
