@@ -21,4 +21,4 @@ class Numerics(ModelPart):
     context: PositiveInt | None = None
     """Positions, in tokens, for which the model was trained or extended; a scenario may be longer."""
     activation: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,40}$")] | None = None
-    """Nonlinearity of the feed-forward halves where it is not SiLU: gelu, relu2, swiglu_clipped and others."""
+    """Nonlinearity of the feed-forward halves where it is not SiLU: gelu, relu2, situ and others."""

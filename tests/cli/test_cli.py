@@ -164,6 +164,7 @@ def test_models_are_searched_and_name_what_prices_them(run: Run) -> None:
 def test_a_hybrid_model_shows_its_layers_and_states(run: Run) -> None:
     code, out, _ = run("models", "qwen3-next-80b-a3b")
     assert code == 0 and "12 x (3 moe/linear, 1 moe/full)" in out
+    assert "published 80B (-0.41% counted by the same rule), 3B activated" in out
     states = {line.split()[0]: line.split() for line in out.splitlines() if line[:6] in ("linear", "full  ")}
     assert states["linear"][2] == "36" and states["linear"][3:5] == ["0", "B"]
     assert states["full"][2] == "12" and states["full"][3:5] == ["24", "KiB"]

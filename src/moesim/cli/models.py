@@ -22,7 +22,6 @@ _MOST_SHOWN = 60
 
 def print_models(search: str | None, profile: str | None, as_json: bool) -> None:
     """Print the shipped models, or those that a search finds, with the evidence that prices them."""
-    from moesim.simulator.cost.model_evidence import evidence_text
     from moesim.simulator.model.catalogue import catalogue, context_text
     from moesim.simulator.model.catalogue import search as found_by
 
@@ -37,7 +36,7 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
     cells = [
         (
             row.name, short(row.parameters_total, 4), short(row.parameters_activated, 4), str(row.layers),
-            row.attention, row.experts, context_text(row.context), evidence_text(evidence[row.name]),
+            row.attention, row.experts, context_text(row.context), _priced(row, evidence[row.name]),
         )
         for row in rows
     ]  # fmt: skip
@@ -49,6 +48,14 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
     print_text(
         f"{len(rows)} of {len(catalogue())} shipped models; moesim models NAME shows one with its source"
     )
+
+
+def _priced(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> str:
+    """What prices a model, and how many of its features are left out."""
+    from moesim.simulator.cost.model_evidence import evidence_text
+
+    left_out = f"; not modelled: {len(row.not_modelled)}" if row.not_modelled else ""
+    return f"{evidence_text(evidence)}{left_out}"
 
 
 def print_model(name: str, profile: str | None, as_json: bool) -> None:
@@ -69,6 +76,8 @@ def print_model(name: str, profile: str | None, as_json: bool) -> None:
     print_text(f"experts   {experts_text(shape)}")
     print_text(f"context   {context_text(context) or 'not known'}")
     print_text(f"priced    in profile {profile or PROFILE}: {evidence_text(evidence)}")
+    if (published := _published(shape)) is not None:
+        print_text(f"published {published}")
     for text in shape.not_modelled:
         print_text(f"not modelled: {text}")
     print_text("")
@@ -111,6 +120,19 @@ def print_sizes(shape: ModelShape) -> None:
     parts = {f"  {name}": n for name, n in parameters_by_component(shape).as_dict().items() if n}
     rows = [(name.replace("_", " "), f"{n:,}", short(n, 4)) for name, n in (_counts(shape) | parts).items()]
     print_table(("count", "exact", ""), rows, right=(1, 2))
+
+
+def _published(shape: ModelShape) -> str | None:
+    """The published sizes of a shipped model beside the counted ones; None for another model."""
+    from moesim.simulator.model.library import load_model, shipped_models
+    from moesim.simulator.model.published_sizes import compare_activated, compare_total, published_sizes
+
+    if shape.name not in shipped_models() or load_model(shape.name) != shape:
+        return None
+    size = published_sizes()[shape.name]
+    total, activated = compare_total(shape, size), compare_activated(shape, size)
+    more = "" if activated is None else f", {activated.published.value} activated ({activated.error:+.2%})"
+    return f"{size.total.value} ({total.error:+.2%} counted by the same rule){more}; {size.source}"
 
 
 def _print_states(shape: ModelShape, context: int | None) -> None:

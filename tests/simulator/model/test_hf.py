@@ -72,6 +72,7 @@ def test_yaml_round_trip(path: Path, tmp_path: Path) -> None:
     [
         ("deepseek-v3", "deepseek-v3"),
         ("mixtral-8x22b-v0.1", "mixtral-8x22b"),
+        ("mixtral-8x7b-v0.1", "mixtral-8x7b"),
         ("qwen3-30b-a3b", "qwen3-30b-a3b"),
         ("meta-llama-3.1-8b", "llama-3-8b"),
         ("meta-llama-3.1-70b", "llama-3-70b"),
