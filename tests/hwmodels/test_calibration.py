@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "caf3c35a3cbb4442ffe10911432704a7b1b63a6adb4e5b24ebfa626cfa09a91a"),
-        ("h200-8gpu", "b08ac669ba53651b2cb6a3b5c2551c5f2af5642bdc8fd6a55ce9841d29f1e084"),
+        ("h800-trace", "777c8e0ff5c0ba0af12e1e9584e39b2b1ee78cba42051851a89f9e6135d2e848"),
+        ("h200-8gpu", "186686b6b0aed3bc7f48f411dc5a91289f848687681e4fc069b97967f84cd6a3"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

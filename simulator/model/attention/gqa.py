@@ -13,7 +13,9 @@ class GQA(GroupedQueryAttention):
     kind: Literal["gqa"] = "gqa"
 
     def megatron_arguments(self) -> dict[str, str | None] | None:
-        """Megatron-LM's flags for grouped-query attention."""
+        """Megatron-LM's flags for grouped-query attention; None for a subclass, another attention."""
+        if type(self) is not GQA:
+            return None
         return {
             "--num-attention-heads": str(self.heads),
             "--group-query-attention": None,

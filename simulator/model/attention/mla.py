@@ -240,7 +240,9 @@ class MLA(SoftmaxAttention):
     # -- names in other projects ---------------------------------------------------------------------
 
     def megatron_arguments(self) -> dict[str, str | None] | None:
-        """Megatron-LM's flags for multi-latent attention."""
+        """Megatron-LM's flags for multi-latent attention; None for a subclass, which is another attention."""
+        if type(self) is not MLA:
+            return None
         query = {"--q-lora-rank": str(self.q_lora_rank)} if self.q_lora_rank else {}
         return {
             "--num-attention-heads": str(self.heads),

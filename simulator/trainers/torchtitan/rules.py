@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moesim.simulator.layout.parallel import nearest_divisors
-from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.facts import PlanFacts
@@ -189,7 +189,7 @@ def _tensor_parallel(plan: PlanFacts, release: Release) -> Iterator[str]:
     if p.tp > 1 and not p.sequence_parallel and not release.sequence_parallel_optional:
         yield "tensor parallelism without sequence parallelism: torchtitan always runs both together"
     for attention in plan.shape.attention_by_name.values():
-        if isinstance(attention, GQA) and attention.kv_heads % p.tp:
+        if isinstance(attention, GroupedQueryAttention) and attention.kv_heads % p.tp:
             near = ", ".join(map(str, nearest_divisors(p.tp, attention.kv_heads)))
             yield (
                 f"parallel.tp={p.tp}: torchtitan gives every rank whole key and value heads, of which there "

@@ -63,4 +63,4 @@ def test_parameters_are_those_of_the_published_modules(name: str) -> None:
 )
 def test_groups_of_heads_must_divide(kind: type[Attention], sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        kind(**sizes)
+        kind.model_validate(sizes)
