@@ -1,8 +1,8 @@
 """1F1B whose steady state runs a forward and a backward as one pair, so that all-to-alls hide behind compute.
 
 Megatron core with `overlap_moe_expert_parallel_comm`: interleaved 1F1B with one more forward in the warm-up,
-then pairs (NVIDIA/Megatron-LM@core_v0.15.0 megatron/core/pipeline_parallel/schedules.py, combined_1f1b.py; the
-order inside a pair is in models/common/model_chunk_schedule_plan.py).
+then pairs (NVIDIA/Megatron-LM@core_v0.15.0 megatron/core/pipeline_parallel/schedules.py, combined_1f1b.py;
+the order inside a pair is in models/common/model_chunk_schedule_plan.py).
 """
 
 from __future__ import annotations
