@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "schedules"
 
 def is_legal(name: str, pp: int, microbatches: int, vpp: int) -> bool:
     """The rules as published, stated once more and apart from the code under test."""
-    if name in ("interleaved-1f1b", "interleaved-zero-bubble"):
+    if name in ("interleaved-1f1b", "interleaved-1f1b-overlapped", "interleaved-zero-bubble"):
         return microbatches < pp or microbatches % (microbatches // pp) == 0
     if name == "dualpipe":
         return vpp == 1 and pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp

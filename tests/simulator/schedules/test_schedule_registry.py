@@ -44,6 +44,7 @@ def test_lists_follow_from_the_specs() -> None:
     assert name_from("megatron-lm", free_vpp=False) == "1f1b"
     assert name_from("megatron-lm", free_vpp=True) == "interleaved-1f1b"
     assert [name for name, spec in SCHEDULES.items() if "torch" not in spec.names_elsewhere] == [
+        "interleaved-1f1b-overlapped",
         "zb-h1",
         "dualpipe",
     ]
