@@ -180,13 +180,15 @@ def test_the_state_of_decoding_does_not_grow_with_the_tokens() -> None:
 @pytest.mark.parametrize("kind", MIXERS)
 def test_scans_have_rates_of_their_own_or_a_prior_that_says_so(kind: str, profile: str) -> None:
     tables = RateTables(H200, load_profile(profile))
-    measured = kind != "mamba" and profile not in ("generic-roofline", "b200-simumax")
+    hopper = profile not in ("generic-roofline", "b200-simumax")
     for op in (*MIXERS[kind].forward(work()), *MIXERS[kind].input_gradient(work())):
         if op.cls not in SCAN_CLASSES and op.cls != "conv":
             continue
         basis = tables.basis(op, overlapped=False)
         assert "attention_" not in basis.curve_id
-        if measured and op.cls in SCAN_CLASSES:
+        if hopper and op.cls == "conv":
+            assert basis.curve_id == f"h200-mixers.conv.{op.variant}" and not basis.assumed
+        elif hopper and kind != "mamba":
             assert basis.curve_id == f"h200-mixers.{op.cls.removeprefix('scan_')}.{kind}"
             assert not basis.assumed
         else:
@@ -197,13 +199,13 @@ def test_measured_scans_come_back_from_the_curves() -> None:
     """Shapes in the curves are priced as measured; `benchmarks/mixer_curves.py` reports those left out."""
     profile = load_profile("h200-measured")
     rows = [row for run in json.loads(MEASURED.read_text())["runs"] for row in run["rows"]]
-    row = next(r for r in rows if r["kind"] == "gated_delta" and r["sizes"][1] == 32)
+    row = next(r for r in rows if r["kind"] == "gated_delta" and r["sizes"][1] == 32)  # 1 x 8,192 tokens
     w = work(tokens=8192.0, sequence=8192)
     mixer = MIXERS["gated_delta"]
     for ops, key in ((mixer.forward(w), "forward_us"), (mixer.input_gradient(w), "backward_us")):
         op = next(op for op in ops if op.cls in SCAN_CLASSES)
         cost = operator_seconds(op, H200, profile, SmContext())
-        assert cost.seconds * 1e6 == pytest.approx(row[key], rel=0.01)
+        assert cost.seconds * 1e6 == pytest.approx(row[key], rel=0.04)  # a mean of several lengths
 
 
 def test_fewer_heads_side_by_side_take_longer_per_head() -> None:
