@@ -29,6 +29,8 @@ from moesim.simulator.model.published_sizes import (
 )
 
 PROFILE = "h200-8gpu"
+NO_FIGURE = "-"
+"""Stands for the figures of activated parameters of a dense model, or of one whose figure is left out."""
 SHAPE_COLUMNS = (
     "model", "total", "activated", "MTP", "layers", "hidden", "attention", "feed-forward", "experts",
     "context",
@@ -85,7 +87,7 @@ def _sizes(rows: Iterable[CatalogueRow]) -> list[str]:
     lines = []
     for row in rows:
         size, shape = published[row.name], load_model(row.name)
-        note = f"; {size.note}" if size.note else ""
+        notes = "".join(f"; {text}" for text in (size.activated_left_out, size.note) if text)
         total, activated = compare_total(shape, size), compare_activated(shape, size)
         indexed = any(uncounted_parameters(shape, kind) for kind in shape.layer_counts)
         lines.append(
@@ -93,7 +95,7 @@ def _sizes(rows: Iterable[CatalogueRow]) -> list[str]:
                 f"`{row.name}`",
                 *_compared(total, indexed),
                 *_compared(activated, indexed),
-                f"{size.source} ({size.date}){note}",
+                f"{size.source} ({size.date}){notes}",
             )
         )
     return [
@@ -187,7 +189,7 @@ def _sources(rows: Iterable[CatalogueRow]) -> list[str]:
 
 def _compared(comparison: SizeComparison | None, indexed: bool) -> tuple[str, str, str, str]:
     if comparison is None:
-        return "", "", "", ""
+        return NO_FIGURE, NO_FIGURE, NO_FIGURE, NO_FIGURE
     figure = comparison.published
     return figure.value, _included(figure, indexed), short(comparison.counted, 4), f"{comparison.error:+.2%}"
 

@@ -83,11 +83,21 @@ class PublishedSize(Frozen):
     model: str
     total: PublishedCount
     activated: PublishedCount | None = None
-    """None for dense models, and where no figure was published."""
+    """None for dense models, and where the figure is left out."""
+    activated_left_out: str = ""
+    """Why a model with experts has no activated figure here: none was found, or no rule reproduces it."""
     source: str
+    """The document in which the figures were read: a report and its section, or a file of a repository."""
     date: Annotated[DateText, Field(strict=False)]
+    """Date of that document or of the file's commit, or the day on which it was read where it has none."""
     note: str = ""
     """What the source says on its way of counting, or what it leaves open."""
+
+    @model_validator(mode="after")
+    def _left_out_or_not(self) -> Self:
+        if self.activated is not None and self.activated_left_out:
+            raise ValueError("activated_left_out says why no figure is given: leave one of them out")
+        return self
 
 
 class _Sizes(Frozen):

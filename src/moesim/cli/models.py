@@ -132,7 +132,8 @@ def _published(shape: ModelShape) -> str | None:
     size = published_sizes()[shape.name]
     total, activated = compare_total(shape, size), compare_activated(shape, size)
     more = "" if activated is None else f", {activated.published.value} activated ({activated.error:+.2%})"
-    return f"{size.total.value} ({total.error:+.2%} counted by the same rule){more}; {size.source}"
+    left_out = f"; {size.activated_left_out}" if size.activated_left_out else ""
+    return f"{size.total.value} ({total.error:+.2%} counted by the same rule){more}{left_out}; {size.source}"
 
 
 def _print_states(shape: ModelShape, context: int | None) -> None:

@@ -22,8 +22,8 @@ from moesim.simulator.model.state_sizes import state_sizes
 
 LIST = Path(__file__).resolve().parents[3] / "docs" / "writers" / "model_files.csv"
 BY_HAND = {
-    "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
-    "qwen3-30b-a3b",
+    "deepseek-v2-lite", "deepseek-v3", "llama-2-13b", "llama-2-70b", "llama-2-7b", "llama-3-70b",
+    "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen2-57b-a14b", "qwen3-235b-a22b", "qwen3-30b-a3b",
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_repeating_layers_are_written_once(name: str, text: str) -> None:
 
 
 def test_a_search_reads_names_kinds_experts_and_sizes() -> None:
-    assert names("MLA deepseek") == {"deepseek-v2", "deepseek-v3"}
+    assert names("MLA deepseek") == {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3"}
     assert "nemotron-3-nano-30b-a3b" in names("mamba2") and "qwen3-8b" not in names("mamba2")
     assert names("gated_delta <100B") == {"qwen3-next-80b-a3b", "qwen3.5-35b-a3b"}
     assert names(">1T") == {n for n in shipped_models() if parameters_total(load_model(n)) > 1e12}
