@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "777c8e0ff5c0ba0af12e1e9584e39b2b1ee78cba42051851a89f9e6135d2e848"),
-        ("h200-8gpu", "186686b6b0aed3bc7f48f411dc5a91289f848687681e4fc069b97967f84cd6a3"),
+        ("h800-trace", "d3d2adec9d1d258985cccec70074750900868a4cd1917a01d53ca974512c70a9"),
+        ("h200-8gpu", "703017b6bd68848c07f6accff66153d420df423859ea0d4eeecd9205962086cd"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

@@ -28,7 +28,7 @@ class Fact(Frozen, Generic[T]):
     source: str
 
 
-class Difference(Frozen):
+class ExplainedDifference(Frozen):
     """A column that differs from the model's configuration in the rows of a source, and why."""
 
     column: Literal["layers", "kv_heads", "vocab"]
@@ -82,7 +82,7 @@ class Family(Frozen):
     arch: Literal["dense", "moe"]
     model: str | None = None
     """Name of a shipped model."""
-    differs: tuple[Difference, ...] = ()
+    differs: tuple[ExplainedDifference, ...] = ()
     facts: FamilyFacts | None = None
 
     @model_validator(mode="after")

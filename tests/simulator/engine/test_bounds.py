@@ -41,7 +41,7 @@ def scenarios(draw: st.DrawFn) -> list[str]:
         st.sampled_from(["deepseek-v3", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x22b", "llama-3-8b"])
     )
     schedule = draw(st.sampled_from(sorted(SCHEDULES)))
-    paired = schedule.startswith("dualpipe")
+    paired = SCHEDULES[schedule].overlapped_pairs
     pp = draw(st.sampled_from([2, 4]))
     vpp = 2 if schedule.startswith("interleaved") else 1
     tp = draw(st.sampled_from([1, 1, 2]))
@@ -113,7 +113,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
             f"cluster.node.nic_bandwidth={nic} Gb/s",
             f"cluster.node.nic_bandwidth_effective={nic / 10} GB/s",
             f"parallel={{tp: 1, pp: {pp}, ep: {ep}, cp: 1, vpp: {2 if 'interleaved' in schedule else 1}}}",
-            f"parallel.zero_stage={draw(st.sampled_from([0, 1] if 'dual' in schedule else [0, 1, 3]))}",
+            f"parallel.zero_stage={draw(st.sampled_from([0, 1] if SCHEDULES[schedule].overlapped_pairs else [0, 1, 3]))}",
             f"schedule={schedule}",
             f"stages.blocks={json.dumps([per_rank] * stages)}",
             f"batch.sequences={2 * pp * draw(st.integers(1, 3)) * replicas}",

@@ -47,7 +47,7 @@ SERIAL: dict[str, tuple[Phase, ...]] = {
     "W": ("mlp W", "attn W"),
     "B": (*INPUT_CHAIN, "mlp W", "attn W"),
 }
-PAIRLESS = sorted(set(SCHEDULES) - {"dualpipe", "dualpipev"})
+PAIRLESS = sorted(name for name, spec in SCHEDULES.items() if not spec.overlapped_pairs)
 
 
 @st.composite

@@ -226,7 +226,7 @@ def test_torchtitan_snippets_are_python(name: str) -> None:
     fields = {k.arg: k.value for k in calls["ParallelismConfig"].keywords}
     assert any(k.arg == "seq_len" for k in calls["TrainingConfig"].keywords)
     theirs = SCHEDULES[name].names_elsewhere.get("torch")
-    assert (theirs is None) == (name in ("zb-h1", "dualpipe"))
+    assert (theirs is None) == (name in ("interleaved-1f1b-overlapped", "zb-h1", "dualpipe"))
     if theirs is None:
         assert f"schedule {name}: torch.distributed.pipelining has none" in text
         return
