@@ -25,9 +25,9 @@ shares of the roofline by kernel family, and fixed times by framework. They come
 within every kernel, model, module, phase and hidden size the rows stand in the order of the source, and the
 second, fourth, ... are left out. The rule was written before any error was seen; the mechanisms at the end
 of this page were then chosen with the errors of both halves in view, the constants never. No constant may
-make a kernel faster than its best credible rate: 0.9 of the roofline, 0.75 of the peak for dense attention,
-640 TFLOP/s for sparse prefill (deepseek-ai/FlashMLA), the best measured GEMM for the indexer, and 0.7 to 1
-of the best measured GEMM for projections.
+let a kernel run faster than its best credible rate: 0.9 of the roofline, 0.75 of the peak for dense
+attention, 640 TFLOP/s for sparse prefill (deepseek-ai/FlashMLA), the best measured GEMM for the indexer, and
+0.7 to 1 of the best measured GEMM for projections.
 """
 
 BEHIND = """\

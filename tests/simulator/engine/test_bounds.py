@@ -90,6 +90,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
     nodes = pp * replicas // 8
     per_rank = draw(st.sampled_from(["moe*2", "dense moe", "moe"]))
     stages = pp * (2 if schedule in ("dualpipev", "zbv") or schedule.startswith("interleaved") else 1)
+    zero_stages = [0, 1] if SCHEDULES[schedule].overlapped_pairs else [0, 1, 3]
     unit = st.floats(0.0, 1.0)
     load = draw(st.sampled_from([0.0, 0.16, 1.0]))
     routing: dict[str, Any] = {"expert_load_cv": load}
@@ -113,7 +114,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
             f"cluster.node.nic_bandwidth={nic} Gb/s",
             f"cluster.node.nic_bandwidth_effective={nic / 10} GB/s",
             f"parallel={{tp: 1, pp: {pp}, ep: {ep}, cp: 1, vpp: {2 if 'interleaved' in schedule else 1}}}",
-            f"parallel.zero_stage={draw(st.sampled_from([0, 1] if SCHEDULES[schedule].overlapped_pairs else [0, 1, 3]))}",
+            f"parallel.zero_stage={draw(st.sampled_from(zero_stages))}",
             f"schedule={schedule}",
             f"stages.blocks={json.dumps([per_rank] * stages)}",
             f"batch.sequences={2 * pp * draw(st.integers(1, 3)) * replicas}",

@@ -51,7 +51,7 @@ def test_every_feature_has_words() -> None:
 def test_features_are_what_is_not_plain() -> None:
     for name in ("deepseek-v3", "kimi-k2", "qwen3-235b-a22b", "mixtral-8x22b", "llama-3-70b"):
         assert load_model(name).features <= {"gqa", "mla"}
-    assert {"sinks", "sliding", "several-attentions"} <= load_model("gpt-oss-120b").features
+    assert {"attention-sinks", "sliding", "several-attentions"} <= load_model("gpt-oss-120b").features
     latent = {"gqa", "latent-experts", "ungated-experts"}
     assert shape_of(LATENT).features == latent
     assert shape_of(LONGCAT).features == {"mla", "zero-experts"}
