@@ -177,18 +177,9 @@ class RateTables:
             return self._prior_base(op, "attention")
         assert op.gemm is not None
         reading = curve.curve.at(op.gemm.n)
-        compute_s = op.flop / self.accelerator.peak_flop_per_s(op.dtype)
-        memory_s = operator_bytes(op) / self._hbm_bytes_per_s
-        return Basis(
-            max(compute_s, memory_s) / reading.value,
-            "compute" if compute_s >= memory_s else "memory",
-            "attention",
-            curve.conditions,
-            curve.residual.relative,
-            curve.id,
-            0.0,
-            extrapolated=reading.note,
-        )
+        compute_s = op.flop / self.accelerator.peak_flop_per_s(op.dtype) / reading.value
+        memory_s = operator_bytes(op) / self._hbm_bytes_per_s / reading.value
+        return _attention_like(curve, compute_s, memory_s, reading.note)
 
     def _scan_base(self, op: Operator) -> Basis:
         """Eq. C24: the FLOPs of a scan at the rate of its own kernels, by the heads that run side by side.
@@ -201,16 +192,7 @@ class RateTables:
             return self._prior_base(op, "attention")
         reading = curve.curve.at(op.gemm.groups)
         compute_s, memory_s = op.flop / reading.value, operator_bytes(op) / self._hbm_bytes_per_s
-        return Basis(
-            max(compute_s, memory_s),
-            "compute" if compute_s >= memory_s else "memory",
-            "attention",
-            curve.conditions,
-            curve.residual.relative,
-            curve.id,
-            0.0,
-            extrapolated=reading.note,
-        )
+        return _attention_like(curve, compute_s, memory_s, reading.note)
 
     # --- memory-bound ---
 
@@ -294,6 +276,20 @@ class RateTables:
             best,
             assumed=f"{prior.id}: {op.cls} {op.dtype} at {prior.fraction:.0%} of {of}",
         )
+
+
+def _attention_like(curve: MeasuredCurve, compute_s: float, memory_s: float, note: str) -> Basis:
+    """Basis of a kernel that is bound by its FLOPs or by memory and slows down as attention does."""
+    return Basis(
+        max(compute_s, memory_s),
+        "compute" if compute_s >= memory_s else "memory",
+        "attention",
+        curve.conditions,
+        curve.residual.relative,
+        curve.id,
+        0.0,
+        extrapolated=note,
+    )
 
 
 def _one_group(shape: GemmShape, cls: str) -> GemmShape:
