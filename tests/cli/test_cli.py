@@ -274,6 +274,7 @@ def test_an_imported_model_runs_in_a_scenario(run: Run, small: str, tmp_path: Pa
 def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from moesim.simulator.scoring import published as validation
     from moesim.simulator.scoring import published_collectives as validation_collectives
+    from moesim.simulator.scoring import published_full_resolution as full_resolution
 
     row = {"source": "a paper", "quantity": "time per step", "unit": "s", "used_for_calibration": False}
     numbers = {"published": 20.0, "predicted": 19.0, "relative_error": -0.05}
@@ -286,8 +287,11 @@ def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         relative_error=-0.25, how="ring Simple",
     )  # fmt: skip
     monkeypatch.setattr(validation_collectives, "score_collectives", lambda: [ring])
+    same = full_resolution.Difference("networks.step", "step on two networks", "a paper", 0.0, 0.001, 0.005)
+    checks = full_resolution.FullChecks((same,), (), "a trace")
+    monkeypatch.setattr(full_resolution, "check_full", lambda progress: checks)  # it has tests of its own
     code, out, _ = run("validate")
-    assert code == 0
+    assert code == 0 and "+0.10 %" in out and "holds" in out
     assert "-5.0 %" in out and "[1] a paper" in out and "+2.6 %" in out
     assert "rings" in out and "-25.0 %" in out
     printed = json.loads(run("validate", "--json").out)

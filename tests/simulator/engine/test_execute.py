@@ -384,7 +384,8 @@ def test_shorter_phases_transfers_and_sends_never_end_later(toy: Toy, data: st.D
 @FEWER
 @given(st.data())
 def test_more_microbatches_never_end_earlier(toy: Toy, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
+    """Pairs of interleaved 1F1B join waits on several ranks, so that a longer run may end earlier there."""
+    name = data.draw(st.sampled_from([*PAIRLESS, "dualpipe", "dualpipev"]))
     pp = data.draw(st.sampled_from([2, 4]))
     few = build(name, pp, 2 * pp)
     many = build(name, pp, 2 * pp * data.draw(st.integers(2, 3)))
