@@ -6,13 +6,14 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from moesim.simulator.model.attention.convolved import ConvolvedMixer
 from moesim.simulator.model.attention.delta_rule import delta_rule_scan
-from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
+from moesim.simulator.model.attention.recurrent import Projection, Saved
 from moesim.simulator.model.attention.scan import Scan
 from moesim.simulator.model.primitives import BF16, FP32
 
 
-class GatedDelta(RecurrentMixer):
+class GatedDelta(ConvolvedMixer):
     """Gated delta net; every key head serves the value heads of its group."""
 
     kind: Literal["gated_delta"] = "gated_delta"
@@ -22,8 +23,6 @@ class GatedDelta(RecurrentMixer):
     """Elements of one head's query or key."""
     value_dim: PositiveInt
     """Elements of one head's value."""
-    conv: PositiveInt = 4
-    """Tokens that the short convolution of queries, keys and values reads."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -40,11 +39,6 @@ class GatedDelta(RecurrentMixer):
     def convolved(self) -> int:
         """Queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.width
-
-    @property
-    def convolution_width(self) -> int:
-        """`conv`."""
-        return self.conv
 
     @property
     def projections(self) -> tuple[Projection, ...]:

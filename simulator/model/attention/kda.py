@@ -6,20 +6,19 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from moesim.simulator.model.attention.convolved import ConvolvedMixer
 from moesim.simulator.model.attention.delta_rule import delta_rule_scan
-from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
+from moesim.simulator.model.attention.recurrent import Projection, Saved
 from moesim.simulator.model.attention.scan import Scan
 from moesim.simulator.model.primitives import BF16, FP32
 
 
-class KDA(RecurrentMixer):
+class KDA(ConvolvedMixer):
     """Kimi delta attention; its gates go through a projection as narrow as one head, or are of full rank."""
 
     kind: Literal["kda"] = "kda"
     heads: PositiveInt
     head_dim: PositiveInt
-    conv: PositiveInt = 4
-    """Tokens that the short convolution of queries, keys and values reads."""
     full_rank_gate: bool = False
     """Whether the output gate is one full projection (Kimi K3) instead of two narrow ones."""
     full_rank_decay: bool = False
@@ -34,11 +33,6 @@ class KDA(RecurrentMixer):
     def convolved(self) -> int:
         """Queries, keys and values."""
         return 3 * self.width
-
-    @property
-    def convolution_width(self) -> int:
-        """`conv`."""
-        return self.conv
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
+from moesim.simulator.model.attention.convolved import StateSpaceMixer
+from moesim.simulator.model.attention.recurrent import Projection, Saved
 from moesim.simulator.model.attention.scan import Scan
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import BF16, FP32, norm, norm_backward
@@ -19,7 +20,7 @@ SAVED_CHUNK = 2048
 """Tokens after which the kernel of mamba-ssm writes its state for the backward."""
 
 
-class Mamba(RecurrentMixer):
+class Mamba(StateSpaceMixer):
     """Mamba-1 mixer; `inner_norms` are Jamba's norms of step size, B and C."""
 
     kind: Literal["mamba"] = "mamba"
@@ -27,11 +28,6 @@ class Mamba(RecurrentMixer):
     """Channels, which Jamba gives as `mamba_expand` times the hidden size."""
     state: PositiveInt
     dt_rank: PositiveInt
-    conv: PositiveInt = 4
-    """Tokens that the short convolution reads."""
-    conv_bias: bool = True
-    proj_bias: bool = False
-    """Biases of the input and the output projection."""
     inner_norms: bool = False
 
     @property
@@ -43,21 +39,6 @@ class Mamba(RecurrentMixer):
     def convolved(self) -> int:
         """`inner`."""
         return self.inner
-
-    @property
-    def convolution_width(self) -> int:
-        """`conv`."""
-        return self.conv
-
-    @property
-    def convolution_bias(self) -> bool:
-        """`conv_bias`."""
-        return self.conv_bias
-
-    @property
-    def output_bias(self) -> bool:
-        """`proj_bias`."""
-        return self.proj_bias
 
     @property
     def normalised(self) -> bool:

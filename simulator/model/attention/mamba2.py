@@ -6,12 +6,13 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
+from moesim.simulator.model.attention.convolved import StateSpaceMixer
+from moesim.simulator.model.attention.recurrent import Projection, Saved
 from moesim.simulator.model.attention.scan import Scan
 from moesim.simulator.model.primitives import BF16, FP32
 
 
-class Mamba2(RecurrentMixer):
+class Mamba2(StateSpaceMixer):
     """Mamba-2 mixer with a gated norm per group, as in Nemotron-H and Nemotron 3."""
 
     kind: Literal["mamba2"] = "mamba2"
@@ -21,13 +22,8 @@ class Mamba2(RecurrentMixer):
     """Groups of heads that share an input and an output matrix, B and C."""
     state: PositiveInt
     """Elements of the state for each element of a head."""
-    conv: PositiveInt = 4
-    """Tokens that the short convolution reads."""
-    conv_bias: bool = True
     chunk: PositiveInt = 128
     """Tokens of a chunk."""
-    proj_bias: bool = False
-    """Biases of the input and the output projection."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> Self:
@@ -50,24 +46,9 @@ class Mamba2(RecurrentMixer):
         return self.width + self._matrices
 
     @property
-    def convolution_width(self) -> int:
-        """`conv`."""
-        return self.conv
-
-    @property
-    def convolution_bias(self) -> bool:
-        """`conv_bias`."""
-        return self.conv_bias
-
-    @property
     def convolution_again(self) -> bool:
         """True: the fused function of mamba-ssm saves its input only."""
         return True
-
-    @property
-    def output_bias(self) -> bool:
-        """`proj_bias`."""
-        return self.proj_bias
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 from moesim.simulator.model.huggingface.reader import Reader, Understood
-from moesim.simulator.model.numerics import Numerics
 
 _SILU = ("silu", "swiglu")
 _EPSILON = (
@@ -73,7 +72,7 @@ def numerics(r: Reader, activation: str) -> dict[str, Any]:
         ),
         "context": _context(r),
     }
-    if activation not in _SILU and "activation" in Numerics.model_fields:
+    if activation not in _SILU:
         numbers["activation"] = activation
     stated = {name: value for name, value in numbers.items() if value is not None}
     return {"numerics": stated} if stated else {}

@@ -116,7 +116,12 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
 def left_out(row: OpenRow) -> tuple[str, ...]:
     """Notes on what the row and its configurations state and the prediction does not express."""
     exposed = says_overlapped(row) and _schedule_of(row) != INTERLEAVED_OVERLAPPED.name
-    notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *EXPOSED[: int(exposed)])
+    notes = (
+        *left_out_of(row),
+        *recompute_of(row)[1],
+        *sharding_of(row).left_out,
+        *(EXPOSED if exposed else ()),
+    )
     return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.attention import GQA
+from moesim.simulator.model.attention.recurrent import RecurrentMixer
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.shape import ModelShape, ShapeSource
@@ -62,12 +63,12 @@ def field_sources(row: OpenRow) -> dict[str, str]:
 def _shipped(row: OpenRow, family: Family, shape: ModelShape) -> ModelShape:
     published = published_of(row)
     allowed = {d.column for d in family.differs if row.source.startswith(d.rows)}
-    changed = {name: stated for name, stated, own in _columns(row, shape) if stated and stated != own}
+    changed = {name: stated for name, stated, own in compared_columns(row, shape) if stated and stated != own}
     for name, stated in changed.items():
         if name == "vocab" and published.vocab:
             continue  # the configuration of the run states the padded one
         if name not in allowed:
-            own = next(own for other, _, own in _columns(row, shape) if other == name)
+            own = next(own for other, _, own in compared_columns(row, shape) if other == name)
             raise InputError(
                 f"{row.id}: {name} of {row.model} is {stated} in the table and {own} in its configuration "
                 f"({shape.source.reference}), and no reason for the difference is known"
@@ -82,9 +83,9 @@ def _shipped(row: OpenRow, family: Family, shape: ModelShape) -> ModelShape:
     return _built(row, values)
 
 
-def _columns(row: OpenRow, shape: ModelShape) -> list[tuple[Column, int, int]]:
+def compared_columns(row: OpenRow, shape: ModelShape) -> list[tuple[Column, int, int]]:
     """(column, its number, the number of the model file); 0 for a number that one of them does not have."""
-    attention = [a for a in shape.attention_by_name.values() if hasattr(a, "heads") and a.kind != "mamba2"]
+    attention = [a for a in shape.attention_by_name.values() if not isinstance(a, RecurrentMixer)]
     heads = attention[0] if attention else None
     kv_heads = getattr(heads, "kv_heads", getattr(heads, "heads", 0))  # latent attention: as many as heads
     moe = shape.moe

@@ -175,3 +175,10 @@ def test_reading_is_linear_in_the_size_of_a_file(tmp_path: Path, monkeypatch: py
     assert path.stat().st_size > 150_000
     imported = import_hf(path)
     assert len(reads) == small and "quantization_config" in imported.ignored
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai--DeepSeek-V3", "deepseek-ai--DeepSeek-V3.2"])
+def test_mtp_modules_are_not_taken_to_be_absent(name: str) -> None:
+    config = {key: value for key, value in CONFIGS[name].items() if key != "num_nextn_predict_layers"}
+    with pytest.raises(InputError, match="num_nextn_predict_layers or num_mtp_layers is missing"):
+        shape_from_config(config, "config.json")

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from moesim.hwmodels import InputError, list_accelerators
+from moesim.simulator.model.library import load_model
 from moesim.simulator.scoring.scoreboard import OpenRow, open_rows
 from moesim.simulator.scoring.scoreboard.configurations import (
     LEFT_OUT,
@@ -30,7 +31,7 @@ from moesim.simulator.scoring.scoreboard.score import (
     summary,
     totals,
 )
-from moesim.simulator.scoring.scoreboard.shapes import field_sources, shape_of
+from moesim.simulator.scoring.scoreboard.shapes import compared_columns, field_sources, shape_of
 from moesim.simulator.scoring.scoreboard.wording import expert_tp_of, recompute_of, schedule_of, sharding_of
 
 ROWS = {row.id: row for row in open_rows()}
@@ -390,3 +391,12 @@ def test_the_table_prints_both_statistics_refusals_and_what_does_not_fit(
     assert "mean of group medians" in text and "scored 2 of 3 rows" in text
     assert "1 Hopper dense why" in text and "1 of 1 do not fit" in text
     assert "90.0 80 no" in text and "1 why not" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"), [("nemotron-3-nano-30b-a3b", 32), ("nemotron-3-ultra-550b-a55b", 64)]
+)
+def test_heads_of_a_row_are_those_of_attention_and_not_of_a_recurrent_mixer(model: str, heads: int) -> None:
+    shape = load_model(model)
+    columns = {name: own for name, _, own in compared_columns(open_rows()[0], shape)}
+    assert columns["heads"] == heads

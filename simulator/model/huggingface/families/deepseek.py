@@ -1,5 +1,4 @@
-"""DeepSeekMoE, DeepSeek-V2 to V4 and their like: Kimi-K2, GLM-5, GLM-4.7-Flash, Mistral Large 3.
-
+"""DeepSeekMoE, DeepSeek-V2 to V4 and their like: Kimi-K2, GLM-5, GLM-4.7-Flash, Mistral Small 4.
 
 Sources: the published config.json files, the reports (arXiv 2405.04434, 2412.19437, 2512.02556) and, for what
 the files leave out, the modelling code of Hugging Face transformers 5.23.
@@ -44,8 +43,13 @@ def deepseek_v2(r: Reader) -> dict[str, Any]:
 
 def deepseek_v3(r: Reader) -> dict[str, Any]:
     """DeepSeek-V3 and R1, and Kimi-K2: the files state the number of MTP modules."""
+    return deepseek_v2(r) | _stated_mtp(r)
+
+
+def _stated_mtp(r: Reader) -> dict[str, Any]:
+    """MTP modules of families whose files always state their number; a missing key is an error."""
     keys = ("num_nextn_predict_layers", "num_mtp_layers")
-    return deepseek_v2(r) | {"mtp_layers": r.integer(*keys, meaning="MTP modules", least=0)}
+    return {"mtp_layers": r.integer(*keys, meaning="MTP modules", least=0)}
 
 
 def deepseek_v32(r: Reader) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def deepseek_v32(r: Reader) -> dict[str, Any]:
     fields = core(r)
     layers = fields["n_layers"]
     moe = deepseek_experts(r)
-    return fields | dsa_fields(r, layers) | _feed_forward(r, layers, moe) | mtp(r)
+    return fields | dsa_fields(r, layers) | _feed_forward(r, layers, moe) | _stated_mtp(r)
 
 
 def glm_moe_lite(r: Reader) -> dict[str, Any]:
