@@ -151,18 +151,18 @@ class RateTables:
     def _attention_curve(self, op: Operator) -> tuple[MeasuredCurve | None, str]:
         """Curve of a core attention, and a note if it was measured for other kernels; None: take a prior.
 
-        Rates of full causal attention serve narrow and wide heads where these were not measured, but windows
-        and flex_attention only where there is no prior for them either, with a note.
+        Rates of the same kernel serve narrow and wide heads where these were not measured, and those of full
+        causal attention serve windows and flex_attention where there is no prior for them either.
         """
+        full = self._curves.get((op.cls, None))
+        own = self._curves.get((f"{op.cls}/{op.variant}", None)) if op.variant else full
+        if own is not None:
+            return own, ""
         base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
-        own = self._curves.get((f"{op.cls}/{op.variant}", None))
-        if own is not None or not base:
-            return own or self._curves.get((op.cls, None)), ""
+        near = self._curves.get((f"{op.cls}/{base}", None)) if base else full
         note = f"{op.cls} with variant {op.variant} at the rates of "
-        near = self._curves.get((f"{op.cls}/{base}", None))
         if near is not None:
             return near, f"{note}{near.id}, which has other heads"
-        full = self._curves.get((op.cls, None))
         if self._variant_prior(op) is not None or full is None:
             return None, ""
         return full, f"{note}{full.id}, which is full causal attention of another kernel"

@@ -1,10 +1,10 @@
 """Operators of the causal core attention; flash attention keeps the scores inside the kernel.
 
 A core kernel's variant says what its rate depends on besides the sequence: `flex` for PyTorch's compiled
-flex_attention, `window` for a sliding window, `64` or `256` for narrow or wide heads, joined by `_`. Rates of
-a window are read at its size. A chunk is a sequence of its own to the kernels: Llama 4's recipes cut the
-sequence into chunks before they call one, and flex_attention over 4 chunks of 8,192 tokens runs within 5 %
-(forward) and 10 % (backward) of its rate at 8,192 tokens
+flex_attention, `window` for a sliding window, `64`, `256` or `512` for narrow or wide heads, joined by `_`.
+Rates of a window are read at its size. A chunk is a sequence of its own to the kernels: Llama 4's recipes
+cut the sequence into chunks before they call one, and flex_attention over 4 chunks of 8,192 tokens runs
+within 5 % (forward) and 10 % (backward) of its rate at 8,192 tokens
 (benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json).
 """
 
@@ -17,13 +17,13 @@ from moesim.simulator.model.operator import GemmShape, Operator
 from moesim.simulator.model.primitives import BF16, FP32, move, recomputed
 from moesim.simulator.model.work import Work
 
-NARROW_HEAD, WIDE_HEAD = 80, 192
-"""Widest head of the variant `64`, and of the variant without a number; wider heads are `256`."""
+HEADS = ((80, "64"), (192, ""), (256, "256"))
+"""Widest head of each variant by width; still wider heads are `512`, which nothing measured."""
 
 
 def kernel_variant(w: Work, sizes: HeadSizes, reach: Reach) -> str:
     """Variant of the core kernels, by which profiles distinguish their rates."""
-    wide = "64" if sizes.qk_head_dim <= NARROW_HEAD else "256" if sizes.qk_head_dim > WIDE_HEAD else ""
+    wide = next((name for most, name in HEADS if sizes.qk_head_dim <= most), "512")
     window = "window" if reach.kind == "window" and reach.limits(w.sequence) else ""
     return "_".join(part for part in ("flex" if w.flex else "", window, wide) if part)
 

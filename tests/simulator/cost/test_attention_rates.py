@@ -138,3 +138,15 @@ def test_a_narrow_window_runs_slower_than_its_keys_say() -> None:
     whole = operators({**row, "reach": "full", "size": 0})[0][0]
     assert price(narrow).seconds < price(wide).seconds < price(whole).seconds
     assert replace(narrow, variant="").flop == narrow.flop
+
+
+@pytest.mark.parametrize("dim", [64, 256, 512])
+def test_heads_that_were_not_measured_are_said(dim: int) -> None:
+    """They have the rate of heads that were, and the price names them; measured ones have no such note."""
+    profile = load_profile("h200-measured")
+    full = [c for c in profile.curves if not any("attention_forward/" in use for use in c.used_for)]
+    (core,) = core_forward(work(rows("cudnn")[0]), HeadSizes(16, 4, dim, dim))
+    notes = [note for note in price(core, profile).assumptions if "other heads" in note]
+    assert bool(notes) == (dim == 512)
+    bare = profile.model_copy(update={"curves": tuple(full)})
+    assert [note for note in price(core, bare).assumptions if "other heads" in note]
