@@ -74,7 +74,7 @@ class SecurityHeaders:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "websocket":
-            await self.app(scope, _limited(receive), send)
+            await self._talk(scope, receive, send)
             return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -88,6 +88,27 @@ class SecurityHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+    async def _talk(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve a connection of a page; one that the page left in the middle of an answer ends in silence.
+
+        The framework reads on after an answer that could not be sent; then Starlette raises RuntimeError.
+        """
+        left = False
+
+        async def send_unless_left(message: Message) -> None:
+            nonlocal left
+            try:
+                await send(message)
+            except OSError:
+                left = True
+                raise
+
+        try:
+            await self.app(scope, _limited(receive), send_unless_left)
+        except RuntimeError:
+            if not left:
+                raise
 
 
 def _limited(receive: Receive) -> Receive:

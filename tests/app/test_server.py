@@ -179,3 +179,42 @@ def test_drawing_a_page_imports_nothing_more() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def talked_to(app: security_headers.App, index: Path) -> None:
+    """Serve `app` one connection to a page that is no longer there."""
+
+    async def receive() -> security_headers.Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: security_headers.Message) -> None:
+        if message["type"] == "websocket.send":
+            raise OSError("the page is gone")
+
+    async def visit() -> None:
+        await security_headers.SecurityHeaders(app, index)({"type": "websocket"}, receive, send)
+
+    run_apart(visit())
+
+
+def test_a_page_left_in_the_middle_of_an_answer_leaves_no_traceback(tmp_path: Path) -> None:
+    websockets = importlib.import_module("starlette.websockets")
+    index = tmp_path / "index.html"
+    index.write_text("<html></html>")
+
+    async def reads_on(scope: Any, receive: Any, send: Any) -> None:
+        """As Streamlit: one task answers, another reads, and closes when reading fails."""
+        socket = websockets.WebSocket(scope, receive, send)
+        await socket.accept()
+        with pytest.raises(websockets.WebSocketDisconnect):
+            await socket.send_bytes(b"answer")
+        with pytest.raises(RuntimeError):
+            await socket.receive_bytes()
+        await socket.close()
+
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    talked_to(reads_on, index)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        talked_to(fails, index)

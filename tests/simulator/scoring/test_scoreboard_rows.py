@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from moesim.hwmodels import InputError, list_accelerators
-from moesim.simulator.model.library import load_model
 from moesim.simulator.scoring.scoreboard import OpenRow, open_rows
 from moesim.simulator.scoring.scoreboard.configurations import (
     LEFT_OUT,
@@ -31,7 +30,6 @@ from moesim.simulator.scoring.scoreboard.score import (
     summary,
     totals,
 )
-from moesim.simulator.scoring.scoreboard.shapes import compared_columns, field_sources, shape_of
 from moesim.simulator.scoring.scoreboard.wording import expert_tp_of, recompute_of, schedule_of, sharding_of
 
 ROWS = {row.id: row for row in open_rows()}
@@ -278,40 +276,7 @@ def test_all_to_all_behind_compute_is_not_passed_over(notes: str, said: bool) ->
     assert any("all-to-all runs behind the compute" in note for note in left_out(deep)) == said
 
 
-# -- shapes and machines ----------------------------------------------------------------------------------
-
-
-def test_no_row_is_scored_with_a_guessed_shape() -> None:
-    for row in ROWS.values():
-        try:
-            scenario_of(row, policies_of(row)[-1])
-        except InputError:
-            continue
-        shape = shape_of(row)
-        parts = [shape, *shape.attention_by_name.values(), *([shape.moe] if shape.moe else [])]
-        fields = {name for part in parts for name in type(part).model_fields}
-        sources = field_sources(row)
-        unsourced = sorted(name for name in fields if not sources.get(name))
-        assert not unsourced, f"{row.id}: no source for {', '.join(unsourced)}"
-
-
-def test_columns_are_checked_against_the_configuration_of_the_model() -> None:
-    assert shape_of(ROWS["simumax-007"]).n_layers == 4  # a difference that families.yaml explains
-    assert shape_of(ROWS["simumax-007"]).moe.dense_layers == (0,)  # type: ignore[union-attr]
-    assert "layers of deepseek-v3 is 4" in refusal(changed("simumax-007", source="elsewhere"))
-    assert shape_of(ROWS["mbridge-011"]).n_layers == 52  # a table without columns: nothing to check
-    shared = shape_of(ROWS["mpf-006"])
-    assert shared.moe is not None
-    assert (shared.moe.shared_experts, shared.moe.shared_ffn, shared.moe.shared_gate) == (1, 20480, True)
-
-
-def test_a_field_that_is_not_stated_is_refused() -> None:
-    row = changed("automodel-001", source="elsewhere", id="x")
-    with pytest.raises(InputError, match=r"x: deepseek-v3 has multi-token-prediction modules"):
-        shape_of(row)
-    short = changed("simumax-007", id="x", notes="", group="", source="MooreThreads/SimuMax x", vocab=0)
-    with pytest.raises(InputError, match=r"does not say whether they were trained"):
-        shape_of(short)
+# -- machines ---------------------------------------------------------------------------------------------
 
 
 def test_a_known_name_of_another_kind_is_refused() -> None:
@@ -391,12 +356,3 @@ def test_the_table_prints_both_statistics_refusals_and_what_does_not_fit(
     assert "mean of group medians" in text and "scored 2 of 3 rows" in text
     assert "1 Hopper dense why" in text and "1 of 1 do not fit" in text
     assert "90.0 80 no" in text and "1 why not" in text
-
-
-@pytest.mark.parametrize(
-    ("model", "heads"), [("nemotron-3-nano-30b-a3b", 32), ("nemotron-3-ultra-550b-a55b", 64)]
-)
-def test_heads_of_a_row_are_those_of_attention_and_not_of_a_recurrent_mixer(model: str, heads: int) -> None:
-    shape = load_model(model)
-    columns = {name: own for name, _, own in compared_columns(open_rows()[0], shape)}
-    assert columns["heads"] == heads
