@@ -269,8 +269,8 @@ class CalibrationProfile(_Plain):
             seen.add(entry.id)
         return self
 
-    _hypothetical: bool = PrivateAttr(False)
-    """Whether an entry was shifted within its error, in which case a rate may lie above its peak."""
+    _shifted_from: tuple[CalibrationProfile, str] | None = PrivateAttr(None)
+    """The profile before an entry was shifted within its error, and its id; rates may lie above a peak."""
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in look-up order within its kind."""

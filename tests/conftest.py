@@ -5,7 +5,10 @@ The simulator is imported where a fixture needs it: tests of the kernels run on 
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
 settings.register_profile("moesim", deadline=None)
 # In CI the same examples every time: a red build is about the change, not about luck.
 settings.register_profile("ci", deadline=None, derandomize=True)
-# Nothing is taken from earlier runs: a test is about the program as it is. Tests of the keeping turn it on.
-os.environ["MOESIM_CACHE"] = "off"
+# Predictions of the command line and the dashboard are kept for this run of the tests alone: a test is about the
+# program as it is.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["MOESIM_CACHE"] = tempfile.mkdtemp(prefix="moesim-tests-")
+    atexit.register(shutil.rmtree, os.environ["MOESIM_CACHE"], ignore_errors=True)
 settings.load_profile("ci" if os.environ.get("CI") else "moesim")
 
 

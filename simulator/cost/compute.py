@@ -18,6 +18,10 @@ from moesim.simulator.model.operator import Operator
 
 _MAX_CACHED = 100_000
 
+ANY = "any entry"
+_NUMBERS = ("launch_gap", "kernel_floor")
+"""Numbers of a profile that every operator's price depends on."""
+
 PEAK_TOLERANCE = 1e-6
 """Relative tolerance above the peak for rounding errors of a rate."""
 
@@ -50,6 +54,8 @@ class OperatorCost:
     """Notes on shapes priced from neighbouring measured shapes."""
     assumptions: tuple[str, ...] = ()
     """Notes on priors and substitutions for classes that were not measured."""
+    depends_on: frozenset[str] = frozenset()
+    """Entries and numbers of the profile that change the price when they change; `ANY` stands for all."""
 
     evidence: PriceEvidence = field(init=False, compare=False, repr=False)
     """The same as a price carries it; the error is that of the entry which gives the time."""
@@ -78,8 +84,13 @@ def operator_seconds(
     if cost is None:
         if len(index.cache) >= _MAX_CACHED:
             index.cache.clear()
-        cost = index.cache[key] = index.price(op, context)
+        cost = index.cache[key] = index.unshifted(op, context) or index.price(op, context)
     return cost
+
+
+def unaffected(depends_on: frozenset[str], shifted: str) -> bool:
+    """Whether a price stays the same when the entry `shifted` changes; the empty text is no entry."""
+    return not shifted or (shifted not in depends_on and ANY not in depends_on)
 
 
 class _Index:
@@ -93,7 +104,7 @@ class _Index:
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
         self._assumed: list[str] = []
-        for name in ("launch_gap", "kernel_floor"):
+        for name in _NUMBERS:
             if getattr(profile, name) is None:
                 self._assumed.append(f"profile {profile.name} states no {name}: taken as 0 s")
         if accelerator.name not in (profile.accelerator, *profile.also_for) and profile.accelerator != "any":
@@ -101,6 +112,14 @@ class _Index:
                 f"profile {profile.name} describes {profile.accelerator}; "
                 f"its rates are applied unchanged to {accelerator.name}"
             )
+
+    def unshifted(self, op: Operator, context: SmContext) -> OperatorCost | None:
+        """The price before an entry was shifted, if it is known and does not depend on that entry."""
+        if self.profile._shifted_from is None:
+            return None
+        profile, entry = self.profile._shifted_from
+        cost = _index(self.accelerator, profile).cache.get((op, context))
+        return cost if cost is not None and unaffected(cost.depends_on, entry) else None
 
     def price(self, op: Operator, context: SmContext) -> OperatorCost:
         """Price of an operator by eq. C7, with its bounds."""
@@ -117,6 +136,9 @@ class _Index:
         worst = max(seconds, worst * (1.0 + basis.residual) * (1.0 + law_residual))
         launch_bound = seconds == floor_s
         laws = (now, reference) if now.factor != reference.factor else ()
+        depends_on = {basis.curve_id, *basis.also_reads, now.id, loaded.id, reference.id, *_NUMBERS}
+        if seconds <= self._roofline_seconds(op):  # shifted profiles are not held to the peak's tolerance
+            depends_on.add(ANY)
         return OperatorCost(
             seconds=seconds + gaps_s,
             bound="launch" if launch_bound else basis.bound,
@@ -129,6 +151,7 @@ class _Index:
             worst_seconds=worst + gaps_s,
             interpolations=(basis.interpolated,) if basis.interpolated else (),
             assumptions=tuple(note for note in (basis.assumed, now.assumed, *self._assumed) if note),
+            depends_on=frozenset(depends_on),
         )
 
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
@@ -148,7 +171,7 @@ class _Index:
         The high end of a measurement's error may lie above the peak; the peak is then the limit.
         """
         least = self._roofline_seconds(op)
-        if seconds < least and self.profile._hypothetical:
+        if seconds < least and self.profile._shifted_from is not None:
             return least
         if seconds < least * (1.0 - PEAK_TOLERANCE):
             rate, peak = (
@@ -173,7 +196,8 @@ def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
     key = (id(accelerator), id(profile))
     index = _indexes.get(key)
     if index is None:
-        if len(_indexes) >= 32:
-            _indexes.clear()
+        if len(_indexes) >= 32:  # shifted profiles are priced once, and from the others
+            for old in [k for k, i in _indexes.items() if i.profile._shifted_from] or list(_indexes):
+                del _indexes[old]
         index = _indexes[key] = _Index(accelerator, profile)
     return index

@@ -13,7 +13,7 @@ from functools import cached_property
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.communication import Links
-from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
+from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, unaffected
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.job import OfJob, ResolvedJob
@@ -44,11 +44,28 @@ class Pricer(OfJob):
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    _dependencies: dict[tuple[BlockKind, Phase, Mode], frozenset[str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Cached entries of the profile that the price of a phase depends on."""
+    _before: tuple[Pricer, str] | None = field(default=None, repr=False, compare=False)
+    """Pricer of the same GPUs before an entry of its profile was shifted, and its id (empty: none was)."""
+
     def at_rates(
         self, *, profile: CalibrationProfile | None = None, cluster: Cluster | None = None
     ) -> Pricer:
-        """Pricer of the same job at other rates (see `ResolvedJob.with_rates`), with shared operators."""
-        return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators)
+        """Pricer of the same job at other rates (see `ResolvedJob.with_rates`), with shared operators.
+
+        If the compute units stay and one entry of the profile is shifted, phases that do not depend on that
+        entry keep their prices.
+        """
+        before = None
+        if cluster is None or cluster.accelerator is self.cluster.accelerator:
+            if profile is None:
+                before = (self, "")
+            elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
+                before = (self, profile._shifted_from[1])
+        return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators, before)
 
     @property
     def tokens(self) -> int:
@@ -186,9 +203,26 @@ class Pricer(OfJob):
         key = (kind, phase, mode)
         price = self._phases.get(key)
         if price is None:
-            operators = self.operators(kind).get(phase, ())
-            price = self._phases[key] = phase_cost(operators, self.operator_costs(kind, phase, mode))
+            price = self._phases[key] = self._unshifted(key) or phase_cost(
+                self.operators(kind).get(phase, ()), self.operator_costs(kind, phase, mode)
+            )
         return price
+
+    def _unshifted(self, key: tuple[BlockKind, Phase, Mode]) -> PhaseCost | None:
+        """A phase's price before an entry was shifted on which it does not depend."""
+        if self._before is None:
+            return None
+        pricer, entry = self._before
+        if key not in pricer._phases or not unaffected(pricer._depends_on(key), entry):
+            return None
+        return pricer._phases[key]
+
+    def _depends_on(self, key: tuple[BlockKind, Phase, Mode]) -> frozenset[str]:
+        entries = self._dependencies.get(key)
+        if entries is None:
+            costs = self.operator_costs(*key)
+            entries = self._dependencies[key] = frozenset().union(*(cost.depends_on for cost in costs))
+        return entries
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Price of operators that belong to no block, such as those of the optimizer."""

@@ -39,6 +39,8 @@ class Basis(NamedTuple):
     interpolated: str = ""
     extrapolated: str = ""
     assumed: str = ""
+    also_reads: tuple[str, ...] = ()
+    """Entries besides `curve_id` whose numbers the time depends on."""
 
 
 class RateTables:
@@ -75,6 +77,7 @@ class RateTables:
     def _gemm_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
         fraction, shape, assumed = 1.0, op.gemm, ""
+        also_reads: tuple[str, ...] = ()
         lookup = self._gemm_table(op)
         if op.cls == "grouped_gemm" and self._family(op) is None and self._family(op, "gemm") is not None:
             lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # runs by group
@@ -86,13 +89,18 @@ class RateTables:
             if lookup is not None:
                 prior = self._prior(op, "gemm_rate")
                 fraction = prior.fraction if prior else 1.0
+                also_reads = (prior.id,) if prior else ()
                 shape = _one_group(op.gemm, op.cls)
                 assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
         if lookup is None:
             return self._prior_base(op, "gemm_sm_aware" if op.dtype == "fp8" else "gemm_sm_unaware")
         reading = lookup.read(shape)
         table = lookup.table
-        compute_s = op.flop / (reading.flop_per_s * fraction) + self._accumulation_s(op, table.cls)
+        compute_s = op.flop / (reading.flop_per_s * fraction)
+        accumulation = self._accumulation(op, table.cls)
+        if accumulation is not None:
+            compute_s += accumulation.read(op.accumulated_bytes).seconds
+            also_reads = (*also_reads, accumulation.measured.id)
         # A rate from another shape must not be faster than the memory traffic of this shape.
         memory_s = (
             operator_bytes(op) / self._hbm_bytes_per_s
@@ -110,6 +118,7 @@ class RateTables:
             reading.interpolated,
             reading.extrapolated,
             assumed,
+            also_reads,
         )
 
     def _gemm_table(self, op: Operator) -> GemmLookup | None:
@@ -123,12 +132,12 @@ class RateTables:
         """The table of a GEMM's own kernel family, in its own class or in `cls`."""
         return self._gemm.get((cls or op.cls, op.variant, op.dtype)) if op.variant else None
 
-    def _accumulation_s(self, op: Operator, table_class: str) -> float:
-        """Eq. C10: seconds of a weight gradient's accumulation into an FP32 buffer; 0 where not measured."""
+    def _accumulation(self, op: Operator, table_class: str) -> TransferCurve | None:
+        """Eq. C10: curve of a weight gradient's accumulation into an FP32 buffer; None where not measured."""
         curve = self._find_curve("wgrad_gemm", "accumulate", None)
         if table_class != "wgrad_gemm" or not op.accumulated_bytes or curve is None:
-            return 0.0
-        return self._transfers[curve.id].read(op.accumulated_bytes).seconds
+            return None
+        return self._transfers[curve.id]
 
     def _attention_base(self, op: Operator) -> Basis:
         assert op.gemm is not None

@@ -199,7 +199,7 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     id.
     """
     moved = _shifted(profile, id_, 1.0 + change, n_sms)
-    moved._hypothetical = True
+    moved._shifted_from = (profile, id_)
     return moved
 
 
