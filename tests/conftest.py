@@ -6,7 +6,9 @@ The simulator is imported where a fixture needs it: tests of the kernels run on 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -30,14 +32,19 @@ if TYPE_CHECKING:
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.schedules.template import OverlapOrder
+    from moesim.simulator.scoring.published import Row
+    from moesim.simulator.scoring.published_full_resolution import FullChecks
+    from moesim.simulator.scoring.whole_runs import ContextRow
 
     Run = tuple[Prepared, Execution, Result]
+
+T = TypeVar("T")
 
 # Time limits per example make tests fail on a loaded machine; nothing here asserts wall time.
 settings.register_profile("moesim", deadline=None)
 # In CI the same examples every time: a red build is about the change, not about luck.
 settings.register_profile("ci", deadline=None, derandomize=True)
-# Predictions of the command line and the dashboard are kept for this run of the tests alone: a test is about the
+# Predictions of the command line and the dashboard are kept for one run of the tests: a test is about the
 # program as it is.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["MOESIM_CACHE"] = tempfile.mkdtemp(prefix="moesim-tests-")
@@ -57,6 +64,41 @@ def _run(preset: str) -> Run:
 
     prepared, (execution,), result = predict(load_scenario(preset))
     return prepared, execution, result
+
+
+def computed_once(name: str, compute: Callable[[], T]) -> T:
+    """Result of `compute`, which one process of this run of the tests computes and the others read."""
+    path = Path(os.environ["MOESIM_CACHE"]) / f"{name}.pickle"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_bytes(pickle.dumps(compute()))
+    result: T = pickle.loads(path.read_bytes())
+    return result
+
+
+@pytest.fixture(scope="session")
+def published_rows() -> list[Row]:
+    """Every published figure of the home case beside its prediction."""
+    from moesim.simulator.scoring.published import score
+
+    return computed_once("published_rows", score)
+
+
+@pytest.fixture(scope="session")
+def full_checks() -> FullChecks:
+    """Full resolution of the home case beside the folded run and measurements."""
+    from moesim.simulator.scoring.published_full_resolution import check_full
+
+    return computed_once("full_checks", check_full)
+
+
+@pytest.fixture(scope="session")
+def context_rows() -> list[ContextRow]:
+    """GPU-hours of DeepSeek-V3's context extension under several plans."""
+    from moesim.simulator.scoring.published import context_plans
+
+    return computed_once("context_rows", context_plans)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,11 @@ as they stand otherwise.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import contextlib
+import io
+import runpy
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from scoreboard_page import scoreboard_section, section_on
 from sparse_page import page as sparse_page
 
 import moesim
+from moesim.cli import main as command_line
 from moesim.simulator.cost.collectives.group_report import dispatch_loads
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import row_bytes
@@ -265,8 +267,10 @@ def link_loads() -> list[str]:
 
 def readme_with_answer() -> str:
     """The README with what `moesim simulate` prints now, and the step beside the published one."""
-    command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        simulate(HOME)
+    shown = output.getvalue()
     answer = shown.split(ANSWER_ENDS)[0].strip()
     row = next(line for line in shown.splitlines() if line.strip().startswith(STEP))
     published, predicted, error = row.split(STEP)[1].split()
@@ -276,25 +280,58 @@ def readme_with_answer() -> str:
     return f"{before}{BEGIN}```\n{answer}\n```\n{evidence}\n{END}{after}"
 
 
-def example_commands() -> dict[Path, list[str]]:
-    """How every example runs, by the file that keeps its output."""
-    simulate = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate"]
+def printed(path: Path) -> str:
+    """What an example prints; it runs in this process, so that examples share what was read once."""
+    shown = io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(shown):
+        if path.suffix == ".py":
+            runpy.run_path(str(path), run_name="__main__")
+        else:
+            simulate(f"examples/{path.name}")
+    return shown.getvalue()
+
+
+def simulate(name: str) -> None:
+    """Run `moesim simulate` in this process; a failed command ends this one with its exit code."""
+    try:
+        command_line(["simulate", name])
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def example_outputs() -> dict[Path, str]:
+    """The output of every example, by the file that keeps it."""
     folder = ROOT / "examples"
+    paths = [*sorted(folder.glob("*.py")), *sorted(folder.glob("*.yaml"))]
+    return {path.with_suffix(".out"): printed(path) for path in paths}
+
+
+def current_pages(scoreboard: bool = False) -> dict[Path, str]:
+    """Every generated page as the code would write it now; the open scoreboard is kept unless asked for."""
+    board = scoreboard_section() if scoreboard else section_on(PAGE.read_text("utf-8"))
+    planner = PLANNER.read_text("utf-8")
+    searches = section(search_all()) if scoreboard else searches_on(planner)
     return {
-        **{path.with_suffix(".out"): [sys.executable, str(path)] for path in sorted(folder.glob("*.py"))},
-        **{
-            path.with_suffix(".out"): [*simulate, f"examples/{path.name}"]
-            for path in sorted(folder.glob("*.yaml"))
-        },
+        PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
+        README: readme_with_answer(),
+        PLANNER: planner.replace(searches_on(planner), searches),
+        SCENARIO: filled(SCENARIO.read_text("utf-8")),
+        EXTEND: with_registries(EXTEND.read_text("utf-8")),
+        API: api_page(),
+        MODELS: models_page(),
+        SPARSE: sparse_page(),
+        **example_outputs(),
     }
 
 
-def printed(command: list[str]) -> str:
-    """What a command prints; its messages are shown where it fails."""
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if run.returncode:
-        sys.exit(f"{' '.join(command[-2:])} ended with code {run.returncode}: {run.stderr}")
-    return run.stdout
+def stale(pages: Mapping[Path, str]) -> list[str]:
+    """Names of the pages that differ on disk."""
+    return [
+        str(path.relative_to(ROOT))
+        for path, text in pages.items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    ]
 
 
 def main() -> None:
@@ -305,31 +342,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--scoreboard", action="store_true")
     options = parser.parse_args()
-    board = scoreboard_section() if options.scoreboard else section_on(PAGE.read_text("utf-8"))
-    planner = PLANNER.read_text("utf-8")
-    searches = section(search_all()) if options.scoreboard else searches_on(planner)
-    commands = example_commands()
-    # The examples run in processes of their own, beside the scoreboard.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outputs = pool.map(printed, commands.values())
-        pages = {
-            PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
-            README: readme_with_answer(),
-            PLANNER: planner.replace(searches_on(planner), searches),
-            SCENARIO: filled(SCENARIO.read_text("utf-8")),
-            EXTEND: with_registries(EXTEND.read_text("utf-8")),
-            API: api_page(),
-            MODELS: models_page(),
-            SPARSE: sparse_page(),
-            **dict(zip(commands, outputs, strict=True)),
-        }
-    stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]
-    names = ", ".join(str(path.relative_to(ROOT)) for path in stale) or "nothing"
+    pages = current_pages(options.scoreboard)
+    names = stale(pages)
     if options.check:
-        sys.exit(f"not what the code predicts: {names}; run make pages" if stale else 0)
-    for path in stale:
-        path.write_text(pages[path], "utf-8")
-    print(f"rewritten: {names}")
+        sys.exit(f"not what the code predicts: {', '.join(names)}; run make pages" if names else 0)
+    for name in names:
+        (ROOT / name).write_text(pages[ROOT / name], "utf-8")
+    print(f"rewritten: {', '.join(names) or 'nothing'}")
 
 
 if __name__ == "__main__":

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.published_full_resolution import FullChecks
+from moesim.simulator.scoring.whole_runs import ContextRow
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_generated_pages_and_example_outputs_are_current() -> None:
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "writers" / "pages.py"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+def test_generated_pages_and_example_outputs_are_current(
+    monkeypatch: pytest.MonkeyPatch,
+    published_rows: list[Row],
+    full_checks: FullChecks,
+    context_rows: list[ContextRow],
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "writers")
+    pages = importlib.import_module("pages")
+    computed = {"score": published_rows, "check_full": full_checks, "context_plans": context_rows}
+    for name, value in computed.items():
+        monkeypatch.setattr(pages, name, lambda value=value: value)
+    assert pages.stale(pages.current_pages()) == []
 
 
 def test_the_limitations_state_the_errors_of_the_scoreboard() -> None:
