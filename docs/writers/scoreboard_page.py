@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moesim.simulator.scoring.scoreboard import Board, ScoredRow, score_all
+from moesim.simulator.scoring.scoreboard import Board, ScoredRow, open_rows, score_all
+from moesim.simulator.scoring.scoreboard.ablations import AblationScore, score_ablations
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
 
@@ -23,10 +25,12 @@ def section_on(text: str) -> str:
 
 def scoreboard_section() -> str:
     """The section from fresh predictions."""
-    return section([score_run(run) for run in runs()], score_all(workers=2))
+    board = score_all(workers=2)
+    without = score_ablations(open_rows(), board.rows, workers=2)
+    return section([score_run(run) for run in runs()], board, without)
 
 
-def section(scored: list[ScoredRun], board: Board) -> str:
+def section(scored: list[ScoredRun], board: Board, without: Mapping[str, Sequence[AblationScore]]) -> str:
     """Markdown of runs, groups, sets, misses and refusals."""
     lines = [
         BEGIN,
@@ -103,8 +107,41 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         f"{_between(r)} | {r.relative_error:+.1%} |"
         for r in known[:SHOWN_MISSES]
     ]
-    lines += [*_refused(board), *_left_out(board), *_memory(board), "", notes(board), END]
+    lines += [
+        *_ablations(without),
+        *_refused(board),
+        *_left_out(board),
+        *_memory(board),
+        "",
+        notes(board),
+        END,
+    ]
     return "\n".join(lines)
+
+
+def _ablations(without: Mapping[str, Sequence[AblationScore]]) -> list[str]:
+    """Table of the mechanisms: medians of the complete rows of each set with the mechanism and without it."""
+    sets = ("all rows", "Hopper", "Hopper, MoE", "Blackwell", "A100")
+    lines = [
+        "",
+        "### Without one mechanism",
+        "",
+        "Each line switches one mechanism off, in every row that uses it, and leaves the others as they are.",
+        "The figures are medians of absolute errors over the complete rows of a set, without the mechanism",
+        "and (in brackets) with it; a dash means that no row of the set uses it. A mechanism is in the model",
+        "because the frameworks do that work, and some medians would be lower without it.",
+        "",
+        f"| mechanism | rows | {' | '.join(sets)} |",
+        f"|---|---|{'---|' * len(sets)}",
+    ]
+    for name, scores in without.items():
+        by_set = {score.name: score for score in scores}
+        cells = [
+            f"{by_set[one].without:.1%} ({by_set[one].with_it:.1%})" if one in by_set else "-" for one in sets
+        ]
+        rows = by_set["all rows"].rows if "all rows" in by_set else 0
+        lines.append(f"| {name} | {rows} | {' | '.join(cells)} |")
+    return lines
 
 
 def notes(board: Board) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import fsum
 from statistics import median
@@ -39,6 +39,8 @@ class ScoredRow(Frozen):
     family: str
     """Family of the accelerator: Hopper, Ampere, Blackwell, TPU, Instinct."""
     source: str
+    complete: bool = True
+    """Whether the source states everything that the run depends on."""
     published_step_s: float | None
     predicted_step_s: float | None = None
     relative_error: float | None = None
@@ -123,12 +125,17 @@ class Board(Frozen):
 
 def predict(row: OpenRow) -> Prediction:
     """Predict a row with the first recompute policy that fits (the last if none does)."""
+    return finish(prepared_row(row))
+
+
+def prepared_row(row: OpenRow) -> Prepared:
+    """The scenario of a row with that policy, ready to run. Raises InputError for a row that has none."""
     policies = policies_of(row)
     for policy in policies:
         prepared = prepare(scenario_of(row, policy))
         if policy == policies[-1] or prepared.memory.fits:
             break
-    return finish(prepared)
+    return prepared
 
 
 def score_row(row: OpenRow, interval: Interval | None = step_interval) -> ScoredRow:
@@ -142,6 +149,7 @@ def score_row(row: OpenRow, interval: Interval | None = step_interval) -> Scored
         "arch": row.arch,
         "family": row.family,
         "source": row.source,
+        "complete": row.complete == "yes",
         "published_step_s": row.published_step_s,
         "published_memory_bytes": row.published_memory_bytes,
     }
@@ -214,19 +222,25 @@ def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:
     return [s for s in (summary(n, [r for r in rows if r.group == n]) for n in names) if s is not None]
 
 
+SETS: Mapping[str, Callable[[ScoredRow], bool]] = {
+    "all rows": lambda r: True,
+    "Hopper": lambda r: r.family == "Hopper",
+    "Hopper, dense": lambda r: r.family == "Hopper" and r.arch == "dense",
+    "Hopper, MoE": lambda r: r.family == "Hopper" and r.arch == "moe",
+    "Blackwell": lambda r: r.family == "Blackwell",
+    "A100": lambda r: r.family == "Ampere",
+    "dense": lambda r: r.arch == "dense",
+    "MoE": lambda r: r.arch == "moe",
+}
+"""Sets of rows that are scored together, each also without the rows whose sources leave something open."""
+
+
 def totals(rows: Sequence[ScoredRow]) -> list[GroupScore]:
-    """Scores of all rows, of Hopper, of other accelerators, of dense and of MoE models."""
-    parts: list[tuple[str, Callable[[ScoredRow], bool]]] = [
-        ("all rows", lambda r: True),
-        ("Hopper", lambda r: r.family == "Hopper"),
-        ("Hopper, dense", lambda r: r.family == "Hopper" and r.arch == "dense"),
-        ("Hopper, MoE", lambda r: r.family == "Hopper" and r.arch == "moe"),
-        ("not Hopper", lambda r: r.family != "Hopper"),
-        ("dense", lambda r: r.arch == "dense"),
-        ("MoE", lambda r: r.arch == "moe"),
-    ]
-    found = (summary(name, [r for r in rows if keep(r)]) for name, keep in parts)
-    return [score for score in found if score is not None]
+    """Scores of the sets of rows, then those of their complete rows."""
+    scores = []
+    for suffix, chosen in (("", rows), (", complete", [r for r in rows if r.complete])):
+        scores += [summary(name + suffix, [r for r in chosen if is_in(r)]) for name, is_in in SETS.items()]
+    return [score for score in scores if score is not None]
 
 
 def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:

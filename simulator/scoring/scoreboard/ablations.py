@@ -1,0 +1,118 @@
+"""What the scoreboard says without one mechanism: rows that use it are predicted again without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from importlib import resources
+from statistics import median
+from typing import Any
+
+from pydantic import Field
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoring.scoreboard.rows import OpenRow
+from moesim.simulator.scoring.scoreboard.score import SETS, ScoredRow, prepared_row
+
+
+class Ablation(Frozen):
+    """One mechanism, and the scenario keys and values that take it away."""
+
+    name: str
+    without: dict[str, str | bool | int | float | None]
+    """Scenario key and the value that stands for the mechanism being absent."""
+    only: dict[str, str] = Field(default_factory=dict)
+    """Scenario keys and the values that they must have for the mechanism to be in use; all others have it."""
+
+
+class _Ablations(Frozen):
+    ablations: tuple[Ablation, ...]
+
+
+@lru_cache(maxsize=1)
+def ablations() -> tuple[Ablation, ...]:
+    """Every mechanism of simulator/data/published/ablations.yaml, in its order."""
+    name = "ablations.yaml"
+    text = resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+    return validate_model(_Ablations, parse_mapping(text, name), name).ablations
+
+
+class AblationScore(Frozen):
+    """Median absolute errors of a set of rows with a mechanism and without it."""
+
+    name: str
+    rows: int
+    """Rows of the set in which the mechanism is in use."""
+    with_it: float
+    without: float
+
+
+def switched_off(scenario: Scenario, ablation: Ablation) -> Scenario | None:
+    """The scenario without the mechanism; None where it is not in use, or cannot be taken away."""
+    resolved = scenario.resolved()
+    if any(_value(resolved, key) != value for key, value in ablation.only.items()):
+        return None
+    changes = {key: value for key, value in ablation.without.items() if _value(resolved, key) != value}
+    try:
+        return scenario.replace(**changes) if changes else None
+    except InputError:
+        return None
+
+
+def _value(data: Mapping[str, Any], key: str) -> object:
+    """The value of a dotted key; None where a section is missing."""
+    value: Any = data
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def step_without(row: OpenRow, ablation: Ablation) -> float | None:
+    """Predicted step (s) of a row without a mechanism; None where it is not in use or cannot go."""
+    try:
+        scenario = switched_off(prepared_row(row).scenario, ablation)
+        return None if scenario is None else simulate(scenario).step.time_s
+    except (InputError, InfeasibleError):
+        return None
+
+
+def score_ablations(
+    rows: Sequence[OpenRow], scored: Sequence[ScoredRow], workers: int = 1
+) -> dict[str, tuple[AblationScore, ...]]:
+    """Errors with and without every mechanism, by set of rows; other rows keep their errors."""
+    known = {row.id: row for row in scored if row.relative_error is not None}
+    tasks = [(row, ablation) for ablation in ablations() for row in rows if row.id in known]
+    with ProcessPoolExecutor(workers) as pool:
+        steps = list(pool.map(step_without, *zip(*tasks, strict=True), chunksize=4))
+    changed: dict[str, dict[str, float]] = {ablation.name: {} for ablation in ablations()}
+    for (row, ablation), step_s in zip(tasks, steps, strict=True):
+        published, predicted = known[row.id].published_step_s, known[row.id].predicted_step_s
+        if step_s is not None and published is not None and step_s != predicted:
+            changed[ablation.name][row.id] = step_s / published - 1.0
+    return {
+        name: tuple(
+            score
+            for score in (_of_set(label, is_in, known.values(), errors) for label, is_in in SETS.items())
+            if score is not None
+        )
+        for name, errors in changed.items()
+    }
+
+
+def _of_set(
+    label: str, is_in: Callable[[ScoredRow], bool], rows: Iterable[ScoredRow], errors: Mapping[str, float]
+) -> AblationScore | None:
+    """Score of the complete rows of a set; None where the mechanism is in none of them."""
+    chosen = [row for row in rows if row.complete and is_in(row)]
+    own = [abs(row.relative_error or 0.0) for row in chosen]
+    other = [abs(errors.get(row.id, row.relative_error or 0.0)) for row in chosen]
+    in_use = sum(row.id in errors for row in chosen)
+    if not in_use:
+        return None
+    return AblationScore(name=label, rows=in_use, with_it=median(own), without=median(other))

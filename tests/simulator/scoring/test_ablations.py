@@ -1,0 +1,37 @@
+"""A mechanism is switched off in the rows that use it, and only there."""
+
+from __future__ import annotations
+
+from moesim.simulator.scenario import load_scenario
+from moesim.simulator.scoring.scoreboard import open_rows
+from moesim.simulator.scoring.scoreboard.ablations import ablations, step_without, switched_off
+from moesim.simulator.scoring.scoreboard.score import predict, prepared_row
+
+ROWS = {row.id: row for row in open_rows()}
+OVERLAP = next(a for a in ablations() if a.only)
+
+
+def test_without_its_overlap_a_row_is_slower_and_nothing_else_changes() -> None:
+    row = ROWS["mcoremoe-004"]
+    scenario = prepared_row(row).scenario
+    without = switched_off(scenario, OVERLAP)
+    assert without is not None and without.schedule == "interleaved-1f1b"
+    assert without.replace(schedule=scenario.schedule).resolved() == scenario.resolved()
+    slower = step_without(row, OVERLAP)
+    assert slower is not None and slower > predict(row).result.step.time_s
+
+
+def test_rows_without_the_mechanism_are_left_alone() -> None:
+    scenario = prepared_row(ROWS["kort-a100-001"]).scenario
+    assert scenario.software.dropout and scenario.schedule != "interleaved-1f1b-overlapped"
+    assert switched_off(scenario, OVERLAP) is None
+    dry = switched_off(scenario, next(a for a in ablations() if "software.dropout" in a.without))
+    assert dry is not None and not dry.software.dropout
+
+
+def test_every_mechanism_is_named_once_and_its_keys_exist() -> None:
+    assert len({a.name for a in ablations()}) == len(ablations())
+    scenario = load_scenario("deepseek-v3-2048xh800")
+    for ablation in ablations():
+        changes = {key: value for key, value in ablation.without.items() if key != "schedule"}
+        scenario.replace(**changes)  # raises where a key or a value does not exist
