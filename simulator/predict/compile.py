@@ -128,4 +128,4 @@ def _programs(
         pricer.links.scale_up_bytes_per_s,
         priced.costs.send_across_nodes,
     )
-    return (compile_program(priced, draws.variation(), link_map),), None
+    return (compile_program(priced, draws.folded_variation(), link_map, draws.folded_group),), None

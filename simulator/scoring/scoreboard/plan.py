@@ -13,7 +13,7 @@ from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
@@ -38,9 +38,6 @@ BALANCED = SourcedFraction(
     kind="assumed",
     source="benchmarks force balanced routing, or the row says nothing of its load",
     date="2026-11-20",
-)
-EVEN = SourcedFraction(
-    value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
 )
 LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 """Policies to try in order if neither a row nor its configuration states one; the first that fits is used."""
@@ -107,7 +104,6 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         communication=Communication(kernels=dispatcher_of(row)),
         recompute=recompute,
         routing=Routing(expert_load_cv=BALANCED),
-        variation=Variation(clock_cv=EVEN, jitter_cv=EVEN),
         run=RunPlan(tokens=float(row.gbs_seqs * row.seq)),
         software=software_of(row),
     )
