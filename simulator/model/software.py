@@ -62,6 +62,10 @@ class Software(BaseModel):
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward. ZeRO-3
     needs no such key: its collectives always run beside the compute of other blocks."""
+    awaited_sends: Literal["schedule", "edges", "all"] = "schedule"
+    """Pipeline sends that a rank waits for before it goes on: `schedule`, as the code of the schedule does;
+    `edges`, also those of warm-up and flush (interleaved stages of Megatron core without
+    `overlap_p2p_comm_warmup_flush`); `all`, every one (Megatron-LM before `overlap_p2p_comm`)."""
     host: str | None = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
     modules: Literal["torch", "transformer-engine"] = "torch"

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
-from moesim.simulator.layout.groups import members_per_program
+from moesim.simulator.layout.groups import gpus_in_step, members_per_program
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
@@ -45,9 +45,12 @@ def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Member
     """The lag of a plan's slowest member from clocks, jitter and expert load (eq. R3)."""
     n = members_per_program(frame.layout)
     z = expected_maximum(n)
-    clock = z * scenario.variation.clock_cv.value
+    # All GPUs of a pipeline rank meet at the end of the step, so the slowest of them decides (eq. E1b).
+    clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
     if frame.plan.ep == 1 or shape.moe is None:
-        return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
+        # The GPUs of a replica meet in every layer (eq. E1a); replicas only at the end.
+        jitter = expected_maximum(gpus_in_step(frame.layout)) * scenario.variation.jitter_cv.value
+        return MemberLag(clock, jitter, 0.0, 0.0, 0.0)
     plan = frame.plan
     tokens = tokens_per_gpu(plan, scenario.batch.sequence_length)
     popularity = scenario.routing.expert_load_cv.value / sqrt(shape.moe.experts / plan.ep)

@@ -62,21 +62,22 @@ class Draws:
             rows_per_rank=self.received_rows,
         )
 
-    @cached_property
-    def folded_group(self) -> int:
-        """Number of the group that folded resolution simulates: the one with the slowest GPU (eq. E1b).
+    def slowest_group(self, rank_s: Sequence[float]) -> int:
+        """Number of the group that folded resolution simulates: the one that ends last (eq. E1b).
 
-        All groups meet at the end of the step, which therefore waits for the slowest.
+        All groups meet at the end of the step, which therefore waits for the slowest. `rank_s`: compute of a
+        micro-batch on every pipeline rank.
         """
         count = min(independent_groups(self.job.layout), MOST_GROUPS)
         if count == 1 or self.job.scenario.variation.clock_cv.value == 0.0:
             return 0
         members = members_per_program(self.job.layout)
-        return int(np.argmax([float(self._clock(group, members).max()) for group in range(count)]))
+        return int(np.argmax([self._pace_s(self._clock(g, members), rank_s) for g in range(count)]))
 
-    def folded_variation(self) -> MemberVariation:
-        """Draws of the group that folded resolution simulates."""
-        return self.variation(self.folded_group)
+    def _pace_s(self, clock: FloatArray, rank_s: Sequence[float]) -> float:
+        """Seconds of a pipeline whose ranks are as slow as their slowest member, without overlap or waits."""
+        seconds = clock.max(axis=1) * np.asarray(rank_s)
+        return float(seconds.sum() + (self.microbatches - 1) * seconds.max())
 
     def variation(self, group: int = 0, members: int | None = None) -> MemberVariation:
         """Seeded vectors with one value a member: GPU speed, expert load, and the load averaged over a node.

@@ -14,6 +14,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages
+from moesim.simulator.schedules import Awaited
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
@@ -39,6 +40,12 @@ BALANCED = SourcedFraction(
     source="benchmarks force balanced routing, or the row says nothing of its load",
     date="2026-11-20",
 )
+POSTED_SENDS = ("NVIDIA-NeMo/Automodel", "pytorch/torchtitan")
+"""Sources whose pipelines are PyTorch's, which posts sends and goes on."""
+AWAITED_SENDS = ("Narayanan et al. 2021", "Korthikanti et al. 2022", "Smith et al. 2022", "bigscience-workshop")
+"""Sources of Megatron-LM before `overlap_p2p_comm` (2023), which waited for every send. Megatron core since then
+waits for those of warm-up and flush unless `overlap_p2p_comm_warmup_flush` is set, which no published
+configuration does."""
 LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 """Policies to try in order if neither a row nor its configuration states one; the first that fits is used."""
 
@@ -218,5 +225,12 @@ def software_of(row: OpenRow) -> Software:
         overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
         overlap_context_parallel=hidden[0] is not False,
         overlap_data_parallel=hidden[1] is not False,
+        awaited_sends=_awaited_sends(row),
         **launching_of(row),
     )
+
+
+def _awaited_sends(row: OpenRow) -> Awaited:
+    if row.source.startswith(POSTED_SENDS):
+        return "schedule"
+    return "all" if row.source.startswith(AWAITED_SENDS) else "edges"
