@@ -225,6 +225,9 @@ def software_of(row: OpenRow) -> Software:
         overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
         overlap_context_parallel=hidden[0] is not False,
         overlap_data_parallel=hidden[1] is not False,
+        gradient_buckets=published.gradient_buckets or "blocks",
+        gradient_passes=("zero",) if published.gradient_passes is None else published.gradient_passes,
+        amax_reduction=published.amax_reduction or "none",
         awaited_sends=_awaited_sends(row),
         **launching_of(row),
     )
