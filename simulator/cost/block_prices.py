@@ -10,6 +10,7 @@ from moesim.simulator.cost.expert_transfers import expert_transfer
 from moesim.simulator.cost.layer_collectives import CoreSeconds, LayerCollectives
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.small_collectives import amax_exposed_s
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Phase
 from moesim.simulator.model.repeated import repeated_communication
@@ -49,13 +50,15 @@ def bare_prices(
 def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with its tensor- and context-parallel collectives (eq. X6, X14, X15, O2, O3)."""
+    """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9)."""
     exposed: dict[Phase, float] = {}
     evidence = NO_EVIDENCE
     if _cuts(pricer, kind):
         collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
         evidence = collectives.evidence(pricer.shape, kind, pricer.tokens)
+    for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
+        exposed[phase] = exposed.get(phase, 0.0) + seconds
     if repeated_communication(pricer.shape.block(kind), pricer.scenario.recompute).experts:
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)

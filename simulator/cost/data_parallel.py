@@ -7,7 +7,7 @@ from math import fsum
 from typing import NamedTuple
 
 from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay, ring_price
-from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.model.operator import BlockKind
 
@@ -35,16 +35,56 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
     return Ring(dense_ranks * copies, per_node), Ring(layout.expert_dp * copies, expert_per_node)
 
 
+class Pieces(NamedTuple):
+    """Collectives, one after the other, in which dense and expert parameters travel."""
+
+    dense: int = 1
+    expert: int = 1
+
+
+WHOLE = Pieces()
+BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
+"""Parameters of a bucket of Megatron core, and the least number for each data-parallel rank
+(NVIDIA/Megatron-LM@d98e8a64ddf3 megatron/core/distributed/distributed_data_parallel.py:134)."""
+
+
+def pieces_of(
+    pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int
+) -> Pieces:
+    """Pieces in which a rank's (dense, expert) parameters travel (docs/model.md, eq. X22).
+
+    Collectives that are not overlapped travel whole.
+    """
+    software = pricer.scenario.software
+    if not software.overlap_data_parallel:
+        return WHOLE
+    bucket = software.gradient_buckets
+    if bucket == "megatron":
+        bucket = max(BUCKET, BUCKET_PER_RANK * rings(pricer, copies)[0].ranks)
+    if bucket != "blocks":
+        return Pieces(max(1, int(dense // bucket)), max(1, int(expert // bucket)))
+    held = [pricer.block_parameters(kind) for kind in kinds]
+    return Pieces(max(1, sum(d > 0 for d, _ in held)), max(1, sum(e > 0 for _, e in held)))
+
+
 def data_parallel(
-    pricer: Pricer, operation: RingOperation, dense_bytes: float, expert_bytes: float, copies: int
+    pricer: Pricer,
+    operation: RingOperation,
+    dense_bytes: float,
+    expert_bytes: float,
+    copies: int,
+    pieces: Pieces = WHOLE,
 ) -> PricedSeconds:
     """A collective over the dense and then the expert data-parallel group, alone.
 
-    `copies`: see `rings`.
+    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X22).
     """
-    moved = zip((dense_bytes, expert_bytes), rings(pricer, copies), strict=True)
-    dense, expert = (ring_price(operation, size, *ring, pricer.links, pricer.profile) for size, ring in moved)
-    return PricedSeconds(dense.seconds + expert.seconds, dense.evidence | expert.evidence)
+    seconds, evidence = 0.0, NO_EVIDENCE
+    for size, ring, count in zip((dense_bytes, expert_bytes), rings(pricer, copies), pieces, strict=True):
+        each = ring_price(operation, size / count, *ring, pricer.links, pricer.profile)
+        seconds += count * each.seconds
+        evidence |= each.evidence
+    return PricedSeconds(seconds, evidence)
 
 
 def slow_down_by_compute(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, fsum, log2
+from math import fsum
 
-from moesim.simulator.cost.communication import notify_seconds
-from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
+from moesim.simulator.cost.data_parallel import data_parallel, pieces_of, slow_down_by_compute
 from moesim.simulator.cost.library_collectives import RingOperation
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
+from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.layout.in_flight import block_kinds_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.optimizer import optimizer_operators
+from moesim.simulator.model.optimizer import gradient_passes, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
 
@@ -39,10 +39,14 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
     owned = dense / shards[0] + expert / shards[1]
     local = dense + expert if recipe.linear == "fp8" else 0.0
-    update = pricer.compute(optimizer_operators(owned, recipe, local), "alone")
-    nodes = max(2, pricer.cluster.nodes)
+    held = owned if plan.zero_stage == 3 else dense + expert
+    operators = (
+        *gradient_passes(held, recipe, pricer.scenario.software),
+        *optimizer_operators(owned, recipe, local),
+    )
+    update = pricer.compute(operators, "alone")
     links = pricer.links
-    norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
+    norm_s = small_all_reduce_s(pricer.cluster.n_gpus, links.gpus_per_node)
     total = reduce_s + norm_s + update.fixed_s + gather_s
     worst = (
         (reduce_s + gather_s) * (1.0 + collective_residual(pricer.profile, links.curves))
@@ -67,13 +71,15 @@ def _collectives(
         return PricedSeconds(), PricedSeconds()
     reduced, gathered = _element_bytes(pricer)
     gather = PricedSeconds()
+    pieces = pieces_of(pricer, kinds, dense, expert, copies)
     if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
-        reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies)
+        reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies, pieces)
     else:
-        reduction = data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies)
-        gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies)
+        reduction = data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies, pieces)
+        gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies, pieces)
     if pricer.scenario.software.overlap_data_parallel:
-        return exposed_behind_compute(pricer, kinds, schedule, reduction, gather)
+        number = pieces.dense + (pieces.expert if expert else 0)
+        return exposed_behind_compute(pricer, kinds, schedule, reduction, gather, number)
     return reduction, gather
 
 
@@ -83,10 +89,12 @@ def exposed_behind_compute(
     schedule: Schedule,
     reduction: PricedSeconds,
     gather: PricedSeconds,
+    pieces: int,
 ) -> tuple[PricedSeconds, PricedSeconds]:
     """Exposed parts of a rank's reduction behind its last backward and gather behind its first forward.
 
-    `kinds`: blocks of the rank. `reduction` and `gather`: their prices alone (docs/model.md, eq. O4).
+    `kinds`: blocks of the rank. `reduction` and `gather`: their prices alone, in `pieces` (docs/model.md,
+    eq. O4).
     """
     plan = pricer.scenario.parallel
     copies, lost = len(schedule.routes), pricer.profile.lost_beside_nccl.value
@@ -108,7 +116,7 @@ def exposed_behind_compute(
     ):
         factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
         exposed_s = exposed_behind_window(
-            collective.seconds, window_s, len(kinds), OverlapSlowDown(lost, factor)
+            collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor)
         )
         left.append(PricedSeconds(exposed_s, collective.evidence | evidence))
     return left[0], left[1]

@@ -49,6 +49,8 @@ class MemberVariation:
     `clock`: time factor of each member [pipeline ranks, members]. `loads`: relative received rows
     [MoE blocks, micro-batches, members]. `node_loads`: the loads averaged over the members of a node.
     `jitter_cv`: relative spread of a phase's duration from run to run. `seed`: the seed of that spread.
+    `stands_for`: GPUs behind every member that meet inside each layer, so that a phase lasts as long as on the
+    slowest of them. `in_step`: consecutive members that meet so (full resolution, where each GPU is one).
     """
 
     clock: FloatArray
@@ -56,6 +58,8 @@ class MemberVariation:
     node_loads: FloatArray
     jitter_cv: float | FloatArray
     seed: int
+    stands_for: int = 1
+    in_step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,14 +290,15 @@ class _Compiler:
         if key not in self.rows:
             number = self.routed.get((stage, block)) if cost.row_s else None
             load = 1.0 if number is None else self.variation.loads[number]
-            seconds = np.empty((self.schedule.microbatches, self.members))
+            shape = (self.schedule.microbatches, self.members)
+            seconds = np.empty(shape)
             seconds[:] = compute_seconds(cost.fixed_s, cost.row_s, load)
             if cost.fixed_s + cost.row_s > 0.0:
-                seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
+                seconds *= self.clock[stage] * self._noise(key[:3], shape)
             self.rows[key] = whole_ns(seconds)
         return self.rows[key]
 
-    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatArray | float:
+    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, int]) -> FloatArray | float:
         """Run-to-run factor of a phase, drawn once a micro-batch and member for all modes."""
         cv = self.jitter[key[0]]
         if isinstance(cv, float) and cv == 0.0:
@@ -301,7 +306,7 @@ class _Compiler:
         if key not in self.noise:
             entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]]]
             entropy += [self.group] if self.group else []
-            draws = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32)
+            draws = slowest_draws(np.random.default_rng(entropy), shape, self.variation)
             self.noise[key] = np.maximum(1.0 + cv * draws.astype(np.float64), 0.0)
         return self.noise[key]
 
@@ -335,6 +340,18 @@ class _Compiler:
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, whole_ns(payload)
         return self.payloads[key]
+
+
+def slowest_draws(
+    generator: np.random.Generator, shape: tuple[int, int], variation: MemberVariation
+) -> FloatArray:
+    """Normal draws [micro-batches, members], each the largest of those GPUs that meet in a layer (eq. E1a)."""
+    rows, members = shape
+    together = variation.in_step
+    draws = generator.standard_normal((rows, members // together), dtype=np.float32)
+    for _ in range(variation.stands_for * together - 1):
+        np.maximum(draws, generator.standard_normal(draws.shape, dtype=np.float32), out=draws)
+    return draws if together == 1 else np.repeat(draws, together, axis=1)
 
 
 def whole_ns(seconds: FloatArray) -> IntArray:

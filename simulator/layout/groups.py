@@ -17,6 +17,31 @@ def members_per_program(layout: Layout) -> int:
     return layout.plan.ep if layout.plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
 
 
+def gpus_in_step(layout: Layout) -> int:
+    """GPUs for which one member of a program stands, because they meet inside every layer (eq. E1a).
+
+    Tensor and context parallelism make a member's GPUs wait for each other in every layer. Without expert
+    parallelism a member is a replica, which has all of them; under ZeRO-3, whose gathers and scatters all
+    replicas join, the simulated ones stand for all. With it a member is a GPU of the group, and stands for
+    more only where tensor and context parallelism span several groups.
+    """
+    plan = layout.plan
+    together = plan.tp * plan.cp
+    if plan.ep > 1:
+        return max(together, plan.ep * plan.expert_tp) // plan.ep
+    return together * (-(-layout.dp // MOST_MEMBERS) if plan.zero_stage == 3 else 1)
+
+
+def independent_groups(layout: Layout) -> int:
+    """Groups of a pipeline rank that meet only at the end of the step; folded resolution simulates one.
+
+    Without expert parallelism every member is a replica of its own, and one program holds them all.
+    """
+    if layout.plan.ep == 1:
+        return 1
+    return max(1, layout.gpus_per_pipeline_rank // (layout.plan.ep * gpus_in_step(layout)))
+
+
 def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:
     """Global GPU numbers [pipeline rank, group, member] of expert-parallel groups, or of consecutive GPUs.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
@@ -25,6 +25,10 @@ class Software(BaseModel):
     """Where the one scale of a tensor comes from (`precision.scaling` is `tensor`): `delayed`, from its
     largest elements in earlier steps; `current`, from the tensor itself, which a kernel of its own reads
     before the cast, also behind a norm."""
+    amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] = "none"
+    """Ranks over which delayed scaling reduces the largest elements, once a chunk, micro-batch and direction:
+    `data-parallel`, all that hold the chunk (Transformer Engine's `reduce_amax` in Megatron core);
+    `tensor-parallel`, those of a replica's tensor parallelism (`tp_only_amax_red`)."""
     fp8_activations: Literal["fused", "separate"] = "fused"
     """`fused`: activation kernels of a dense FFN write FP8 themselves (Transformer Engine's LayerNormMLP);
     `separate`: they write BF16 that the linear layers cast (Megatron core). Experts always cast apart."""
@@ -62,6 +66,17 @@ class Software(BaseModel):
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward. ZeRO-3
     needs no such key: its collectives always run beside the compute of other blocks."""
+    gradient_buckets: Literal["blocks", "megatron"] | PositiveInt = "blocks"
+    """Pieces in which overlapped gradients and parameters travel: `blocks`, one for each block; `megatron`,
+    buckets of 40 M parameters, or 1 M for each data-parallel rank where that is more; or the parameters of a
+    bucket."""
+    gradient_passes: tuple[Literal["zero", "check", "scale"], ...] = ("zero",)
+    """Passes over all local gradients once a step: `zero`, buffers are cleared (where the GEMM adds into them);
+    `check`, they are read for NaNs; `scale`, they are divided by the number of replicas before the reduction."""
+    awaited_sends: Literal["schedule", "edges", "all"] = "schedule"
+    """Pipeline sends that a rank waits for before it goes on: `schedule`, as the code of the schedule does;
+    `edges`, also those of warm-up and flush (interleaved stages of Megatron core without
+    `overlap_p2p_comm_warmup_flush`); `all`, every one (Megatron-LM before `overlap_p2p_comm`)."""
     host: str | None = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
     modules: Literal["torch", "transformer-engine"] = "torch"

@@ -54,7 +54,9 @@ def find_candidates(
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
-    frames, refused = legal_frames(space, job.shape, job.cluster, batch.sequences, batch.sequence_length)
+    awaited = job.scenario.software.awaited_sends
+    sizes = (batch.sequences, batch.sequence_length)
+    frames, refused = legal_frames(space, job.shape, job.cluster, *sizes, awaited=awaited)
     if limits is not None:
         frames = limits.frames(frames, space.per_frame, refused)
     say(

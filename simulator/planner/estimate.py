@@ -147,7 +147,7 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     check_sms(scenario, job.cluster)
     check_ranges(scenario)
     count = microbatches(job.layout, batch.sequences)
-    shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp)
+    shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp, scenario.software.awaited_sends)
     check_against_model(plan, job.shape, batch.sequence_length, shaped.n_stages)
     check_combination(scenario, shaped.samples[0])
     book = PriceBook(scenario, job.shape, job.cluster, job.profile)

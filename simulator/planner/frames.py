@@ -15,7 +15,7 @@ from moesim.simulator.planner.pattern import Pattern, pattern
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.schedules import SCHEDULES, Awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,16 @@ class Frame:
 
 
 def legal_frames(
-    space: Space, shape: ModelShape, cluster: Cluster, sequences: int, sequence: int
+    space: Space,
+    shape: ModelShape,
+    cluster: Cluster,
+    sequences: int,
+    sequence: int,
+    awaited: Awaited = "schedule",
 ) -> tuple[list[Frame], Refusals]:
     """Every frame that layout, model, batch and schedule accept, and the reasons why others were refused.
+
+    `awaited`: see `pattern`.
 
     Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs,
     ZeRO stage and placement that it would have had.
@@ -61,7 +68,7 @@ def legal_frames(
                 frame = None
                 if message is None:
                     shaped = sized.plan.model_copy(update={"vpp": vpp})
-                    frame = _frame(shaped, name, count, sized, shape, sequence)
+                    frame = _frame(shaped, name, count, sized, shape, sequence, awaited)
                     message = frame if isinstance(frame, str) else None
                 if message is not None:
                     refused.add_error(message, space.per_frame, f"{_short(sized.plan)} VPP{vpp} {name}")
@@ -71,11 +78,17 @@ def legal_frames(
 
 
 def _frame(
-    plan: ParallelPlan, name: str, count: int, layout: Layout, shape: ModelShape, sequence: int
+    plan: ParallelPlan,
+    name: str,
+    count: int,
+    layout: Layout,
+    shape: ModelShape,
+    sequence: int,
+    awaited: Awaited,
 ) -> Frame | str:
     """A frame, or the reason why its schedule cannot be built or has more stages than the model can fill."""
     try:
-        shaped = pattern(name, plan.pp, count, plan.vpp)
+        shaped = pattern(name, plan.pp, count, plan.vpp, awaited)
         if shaped.n_stages > shape.n_layers:
             check_against_model(plan, shape, sequence, shaped.n_stages)
     except InputError as error:

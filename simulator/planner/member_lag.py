@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import sqrt
-from statistics import NormalDist
 
-from moesim.simulator.layout.groups import members_per_program
+from moesim.simulator.common.order_statistics import expected_maximum
+from moesim.simulator.layout.groups import gpus_in_step, members_per_program
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.scenario import Scenario
 
 
-@lru_cache(maxsize=1024)
-def expected_maximum(n: int) -> float:
-    """Expected largest of n standard normal draws (Blom 1958: the quantile at (n - 3/8) / (n + 1/4))."""
-    # Rounding to twelve digits gives the same value with every mathematics library.
-    return 0.0 if n < 2 else round(NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), 12)
-
-
 @dataclass(frozen=True, slots=True)
 class MemberLag:
     """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
-    `clock`: lag of its sustained speed, which lasts. `jitter` and `rows`: lag of one phase, from run-to-run
+    `clock`: lag that lasts, of its sustained speed and of phases that wait for GPUs behind the same member. `jitter` and `rows`: lag of one phase, from run-to-run
     variation and from received rows; they take effect at barriers only. `payload` and `node_payload`: lag of
     a transfer. `kept`: mean share of the rows that capacity does not drop. `hot`: rows above `kept` that one
     member has in all layers. `lasting`: whether the same member always has the most rows of a layer.
@@ -45,7 +37,10 @@ def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Member
     """The lag of a plan's slowest member from clocks, jitter and expert load (eq. R3)."""
     n = members_per_program(frame.layout)
     z = expected_maximum(n)
-    clock = z * scenario.variation.clock_cv.value
+    # All GPUs of a pipeline rank meet at the end of the step, so the slowest of them decides (eq. E1b).
+    clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
+    # Behind a member are GPUs that meet in every layer, so every phase is late by the latest of them (eq. E1a).
+    clock += expected_maximum(gpus_in_step(frame.layout)) * scenario.variation.jitter_cv.value
     if frame.plan.ep == 1 or shape.moe is None:
         return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
     plan = frame.plan

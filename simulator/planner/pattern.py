@@ -14,9 +14,11 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.schedules import (
+    Awaited,
     Overlap,
     Schedule,
     Step,
+    awaiting,
     build,
     needs_of,
     provides_of,
@@ -156,8 +158,10 @@ class Pattern:
 
 
 @lru_cache(maxsize=4096)
-def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
+def pattern(name: str, pp: int, microbatches: int, vpp: int, awaited: Awaited = "schedule") -> Pattern:
     """The pattern of a schedule: the schedule itself if it is short, else two shorter samples of it.
+
+    `awaited`: the sends that its runtime awaits.
 
     A schedule that does not state the period of its steady state (`ScheduleSpec.microbatch_step`) is
     validated and taken whole. Raises InputError if its builder refuses the sizes or builds a schedule that
@@ -165,14 +169,14 @@ def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
     """
     step = spec_of(name).microbatch_step
     if step is None:
-        whole = _pattern(name, pp, vpp, (microbatches,))
+        whole = _pattern(name, pp, vpp, awaited, (microbatches,))
         validate(whole.samples[0])
         return whole
     grain = step(pp, microbatches)
     sizes = [_reduced(microbatches, grain, fills * pp) for fills in FILLS]
     if microbatches <= sizes[1] or sizes[0] == sizes[1]:
-        return _pattern(name, pp, vpp, (microbatches,))
-    return _pattern(name, pp, vpp, tuple(sizes))
+        return _pattern(name, pp, vpp, awaited, (microbatches,))
+    return _pattern(name, pp, vpp, awaited, tuple(sizes))
 
 
 def _reduced(microbatches: int, grain: int, least: int) -> int:
@@ -181,8 +185,9 @@ def _reduced(microbatches: int, grain: int, least: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _pattern(name: str, pp: int, vpp: int, sizes: tuple[int, ...]) -> Pattern:
-    return Pattern(name, tuple(build(name, pp, size, vpp) for size in sizes))
+def _pattern(name: str, pp: int, vpp: int, awaited: Awaited, sizes: tuple[int, ...]) -> Pattern:
+    built = (build(name, pp, size, vpp) for size in sizes)
+    return Pattern(name, tuple(awaiting(schedule, awaited) for schedule in built))
 
 
 def key_of(step: Step) -> Key:
@@ -205,6 +210,7 @@ def _compile(schedule: Schedule) -> Order:
     arrivals: dict[Needs, int] = {}
     rows, ops = 0, []
     before = [-1] * schedule.pp
+    awaits = [schedule.awaits(rank) for rank in range(schedule.pp)]
     for _, rank, position in order:
         step = schedule.ranks[rank][position]
         actions = actions_of(step)
@@ -224,7 +230,7 @@ def _compile(schedule: Schedule) -> Order:
                 arrivals[needed] = rows
                 given.append((rows, action.kind == "F", schedule.rank_of(target, action.microbatch) != rank))
                 rows += 1
-        late = schedule.awaits_sends
+        late = awaits[rank][position]
         together = sum(crosses for _, _, crosses in given) if late else 1
         outputs = tuple((row, Output(forward, crosses * together)) for row, forward, crosses in given)
         ops.append(Op(rank, key_of(step), before[rank], waits, end, outputs, together if late else 0))

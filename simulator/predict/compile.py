@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from math import fsum
+
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.price_table import cost_table
@@ -16,6 +19,7 @@ from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import PoolSlice, check_schedule, pool_of_ranks, split_over_pools
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.predict.draws import Draws, routed_layers
 from moesim.simulator.predict.fleet_compile import balanced, joined_program, naming_pool
@@ -128,4 +132,17 @@ def _programs(
         pricer.links.scale_up_bytes_per_s,
         priced.costs.send_across_nodes,
     )
-    return (compile_program(priced, draws.variation(), link_map),), None
+    group = draws.slowest_group(_rank_seconds(priced))
+    return (compile_program(priced, draws.variation(group), link_map, group),), None
+
+
+def _rank_seconds(priced: PricedSchedule) -> list[float]:
+    """Compute of one micro-batch on every pipeline rank, alone on all SMs, forward and backward."""
+    of_kind: dict[BlockKind, float] = defaultdict(float)
+    for (kind, _, mode), price in priced.costs.compute.items():
+        if mode == "alone":
+            of_kind[kind] += price.fixed_s + price.row_s
+    return [
+        fsum(of_kind[kind] for stage in priced.schedule.stages_on_rank(rank) for kind in priced.blocks[stage])
+        for rank in range(priced.schedule.pp)
+    ]

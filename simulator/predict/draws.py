@@ -8,12 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.program import MemberVariation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
-from moesim.simulator.layout.groups import members_per_program
+from moesim.simulator.layout.groups import gpus_in_step, independent_groups, members_per_program
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
+
+MOST_GROUPS = 4096
+"""Most groups whose speeds are drawn to find the slowest."""
 
 
 def routed_layers(kinds: Iterable[Sequence[BlockKind]]) -> int:
@@ -58,25 +62,67 @@ class Draws:
             rows_per_rank=self.received_rows,
         )
 
+    def slowest_group(self, rank_s: Sequence[float]) -> int:
+        """Number of the group that folded resolution simulates: the one that ends last (eq. E1b).
+
+        All groups meet at the end of the step, which therefore waits for the slowest. `rank_s`: compute of a
+        micro-batch on every pipeline rank.
+        """
+        count = min(independent_groups(self.job.layout), MOST_GROUPS)
+        if count == 1 or self.job.scenario.variation.clock_cv.value == 0.0:
+            return 0
+        members = members_per_program(self.job.layout)
+        return int(np.argmax([self._pace_s(self._clock(g, members), rank_s) for g in range(count)]))
+
+    def _pace_s(self, clock: FloatArray, rank_s: Sequence[float]) -> float:
+        """Seconds of a pipeline whose ranks are as slow as their slowest member, without overlap or waits."""
+        seconds = clock.max(axis=1) * np.asarray(rank_s)
+        return float(seconds.sum() + (self.microbatches - 1) * seconds.max())
+
     def variation(self, group: int = 0, members: int | None = None) -> MemberVariation:
         """Seeded vectors with one value a member: GPU speed, expert load, and the load averaged over a node.
 
         Every `group` has its own draws; without `members` the number of the folded run applies.
         """
         scenario, layout, folded = self.job.scenario, self.job.layout, members is None
-        plan, spread = scenario.parallel, scenario.variation
+        spread = scenario.variation
         if members is None:
             members = members_per_program(layout)
         clock_cv, jitter_cv = spread.clock_cv.value, spread.jitter_cv.value
-        own = [group] if group else []
-        rng = np.random.default_rng([scenario.seed, 1, *own])
-        clock = 1.0 / np.maximum(1.0 + clock_cv * rng.standard_normal((plan.pp, members)), 0.1)
+        stands_for, in_step = gpus_in_step(layout), 1
+        if not folded and layout.plan.ep == 1:  # every GPU is a member of its own
+            together = layout.plan.tp * layout.plan.cp
+            stands_for, in_step = 1, together if members % together == 0 else 1
+        clock = self._clock(group, members // in_step, stands_for * in_step)
+        if folded and layout.plan.ep == 1 and layout.plan.zero_stage < 3:
+            clock = self._with_slowest(clock)
+        clock = np.repeat(clock, in_step, axis=1)
         full = (self.layers, self.microbatches, members)
         loads = self.loads(group) if group else self.first_loads
         if loads is None:
             flat = np.ones(full)
             if folded and clock_cv == 0.0 and jitter_cv == 0.0:
                 clock, flat = clock[:, :1], flat[:, :, :1]  # all members are equal, so one stands for all
-            return MemberVariation(clock, flat, flat, jitter_cv, scenario.seed)
+            return MemberVariation(clock, flat, flat, jitter_cv, scenario.seed, stands_for, in_step)
         rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
-        return MemberVariation(clock, rows, nodes, jitter_cv, scenario.seed)
+        return MemberVariation(clock, rows, nodes, jitter_cv, scenario.seed, stands_for, in_step)
+
+    def _clock(self, group: int, members: int, gpus: int | None = None) -> FloatArray:
+        """Time factors [pipeline ranks, members]; a member is as slow as the slowest of its `gpus` GPUs."""
+        scenario, layout = self.job.scenario, self.job.layout
+        gpus = gpus_in_step(layout) if gpus is None else gpus
+        rng = np.random.default_rng([scenario.seed, 1, *([group] if group else [])])
+        drawn = rng.standard_normal((layout.plan.pp, members, gpus)).min(axis=2)
+        return np.asarray(1.0 / np.maximum(1.0 + scenario.variation.clock_cv.value * drawn, 0.1))
+
+    def _with_slowest(self, clock: FloatArray) -> FloatArray:
+        """Replace the last of the simulated replicas by the slowest of those beyond `MOST_MEMBERS` (eq. E1b)."""
+        layout = self.job.layout
+        beyond = layout.dp - clock.shape[1]
+        if beyond <= 0 or self.job.scenario.variation.clock_cv.value == 0.0:
+            return clock
+        others = self._clock(1, beyond)
+        slowest = others[:, [int(np.argmax(others.max(axis=0)))]]
+        if slowest.max() <= clock[:, :-1].max():
+            return clock
+        return np.concatenate([clock[:, :-1], slowest], axis=1)

@@ -9,7 +9,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Schedule, build, from_csv, validate
+from moesim.simulator.schedules import Schedule, awaiting, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 2_000_000
 RANGED_KEYS = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
@@ -23,7 +23,8 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
     plan = scenario.parallel
     if not scenario.schedule.lower().endswith(".csv"):
         try:
-            return build(scenario.schedule, plan.pp, count, plan.vpp)
+            built = build(scenario.schedule, plan.pp, count, plan.vpp)
+            return awaiting(built, scenario.software.awaited_sends)
         except InputError as error:
             if error.key != "microbatches":
                 raise

@@ -10,7 +10,7 @@ from moesim.simulator.schedules.gpipe import GPIPE
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
-from moesim.simulator.schedules.schedule import Placement, Schedule
+from moesim.simulator.schedules.schedule import Awaited, Placement, Schedule, awaiting, steady_steps
 from moesim.simulator.schedules.spec import (
     SCHEDULES,
     ScheduleSpec,
@@ -53,6 +53,7 @@ for _spec in (
 __all__ = [
     "SCHEDULES",
     "Action",
+    "Awaited",
     "Durations",
     "Kind",
     "Overlap",
@@ -64,6 +65,7 @@ __all__ = [
     "Step",
     "Times",
     "actions_of",
+    "awaiting",
     "build",
     "draw",
     "fleet_defaults",
@@ -81,6 +83,7 @@ __all__ = [
     "published_bubble",
     "register",
     "spec_of",
+    "steady_steps",
     "to_csv",
     "to_json",
     "unit_times",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from moesim.simulator.schedules.action import Overlap, Step
+from moesim.simulator.schedules.action import Overlap, Step, actions_of
 
+Awaited = Literal["schedule", "edges", "all"]
+"""Sends that a rank waits for: as the code of the schedule does, also those of warm-up and flush, or all."""
 Placement = Literal["loop", "v", "bidirectional", "custom"]
 
 
@@ -19,8 +22,9 @@ class Schedule:
     stages are counted in their own direction: micro-batches 0..M/2-1 follow `routes[0]` and enter at
     rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank. With `awaits_sends` a rank posts the
     outputs of an action when all of it has ended, and starts its next action after they have been sent;
-    otherwise outputs leave as soon as they exist and the rank goes on (docs/model.md, eq. E7). The flag is a
-    property of the runtime and not of the order, so schedules that differ in it alone are equal.
+    otherwise outputs leave as soon as they exist and the rank goes on (docs/model.md, eq. E7). With
+    `awaits_edges` it does so only in its warm-up and its flush (`steady`). The flags are properties of the
+    runtime and not of the order, so schedules that differ in them alone are equal.
     """
 
     name: str
@@ -28,6 +32,7 @@ class Schedule:
     routes: tuple[tuple[int, ...], ...]
     ranks: tuple[tuple[Step, ...], ...]
     awaits_sends: bool = field(default=False, compare=False)
+    awaits_edges: bool = field(default=False, compare=False)
 
     @property
     def pp(self) -> int:
@@ -59,6 +64,14 @@ class Schedule:
         """Whether the schedule has overlapped pairs."""
         return any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
 
+    def awaits(self, rank: int) -> tuple[bool, ...]:
+        """Whether the rank waits for its own sends after each of its steps."""
+        steps = self.ranks[rank]
+        if self.awaits_sends or not self.awaits_edges:
+            return (self.awaits_sends,) * len(steps)
+        steady = steady_steps(steps)
+        return tuple(position not in steady for position in range(len(steps)))
+
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Rank that runs the actions of (stage, micro-batch)."""
         return self.routes[microbatch * len(self.routes) // self.microbatches][stage]
@@ -72,6 +85,27 @@ class Schedule:
         """Ranks that hold a stage of `rank`: the rank itself and, in a bidirectional pipeline, its mirror."""
         stages = self.stages_on_rank(rank)
         return tuple(sorted({route[stage] for route in self.routes for stage in stages}))
+
+
+def awaiting(schedule: Schedule, awaited: Awaited) -> Schedule:
+    """Return the schedule on a runtime that waits for these sends."""
+    every = schedule.awaits_sends or awaited == "all"
+    return replace(schedule, awaits_sends=every, awaits_edges=awaited == "edges")
+
+
+def steady_steps(steps: Sequence[Step]) -> range:
+    """Positions of the steady state, in which a rank alternates between forwards and backwards.
+
+    The forwards before it are the warm-up, the backwards after it the flush. It is empty if all forwards come
+    first.
+    """
+    kinds = [{action.kind for action in actions_of(step)} for step in steps]
+    forwards = [position for position, kind in enumerate(kinds) if "F" in kind]
+    backwards = [position for position, kind in enumerate(kinds) if kind - {"F"}]
+    if not forwards or not backwards or forwards[-1] < backwards[0]:
+        return range(0)
+    first = backwards[0] - ("F" not in kinds[backwards[0]])
+    return range(first, forwards[-1] + (2 if kinds[forwards[-1]] == {"F"} else 1))
 
 
 def loop_route(pp: int, n_stages: int) -> tuple[int, ...]:

@@ -93,7 +93,8 @@ class _GroupRun:
 
     def run_rank(self, rank: int) -> Process:
         free: IntArray = np.zeros(self.program.members, dtype=np.int64)
-        for step in self.program.ranks[rank]:
+        awaits = self.program.schedule.awaits(rank)
+        for step, waits in zip(self.program.ranks[rank], awaits, strict=True):
             start = free
             for key in self._inputs(step):
                 if key not in self.arrived:
@@ -101,11 +102,11 @@ class _GroupRun:
                     yield event
                 start = np.maximum(start, self.arrived.pop(key))
             record = StepRecord(step, start, start, start, [], [], [])
-            yield from self._run_tasks(rank, step, record)
+            left = yield from self._run_tasks(rank, step, record)
             self.records[rank].append(record)
             record.free = record.end
-            sends = self._post(rank, step, record)
-            if self.program.schedule.awaits_sends:
+            sends = left + self._post(rank, step, record)
+            if waits:
                 for send in sends:
                     sent = yield send
                     record.free = np.maximum(record.free, sent)
@@ -120,7 +121,11 @@ class _GroupRun:
             keys.append(("B", backward, bmb))
         return keys
 
-    def _run_tasks(self, rank: int, step: PlacedStep, record: StepRecord) -> Process:
+    def _run_tasks(
+        self, rank: int, step: PlacedStep, record: StepRecord
+    ) -> Generator[simpy.Event, Any, list[simpy.Event]]:
+        """Run the tasks of an action; return the sends that left inside it."""
+        left: list[simpy.Event | None] = []
         code: CompiledTemplate = step.code
         ends, begins, finishes = record.ends, record.begins, record.finishes
         maximum = np.maximum
@@ -147,14 +152,15 @@ class _GroupRun:
                 yield from self._transfer(rank, number, record)
                 communication = ends[number]
             if number == code.forward_out:
-                self.send(rank, "F", step.stages[0], step.microbatches[0], ends[number])
+                left.append(self.send(rank, "F", step.stages[0], step.microbatches[0], ends[number]))
             if number == code.backward_out:
-                self.send(rank, "B", step.stages[1], step.microbatches[1], ends[number])
+                left.append(self.send(rank, "B", step.stages[1], step.microbatches[1], ends[number]))
         record.end = compute if compute is communication else maximum(compute, communication)
         for number, collective in beside.items():
             if not collective.processed:
                 yield collective
             record.end = maximum(record.end, ends[number])
+        return [send for send in left if send is not None]
 
     def _beside(self, rank: int, number: int, record: StepRecord, before: simpy.Event | None) -> Process:
         """Run a collective of the sharding stream after the one before it, beside the rank's other work."""

@@ -122,7 +122,8 @@ def legal_fleet_frames(
     if not kept.pp:
         return space, [], refused
     batch = scenario.batch
-    frames, more = legal_frames(kept, shape, first.machine, batch.sequences, batch.sequence_length)
+    sizes, awaited = (batch.sequences, batch.sequence_length), scenario.software.awaited_sends
+    frames, more = legal_frames(kept, shape, first.machine, *sizes, awaited=awaited)
     refused.merge(more)
     for frame in (frame for frame in frames if frame.pattern.copies > 1):
         reason = f"schedule {frame.schedule} keeps every stage in two pools"

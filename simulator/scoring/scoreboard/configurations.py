@@ -84,6 +84,11 @@ class Published(BaseModel):
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
+    gradient_buckets: Literal["blocks", "megatron"] | PositiveInt | None = None
+    gradient_passes: Annotated[
+        tuple[Literal["zero", "check", "scale"], ...] | None, BeforeValidator(_words)
+    ] = None
+    amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] | None = None
     overlap_expert_parallel: bool | None = None
     """All-to-alls run behind the compute of another micro-batch: 1F1B of overlapped pairs."""
     modules: Literal["torch", "transformer-engine"] | None = None

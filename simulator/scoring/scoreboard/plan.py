@@ -13,7 +13,8 @@ from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages
+from moesim.simulator.schedules import Awaited
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
@@ -39,9 +40,12 @@ BALANCED = SourcedFraction(
     source="benchmarks force balanced routing, or the row says nothing of its load",
     date="2026-11-20",
 )
-EVEN = SourcedFraction(
-    value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
-)
+POSTED_SENDS = ("NVIDIA-NeMo/Automodel", "pytorch/torchtitan")
+"""Sources whose pipelines are PyTorch's, which posts sends and goes on."""
+AWAITED_SENDS = ("Narayanan et al. 2021", "Korthikanti et al. 2022", "Smith et al. 2022", "bigscience-workshop")
+"""Sources of Megatron-LM before `overlap_p2p_comm` (2023), which waited for every send. Megatron core since then
+waits for those of warm-up and flush unless `overlap_p2p_comm_warmup_flush` is set, which no published
+configuration does."""
 LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 """Policies to try in order if neither a row nor its configuration states one; the first that fits is used."""
 
@@ -107,7 +111,6 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         communication=Communication(kernels=dispatcher_of(row)),
         recompute=recompute,
         routing=Routing(expert_load_cv=BALANCED),
-        variation=Variation(clock_cv=EVEN, jitter_cv=EVEN),
         run=RunPlan(tokens=float(row.gbs_seqs * row.seq)),
         software=software_of(row),
     )
@@ -222,5 +225,15 @@ def software_of(row: OpenRow) -> Software:
         overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
         overlap_context_parallel=hidden[0] is not False,
         overlap_data_parallel=hidden[1] is not False,
+        gradient_buckets=published.gradient_buckets or "blocks",
+        gradient_passes=("zero",) if published.gradient_passes is None else published.gradient_passes,
+        amax_reduction=published.amax_reduction or "none",
+        awaited_sends=_awaited_sends(row),
         **launching_of(row),
     )
+
+
+def _awaited_sends(row: OpenRow) -> Awaited:
+    if row.source.startswith(POSTED_SENDS):
+        return "schedule"
+    return "all" if row.source.startswith(AWAITED_SENDS) else "edges"
