@@ -7,7 +7,7 @@ from math import ceil, fsum, log2
 
 from moesim.simulator.cost.communication import notify_seconds
 from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
-from moesim.simulator.cost.library_collectives import RingOperation
+from moesim.simulator.cost.library_collectives import RingOperation, ring_price
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
@@ -15,6 +15,8 @@ from moesim.simulator.cost.profile_use import collective_residual, link_share_ev
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.layout.in_flight import block_kinds_by_rank
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.block import EMBEDDING, HEAD
+from moesim.simulator.model.framework_kernels import with_step_kernels
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
@@ -35,11 +37,19 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
     parameters = [pricer.block_parameters(kind) for kind in kinds]
     dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
     reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
-    reduce_s, gather_s = reduction.seconds, gather.seconds
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
     owned = dense / shards[0] + expert / shards[1]
     local = dense + expert if recipe.linear == "fp8" else 0.0
-    update = pricer.compute(optimizer_operators(owned, recipe, local), "alone")
+    operators = with_step_kernels(
+        optimizer_operators(owned, recipe, local),
+        pricer.scenario.software.step_kernels,
+        owned,
+        dense + expert,
+        recipe,
+    )
+    update = pricer.compute(operators, "alone")
+    tied = _tied_tables(pricer, kinds, schedule)
+    reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
     nodes = max(2, pricer.cluster.nodes)
     links = pricer.links
     norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
@@ -50,7 +60,7 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
         + update.worst_s
     )
     shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
-    stands_on = (reduction.evidence, gather.evidence, update.evidence, shares)
+    stands_on = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
     evidence = combined((part, 1.0) for part in stands_on)
     return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence)
 
@@ -70,11 +80,31 @@ def _collectives(
     if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
         reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies)
     else:
-        reduction = data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies)
+        whole = plan.zero_stage == 1 and pricer.scenario.software.gradients_all_reduced
+        name: RingOperation = "all_reduce" if whole else "reduce_scatter"
+        reduction = data_parallel(pricer, name, dense * reduced, expert * reduced, copies)
         gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies)
     if pricer.scenario.software.overlap_data_parallel:
         return exposed_behind_compute(pricer, kinds, schedule, reduction, gather)
     return reduction, gather
+
+
+def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule) -> PricedSeconds:
+    """All-reduce of a shared table's gradient between its two pipeline ranks (docs/model.md, eq. E8).
+
+    It is exposed, because it follows the reduction of the last gradients. 0 for other ranks, for tables that
+    are not shared, and where one rank holds embedding and head.
+    """
+    shape, plan = pricer.shape, pricer.scenario.parallel
+    both = EMBEDDING in kinds and HEAD in kinds
+    if not pricer.scenario.software.tied_tables_reduced or not shape.tied_embeddings:
+        return PricedSeconds()
+    if schedule.pp == 1 or both or not (EMBEDDING in kinds or HEAD in kinds):
+        return PricedSeconds()
+    table = shape.vocab * shape.hidden / plan.tp * BYTES_PER_ELEMENT[pricer.scenario.recipe.gradients]
+    # Pipeline ranks lie as far apart as the layout places them: a node holds both ends or one of them.
+    inside = pricer.cluster.n_gpus <= pricer.links.gpus_per_node
+    return ring_price("all_reduce", table, 2, 2 if inside else 1, pricer.links, pricer.profile)
 
 
 def exposed_behind_compute(

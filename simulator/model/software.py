@@ -45,6 +45,20 @@ class Software(BaseModel):
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
+    gradients_divided: bool = False
+    """FSDP1 divides the gradients of a unit by a part of the number of ranks before it reduces them."""
+    layer_kernels: str = "plain"
+    """Kernels around norms, residuals and heads: `plain`, or a framework's list (eq. O9): `megatron-te`,
+    `megatron-torch`, `megatron-torch-alibi` or `torch`."""
+    step_kernels: str = "plain"
+    """Kernels at the end of a step beside norm and Adam: `plain`, or a framework's list (eq. C25):
+    `megatron-ddp`, `megatron-ddp-average`, `megatron-fp16`, `apex-distributed`, `deepspeed-fp16`,
+    `deepspeed-bf16`, `composer` or `torch`."""
+    gradients_all_reduced: bool = False
+    """With ZeRO-1, gradients are all-reduced although each GPU updates only its part (DeepSpeed's BF16
+    optimizer)."""
+    tied_tables_reduced: bool = False
+    """First and last pipeline rank add up the gradients of a table that embedding and head share (eq. E8)."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
     """`accumulated`: the GEMM adds into a buffer of the format `precision.gradients` (Megatron-LM);
     `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: a further kernel adds these to

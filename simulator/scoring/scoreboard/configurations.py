@@ -81,6 +81,11 @@ class Published(BaseModel):
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None
     flat_parameters: bool | None = None
+    gradients_divided: bool | None = None
+    layer_kernels: str | None = None
+    step_kernels: str | None = None
+    gradients_all_reduced: bool | None = None
+    kernels: Literal["fused", "eager"] | None = None
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
