@@ -44,7 +44,7 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
         optimizer_operators(owned, recipe, local),
         pricer.scenario.software.step_kernels,
         owned,
-        dense + expert,
+        owned if plan.zero_stage == 3 else dense + expert,
         recipe,
     )
     update = pricer.compute(operators, "alone")
@@ -80,7 +80,7 @@ def _collectives(
     if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
         reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies)
     else:
-        whole = plan.zero_stage == 1 and pricer.scenario.software.gradients_all_reduced
+        whole = pricer.scenario.software.gradients_all_reduced
         name: RingOperation = "all_reduce" if whole else "reduce_scatter"
         reduction = data_parallel(pricer, name, dense * reduced, expert * reduced, copies)
         gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies)

@@ -122,10 +122,11 @@ def flat_gradients(
     return result
 
 
-ADDED_BYTES = {"added": 6.0, "added-fp32": 26.0}
+ADDED_BYTES = {"added": 6.0, "added-fp32": 18.0}
 """Bytes per parameter and micro-batch of adding gradients with kernels of their own. `added` reads two 16-bit
-gradients and writes one; `added-fp32` zeroes BF16 gradients, adds to them, copies them to FP32 and adds the
-copy to an FP32 buffer (microsoft/DeepSpeed@56c522386, `bf16_optimizer.py`)."""
+gradients and writes one; `added-fp32` copies BF16 gradients to FP32 and adds the copy to an FP32 buffer
+(microsoft/DeepSpeed@56c522386, `bf16_optimizer.py`: `clear_lp_grads` drops BF16 gradients, so that autograd
+writes them without an addition)."""
 
 
 def added_gradients(

@@ -55,7 +55,7 @@ class Software(BaseModel):
     `megatron-ddp`, `megatron-ddp-average`, `megatron-fp16`, `apex-distributed`, `deepspeed-fp16`,
     `deepspeed-bf16`, `composer` or `torch`."""
     gradients_all_reduced: bool = False
-    """With ZeRO-1, gradients are all-reduced although each GPU updates only its part (DeepSpeed's BF16
+    """With ZeRO-1 or 2, gradients are all-reduced although each GPU updates only its part (DeepSpeed's BF16
     optimizer)."""
     tied_tables_reduced: bool = False
     """First and last pipeline rank add up the gradients of a table that embedding and head share (eq. E8)."""
@@ -71,6 +71,8 @@ class Software(BaseModel):
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
     weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them."""
+    end_collectives: bool = False
+    """Tensor-parallel ranks run the collectives of embedding, head and loss beside those of layers (eq. X22)."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False

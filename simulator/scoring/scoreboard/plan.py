@@ -225,6 +225,7 @@ def software_of(row: OpenRow) -> Software:
         step_kernels=published.step_kernels or "plain",
         gradients_all_reduced=bool(published.gradients_all_reduced),
         tied_tables_reduced=True,
+        end_collectives=True,
         overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
         overlap_context_parallel=hidden[0] is not False,
         overlap_data_parallel=hidden[1] is not False,
