@@ -64,6 +64,9 @@ class Software(BaseModel):
     `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: a further kernel adds these to
     16-bit gradients after every micro-batch; `added-fp32`: it adds them to FP32 gradients, as DeepSpeed's
     BF16 optimizer does."""
+    placeholder_gradients: bool = False
+    """Transformer Engine from 2.3 on: autograd receives a 16-bit placeholder for every weight gradient that a
+    GEMM added into a buffer, and one of each shape stays in memory (eq. M13)."""
     loss: Literal["fused", "compiled", "chain"] = "fused"
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
     `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel

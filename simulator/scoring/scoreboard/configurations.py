@@ -82,6 +82,7 @@ class Published(BaseModel):
     parameters_copied: bool | None = None
     flat_parameters: bool | None = None
     gradients_divided: bool | None = None
+    placeholder_gradients: bool | None = None
     layer_kernels: str | None = None
     step_kernels: str | None = None
     gradients_all_reduced: bool | None = None

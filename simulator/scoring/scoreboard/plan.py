@@ -220,6 +220,7 @@ def software_of(row: OpenRow) -> Software:
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2") if copied is None else copied,
         flat_parameters=bool(published.flat_parameters),
         gradients_divided=bool(published.gradients_divided),
+        placeholder_gradients=bool(published.placeholder_gradients),
         kernels=published.kernels or "fused",
         layer_kernels=published.layer_kernels or "plain",
         step_kernels=published.step_kernels or "plain",
