@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import fsum
 
+from moesim.simulator.cost.end_collectives import end_collectives
 from moesim.simulator.cost.expert_transfers import expert_transfer
 from moesim.simulator.cost.layer_collectives import CoreSeconds, LayerCollectives
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
@@ -59,7 +60,11 @@ def with_collectives(
         evidence = collectives.evidence(pricer.shape, kind, pricer.tokens)
     for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
         exposed[phase] = exposed.get(phase, 0.0) + seconds
-    if repeated_communication(pricer.shape.block(kind), pricer.scenario.recompute).experts:
+    block, plan = pricer.shape.block(kind), pricer.scenario.parallel
+    if pricer.scenario.software.end_collectives and plan.tp > 1 and block.layer is None:
+        gemms = {phase: _core_seconds(pricer, kind, phase) for phase, _ in bare.compute}
+        exposed, evidence = end_collectives(pricer, block, gemms)
+    if repeated_communication(block, pricer.scenario.recompute).experts:
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)
         for transfer in repeated:

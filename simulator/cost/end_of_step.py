@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import fsum
 
 from moesim.simulator.cost.data_parallel import data_parallel, pieces_of, slow_down_by_compute
-from moesim.simulator.cost.library_collectives import RingOperation
+from moesim.simulator.cost.library_collectives import RingOperation, ring_price
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
@@ -15,8 +15,10 @@ from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.layout.in_flight import block_kinds_by_rank
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.block import EMBEDDING, HEAD
+from moesim.simulator.model.framework_kernels import with_step_kernels
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.optimizer import gradient_passes, optimizer_operators
+from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
 
@@ -35,16 +37,19 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
     parameters = [pricer.block_parameters(kind) for kind in kinds]
     dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
     reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
-    reduce_s, gather_s = reduction.seconds, gather.seconds
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
     owned = dense / shards[0] + expert / shards[1]
     local = dense + expert if recipe.linear == "fp8" else 0.0
-    held = owned if plan.zero_stage == 3 else dense + expert
-    operators = (
-        *gradient_passes(held, recipe, pricer.scenario.software),
-        *optimizer_operators(owned, recipe, local),
+    operators = with_step_kernels(
+        optimizer_operators(owned, recipe, local),
+        pricer.scenario.software.step_kernels,
+        owned,
+        owned if plan.zero_stage == 3 else dense + expert,
+        recipe,
     )
     update = pricer.compute(operators, "alone")
+    tied = _tied_tables(pricer, kinds, schedule)
+    reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
     links = pricer.links
     norm_s = small_all_reduce_s(pricer.cluster.n_gpus, links.gpus_per_node)
     total = reduce_s + norm_s + update.fixed_s + gather_s
@@ -54,7 +59,7 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
         + update.worst_s
     )
     shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
-    stands_on = (reduction.evidence, gather.evidence, update.evidence, shares)
+    stands_on = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
     evidence = combined((part, 1.0) for part in stands_on)
     return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence)
 
@@ -75,12 +80,32 @@ def _collectives(
     if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
         reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies, pieces)
     else:
-        reduction = data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies, pieces)
+        whole = pricer.scenario.software.gradients_all_reduced
+        name: RingOperation = "all_reduce" if whole else "reduce_scatter"
+        reduction = data_parallel(pricer, name, dense * reduced, expert * reduced, copies, pieces)
         gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies, pieces)
     if pricer.scenario.software.overlap_data_parallel:
         number = pieces.dense + (pieces.expert if expert else 0)
         return exposed_behind_compute(pricer, kinds, schedule, reduction, gather, number)
     return reduction, gather
+
+
+def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule) -> PricedSeconds:
+    """All-reduce of a shared table's gradient between its two pipeline ranks (docs/model.md, eq. E8).
+
+    It is exposed, because it follows the reduction of the last gradients. 0 for other ranks, for tables that
+    are not shared, and where one rank holds embedding and head.
+    """
+    shape, plan = pricer.shape, pricer.scenario.parallel
+    both = EMBEDDING in kinds and HEAD in kinds
+    if not pricer.scenario.software.tied_tables_reduced or not shape.tied_embeddings:
+        return PricedSeconds()
+    if schedule.pp == 1 or both or not (EMBEDDING in kinds or HEAD in kinds):
+        return PricedSeconds()
+    table = shape.vocab * shape.hidden / plan.tp * BYTES_PER_ELEMENT[pricer.scenario.recipe.gradients]
+    # Pipeline ranks lie as far apart as the layout places them: a node holds both ends or one of them.
+    inside = pricer.cluster.n_gpus <= pricer.links.gpus_per_node
+    return ring_price("all_reduce", table, 2, 2 if inside else 1, pricer.links, pricer.profile)
 
 
 def exposed_behind_compute(

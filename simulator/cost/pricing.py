@@ -21,6 +21,7 @@ from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.framework import apply_framework
+from moesim.simulator.model.framework_kernels import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
 
@@ -180,9 +181,25 @@ class Pricer(OfJob):
             current_scales=s.software.fp8_scales == "current",
             separate_casts=s.software.fp8_activations == "separate",
         )
+        operators = self._with_layer_kernels(kind, operators)
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
         return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+
+    def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:
+        """Operators of a block with the kernels of the framework's list, if the scenario names one."""
+        s, block = self.scenario, self.shape.block(kind)
+        if s.software.layer_kernels == PLAIN or block.layer is None:
+            return operators
+        features: set[Feature] = set()
+        features |= {"dropout"} if s.software.dropout else set()
+        features |= {"unfused"} if s.software.attention == "unfused" else set()
+        rows = self.tokens / s.parallel.cp
+        whole = s.recompute in ("full", "op")
+        sizes = layer_sizes(
+            block.layer, self.shape.hidden, rows, s.batch.sequence_length, s.parallel, features, whole
+        )
+        return with_layer_kernels(operators, s.software.layer_kernels, sizes)
 
     # -- prices ----------------------------------------------------------------------------------------
 

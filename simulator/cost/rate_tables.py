@@ -241,7 +241,7 @@ class RateTables:
             own = self._variant_prior(op)
             if own is not None:
                 return own
-        if op.cls in SCAN_CLASSES:
+        if op.variant:
             own = self._prior_for(f"{op.cls}/{op.variant}", op, *of)
             if own is not None:
                 return own

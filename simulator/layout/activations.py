@@ -102,6 +102,8 @@ def activation_bytes(
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
     if software.dropout:
         kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
+    if block.is_head:
+        kept -= tokens * _not_kept_by_loss(shape, precision, software) / plan.tp
     if software.kernels == "eager":
         kept += tokens * _eager_bytes(shape, block, precision, policy) / plan.tp
     if unfused and block.layer is not None and not _drops_scores(policy):
@@ -112,6 +114,17 @@ def activation_bytes(
 
 def _drops_scores(policy: Recompute) -> bool:
     return "scores" in RECOMPUTED[policy] if isinstance(policy, str) else "core_attn" in policy
+
+
+def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Software) -> float:
+    """Bytes per token of the logits that Megatron-LM's losses free in their forward (eq. M12).
+
+    They keep the softmax in FP32 alone, in the place of its input: neither the 16-bit logits, which the cast
+    frees, nor a second copy (NVIDIA/Megatron-LM@core_v0.10.0 `cross_entropy.py`, `fused_cross_entropy.py`).
+    """
+    if precision.loss != "fp32" or software.loss == "fused":
+        return 0.0
+    return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
 
 
 def _masks(block: BlockShape, policy: Recompute) -> int:

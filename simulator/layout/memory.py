@@ -21,6 +21,7 @@ from moesim.simulator.layout.rank_bytes import (
     moments_of,
     rank_bytes,
     rank_terms,
+    placeholder_bytes,
     workspace_bytes,
 )
 from moesim.simulator.layout.stages import Block, StageAssignment
@@ -200,6 +201,10 @@ class _OnePlan:
     def working(self, kind: BlockKind) -> float:
         own = self._inputs
         return workspace_bytes(own.shape, kind, own.layout.plan, own.precision, own.sequence, own.software)
+
+    def placeholders(self, kind: BlockKind) -> float:
+        own = self._inputs
+        return placeholder_bytes(own.shape, kind, own.layout.plan, own.software)
 
     def freed(self) -> float:
         own = self._inputs

@@ -17,7 +17,8 @@ from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.model.block import HEAD
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -101,6 +102,9 @@ class PlanNumbers(Protocol):
     def freed(self) -> Amount:
         """Bytes that the head frees before any layer runs backward (`bytes_freed_by_head`)."""
 
+    def placeholders(self, kind: BlockKind) -> Amount:
+        """Bytes of the placeholders of a block's weight gradients (`placeholder_bytes`)."""
+
     def parameters(self, kinds: Sequence[BlockKind]) -> ParameterNumbers:
         """Parameters of blocks of these kinds on one GPU; shared tables count once."""
 
@@ -136,9 +140,16 @@ def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
     weights, gradients, optimizer = _state_bytes(plan, stages, kinds)
     workspace: Amount = 0.0
     for kind in different:
-        workspace = np.maximum(workspace, plan.working(kind))
+        if kind != HEAD:
+            workspace = np.maximum(workspace, plan.working(kind))
     if HEAD in different:  # the loss runs backward before any layer, so layers reuse the bytes that it frees
-        workspace = np.maximum(0.0, workspace - plan.freed())
+        workspace = np.maximum(plan.working(HEAD), workspace - plan.freed())
+        workspace = workspace + plan.placeholders(HEAD)
+    placeholders: Amount = 0.0
+    for kind in different:
+        if kind != HEAD:  # kinds of layers share most of their shapes, so the largest stands for all
+            placeholders = np.maximum(placeholders, plan.placeholders(kind))
+    workspace = workspace + placeholders
     kept = tuple(total_of(plan.kept(kind) for kind in stage.kinds) for stage in stages)
     buffers = plan.expert_buffers * has_experts(plan.shape, different)
     return RankTerms(weights, gradients, optimizer, kept, workspace, buffers)
@@ -212,10 +223,34 @@ def workspace_bytes(
     sequence: int,
     software: Software,
 ) -> float:
-    """Workspace bytes of a block (eq. M3); 0 for a head whose FP32 tensors count as kept activations."""
+    """Workspace bytes of a block (eq. M3).
+
+    A head whose FP32 tensors count as kept activations needs none; beside what Megatron-LM's losses keep, it
+    needs the 16-bit logits and their gradient (eq. M12).
+    """
     if kind == HEAD and precision.loss == "fp32":
-        return 0.0
+        if software.loss == "fused":
+            return 0.0
+        tokens = plan.microbatch * sequence / plan.cp
+        return tokens * row_bytes(shape.vocab, precision.head) / plan.tp
     return working_bytes(shape, kind, plan, precision, sequence, software)
+
+
+def placeholder_bytes(shape: ModelShape, kind: BlockKind, plan: ParallelPlan, software: Software) -> float:
+    """Bytes of the 16-bit placeholders that stand for weight gradients added into a buffer (eq. M13).
+
+    Transformer Engine keeps one for every shape of a weight (NVIDIA/TransformerEngine@v2.11
+    `pytorch/module/base.py` get_dummy_wgrad, since 2.3), and Megatron core's head takes one of these
+    (NVIDIA/Megatron-LM@core_v0.14.0 `tensor_parallel/layers.py`). All experts have the same shape.
+    """
+    if not software.placeholder_gradients:
+        return 0.0
+    if kind == HEAD:
+        return row_bytes(shape.vocab * shape.hidden / plan.tp, "bf16")
+    parameters = block_parameters(shape, kind)
+    cut = (parameters.attention + parameters.dense_ffn + parameters.shared_experts) / plan.tp
+    expert = expert_parameters(shape) / plan.expert_tp if shape.block(kind).routed else 0.0
+    return row_bytes(cut + expert, "bf16")
 
 
 def bytes_freed_by_head(

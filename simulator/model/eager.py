@@ -63,8 +63,12 @@ def _eager(op: Operator) -> tuple[Operator, ...]:
         variant = base.removeprefix("experts.")
         return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
     factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches
+    if variant.startswith("eager_eager"):
+        return (op,)  # a framework's list names the eager kernel itself
     if op.cls == "swiglu":
         forward = base.endswith("swiglu")
+        if op.bytes_read < 2.5 * op.bytes_written and op.bytes_read == op.bytes_written * (1 if forward else 2):
+            return (replace(op, variant="eager_forward" if forward else "eager_backward"),)  # without a gate
         factor = SWIGLU_FORWARD if forward else SWIGLU_BACKWARD
         if op.variant == "weighted_backward":  # it writes the output again; eager code has kept it
             factor *= 5 / 6
@@ -93,12 +97,17 @@ def _written(op: Operator) -> Operator:
 
 
 def flat_gradients(
-    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, reduce_bytes: float
+    operators: Mapping[Phase, tuple[Operator, ...]],
+    parameters: float,
+    reduce_bytes: float,
+    *,
+    divided: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Add FSDP1's copies of the gradients of `parameters`, the sharded parameters of a block.
 
     Autograd joins the gradients of a flat parameter's views (the backward of `split`); a cast follows if they
-    are reduced in FP32 (torch 2.1, `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`).
+    are reduced in FP32, and, with `divided`, a division in place before the reduction (torch 2.1,
+    `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`, `_reduce_grad` and `_div_if_needed`).
     """
     result = dict(operators)
     if parameters and "mlp W" in result:
@@ -106,14 +115,18 @@ def flat_gradients(
         if reduce_bytes > BF16:
             wide = parameters * reduce_bytes
             copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="flat"))
+        if divided:
+            wide = parameters * reduce_bytes
+            copies.append(move("fsdp.divide", "copy", "W", wide, wide, variant="flat"))
         result["mlp W"] = (*result["mlp W"], *copies)
     return result
 
 
-ADDED_BYTES = {"added": 6.0, "added-fp32": 26.0}
+ADDED_BYTES = {"added": 6.0, "added-fp32": 18.0}
 """Bytes per parameter and micro-batch of adding gradients with kernels of their own. `added` reads two 16-bit
-gradients and writes one; `added-fp32` zeroes BF16 gradients, adds to them, copies them to FP32 and adds the
-copy to an FP32 buffer (microsoft/DeepSpeed@56c522386, `bf16_optimizer.py`)."""
+gradients and writes one; `added-fp32` copies BF16 gradients to FP32 and adds the copy to an FP32 buffer
+(microsoft/DeepSpeed@56c522386, `bf16_optimizer.py`: `clear_lp_grads` drops BF16 gradients, so that autograd
+writes them without an addition)."""
 
 
 def added_gradients(

@@ -45,7 +45,9 @@ def apply_framework(
     if software.expert_biases != "fused":
         adapted = split_biases(adapted, software.expert_biases)
     if software.flat_parameters and zero_stage == 3:
-        adapted = flat_gradients(adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce])
+        adapted = flat_gradients(
+            adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce], divided=software.gradients_divided
+        )
     if software.loss != "fused":
         adapted = chained_loss(adapted, compiled=software.loss == "compiled")
     if software.kernels == "eager":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import move
-from moesim.simulator.model.software import Software
 
 
 def optimizer_operators(
@@ -40,20 +39,3 @@ def optimizer_operators(
             )
         )
     return tuple(out)
-
-
-def gradient_passes(
-    parameters: float, precision: Precision, software: Software
-) -> tuple[Operator, ...]:
-    """Passes over the gradients of all `parameters` that a GPU holds, once a step (docs/model.md, eq. C13).
-
-    Buffers are cleared only where products are added into them.
-    """
-    size = parameters * BYTES_PER_ELEMENT[precision.gradients]
-    moved = {"zero": (0.0, size), "check": (size, 0.0), "scale": (size, size)}
-    names = [n for n in software.gradient_passes if n != "zero" or software.weight_gradients != "written"]
-    variants = {"zero": "update", "check": "norm", "scale": "update"}
-    return tuple(
-        move(f"optimizer.gradient_{name}", "optimizer", "W", *moved[name], variant=variants[name])
-        for name in names
-    )

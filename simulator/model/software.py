@@ -49,11 +49,28 @@ class Software(BaseModel):
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
+    gradients_divided: bool = False
+    """FSDP1 divides the gradients of a unit by a part of the number of ranks before it reduces them."""
+    layer_kernels: str = "plain"
+    """Kernels around norms, residuals and heads: `plain`, or a framework's list (eq. O9): `megatron-te`,
+    `megatron-torch`, `megatron-torch-alibi` or `torch`."""
+    step_kernels: str = "plain"
+    """Kernels at the end of a step beside norm and Adam: `plain`, or a framework's list (eq. C25):
+    `megatron-ddp`, `megatron-ddp-average`, `megatron-fp16`, `apex-distributed`, `deepspeed-fp16`,
+    `deepspeed-bf16`, `composer` or `torch`."""
+    gradients_all_reduced: bool = False
+    """With ZeRO-1 or 2, gradients are all-reduced although each GPU updates only its part (DeepSpeed's BF16
+    optimizer)."""
+    tied_tables_reduced: bool = False
+    """First and last pipeline rank add up the gradients of a table that embedding and head share (eq. E8)."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
     """`accumulated`: the GEMM adds into a buffer of the format `precision.gradients` (Megatron-LM);
     `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: a further kernel adds these to
     16-bit gradients after every micro-batch; `added-fp32`: it adds them to FP32 gradients, as DeepSpeed's
     BF16 optimizer does."""
+    placeholder_gradients: bool = False
+    """Transformer Engine from 2.3 on: autograd receives a 16-bit placeholder for every weight gradient that a
+    GEMM added into a buffer, and one of each shape stays in memory (eq. M13)."""
     loss: Literal["fused", "compiled", "chain"] = "fused"
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
     `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
@@ -61,6 +78,8 @@ class Software(BaseModel):
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
     weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them."""
+    end_collectives: bool = False
+    """Tensor-parallel ranks run the collectives of embedding, head and loss beside those of layers (eq. X22)."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False
@@ -70,9 +89,6 @@ class Software(BaseModel):
     """Pieces in which overlapped gradients and parameters travel: `blocks`, one for each block; `megatron`,
     buckets of 40 M parameters, or 1 M for each data-parallel rank where that is more; or the parameters of a
     bucket."""
-    gradient_passes: tuple[Literal["zero", "check", "scale"], ...] = ("zero",)
-    """Passes over all local gradients once a step: `zero`, buffers are cleared (where the GEMM adds into them);
-    `check`, they are read for NaNs; `scale`, they are divided by the number of replicas before the reduction."""
     awaited_sends: Literal["schedule", "edges", "all"] = "schedule"
     """Pipeline sends that a rank waits for before it goes on: `schedule`, as the code of the schedule does;
     `edges`, also those of warm-up and flush (interleaved stages of Megatron core without

@@ -19,6 +19,7 @@ from moesim.simulator.layout.rank_bytes import (
     StateFormats,
     bytes_freed_by_head,
     moments_of,
+    placeholder_bytes,
     rank_bytes,
     rank_terms,
     total_of,
@@ -97,6 +98,14 @@ class MemoryBook:
             self._numbers[key] = np.array(row)[:, None, None, None]
         return self._numbers[key]
 
+    def placeholders(self, frame: Frame, kind: BlockKind) -> FloatArray:
+        """Bytes of the placeholders of a block's weight gradients [1, 1, 1, 1]."""
+        key = ("placeholders", *_split(frame), kind)
+        if key not in self._numbers:
+            size = placeholder_bytes(self.shape, kind, frame.plan, self.scenario.software)
+            self._numbers[key] = np.full((1, 1, 1, 1), size)
+        return self._numbers[key]
+
     def freed(self, frame: Frame) -> FloatArray:
         """Bytes that the head frees before the layers run backward [precisions, 1, 1, 1]."""
         key = ("freed", *_split(frame))
@@ -172,6 +181,9 @@ class _ManyPlans:
 
     def working(self, kind: BlockKind) -> FloatArray:
         return np.array([self._book.working(frame, kind) for frame in self._frames])
+
+    def placeholders(self, kind: BlockKind) -> FloatArray:
+        return np.array([self._book.placeholders(frame, kind) for frame in self._frames])
 
     def freed(self) -> FloatArray:
         return np.array([self._book.freed(frame) for frame in self._frames])

@@ -81,13 +81,16 @@ class Published(BaseModel):
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None
     flat_parameters: bool | None = None
+    gradients_divided: bool | None = None
+    placeholder_gradients: bool | None = None
+    layer_kernels: str | None = None
+    step_kernels: str | None = None
+    gradients_all_reduced: bool | None = None
+    kernels: Literal["fused", "eager"] | None = None
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
     gradient_buckets: Literal["blocks", "megatron"] | PositiveInt | None = None
-    gradient_passes: Annotated[
-        tuple[Literal["zero", "check", "scale"], ...] | None, BeforeValidator(_words)
-    ] = None
     amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] | None = None
     overlap_expert_parallel: bool | None = None
     """All-to-alls run behind the compute of another micro-batch: 1F1B of overlapped pairs."""
