@@ -54,9 +54,11 @@ class Software(BaseModel):
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
     `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
     (Transformer Engine)."""
-    overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
+    overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] = "none"
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
-    weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them."""
+    weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them, at no cost
+    to it; `userbuffers` and `async` do so as Transformer Engine's user buffers (`tp_comm_overlap`) and
+    torchtitan's asynchronous tensor parallelism, with what cutting and SMs cost the GEMMs."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False

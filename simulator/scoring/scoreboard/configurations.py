@@ -66,6 +66,7 @@ class Published(BaseModel):
     gradients: Format | None = None
     gradients_twice: bool | None = None
     parameter_gather: Literal["fp32", "bf16", "fp8"] | None = None
+    tensor_gather: Literal["fp8", "bf16"] | None = None
     parameters: Literal["bf16", "fp8", "fp32"] | None = None
     master_weights: Format | None = None
     moments: Format | None = None
@@ -81,7 +82,7 @@ class Published(BaseModel):
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None
     flat_parameters: bool | None = None
-    overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] | None = None
+    overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
     overlap_expert_parallel: bool | None = None

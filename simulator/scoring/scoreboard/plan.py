@@ -174,6 +174,8 @@ def precision_of(row: OpenRow) -> Precision:
         moments=published.moments or "fp32",
         gradients=published.gradients or "fp32",
         gradients_twice=bool(published.gradients_twice),
+        # Transformer Engine's modules gather the inputs and gradients that they have quantised.
+        tensor_gather=published.tensor_gather or ("fp8" if fp8 else "bf16"),
         gradient_reduce=published.gradient_reduce or "fp32",
         parameter_gather=published.parameter_gather or "bf16",
     )
@@ -200,7 +202,8 @@ def dispatcher_of(row: OpenRow) -> str:
 def software_of(row: OpenRow) -> Software:
     """Behaviour of the framework, from the configurations behind a row.
 
-    The defaults are fused kernels, and collectives of tensor and data parallelism that hide behind compute.
+    The defaults are fused kernels, collectives of data and context parallelism that hide behind compute, and
+    those of tensor parallelism as Transformer Engine runs them without user buffers.
     """
     published, fsdp = published_of(row), sharding_of(row).fsdp
     hidden, copied = (
@@ -219,7 +222,7 @@ def software_of(row: OpenRow) -> Software:
         weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2") if copied is None else copied,
         flat_parameters=bool(published.flat_parameters),
-        overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
+        overlap_tensor_parallel=published.overlap_tensor_parallel or "weight-gradient",
         overlap_context_parallel=hidden[0] is not False,
         overlap_data_parallel=hidden[1] is not False,
         **launching_of(row),
