@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, fsum, log2
 
+from moesim.simulator.cost.chunked_overlap import (
+    ChunkPlace,
+    ChunkTimes,
+    exposed_gathers,
+    exposed_reductions,
+)
 from moesim.simulator.cost.communication import notify_seconds
 from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
 from moesim.simulator.cost.library_collectives import RingOperation
@@ -13,33 +19,44 @@ from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, com
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.layout.in_flight import block_kinds_by_rank
+from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
+from moesim.simulator.model.software import Software
 from moesim.simulator.schedules import Schedule
+
+BUCKET_LEAST, BUCKET_PER_RANK = 40_000_000, 1_000_000
+"""Megatron core's default bucket: at least this many parameters, or this many for each data-parallel rank
+(NVIDIA/Megatron-LM@d98e8a64dd megatron/core/distributed/distributed_data_parallel.py:134)."""
 
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-    by_rank = block_kinds_by_rank(schedule, stages)
-    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(by_rank)}
-    return tuple(same[kinds] for kinds in by_rank)
+    by_rank = chunks_by_rank(schedule, stages, by_place=by_chunk(pricer.scenario.software))
+    same = {held: rank_step_end(pricer, held, schedule) for held in dict.fromkeys(by_rank)}
+    return tuple(same[held] for held in by_rank)
 
 
-def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
+def by_chunk(software: Software) -> bool:
+    """Whether collectives hide by model chunk and rank, so that ranks with equal blocks may differ."""
+    return software.overlap_data_parallel and software.data_parallel_buckets == "megatron"
+
+
+def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
     plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
+    kinds = held.kinds
     copies = len(schedule.routes)
     parameters = [pricer.block_parameters(kind) for kind in kinds]
     dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
-    reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
-    reduce_s, gather_s = reduction.seconds, gather.seconds
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
     owned = dense / shards[0] + expert / shards[1]
     local = dense + expert if recipe.linear == "fp8" else 0.0
     update = pricer.compute(optimizer_operators(owned, recipe, local), "alone")
+    reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)
+    reduce_s, gather_s = reduction.seconds, gather.seconds
     nodes = max(2, pricer.cluster.nodes)
     links = pricer.links
     norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
@@ -56,24 +73,76 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
 
 
 def _collectives(
-    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
+    pricer: Pricer, held: RankChunks, schedule: Schedule, dense: float, expert: float, update_s: float
 ) -> tuple[PricedSeconds, PricedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
-    Both are 0 with ZeRO-3, which runs them block by block inside the step.
+    Both are 0 with ZeRO-3, which runs them block by block inside the step. `update_s`: its optimizer.
     """
-    plan, copies = pricer.scenario.parallel, len(schedule.routes)
+    plan, software, copies = pricer.scenario.parallel, pricer.scenario.software, len(schedule.routes)
     if plan.zero_stage == 3:
         return PricedSeconds(), PricedSeconds()
+    reduction, gather = _alone(pricer, dense, expert, copies)
+    if by_chunk(software) and copies == 1:
+        return exposed_by_chunk(pricer, held, schedule, update_s if software.overlap_optimizer else 0.0)
+    if software.overlap_data_parallel:
+        return exposed_behind_compute(pricer, held.kinds, schedule, reduction, gather)
+    return reduction, gather
+
+
+def _alone(pricer: Pricer, dense: float, expert: float, copies: int) -> tuple[PricedSeconds, PricedSeconds]:
+    """Gradient reduction and parameter gather of (dense, expert) parameters, alone on their links."""
     reduced, gathered = _element_bytes(pricer)
-    gather = PricedSeconds()
-    if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
-        reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies)
-    else:
-        reduction = data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies)
-        gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies)
-    if pricer.scenario.software.overlap_data_parallel:
-        return exposed_behind_compute(pricer, kinds, schedule, reduction, gather)
+    if pricer.scenario.parallel.zero_stage == 0:  # an all-reduce, which also gathers before the optimizer
+        return data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies), PricedSeconds()
+    return (
+        data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies),
+        data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies),
+    )
+
+
+def exposed_by_chunk(
+    pricer: Pricer, held: RankChunks, schedule: Schedule, update_s: float
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """Exposed reduction and gather of a rank as Megatron core buckets them (docs/model.md, eq. O12, O13).
+
+    `update_s`: seconds of its optimizer where the first chunk is gathered beside that of the others, else 0.
+    """
+    parameters = [
+        tuple(fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
+        for chunk in held.chunks
+    ]
+    alone = [_alone(pricer, dense, expert, 1) for dense, expert in parameters]
+    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(held.kinds))}
+    forwards, backwards = (
+        tuple(fsum(seconds[kind][i] for kind in chunk) for chunk in held.chunks) for i in (0, 1)
+    )
+    software, layout = pricer.scenario.software, pricer.layout
+    ranks = layout.dp * pricer.scenario.parallel.cp
+    size = software.bucket_parameters or max(BUCKET_LEAST, BUCKET_PER_RANK * ranks)
+    passes = min(schedule.pp, schedule.microbatches) if len(held.chunks) > 1 else 1
+    place = ChunkPlace(held.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
+    kinds, lost = held.kinds, pricer.profile.lost_beside_nccl.value
+    names: tuple[tuple[RingOperation, ...], ...] = (("reduce_scatter",), ("all_gather",))
+    if pricer.scenario.parallel.zero_stage == 0:
+        names = (("reduce_scatter", "all_gather"), ("all_gather",))
+    slow = [
+        slow_down_by_compute(pricer, name, kinds, each, 1)
+        for name, each in zip(names, _element_bytes(pricer), strict=True)
+    ]
+    reductions, gathers = (ChunkTimes(tuple(chunk[i].seconds for chunk in alone), passed)
+                           for i, passed in ((0, backwards), (1, forwards)))  # fmt: skip
+    others = update_s * (1.0 - fsum(parameters[0]) / (fsum(map(fsum, parameters)) or 1.0))
+    exposed = (
+        exposed_reductions(reductions, place, OverlapSlowDown(lost, slow[0][0])),
+        exposed_gathers(gathers, place, OverlapSlowDown(lost, slow[1][0]), others),
+    )
+    reduction, gather = (
+        PricedSeconds(
+            exposed[i], combined((part, 1.0) for part in (*(c[i].evidence for c in alone), slow[i][1]))
+        )
+        for i in (0, 1)
+    )
     return reduction, gather
 
 

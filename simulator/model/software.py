@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
@@ -64,6 +64,16 @@ class Software(BaseModel):
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward. ZeRO-3
     needs no such key: its collectives always run beside the compute of other blocks."""
+    data_parallel_buckets: Literal["layer", "megatron"] = "layer"
+    """With `overlap_data_parallel`: `layer` hides both collectives of a rank by block behind one pass over
+    its blocks; `megatron` by model chunk and rank, as Megatron core does: buckets on the first pipeline
+    rank's first chunk, one bucket a chunk elsewhere, and aligned gathers (`align_param_gather`)."""
+    bucket_parameters: PositiveInt | None = None
+    """Parameters in a bucket of `data_parallel_buckets: megatron`; absent: Megatron core's rule, 40 million
+    or 1 million for each data-parallel rank, whichever is more."""
+    overlap_optimizer: bool = False
+    """With `data_parallel_buckets: megatron`: parameters of a rank's first chunk are gathered while the
+    optimizer updates its other chunks (`overlap_param_gather_with_optimizer_step`)."""
     host: str | None = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
     modules: Literal["torch", "transformer-engine"] = "torch"

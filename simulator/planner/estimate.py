@@ -149,7 +149,7 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     count = microbatches(job.layout, batch.sequences)
     shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp)
     check_against_model(plan, job.shape, batch.sequence_length, shaped.n_stages)
-    check_combination(scenario, shaped.samples[0])
+    check_combination(scenario, shaped.samples[0], job.shape, job.cluster.node.n_gpus)
     book = PriceBook(scenario, job.shape, job.cluster, job.profile)
     pricer = book.pricer(plan, scenario.recipe, scenario.recompute)
     stages = assign_stages(scenario, pricer, shaped.samples[0])

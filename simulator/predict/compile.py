@@ -95,7 +95,7 @@ def _pool(
         scenario.parallel, shape, scenario.batch.sequence_length, 1 if stated else schedule.n_stages
     )
     check_recompute(shape, scenario.recompute)
-    check_combination(scenario, schedule)
+    check_combination(scenario, schedule, shape, job.cluster.node.n_gpus)
     pricer = Pricer(job)
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)

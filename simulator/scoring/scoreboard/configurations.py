@@ -85,6 +85,8 @@ class Published(BaseModel):
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
+    data_parallel_buckets: Literal["layer", "megatron"] | None = None
+    bucket_parameters: PositiveInt | None = None
     overlap_expert_parallel: bool | None = None
     """All-to-alls run behind the compute of another micro-batch: 1F1B of overlapped pairs."""
     modules: Literal["torch", "transformer-engine"] | None = None

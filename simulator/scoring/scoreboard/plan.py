@@ -225,5 +225,7 @@ def software_of(row: OpenRow) -> Software:
         overlap_tensor_parallel=published.overlap_tensor_parallel or "weight-gradient",
         overlap_context_parallel=hidden[0] is not False,
         overlap_data_parallel=hidden[1] is not False,
+        data_parallel_buckets=published.data_parallel_buckets or "layer",
+        bucket_parameters=published.bucket_parameters,
         **launching_of(row),
     )
