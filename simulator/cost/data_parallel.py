@@ -35,14 +35,41 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
     return Ring(dense_ranks * copies, per_node), Ring(layout.expert_dp * copies, expert_per_node)
 
 
+def shard_rings(pricer: Pricer) -> tuple[Ring, Ring]:
+    """Rings over which ZeRO-3 shards the dense parameters and the experts, by group where one is given."""
+    plan, node = pricer.scenario.parallel, pricer.links.gpus_per_node
+    if plan.shard_group is None:
+        return rings(pricer, 1)
+    expert, dense = pricer.layout.shards
+    return _ring(dense, plan.tp, node), _ring(expert, plan.ep * plan.expert_tp, node)
+
+
+def group_rings(pricer: Pricer) -> tuple[Ring, Ring]:
+    """Rings over the groups of `parallel.shard_group`: GPUs that hold the same shards (eq. X22)."""
+    group, node = pricer.scenario.parallel.shard_group, pricer.links.gpus_per_node
+    assert group is not None
+    (dense, expert), (expert_shards, shards) = rings(pricer, 1), pricer.layout.shards
+    return _ring(dense.ranks // shards, group, node), _ring(expert.ranks // expert_shards, group, node)
+
+
+def _ring(ranks: int, apart: int, node: int) -> Ring:
+    """A ring of ranks that are `apart` GPUs from each other."""
+    return Ring(ranks, max(1, min(node // min(apart, node), ranks)))
+
+
 def data_parallel(
-    pricer: Pricer, operation: RingOperation, dense_bytes: float, expert_bytes: float, copies: int
+    pricer: Pricer,
+    operation: RingOperation,
+    dense_bytes: float,
+    expert_bytes: float,
+    copies: int,
+    over: tuple[Ring, Ring] | None = None,
 ) -> PricedSeconds:
     """A collective over the dense and then the expert data-parallel group, alone.
 
-    `copies`: see `rings`.
+    `copies`: see `rings`. `over`: other rings than those.
     """
-    moved = zip((dense_bytes, expert_bytes), rings(pricer, copies), strict=True)
+    moved = zip((dense_bytes, expert_bytes), over or rings(pricer, copies), strict=True)
     dense, expert = (ring_price(operation, size, *ring, pricer.links, pricer.profile) for size, ring in moved)
     return PricedSeconds(dense.seconds + expert.seconds, dense.evidence | expert.evidence)
 

@@ -12,7 +12,7 @@ from moesim.simulator.cost.chunked_overlap import (
     exposed_reductions,
 )
 from moesim.simulator.cost.communication import notify_seconds
-from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
+from moesim.simulator.cost.data_parallel import data_parallel, group_rings, slow_down_by_compute
 from moesim.simulator.cost.library_collectives import RingOperation
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
@@ -51,8 +51,9 @@ def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncC
     copies = len(schedule.routes)
     parameters = [pricer.block_parameters(kind) for kind in kinds]
     dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
-    shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
-    owned = dense / shards[0] + expert / shards[1]
+    expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
+    held_by = copies if plan.zero_stage else 1
+    owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
     local = dense + expert if recipe.linear == "fp8" else 0.0
     update = pricer.compute(optimizer_operators(owned, recipe, local), "alone")
     reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)
@@ -77,11 +78,12 @@ def _collectives(
 ) -> tuple[PricedSeconds, PricedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
-    Both are 0 with ZeRO-3, which runs them block by block inside the step. `update_s`: its optimizer.
+    Both are 0 with ZeRO-3, which runs them block by block inside the step, but for the reduction over the
+    groups of hybrid FSDP. `update_s`: its optimizer.
     """
     plan, software, copies = pricer.scenario.parallel, pricer.scenario.software, len(schedule.routes)
     if plan.zero_stage == 3:
-        return PricedSeconds(), PricedSeconds()
+        return _over_groups(pricer, held.kinds, dense, expert)
     reduction, gather = _alone(pricer, dense, expert, copies)
     if by_chunk(software) and copies == 1:
         return exposed_by_chunk(pricer, held, schedule, update_s if software.overlap_optimizer else 0.0)
@@ -99,6 +101,36 @@ def _alone(pricer: Pricer, dense: float, expert: float, copies: int) -> tuple[Pr
         data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies),
         data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies),
     )
+
+
+def _over_groups(
+    pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """Reduction of gradient shards over the groups of hybrid FSDP, and gather of parameter shards (eq. X22).
+
+    Both hide behind one pass over the rank's blocks where data-parallel collectives overlap.
+    """
+    plan, software = pricer.scenario.parallel, pricer.scenario.software
+    if plan.shard_group is None:
+        return PricedSeconds(), PricedSeconds()
+    expert_shards, shards = pricer.layout.shards
+    own, over = (dense / shards, expert / expert_shards), group_rings(pricer)
+    reduced, gathered = _element_bytes(pricer)
+    name: RingOperation = "reduce_scatter" if plan.shard_optimizer_over_groups else "all_reduce"
+    reduction = data_parallel(pricer, name, own[0] * reduced, own[1] * reduced, 1, over)
+    gather = PricedSeconds()
+    if plan.shard_optimizer_over_groups:
+        gather = data_parallel(pricer, "all_gather", own[0] * gathered, own[1] * gathered, 1, over)
+    if not software.overlap_data_parallel:
+        return reduction, gather
+    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
+    slow = OverlapSlowDown(pricer.profile.lost_beside_nccl.value)
+    forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+    left = [
+        PricedSeconds(exposed_behind_window(part.seconds, window_s, len(kinds), slow), part.evidence)
+        for part, window_s in ((reduction, backward_s), (gather, forward_s))
+    ]
+    return left[0], left[1]
 
 
 def exposed_by_chunk(

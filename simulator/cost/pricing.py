@@ -164,7 +164,8 @@ class Pricer(OfJob):
             separate_casts=s.software.fp8_activations == "separate",
         )
         dense, expert = self.block_parameters(kind)
-        sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
+        shards = self.layout.shards
+        sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
         return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     # -- prices ----------------------------------------------------------------------------------------

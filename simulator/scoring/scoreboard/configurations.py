@@ -52,6 +52,8 @@ class Published(BaseModel):
     selective_means: RecomputePolicy | None = None
     """The policy that a table of this source calls selective."""
     zero_stage: NonNegativeInt | None = None
+    shard_group: PositiveInt | None = None
+    shard_optimizer_over_groups: bool | None = None
     sequence_parallel: bool | None = None
     mbs: PositiveInt | None = None
     vpp: PositiveInt | None = None

@@ -119,7 +119,6 @@ def left_out(row: OpenRow) -> tuple[str, ...]:
     notes = (
         *left_out_of(row),
         *recompute_of(row)[1],
-        *sharding_of(row).left_out,
         *(EXPOSED if exposed else ()),
     )
     return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
@@ -138,7 +137,8 @@ def plan_of(row: OpenRow) -> ParallelPlan:
     """Degrees of parallelism and sharding as published."""
     published = published_of(row)
     zero = sharding_of(row).zero_stage if published.zero_stage is None else published.zero_stage
-    split = published.sequence_parallel
+    split, stated = published.sequence_parallel, sharding_of(row).group
+    group = published.shard_group or stated
     return ParallelPlan(
         tp=row.tp,
         pp=row.pp,
@@ -147,6 +147,9 @@ def plan_of(row: OpenRow) -> ParallelPlan:
         vpp=row.vpp,
         microbatch=row.mbs,
         zero_stage=zero,
+        shard_group=None if group == row.n_gpus // row.pp else group,
+        # Where a table names the replicas of a shard, they hold its optimizer states too.
+        shard_optimizer_over_groups=stated is None and published.shard_optimizer_over_groups is not False,
         sequence_parallel=row.tp > 1 and split is not False,
         expert_tp=published.expert_tp or expert_tp_of(row),
     )
