@@ -124,7 +124,7 @@ def _over_groups(
     if not software.overlap_data_parallel:
         return reduction, gather
     seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
-    slow = OverlapSlowDown(pricer.profile.lost_beside_nccl.value)
+    slow = OverlapSlowDown(pricer.lost_beside_library)
     forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
     left = [
         PricedSeconds(exposed_behind_window(part.seconds, window_s, len(kinds), slow), part.evidence)
@@ -154,7 +154,7 @@ def exposed_by_chunk(
     size = software.bucket_parameters or max(BUCKET_LEAST, BUCKET_PER_RANK * ranks)
     passes = min(schedule.pp, schedule.microbatches) if len(held.chunks) > 1 else 1
     place = ChunkPlace(held.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
-    kinds, lost = held.kinds, pricer.profile.lost_beside_nccl.value
+    kinds, lost = held.kinds, pricer.lost_beside_library
     names: tuple[tuple[RingOperation, ...], ...] = (("reduce_scatter",), ("all_gather",))
     if pricer.scenario.parallel.zero_stage == 0:
         names = (("reduce_scatter", "all_gather"), ("all_gather",))
@@ -190,7 +190,7 @@ def exposed_behind_compute(
     `kinds`: blocks of the rank. `reduction` and `gather`: their prices alone (docs/model.md, eq. O4).
     """
     plan = pricer.scenario.parallel
-    copies, lost = len(schedule.routes), pricer.profile.lost_beside_nccl.value
+    copies, lost = len(schedule.routes), pricer.lost_beside_library
     seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
     passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
     forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))

@@ -7,6 +7,10 @@ from typing import Literal, NamedTuple
 TensorOverlap = Literal["none", "weight-gradient", "full", "userbuffers", "async"]
 
 
+MEASURED_CHANNELS, MEASURED_SMS = 24, 132
+"""SMs that held the collectives beside which `lost_beside_nccl` was measured, of all SMs of an H200."""
+
+
 class OverlapSlowDown(NamedTuple):
     """Slow-downs that an overlapped collective and its compute cause each other (eqs. O5 and O8)."""
 
@@ -43,6 +47,15 @@ class HalfCollectives(NamedTuple):
     scatter_piece_s: float = 0.0
     reduce_s: float = 0.0
     copy_s: float = 0.0
+
+
+def lost_beside(measured: float, sms: int, n_sms: int) -> float:
+    """Seconds that compute loses for each second of a collective on `sms` of `n_sms` SMs.
+
+    `measured` is that beside collectives on `MEASURED_CHANNELS` of `MEASURED_SMS` SMs (eq. O5). What exceeds
+    their share of the SMs is lost to memory and power, also where copy engines move the bytes.
+    """
+    return max(0.0, measured - MEASURED_CHANNELS / MEASURED_SMS) + sms / n_sms
 
 
 def exposed_overlapped(collective_s: float, compute_s: float, slow_down: OverlapSlowDown) -> float:

@@ -14,6 +14,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
+from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.job import OfJob, ResolvedJob
@@ -89,6 +90,8 @@ class Pricer(OfJob):
             gpus_per_node=node.n_gpus,
             curves="engine." if self.cluster.accelerator.communication_engine else "",
             wiring=node.scale_up_shares,
+            in_network=self.scenario.communication.in_network,
+            architecture=self.cluster.accelerator.architecture,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
 
@@ -99,6 +102,14 @@ class Pricer(OfJob):
         if self.cluster.nodes == 1 or fabric is None:
             return 0.0
         return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.n_nics_per_gpu)
+
+    @property
+    def lost_beside_library(self) -> float:
+        """Compute that a second of a library's data-parallel collective loses beside it (eq. O5)."""
+        measured, sms = self.profile.lost_beside_nccl.value, self.scenario.communication.library_sms
+        if sms is None:
+            return measured
+        return lost_beside(measured, sms, self.cluster.accelerator.n_sms)
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token.

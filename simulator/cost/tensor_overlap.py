@@ -13,13 +13,10 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import DateText, Source
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.cost.overlap import HalfCollectives, OverlapSlowDown, exposed_overlapped
+from moesim.simulator.cost.overlap import HalfCollectives, OverlapSlowDown, exposed_overlapped, lost_beside
 
 CUTS_GEMMS = ("userbuffers", "async")
 """Values of `software.overlap_tensor_parallel` whose methods are data of this module."""
-
-MEASURED_CHANNELS, MEASURED_SMS = 24, 132
-"""SMs that held the collectives beside which `lost_beside_nccl` was measured, of all SMs of an H200."""
 
 FILE = "data/tensor_overlap.yaml"
 
@@ -85,15 +82,6 @@ def load_methods() -> dict[str, TensorOverlapMethods]:
 def methods_of(overlap: str, linear: str) -> TensorOverlapMethods:
     """Methods of `software.overlap_tensor_parallel` for GEMMs of a format; user buffers differ by format."""
     return load_methods()[f"userbuffers-{linear}" if overlap == "userbuffers" else overlap]
-
-
-def lost_beside(measured: float, sms: int, n_sms: int) -> float:
-    """Seconds that compute loses for each second of a collective on `sms` of `n_sms` SMs.
-
-    `measured` is that beside collectives on `MEASURED_CHANNELS` of `MEASURED_SMS` SMs (eq. O5). What exceeds
-    their share of the SMs is lost to memory and power, also where copy engines move the bytes.
-    """
-    return max(0.0, measured - MEASURED_CHANNELS / MEASURED_SMS) + sms / n_sms
 
 
 def exposed_ring(gemm: SplitGemm, piece_s: float, tp: int, lost: float, sms_lost: float = 1.0) -> float:

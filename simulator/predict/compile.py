@@ -20,7 +20,13 @@ from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.predict.draws import Draws, routed_layers
 from moesim.simulator.predict.fleet_compile import balanced, joined_program, naming_pool
 from moesim.simulator.predict.placement import assign_stages
-from moesim.simulator.predict.plan_checks import check_combination, check_ranges, check_sms, load_schedule
+from moesim.simulator.predict.plan_checks import (
+    check_combination,
+    check_in_network,
+    check_ranges,
+    check_sms,
+    load_schedule,
+)
 from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.predict.prepared import Prepared, PreparedPool
 from moesim.simulator.predict.work_size import check_size, own_machine
@@ -85,6 +91,7 @@ def _pool(
     """Prepare a pool as if the whole pipeline ran on it; `schedule` and `stages` come from the fleet."""
     scenario, shape = job.scenario, job.shape
     check_sms(scenario, job.cluster)
+    check_in_network(scenario, job.cluster)
     check_ranges(scenario)
     layout = job.layout
     count = microbatches(layout, scenario.batch.sequences)

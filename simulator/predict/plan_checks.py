@@ -8,6 +8,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
+from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.parallel import check_expert_domain
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.overlap_checks import check_overlaps
@@ -64,6 +65,29 @@ def check_sms(scenario: Scenario, cluster: Cluster) -> None:
             f"use at most {total - 1} (DeepEP uses 20 to 24)",
             key="communication.sms",
             nearest=(total - 1,),
+        )
+
+
+def check_in_network(scenario: Scenario, cluster: Cluster) -> None:
+    """Raise InputError where all-reduces are to be added up by switches that cannot."""
+    chosen, accelerator = scenario.communication.in_network, cluster.accelerator
+    if chosen == "none":
+        return
+    figures = load_library().generations.get(accelerator.architecture)
+    if figures is None or figures.in_switch_share is None:
+        raise InputError(
+            f"communication.in_network={chosen}: the switches of {accelerator.name} are not known to add up "
+            "all-reduces; use none",
+            key="communication.in_network",
+            nearest=("none",),
+        )
+    fabric = cluster.network.fabric
+    if chosen == "all" and fabric is not None and "roce" in cluster.network.name.lower():
+        raise InputError(
+            f"communication.in_network=all: SHARP adds up in InfiniBand switches, and network "
+            f"{cluster.network.name} is RoCE; use scale-up",
+            key="communication.in_network",
+            nearest=("scale-up",),
         )
 
 

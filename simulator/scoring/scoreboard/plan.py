@@ -104,7 +104,7 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         schedule=_schedule_of(row),
         batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
         stages=stages_of(row, shape),
-        communication=Communication(kernels=dispatcher_of(row)),
+        communication=Communication(kernels=dispatcher_of(row), library_sms=published_of(row).library_sms),
         recompute=recompute,
         routing=Routing(expert_load_cv=BALANCED),
         variation=Variation(clock_cv=EVEN, jitter_cv=EVEN),

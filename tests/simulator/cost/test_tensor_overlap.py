@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
-from moesim.simulator.cost.overlap import HalfCollectives
+from moesim.simulator.cost.overlap import HalfCollectives, lost_beside
 from moesim.simulator.cost.tensor_overlap import (
     EdgeGemms,
     HalfOverlap,
@@ -13,7 +13,6 @@ from moesim.simulator.cost.tensor_overlap import (
     exposed_pipelined_scatter,
     exposed_ring,
     load_methods,
-    lost_beside,
     methods_of,
 )
 
