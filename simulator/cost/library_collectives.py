@@ -60,10 +60,10 @@ def _in_switches(total_bytes: float, ranks: int, ranks_per_node: int, links: Lin
     if links.in_network == "none" or (nodes > 1 and links.in_network != "all"):
         return None
     library = load_library()
-    share = library.generation(links.architecture).in_switch_share
+    share = library.in_switch_share(links.architecture)
     if share is None:
         return None
-    rate = share.value * links.scale_up_bytes_per_s if ranks_per_node > 1 else inf
+    rate = share * links.scale_up_bytes_per_s if ranks_per_node > 1 else inf
     if nodes > 1:
         rate = min(rate, library.network_reduction_share.value * ranks_per_node * links.nic_bytes_per_s)
     return library.nvls_latency.value + total_bytes / rate

@@ -35,6 +35,10 @@ class Software(BaseModel):
     pad_expert_rows: bool = False
     """In FP8, rows of experts are copied to pad every expert's to a multiple of 16 or 32, and back (Megatron
     core without `moe_router_padding_for_fp8`)."""
+    expert_kernels: Literal["separate", "fused"] = "separate"
+    """Kernels between the grouped GEMMs of experts: `separate`; `fused`, activation, routing weights and the
+    quantisation by rows and columns run in the GEMMs' epilogues (Transformer Engine's fused grouped MLP,
+    `use_transformer_engine_op_fuser`), for block-scaled FP8 on Blackwell."""
     expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
     `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);

@@ -22,7 +22,7 @@ from moesim.simulator.predict.fleet_compile import balanced, joined_program, nam
 from moesim.simulator.predict.placement import assign_stages
 from moesim.simulator.predict.plan_checks import (
     check_combination,
-    check_in_network,
+    check_hardware,
     check_ranges,
     check_sms,
     load_schedule,
@@ -91,7 +91,7 @@ def _pool(
     """Prepare a pool as if the whole pipeline ran on it; `schedule` and `stages` come from the fleet."""
     scenario, shape = job.scenario, job.shape
     check_sms(scenario, job.cluster)
-    check_in_network(scenario, job.cluster)
+    check_hardware(scenario, job.cluster)
     check_ranges(scenario)
     layout = job.layout
     count = microbatches(layout, scenario.batch.sequences)

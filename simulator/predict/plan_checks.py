@@ -68,13 +68,27 @@ def check_sms(scenario: Scenario, cluster: Cluster) -> None:
         )
 
 
-def check_in_network(scenario: Scenario, cluster: Cluster) -> None:
-    """Raise InputError where all-reduces are to be added up by switches that cannot."""
+FUSES_EXPERTS = "Blackwell"
+"""Architecture that the kernels of the fused grouped MLP are written for (cuDNN's `sm100` wrappers)."""
+
+
+def check_hardware(scenario: Scenario, cluster: Cluster) -> None:
+    """Raise InputError for kernels or switches that the cluster does not have."""
     chosen, accelerator = scenario.communication.in_network, cluster.accelerator
+    recipe, blocks = scenario.recipe, scenario.recipe.linear == "fp8" and scenario.recipe.scaling == "tile"
+    if scenario.software.expert_kernels == "fused" and not (
+        blocks and accelerator.architecture.startswith(FUSES_EXPERTS)
+    ):
+        raise InputError(
+            f"software.expert_kernels=fused needs block-scaled FP8 on {FUSES_EXPERTS}, and this is "
+            f"{recipe.linear} with scaling={recipe.scaling} on {accelerator.name} "
+            f"({accelerator.architecture}); use separate",
+            key="software.expert_kernels",
+            nearest=("separate",),
+        )
     if chosen == "none":
         return
-    figures = load_library().generations.get(accelerator.architecture)
-    if figures is None or figures.in_switch_share is None:
+    if load_library().in_switch_share(accelerator.architecture) is None:
         raise InputError(
             f"communication.in_network={chosen}: the switches of {accelerator.name} are not known to add up "
             "all-reduces; use none",

@@ -90,6 +90,14 @@ class Library(Frozen):
             )
         return self.generations[architecture]
 
+    def in_switch_share(self, architecture: str) -> float | None:
+        """Share of the scale-up rate of all-reduces that switches add up; None where they cannot.
+
+        A later part of a generation ("Blackwell Ultra") has the figures of the generation.
+        """
+        figures = self.generations.get(architecture) or self.generations.get(architecture.partition(" ")[0])
+        return figures.in_switch_share.value if figures and figures.in_switch_share else None
+
     def latency_s(
         self, family: Literal["ring", "tree"], protocol: Protocol, hops: Hops, *, nodes: int
     ) -> float:

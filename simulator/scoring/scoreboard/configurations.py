@@ -81,6 +81,7 @@ class Published(BaseModel):
     fp8_activations: Literal["fused", "separate"] | None = None
     router: Literal["chain", "fused", "constant"] | None = None
     pad_expert_rows: bool | None = None
+    expert_kernels: Literal["separate", "fused"] | None = None
     expert_biases: Literal["fused", "split", "split-fp32"] | None = None
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None

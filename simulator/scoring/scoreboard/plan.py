@@ -220,6 +220,7 @@ def software_of(row: OpenRow) -> Software:
         pad_expert_rows=bool(published.pad_expert_rows),
         router=published.router or "chain",
         expert_biases=published.expert_biases or "fused",
+        expert_kernels=published.expert_kernels or "separate",
         fp8_activations=published.fp8_activations or "fused",
         loss=published.loss or "fused",
         weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
