@@ -13,7 +13,8 @@ from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.small_collectives import amax_exposed_s
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
-from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Phase
+from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, SplitGemm, methods_of
+from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.schedules.template import EP_PHASES
 
@@ -55,7 +56,9 @@ def with_collectives(
     exposed: dict[Phase, float] = {}
     evidence = NO_EVIDENCE
     if _cuts(pricer, kind):
-        collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
+        collectives = LayerCollectives(
+            pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator
+        )
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
         evidence = collectives.evidence(pricer.shape, kind, pricer.tokens)
     for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
@@ -119,11 +122,37 @@ def _core_seconds(pricer: Pricer, kind: BlockKind, phase: Phase) -> CoreSeconds:
     """Seconds of the GEMMs and of the attention of a phase, alone on all SMs and without recomputed ones."""
     gemms = attention = 0.0
     costs = pricer.operator_costs(kind, phase, "alone")
+    split: list[tuple[Operator, float]] = []
     for op, cost in zip(pricer.operators(kind)[phase], costs, strict=True):
         if op.recompute:
             continue
         if op.cls in GEMM_CLASSES:
             gemms += cost.seconds
+            if op.cls in ("gemm", "wgrad_gemm") and op.gemm is not None and op.gemm.groups == 1:
+                split.append((op, cost.seconds))
         elif op.cls.startswith("attention"):
             attention += cost.seconds
-    return CoreSeconds(gemms, attention)
+    software, tp = pricer.scenario.software, pricer.scenario.parallel.tp
+    if tp == 1 or software.overlap_tensor_parallel not in CUTS_GEMMS or not split:
+        return CoreSeconds(gemms, attention)
+    methods = methods_of(software.overlap_tensor_parallel, pricer.scenario.recipe.linear)
+    half = methods.attention if phase.startswith("attn") else methods.feed_forward
+    edges = (_split_gemm(pricer, *split[end], tp, half.scatter.pieces) for end in (0, -1))
+    return CoreSeconds(gemms, attention, EdgeGemms(*edges))
+
+
+def _split_gemm(pricer: Pricer, op: Operator, whole_s: float, tp: int, pieces: int) -> SplitGemm:
+    """A GEMM as a whole, and one of `tp` and of `pieces` pieces of its rows at the rates of their shapes.
+
+    A weight gradient is never cut: its rows are summed.
+    """
+    if op.cls == "wgrad_gemm" or op.gemm is None:
+        return SplitGemm(whole_s)
+    parts = tuple(
+        replace(op, flop=op.flop / n, bytes_read=op.bytes_read / n, bytes_written=op.bytes_written / n,
+                gemm=replace(op.gemm, m=op.gemm.m / n))
+        for n in (tp, pieces)
+    )  # fmt: skip
+    ring, pipeline = (pricer.compute((part,), "alone").fixed_s for part in parts)
+    # A piece is at best as fast as the whole; a rate that a table reads higher for fewer rows is not gained.
+    return SplitGemm(whole_s, max(ring, whole_s / tp), max(pipeline, whole_s / pieces))

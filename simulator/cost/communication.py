@@ -15,6 +15,7 @@ from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
+from moesim.simulator.scenario.sections import InNetwork
 
 EpOperation = Literal["dispatch", "combine"]
 
@@ -38,6 +39,10 @@ class Links:
     """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
     wiring: ScaleUpShares = SWITCHED
     """Shares of `scale_up_bytes_per_s` that a group can use."""
+    in_network: InNetwork = "none"
+    """Where switches add up all-reduces (`communication.in_network`)."""
+    architecture: str = ""
+    """Architecture of the GPUs, for figures of the library that depend on it."""
     ep_per_node: int = 1
     """Members of an expert-parallel group on one node."""
 

@@ -10,6 +10,7 @@ from moesim.simulator.cost.library_collectives import RingOperation, overlap_del
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.software import Software
 
 
 class Ring(NamedTuple):
@@ -35,6 +36,28 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
     return Ring(dense_ranks * copies, per_node), Ring(layout.expert_dp * copies, expert_per_node)
 
 
+def shard_rings(pricer: Pricer) -> tuple[Ring, Ring]:
+    """Rings over which ZeRO-3 shards the dense parameters and the experts, by group where one is given."""
+    plan, node = pricer.scenario.parallel, pricer.links.gpus_per_node
+    if plan.shard_group is None:
+        return rings(pricer, 1)
+    expert, dense = pricer.layout.shards
+    return _ring(dense, plan.tp, node), _ring(expert, plan.ep * plan.expert_tp, node)
+
+
+def group_rings(pricer: Pricer) -> tuple[Ring, Ring]:
+    """Rings over the groups of `parallel.shard_group`: GPUs that hold the same shards (eq. X22)."""
+    group, node = pricer.scenario.parallel.shard_group, pricer.links.gpus_per_node
+    assert group is not None
+    (dense, expert), (expert_shards, shards) = rings(pricer, 1), pricer.layout.shards
+    return _ring(dense.ranks // shards, group, node), _ring(expert.ranks // expert_shards, group, node)
+
+
+def _ring(ranks: int, apart: int, node: int) -> Ring:
+    """A ring of ranks that are `apart` GPUs from each other."""
+    return Ring(ranks, max(1, min(node // min(apart, node), ranks)))
+
+
 class Pieces(NamedTuple):
     """Collectives, one after the other, in which dense and expert parameters travel."""
 
@@ -48,9 +71,14 @@ BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 (NVIDIA/Megatron-LM@d98e8a64ddf3 megatron/core/distributed/distributed_data_parallel.py:134)."""
 
 
-def pieces_of(
-    pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int
-) -> Pieces:
+def bucket_size(software: Software, ranks: int) -> int | None:
+    """Parameters of a bucket of overlapped gradients over so many replicas; None if they travel by block."""
+    if software.bucket_parameters is not None:
+        return software.bucket_parameters
+    return max(BUCKET, BUCKET_PER_RANK * ranks) if software.data_parallel_buckets == "megatron" else None
+
+
+def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int) -> Pieces:
     """Pieces in which a rank's (dense, expert) parameters travel (docs/model.md, eq. X22).
 
     Collectives that are not overlapped travel whole.
@@ -58,10 +86,8 @@ def pieces_of(
     software = pricer.scenario.software
     if not software.overlap_data_parallel:
         return WHOLE
-    bucket = software.gradient_buckets
-    if bucket == "megatron":
-        bucket = max(BUCKET, BUCKET_PER_RANK * rings(pricer, copies)[0].ranks)
-    if bucket != "blocks":
+    bucket = bucket_size(software, rings(pricer, copies)[0].ranks)
+    if bucket is not None:
         return Pieces(max(1, int(dense // bucket)), max(1, int(expert // bucket)))
     held = [pricer.block_parameters(kind) for kind in kinds]
     return Pieces(max(1, sum(d > 0 for d, _ in held)), max(1, sum(e > 0 for _, e in held)))
@@ -74,13 +100,15 @@ def data_parallel(
     expert_bytes: float,
     copies: int,
     pieces: Pieces = WHOLE,
+    over: tuple[Ring, Ring] | None = None,
 ) -> PricedSeconds:
     """A collective over the dense and then the expert data-parallel group, alone.
 
-    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X22).
+    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X22). `over`: other rings than those.
     """
     seconds, evidence = 0.0, NO_EVIDENCE
-    for size, ring, count in zip((dense_bytes, expert_bytes), rings(pricer, copies), pieces, strict=True):
+    sizes = (dense_bytes, expert_bytes)
+    for size, ring, count in zip(sizes, over or rings(pricer, copies), pieces, strict=True):
         each = ring_price(operation, size / count, *ring, pricer.links, pricer.profile)
         seconds += count * each.seconds
         evidence |= each.evidence

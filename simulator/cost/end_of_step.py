@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from math import ceil, fsum
 
-from moesim.simulator.cost.data_parallel import data_parallel, pieces_of, slow_down_by_compute
+from moesim.simulator.cost.chunked_overlap import (
+    ChunkPlace,
+    ChunkTimes,
+    exposed_gathers,
+    exposed_reductions,
+)
+from moesim.simulator.cost.data_parallel import (
+    WHOLE,
+    Pieces,
+    bucket_size,
+    data_parallel,
+    group_rings,
+    pieces_of,
+    slow_down_by_compute,
+)
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
@@ -13,32 +27,39 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.layout.in_flight import block_kinds_by_rank
+from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.block import EMBEDDING, HEAD
 from moesim.simulator.model.framework_kernels import with_step_kernels
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
+from moesim.simulator.model.software import Software
 from moesim.simulator.schedules import Schedule
 
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-    by_rank = block_kinds_by_rank(schedule, stages)
-    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(by_rank)}
-    return tuple(same[kinds] for kinds in by_rank)
+    by_rank = chunks_by_rank(schedule, stages, by_place=by_chunk(pricer.scenario.software))
+    same = {held: rank_step_end(pricer, held, schedule) for held in dict.fromkeys(by_rank)}
+    return tuple(same[held] for held in by_rank)
 
 
-def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
+def by_chunk(software: Software) -> bool:
+    """Whether collectives hide by model chunk and rank, so that ranks with equal blocks may differ."""
+    return software.overlap_data_parallel and software.data_parallel_buckets == "megatron"
+
+
+def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
     plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
+    kinds = held.kinds
     copies = len(schedule.routes)
     parameters = [pricer.block_parameters(kind) for kind in kinds]
     dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
-    reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
-    shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
-    owned = dense / shards[0] + expert / shards[1]
+    expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
+    held_by = copies if plan.zero_stage else 1
+    owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
     local = dense + expert if recipe.linear == "fp8" else 0.0
     operators = with_step_kernels(
         optimizer_operators(owned, recipe, local),
@@ -48,6 +69,7 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
         recipe,
     )
     update = pricer.compute(operators, "alone")
+    reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)
     tied = _tied_tables(pricer, kinds, schedule)
     reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
     links = pricer.links
@@ -65,28 +87,113 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
 
 
 def _collectives(
-    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
+    pricer: Pricer, held: RankChunks, schedule: Schedule, dense: float, expert: float, update_s: float
 ) -> tuple[PricedSeconds, PricedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
-    Both are 0 with ZeRO-3, which runs them block by block inside the step.
+    Both are 0 with ZeRO-3, which runs them block by block inside the step, but for the reduction over the
+    groups of hybrid FSDP. `update_s`: its optimizer.
     """
-    plan, copies = pricer.scenario.parallel, len(schedule.routes)
+    plan, software, copies = pricer.scenario.parallel, pricer.scenario.software, len(schedule.routes)
     if plan.zero_stage == 3:
-        return PricedSeconds(), PricedSeconds()
-    reduced, gathered = _element_bytes(pricer)
-    gather = PricedSeconds()
-    pieces = pieces_of(pricer, kinds, dense, expert, copies)
-    if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
-        reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies, pieces)
-    else:
-        whole = pricer.scenario.software.gradients_all_reduced
-        name: RingOperation = "all_reduce" if whole else "reduce_scatter"
-        reduction = data_parallel(pricer, name, dense * reduced, expert * reduced, copies, pieces)
-        gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies, pieces)
-    if pricer.scenario.software.overlap_data_parallel:
+        return _over_groups(pricer, held.kinds, dense, expert)
+    if by_chunk(software) and copies == 1:
+        return exposed_by_chunk(pricer, held, schedule, update_s if software.overlap_optimizer else 0.0)
+    pieces = pieces_of(pricer, held.kinds, dense, expert, copies)
+    reduction, gather = _alone(pricer, dense, expert, copies, pieces)
+    if software.overlap_data_parallel:
         number = pieces.dense + (pieces.expert if expert else 0)
-        return exposed_behind_compute(pricer, kinds, schedule, reduction, gather, number)
+        return exposed_behind_compute(pricer, held.kinds, schedule, reduction, gather, number)
+    return reduction, gather
+
+
+def _alone(
+    pricer: Pricer, dense: float, expert: float, copies: int, pieces: Pieces = WHOLE
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """Gradient reduction and parameter gather of (dense, expert) parameters, alone on their links."""
+    reduced, gathered = _element_bytes(pricer)
+    sharded = pricer.scenario.parallel.zero_stage > 0
+    # Without shards an all-reduce also gathers before the optimizer; DeepSpeed's BF16 optimizer runs both.
+    whole = not sharded or pricer.scenario.software.gradients_all_reduced
+    name: RingOperation = "all_reduce" if whole else "reduce_scatter"
+    reduction = data_parallel(pricer, name, dense * reduced, expert * reduced, copies, pieces)
+    if not sharded:
+        return reduction, PricedSeconds()
+    return reduction, data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies, pieces)
+
+
+def _over_groups(
+    pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """Reduction of gradient shards over the groups of hybrid FSDP, and gather of parameter shards (eq. X22).
+
+    Both hide behind one pass over the rank's blocks where data-parallel collectives overlap.
+    """
+    plan, software = pricer.scenario.parallel, pricer.scenario.software
+    if plan.shard_group is None:
+        return PricedSeconds(), PricedSeconds()
+    expert_shards, shards = pricer.layout.shards
+    own, over = (dense / shards, expert / expert_shards), group_rings(pricer)
+    reduced, gathered = _element_bytes(pricer)
+    name: RingOperation = "reduce_scatter" if plan.shard_optimizer_over_groups else "all_reduce"
+    reduction = data_parallel(pricer, name, own[0] * reduced, own[1] * reduced, 1, over=over)
+    gather = PricedSeconds()
+    if plan.shard_optimizer_over_groups:
+        gather = data_parallel(pricer, "all_gather", own[0] * gathered, own[1] * gathered, 1, over=over)
+    if not software.overlap_data_parallel:
+        return reduction, gather
+    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
+    slow = OverlapSlowDown(pricer.lost_beside_library)
+    forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+    left = [
+        PricedSeconds(exposed_behind_window(part.seconds, window_s, len(kinds), slow), part.evidence)
+        for part, window_s in ((reduction, backward_s), (gather, forward_s))
+    ]
+    return left[0], left[1]
+
+
+def exposed_by_chunk(
+    pricer: Pricer, held: RankChunks, schedule: Schedule, update_s: float
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """Exposed reduction and gather of a rank as Megatron core buckets them (docs/model.md, eq. O12, O13).
+
+    `update_s`: seconds of its optimizer where the first chunk is gathered beside that of the others, else 0.
+    """
+    parameters = [
+        tuple(fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
+        for chunk in held.chunks
+    ]
+    alone = [_alone(pricer, dense, expert, 1) for dense, expert in parameters]
+    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(held.kinds))}
+    forwards, backwards = (
+        tuple(fsum(seconds[kind][i] for kind in chunk) for chunk in held.chunks) for i in (0, 1)
+    )
+    software, layout = pricer.scenario.software, pricer.layout
+    ranks = layout.dp * pricer.scenario.parallel.cp
+    size = bucket_size(software, ranks) or 1
+    passes = min(schedule.pp, schedule.microbatches) if len(held.chunks) > 1 else 1
+    place = ChunkPlace(held.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
+    kinds, lost = held.kinds, pricer.lost_beside_library
+    names: tuple[tuple[RingOperation, ...], ...] = (("reduce_scatter",), ("all_gather",))
+    if pricer.scenario.parallel.zero_stage == 0:
+        names = (("reduce_scatter", "all_gather"), ("all_gather",))
+    slow = [
+        slow_down_by_compute(pricer, name, kinds, each, 1)
+        for name, each in zip(names, _element_bytes(pricer), strict=True)
+    ]
+    reductions, gathers = (ChunkTimes(tuple(chunk[i].seconds for chunk in alone), passed)
+                           for i, passed in ((0, backwards), (1, forwards)))  # fmt: skip
+    others = update_s * (1.0 - fsum(parameters[0]) / (fsum(map(fsum, parameters)) or 1.0))
+    exposed = (
+        exposed_reductions(reductions, place, OverlapSlowDown(lost, slow[0][0])),
+        exposed_gathers(gathers, place, OverlapSlowDown(lost, slow[1][0]), others),
+    )
+    reduction, gather = (
+        PricedSeconds(
+            exposed[i], combined((part, 1.0) for part in (*(c[i].evidence for c in alone), slow[i][1]))
+        )
+        for i in (0, 1)
+    )
     return reduction, gather
 
 
@@ -122,7 +229,7 @@ def exposed_behind_compute(
     eq. O4).
     """
     plan = pricer.scenario.parallel
-    copies, lost = len(schedule.routes), pricer.profile.lost_beside_nccl.value
+    copies, lost = len(schedule.routes), pricer.lost_beside_library
     seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
     passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
     forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
@@ -140,9 +247,7 @@ def exposed_behind_compute(
         strict=True,
     ):
         factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
-        exposed_s = exposed_behind_window(
-            collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor)
-        )
+        exposed_s = exposed_behind_window(collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor))
         left.append(PricedSeconds(exposed_s, collective.evidence | evidence))
     return left[0], left[1]
 

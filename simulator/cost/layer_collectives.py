@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.communication import Links
+from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.library_collectives import ring_price
 from moesim.simulator.cost.overlap import (
+    HalfCollectives,
     HalfLayerGemms,
     OverlapSlowDown,
     exposed_backward,
@@ -17,8 +20,10 @@ from moesim.simulator.cost.overlap import (
     exposed_pipelined,
 )
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
+from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, HalfOverlap, methods_of
 from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -30,10 +35,14 @@ HALVES: tuple[tuple[Phase, Phase, Phase], ...] = (
 
 
 class CoreSeconds(NamedTuple):
-    """Seconds of the GEMMs of a phase and of its core attention, alone on all SMs."""
+    """Seconds of the GEMMs of a phase and of its core attention, alone on all SMs.
+
+    `edges`: its first and last GEMM in pieces, where the framework cuts them beside collectives.
+    """
 
     gemms_s: float = 0.0
     attention_s: float = 0.0
+    edges: EdgeGemms = EdgeGemms()
 
 
 _NO_CORE = CoreSeconds()
@@ -46,6 +55,7 @@ class LayerCollectives:
     scenario: Scenario
     links: Links
     profile: CalibrationProfile
+    accelerator: Accelerator
 
     def exposed(
         self, shape: ModelShape, kind: BlockKind, tokens: int, seconds: Mapping[Phase, CoreSeconds]
@@ -65,22 +75,12 @@ class LayerCollectives:
         experts = block.routed
         forward = dict.fromkeys(("attn F", "mlp F"), 0.0)
         for first, second, third in HALVES:
-            gemms = HalfLayerGemms(*(seconds.get(ph, _NO_CORE).gemms_s for ph in (first, second, third)))
-            overlap = self.scenario.software.overlap_tensor_parallel
-            gather = self._gather(shape, tokens).seconds
+            core = tuple(seconds.get(ph, _NO_CORE) for ph in (first, second, third))
             # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
             routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
             half = block.layer.attention if first == "attn F" else block.layer.feed_forward
             if plan.tp > 1 and not routed and not half.empty:
-                forward[first] = exposed_forward(gather, gemms, plan.tp, overlap, self._slow_down)
-                out[second] = exposed_backward(
-                    gather,
-                    gemms,
-                    plan.tp,
-                    overlap,
-                    self._slow_down,
-                    sequence_parallel=plan.sequence_parallel,
-                )
+                forward[first], out[second] = self._half_layer(shape, tokens, core, first == "attn F")
         again = repeated_communication(block, self.scenario.recompute)
         if again.feed_forward:
             out["mlp I"] += forward["mlp F"]
@@ -104,7 +104,7 @@ class LayerCollectives:
         """Curves behind the exposed seconds of a block."""
         block = shape.block(kind)
         assert block.layer is not None, "collectives are inside layers"
-        priced = [self._gather(shape, tokens), self._context(block.layer.attention, tokens)]
+        priced = [*self._tensor(shape, tokens), self._context(block.layer.attention, tokens)]
         if block.routed:
             priced.append(self._rows(shape, tokens))
         return combined((price.evidence, 1.0) for price in priced)
@@ -114,15 +114,83 @@ class LayerCollectives:
         """Slow-down of compute; that of these collectives beside GEMMs was not measured."""
         return OverlapSlowDown(self.profile.lost_beside_nccl.value)
 
-    def _gather(self, shape: ModelShape, tokens: int) -> PricedSeconds:
-        """One of the two collectives of a micro-batch's activations around a half layer: half of both.
+    def _half_layer(
+        self, shape: ModelShape, tokens: int, core: tuple[CoreSeconds, ...], attention: bool
+    ) -> tuple[float, float]:
+        """(forward, backward) exposed seconds of the tensor-parallel collectives of half a layer.
 
-        With sequence parallelism they are an all-gather and a reduce-scatter, without it one all-reduce.
+        `core`: its forward, input gradient and weight gradient.
         """
+        plan, recipe = self.scenario.parallel, self.scenario.recipe
+        overlap = self.scenario.software.overlap_tensor_parallel
+        moved = self._collectives(shape, tokens)
+        if overlap in CUTS_GEMMS:
+            methods = methods_of(overlap, recipe.linear)
+            half = HalfOverlap(
+                methods.attention if attention else methods.feed_forward,
+                methods.copies,
+                moved,
+                plan.tp,
+                self.accelerator.n_sms,
+                self._slow_down.compute_lost,
+            )
+            return half.forward_s(core[0].edges), half.backward_s(core[1].edges, core[2].edges)
+        gemms = HalfLayerGemms(*(part.gemms_s for part in core))
+        return exposed_forward(moved, gemms, plan.tp, overlap, self._slow_down), exposed_backward(
+            moved, gemms, plan.tp, overlap, self._slow_down, sequence_parallel=plan.sequence_parallel
+        )
+
+    def _collectives(self, shape: ModelShape, tokens: int) -> HalfCollectives:
+        """Collectives of a micro-batch's activations around a half layer (eq. X6)."""
+        plan, recipe = self.scenario.parallel, self.scenario.recipe
+        gather, scatter = (priced.seconds for priced in self._tensor(shape, tokens))
+        if not plan.sequence_parallel:
+            return HalfCollectives(gather, gather, 0.0, scatter)
+        # With scales of blocks, rows and columns are quantised apart; the weight gradient reads columns.
+        twice = recipe.tensor_gather == "fp8" and recipe.scaling != "tensor"
+        gathered, scattered = self._tensor_bytes(shape, tokens)
+        gather_piece, scatter_piece = (
+            size / plan.tp / self._neighbour_bytes_per_s + self.links.scale_up_latency_s
+            for size in (gathered, scattered)
+        )
+        own, received = gathered / plan.tp, scattered / plan.tp
+        sums = Operator(
+            "scatter.sum", "elementwise", "F", "bf16", bytes_read=scattered, bytes_written=received
+        )
+        copies = Operator("gather.copy", "copy", "F", "bf16", bytes_read=own, bytes_written=own)
+        reduce_s, copy_s = (
+            operator_seconds(op, self.accelerator, self.profile, SmContext()).seconds for op in (sums, copies)
+        )
+        columns = gather if twice else 0.0
+        return HalfCollectives(
+            gather, gather, gather, scatter, columns, gather_piece, scatter_piece, reduce_s, copy_s
+        )
+
+    def _tensor_bytes(self, shape: ModelShape, tokens: int) -> tuple[float, float]:
+        """Bytes of a micro-batch's activations as they are gathered and as they are scattered."""
+        recipe = self.scenario.recipe
+        elements = tokens / self.scenario.parallel.cp * shape.hidden
+        one_scale = recipe.tensor_gather != "fp8" or recipe.scaling == "tensor"
+        each = BYTES_PER_ELEMENT[recipe.tensor_gather] if one_scale else row_bytes(1.0, recipe.tensor_gather)
+        return elements * each, elements * BYTES_PER_ELEMENT["bf16"]
+
+    @property
+    def _neighbour_bytes_per_s(self) -> float:
+        """Rate of a transfer to the next rank of a tensor-parallel group, as a ring's."""
+        points = self.profile.curve(f"{self.links.curves}collective.scale_up_fraction").curve.points
+        share = max(y for _, y in points) * self.links.wiring.ring(self.scenario.parallel.tp)
+        return share * self.links.scale_up_bytes_per_s
+
+    def _tensor(self, shape: ModelShape, tokens: int) -> tuple[PricedSeconds, PricedSeconds]:
+        """All-gather and reduce-scatter of a micro-batch's activations, or two halves of an all-reduce."""
         plan, node = self.scenario.parallel, self.links.gpus_per_node
-        activation = tokens / plan.cp * shape.hidden * 2.0
+        gathered, scattered = self._tensor_bytes(shape, tokens)
         group = (plan.tp, min(plan.tp, node))
-        return self._half(activation, group, split=plan.sequence_parallel)
+        if not plan.sequence_parallel:
+            half = self._half(scattered, group, split=False)
+            return half, half
+        args = (*group, self.links, self.profile)
+        return ring_price("all_gather", gathered, *args), ring_price("reduce_scatter", scattered, *args)
 
     def _rows(self, shape: ModelShape, tokens: int) -> PricedSeconds:
         """One all-gather or reduce-scatter, as the mean of both, of the rows of a split expert's ranks."""

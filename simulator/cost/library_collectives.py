@@ -6,6 +6,7 @@ group where the profile has one (eq. X16), else from the steps of its ring (eq. 
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -41,11 +42,31 @@ def ring_price(
     if operation == "all_reduce":
         half = (total_bytes, ranks, ranks_per_node, links, profile)
         scatter, gather = ring_price("reduce_scatter", *half), ring_price("all_gather", *half)
-        return PricedSeconds(scatter.seconds + gather.seconds, scatter.evidence | gather.evidence)
+        rings = PricedSeconds(scatter.seconds + gather.seconds, scatter.evidence | gather.evidence)
+        switched_s = _in_switches(total_bytes, ranks, ranks_per_node, links)
+        return rings if switched_s is None or switched_s >= rings.seconds else PricedSeconds(switched_s)
     return PricedSeconds(
         _steps_seconds(total_bytes, ranks, ranks_per_node, links, profile),
         _steps_evidence(ranks, ranks_per_node, links, profile),
     )
+
+
+def _in_switches(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> float | None:
+    """Seconds of an all-reduce that switches add up (eq. X23); None where they do not.
+
+    Every GPU sends its buffer once and receives the sum once, and each NIC of a node its part of both.
+    """
+    nodes = -(-ranks // ranks_per_node)
+    if links.in_network == "none" or (nodes > 1 and links.in_network != "all"):
+        return None
+    library = load_library()
+    share = library.in_switch_share(links.architecture)
+    if share is None:
+        return None
+    rate = share * links.scale_up_bytes_per_s if ranks_per_node > 1 else inf
+    if nodes > 1:
+        rate = min(rate, library.network_reduction_share.value * ranks_per_node * links.nic_bytes_per_s)
+    return library.nvls_latency.value + total_bytes / rate
 
 
 def ring_seconds(

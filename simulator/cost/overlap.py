@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-TensorOverlap = Literal["none", "weight-gradient", "full"]
+TensorOverlap = Literal["none", "weight-gradient", "full", "userbuffers", "async"]
+
+
+MEASURED_CHANNELS, MEASURED_SMS = 24, 132
+"""SMs that held the collectives beside which `lost_beside_nccl` was measured, of all SMs of an H200."""
 
 
 class OverlapSlowDown(NamedTuple):
@@ -22,6 +26,36 @@ class HalfLayerGemms(NamedTuple):
     forward_s: float
     input_s: float
     weight_s: float
+
+
+class HalfCollectives(NamedTuple):
+    """Seconds of the collectives of half a layer alone, and of one ring piece of each.
+
+    `gather_s`: the forward's input. `gradient_s`: its gradient. `stored_s`: the stored input once more.
+    `scatter_s`: a result. `columns_s`: the gradient once more, where the weight gradient needs its own
+    quantisation of it. `gather_piece_s`, `scatter_piece_s`: one rank's piece to its neighbour. `reduce_s`:
+    the sum of the pieces that a ring scatter received. `copy_s`: one shard into a registered buffer.
+    Without sequence parallelism gather and scatter are the halves of an all-reduce.
+    """
+
+    gather_s: float
+    gradient_s: float
+    stored_s: float
+    scatter_s: float
+    columns_s: float = 0.0
+    gather_piece_s: float = 0.0
+    scatter_piece_s: float = 0.0
+    reduce_s: float = 0.0
+    copy_s: float = 0.0
+
+
+def lost_beside(measured: float, sms: int, n_sms: int) -> float:
+    """Seconds that compute loses for each second of a collective on `sms` of `n_sms` SMs.
+
+    `measured` is that beside collectives on `MEASURED_CHANNELS` of `MEASURED_SMS` SMs (eq. O5). What exceeds
+    their share of the SMs is lost to memory and power, also where copy engines move the bytes.
+    """
+    return max(0.0, measured - MEASURED_CHANNELS / MEASURED_SMS) + sms / n_sms
 
 
 def exposed_overlapped(collective_s: float, compute_s: float, slow_down: OverlapSlowDown) -> float:
@@ -46,15 +80,15 @@ def exposed_pipelined(
 
 
 def exposed_forward(
-    gather_s: float, gemms: HalfLayerGemms, tp: int, overlap: TensorOverlap, slow_down: OverlapSlowDown
+    moved: HalfCollectives, gemms: HalfLayerGemms, tp: int, overlap: TensorOverlap, slow_down: OverlapSlowDown
 ) -> float:
-    """Eq. O3: exposed all-gather and reduce-scatter of half a layer in the forward (`gather_s` each)."""
-    both = 2.0 * gather_s
+    """Eq. O3: exposed all-gather and reduce-scatter of half a layer in the forward."""
+    both = moved.gather_s + moved.scatter_s
     return exposed_pipelined(both, gemms.forward_s, tp, slow_down) if overlap == "full" else both
 
 
 def exposed_backward(
-    gather_s: float,
+    moved: HalfCollectives,
     gemms: HalfLayerGemms,
     tp: int,
     overlap: TensorOverlap,
@@ -68,15 +102,16 @@ def exposed_backward(
     gradient (beside the input gradient's GEMM) and the new gradient is scattered. Without it the new gradient
     is all-reduced. The last of these collectives may overlap with the weight gradient.
     """
+    gradient_s = moved.gradient_s + moved.columns_s
     if overlap == "none":
-        return 2.0 * gather_s
+        return gradient_s + moved.scatter_s
     if overlap == "full":
-        moved = (3.0 if sequence_parallel else 2.0) * gather_s
-        return exposed_pipelined(moved, gemms.input_s + gemms.weight_s, tp, slow_down)
+        whole = gradient_s + moved.scatter_s + (moved.stored_s if sequence_parallel else 0.0)
+        return exposed_pipelined(whole, gemms.input_s + gemms.weight_s, tp, slow_down)
     if not sequence_parallel:
-        return exposed_overlapped(2.0 * gather_s, gemms.weight_s, slow_down)
-    hidden = [exposed_overlapped(gather_s, s, slow_down) for s in (gemms.input_s, gemms.weight_s)]
-    return gather_s + hidden[0] + hidden[1]
+        return exposed_overlapped(gradient_s + moved.scatter_s, gemms.weight_s, slow_down)
+    hidden = ((moved.stored_s, gemms.input_s), (moved.scatter_s, gemms.weight_s))
+    return gradient_s + sum(exposed_overlapped(*pair, slow_down) for pair in hidden)
 
 
 def exposed_behind_window(

@@ -45,7 +45,7 @@ def inside_step(
     if pricer.scenario.parallel.zero_stage == 3:
         sharded, alone = sharded_phases(pricer, kind)
         moved = {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-        slowed = slowed_by_overlap(kind, compute, alone, pricer.profile.lost_beside_nccl.value)
+        slowed = slowed_by_overlap(kind, compute, alone, pricer.lost_beside_library)
     stalled = launch_stalls(pricer, kind, {**compute, **slowed}, {**transfer, **moved}, modes)
     return slowed | stalled, moved
 

@@ -14,6 +14,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, unaffected
+from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.job import OfJob, ResolvedJob
@@ -107,6 +108,8 @@ class Pricer(OfJob):
             gpus_per_node=node.n_gpus,
             curves="engine." if self.cluster.accelerator.communication_engine else "",
             wiring=node.scale_up_shares,
+            in_network=self.scenario.communication.in_network,
+            architecture=self.cluster.accelerator.architecture,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
 
@@ -117,6 +120,14 @@ class Pricer(OfJob):
         if self.cluster.nodes == 1 or fabric is None:
             return 0.0
         return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.n_nics_per_gpu)
+
+    @property
+    def lost_beside_library(self) -> float:
+        """Compute that a second of a library's data-parallel collective loses beside it (eq. O5)."""
+        measured, sms = self.profile.lost_beside_nccl.value, self.scenario.communication.library_sms
+        if sms is None:
+            return measured
+        return lost_beside(measured, sms, self.cluster.accelerator.n_sms)
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token.
@@ -159,7 +170,7 @@ class Pricer(OfJob):
 
     def _operators_of(self, kind: BlockKind) -> Operators:
         s, plan = self.scenario, self.scenario.parallel
-        operators = block_operators(
+        operators: Operators = block_operators(
             self.shape,
             kind,
             s.recipe,
@@ -183,7 +194,8 @@ class Pricer(OfJob):
         )
         operators = self._with_layer_kernels(kind, operators)
         dense, expert = self.block_parameters(kind)
-        sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
+        shards = self.layout.shards
+        sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
         return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import fsum
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
-from moesim.simulator.cost.data_parallel import data_parallel, rings
+from moesim.simulator.cost.data_parallel import data_parallel, shard_rings
 from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
@@ -19,7 +19,7 @@ def sharded_phases(pricer: Pricer, kind: BlockKind) -> tuple[dict[Phase, Transfe
     """ZeRO-3's all-gathers and reduce-scatter of a block, beside its compute, and their seconds alone."""
     recipe, links, profile = pricer.scenario.recipe, pricer.links, pricer.profile
     dense, expert = pricer.block_parameters(kind)
-    dense_ring, expert_ring = rings(pricer, 1)
+    dense_ring, expert_ring = over = shard_rings(pricer)
     costs: dict[Phase, TransferCost] = {}
     alone: dict[Phase, float] = {}
     phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
@@ -31,7 +31,7 @@ def sharded_phases(pricer: Pricer, kind: BlockKind) -> tuple[dict[Phase, Transfe
         nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
         name: RingOperation = "reduce_scatter" if scatter else "all_gather"
         delay = overlap_delay(name, dense * size, *dense_ring, links, profile)
-        collective = data_parallel(pricer, name, dense * size, expert * size, 1)
+        collective = data_parallel(pricer, name, dense * size, expert * size, 1, over=over)
         alone[phase] = collective.seconds
         both = collective.seconds + delay.seconds
         evidence = collective.evidence | delay.evidence

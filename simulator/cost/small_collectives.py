@@ -31,10 +31,7 @@ def small_all_reduce_s(ranks: int, ranks_per_node: int, library: Library | None 
     library = library or load_library()
     nodes = ceil(ranks / ranks_per_node)
     tree = Hops(2 * (min(ranks, ranks_per_node) - 1), 2 * (nodes - 1).bit_length())
-    ways = [
-        library.latency_s("tree", protocol, tree, nodes=nodes)
-        for protocol in PROTOCOLS
-    ]
+    ways = [library.latency_s("tree", protocol, tree, nodes=nodes) for protocol in PROTOCOLS]
     ring = ring_hops("all_reduce", ranks, nodes)
     ways += [library.latency_s("ring", protocol, ring, nodes=nodes) for protocol in PROTOCOLS]
     return min(ways)
@@ -50,7 +47,9 @@ def amax_exposed_s(
     """
     scenario, layout = pricer.scenario, pricer.layout
     reduced, recipe = scenario.software.amax_reduction, scenario.recipe
-    delayed = recipe.linear == "fp8" and recipe.scaling == "tensor" and scenario.software.fp8_scales == "delayed"
+    delayed = (
+        recipe.linear == "fp8" and recipe.scaling == "tensor" and scenario.software.fp8_scales == "delayed"
+    )
     if reduced == "none" or not delayed or pricer.shape.block(kind).layer is None:
         return {}
     plan = scenario.parallel

@@ -351,7 +351,8 @@ def slowest_draws(
     draws = generator.standard_normal((rows, members // together), dtype=np.float32)
     for _ in range(variation.stands_for * together - 1):
         np.maximum(draws, generator.standard_normal(draws.shape, dtype=np.float32), out=draws)
-    return draws if together == 1 else np.repeat(draws, together, axis=1)
+    whole = draws if together == 1 else np.repeat(draws, together, axis=1)
+    return whole.astype(np.float64)
 
 
 def whole_ns(seconds: FloatArray) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.layout.stages import StageAssignment, blocks_with_parameters
@@ -42,6 +43,37 @@ def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:
 def _covers(larger: State, smaller: State) -> bool:
     counts = dict(larger)
     return all(counts.get(stage, 0) >= count for stage, count in smaller)
+
+
+class RankChunks(NamedTuple):
+    """Block kinds of each model chunk of a pipeline rank, and the rank where its place counts.
+
+    Where only the blocks matter, `rank` is 0 and all blocks are one sorted chunk: ranks alike are equal.
+    """
+
+    chunks: tuple[tuple[BlockKind, ...], ...]
+    rank: int = 0
+
+    @property
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """Kinds of all blocks of the rank, sorted."""
+        return tuple(sorted(kind for chunk in self.chunks for kind in chunk))
+
+
+def chunks_by_rank(schedule: Schedule, stages: StageAssignment, *, by_place: bool) -> list[RankChunks]:
+    """Blocks on each pipeline rank; by chunk and rank, or only their kinds."""
+    if not by_place:
+        return [RankChunks((kinds,)) for kinds in block_kinds_by_rank(schedule, stages)]
+    return [
+        RankChunks(
+            tuple(
+                tuple(block.kind for block in blocks_with_parameters(stages, stage))
+                for stage in schedule.stages_on_rank(rank)
+            ),
+            rank,
+        )
+        for rank in range(schedule.pp)
+    ]
 
 
 def block_kinds_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:

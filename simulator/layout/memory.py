@@ -181,7 +181,7 @@ class _OnePlan:
         self.shape = inputs.shape
         self.formats = StateFormats.of(inputs.precision)
         self.zero_stage = plan.zero_stage
-        self.replicas = layout.expert_dp, layout.dp * plan.cp
+        self.shards, self.optimizer_shards = layout.shards, layout.optimizer_shards
         expert = expert_buffers(plan.ep, inputs.shape.routed_width, inputs.communication_sms, inputs.kernels)
         self.note = expert.note
         self.expert_buffers = expert.total_bytes

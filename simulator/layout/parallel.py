@@ -55,6 +55,27 @@ class Layout:
         what = f"tp x cp x dp = {p.tp} x {p.cp} x {self.dp} = {inner}"
         check_divides("parallel.ep", p.ep, inner, what)
         check_divides("parallel.expert_tp", p.expert_tp, inner // p.ep, f"({what}) / ep = {inner // p.ep}")
+        self._check_shard_group(inner, what)
+
+    def _check_shard_group(self, inner: int, what: str) -> None:
+        p, group = self.plan, self.plan.shard_group
+        if group is None:
+            return
+        if p.zero_stage != 3:
+            raise InputError(
+                f"parallel.shard_group={group} needs parallel.zero_stage=3, and it is {p.zero_stage}",
+                key="parallel.zero_stage",
+                nearest=(3,),
+            )
+        check_divides("parallel.shard_group", group, inner, what)
+        for key, part in (("tp", p.tp), ("ep x expert_tp", p.ep * p.expert_tp)):
+            if (group % part and part % group) or group < p.tp:
+                raise InputError(
+                    f"parallel.shard_group={group} does not hold whole groups of {key}={part}; "
+                    f"nearest: {part}",
+                    key="parallel.shard_group",
+                    nearest=(part,),
+                )
 
     @property
     def dp(self) -> int:
@@ -70,6 +91,21 @@ class Layout:
     def expert_dp(self) -> int:
         """Replicas of one expert, in one direction of a pipeline."""
         return self.gpus_per_pipeline_rank // (self.plan.ep * self.plan.expert_tp)
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        """Shards of the experts' and of all other parameters with ZeRO-3, by group where one is given."""
+        group = self.plan.shard_group
+        if group is None:
+            return self.expert_dp, self.dp * self.plan.cp
+        return max(1, group // (self.plan.ep * self.plan.expert_tp)), group // self.plan.tp
+
+    @property
+    def optimizer_shards(self) -> tuple[int, int]:
+        """Shards of the optimizer states of the experts and of all other parameters, from ZeRO-1 on."""
+        if self.plan.shard_group is None or self.plan.shard_optimizer_over_groups:
+            return self.expert_dp, self.dp * self.plan.cp
+        return self.shards
 
     def coordinates(self, rank: int) -> Coordinates:
         """Position of a rank in every dimension."""
@@ -199,6 +235,27 @@ def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
             key="parallel.sequence_parallel",
             nearest=(True,),
         )
+
+
+def check_expert_domain(ep: int, expert_tp: int, domain: int) -> None:
+    """Raise InputError for expert-parallel groups that fill scale-up domains of `domain` GPUs in part.
+
+    Groups are priced alike, so each must lie inside one domain or fill whole ones.
+    """
+    group = ep * expert_tp
+    if ep == 1 or group % domain == 0 or domain % group == 0:
+        return
+    if group > domain:
+        near = sorted({group // domain * domain // expert_tp, (group // domain + 1) * domain // expert_tp})
+    else:
+        near = nearest_divisors(ep, max(1, domain // expert_tp))
+    raise InputError(
+        f"parallel.ep={ep}" + (f" with expert_tp={expert_tp}" if expert_tp > 1 else "") + " does not fill "
+        f"scale-up domains (nodes) of {domain} GPUs evenly: some groups would lie across two of them; "
+        f"nearest: {_listed(near)}",
+        key="parallel.ep",
+        nearest=near,
+    )
 
 
 def tokens_per_gpu(plan: ParallelPlan, sequence: int) -> float:

@@ -74,8 +74,12 @@ class PlanNumbers(Protocol):
         """ZeRO stage: 1 shards optimizer states over the replicas, 2 also gradients, 3 also parameters."""
 
     @property
-    def replicas(self) -> tuple[Amount, Amount]:
-        """Replicas of the routed experts, and of all other parameters, within one copy of a stage."""
+    def shards(self) -> tuple[Amount, Amount]:
+        """Shards of weights and gradients of the experts, and of all others, within one copy of a stage."""
+
+    @property
+    def optimizer_shards(self) -> tuple[Amount, Amount]:
+        """The same of the optimizer states."""
 
     @property
     def expert_buffers(self) -> Amount:
@@ -195,9 +199,11 @@ def _state_bytes(
         if not stage.kinds:
             continue  # a stage that only passes activations on holds nothing
         other = part.other - duplicates * part.other / all_other
-        replicas_expert, replicas_other = (n * stage.copies for n in plan.replicas)
-        cut, whole = part.experts / replicas_expert + other / replicas_other, part.experts + other
+        whole = part.experts + other
         for level in elements:
+            own = plan.optimizer_shards if level == 1 else plan.shards
+            experts, others = (n * stage.copies for n in own)
+            cut = part.experts / experts + other / others
             elements[level] = elements[level] + np.where(plan.zero_stage >= level, cut, whole)
     largest: Amount = 0.0
     for kind in dict.fromkeys(kinds):

@@ -13,6 +13,7 @@ from moesim.simulator.model.eager import (
     narrow_accumulators,
 )
 from moesim.simulator.model.expert_biases import split_biases
+from moesim.simulator.model.fused_experts import fused_experts
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.padded_rows import padded_rows
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
@@ -38,6 +39,8 @@ def apply_framework(
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
     elif recipe.gradients == "bf16":
         adapted = narrow_accumulators(adapted)
+    if software.expert_kernels == "fused":
+        adapted = fused_experts(adapted)
     if software.pad_expert_rows and recipe.linear == "fp8":
         adapted = padded_rows(adapted)
     if software.router != "chain":

@@ -43,6 +43,9 @@ class Precision(BaseModel):
     """Payload of combine forward and of the gradient that the backward of dispatch sends."""
     activation_cache: Literal["fp8", "bf16"] = "bf16"
     """Format of the activations kept for the backward of linear layers."""
+    tensor_gather: Literal["fp8", "bf16"] = "bf16"
+    """Format in which tensor parallelism with sequence parallelism gathers the inputs of linear layers and
+    their gradients (Transformer Engine gathers what it has quantised); results are scattered in BF16."""
     gradient_reduce: Literal["fp32", "bf16"] = "fp32"
     """Format of the data-parallel reduce-scatter."""
     parameter_gather: Literal["fp32", "bf16", "fp8"] = "bf16"

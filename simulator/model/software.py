@@ -39,6 +39,10 @@ class Software(BaseModel):
     pad_expert_rows: bool = False
     """In FP8, rows of experts are copied to pad every expert's to a multiple of 16 or 32, and back (Megatron
     core without `moe_router_padding_for_fp8`)."""
+    expert_kernels: Literal["separate", "fused"] = "separate"
+    """Kernels between the grouped GEMMs of experts: `separate`; `fused`, activation, routing weights and the
+    quantisation by rows and columns run in the GEMMs' epilogues (Transformer Engine's fused grouped MLP,
+    `use_transformer_engine_op_fuser`), for block-scaled FP8 on Blackwell."""
     expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
     `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);
@@ -75,9 +79,11 @@ class Software(BaseModel):
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
     `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
     (Transformer Engine)."""
-    overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
+    overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] = "none"
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
-    weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them."""
+    weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them, at no cost
+    to it; `userbuffers` and `async` do so as Transformer Engine's user buffers (`tp_comm_overlap`) and
+    torchtitan's asynchronous tensor parallelism, with what cutting and SMs cost the GEMMs."""
     end_collectives: bool = False
     """Tensor-parallel ranks run the collectives of embedding, head and loss beside those of layers (eq. X22)."""
     overlap_context_parallel: bool = False
@@ -85,10 +91,16 @@ class Software(BaseModel):
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward. ZeRO-3
     needs no such key: its collectives always run beside the compute of other blocks."""
-    gradient_buckets: Literal["blocks", "megatron"] | PositiveInt = "blocks"
-    """Pieces in which overlapped gradients and parameters travel: `blocks`, one for each block; `megatron`,
-    buckets of 40 M parameters, or 1 M for each data-parallel rank where that is more; or the parameters of a
-    bucket."""
+    data_parallel_buckets: Literal["layer", "megatron"] = "layer"
+    """With `overlap_data_parallel`: `layer` hides both collectives of a rank by block behind one pass over
+    its blocks; `megatron` by model chunk and rank, as Megatron core does: buckets on the first pipeline
+    rank's first chunk, one bucket a chunk elsewhere, and aligned gathers (`align_param_gather`)."""
+    bucket_parameters: PositiveInt | None = None
+    """Parameters in a bucket of overlapped gradients; absent: one block with `layer`, and with `megatron` 40
+    million or 1 million for each data-parallel rank, whichever is more."""
+    overlap_optimizer: bool = False
+    """With `data_parallel_buckets: megatron`: parameters of a rank's first chunk are gathered while the
+    optimizer updates its other chunks (`overlap_param_gather_with_optimizer_step`)."""
     awaited_sends: Literal["schedule", "edges", "all"] = "schedule"
     """Pipeline sends that a rank waits for before it goes on: `schedule`, as the code of the schedule does;
     `edges`, also those of warm-up and flush (interleaved stages of Megatron core without

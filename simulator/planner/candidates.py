@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.expert_overlap import hides_experts, repeats_experts
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
+from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
@@ -267,6 +269,14 @@ def _combinations(frames: Sequence[Frame], pattern: Pattern, space: Space, refus
             f"{frames[0].label} zero_stage=3",
         )
         legal[..., z] = False
+    repeating = [i for i, policy in enumerate(space.recompute) if repeats_experts(policy)]
+    if hides_experts(frames[0].schedule) and repeating:
+        refused.add(
+            "recompute of whole layers or of experts runs the transfers again that the schedule hides",
+            int(legal[:, :, repeating].sum()) * len(space.placement),
+            f"{frames[0].label} recompute={recompute_label(space.recompute[repeating[0]])}",
+        )
+        legal[:, :, repeating] = False
     alone = np.array([f.plan.ep == 1 for f in frames])
     if alone.any() and len(space.sms) > 1:
         spare = legal[alone][:, :, :, 1:]

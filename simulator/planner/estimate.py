@@ -23,7 +23,7 @@ from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.placement import assign_stages
-from moesim.simulator.predict.plan_checks import check_combination, check_ranges, check_sms
+from moesim.simulator.predict.plan_checks import check_combination, check_hardware, check_ranges, check_sms
 from moesim.simulator.predict.plan_memory import fullest_of, memory_of
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
@@ -145,11 +145,12 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     """The plan with its schedule and stages, checked as for a simulation, and its prices."""
     scenario, plan, batch = job.scenario, job.scenario.parallel, job.scenario.batch
     check_sms(scenario, job.cluster)
+    check_hardware(scenario, job.cluster)
     check_ranges(scenario)
     count = microbatches(job.layout, batch.sequences)
     shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp, scenario.software.awaited_sends)
     check_against_model(plan, job.shape, batch.sequence_length, shaped.n_stages)
-    check_combination(scenario, shaped.samples[0])
+    check_combination(scenario, shaped.samples[0], job.shape, job.cluster.node.n_gpus)
     book = PriceBook(scenario, job.shape, job.cluster, job.profile)
     pricer = book.pricer(plan, scenario.recipe, scenario.recompute)
     stages = assign_stages(scenario, pricer, shaped.samples[0])

@@ -9,7 +9,13 @@ from itertools import product
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
+from moesim.simulator.layout.expert_overlap import check_expert_overlap
+from moesim.simulator.layout.parallel import (
+    Layout,
+    check_against_model,
+    check_expert_domain,
+    microbatches,
+)
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern, pattern
 from moesim.simulator.planner.refusals import Refusals
@@ -88,6 +94,7 @@ def _frame(
 ) -> Frame | str:
     """A frame, or the reason why its schedule cannot be built or has more stages than the model can fill."""
     try:
+        check_expert_overlap(name, plan, routed=shape.moe is not None)
         shaped = pattern(name, plan.pp, count, plan.vpp, awaited)
         if shaped.n_stages > shape.n_layers:
             check_against_model(plan, shape, sequence, shaped.n_stages)
@@ -105,18 +112,11 @@ def _layouts(
         try:
             layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(plan, shape, sequence, 1)
-            _check_nodes(ep, cluster.node.n_gpus)
+            check_expert_domain(ep, etp, cluster.node.n_gpus)
         except InputError as error:
             refused.add_error(str(error), weight, _short(plan))
             continue
         yield plan, layout
-
-
-def _check_nodes(ep: int, node: int) -> None:
-    """Raise InputError for a group that fills its last node in part: expert load is drawn for whole nodes."""
-    if ep > node and ep % node:
-        near = f"{ep // node * node}, {(ep // node + 1) * node}"
-        raise InputError(f"parallel.ep={ep} does not fill nodes of {node} GPUs; nearest: {near}")
 
 
 @lru_cache(maxsize=65_536)

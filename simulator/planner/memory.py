@@ -163,9 +163,9 @@ class _ManyPlans:
         columns = [np.array([getattr(f, n) for f in formats], dtype=np.float64) for n in names]
         self.formats = StateFormats(*(column[:, None, None, None] for column in columns))
         self.zero_stage = np.array(book.space.zero_stage)
-        self.replicas = (
-            _by_frame([float(f.layout.expert_dp) for f in frames]),
-            _by_frame([float(f.layout.dp * f.plan.cp) for f in frames]),
+        self.shards, self.optimizer_shards = (
+            (_by_frame([float(e) for e, _ in held]), _by_frame([float(other) for _, other in held]))
+            for held in ([f.layout.shards for f in frames], [f.layout.optimizer_shards for f in frames])
         )
         self.expert_buffers = np.array([book.expert_buffers(frame) for frame in frames])
         sequence = book.scenario.batch.sequence_length

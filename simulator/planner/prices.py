@@ -9,12 +9,12 @@ from typing import TypeAlias
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
-from moesim.simulator.cost.end_of_step import rank_step_end
+from moesim.simulator.cost.end_of_step import by_chunk, rank_step_end
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.layout.in_flight import block_kinds_by_rank
+from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
@@ -84,8 +84,8 @@ class PriceBook:
     _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
     _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
     _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
-    _rank_syncs: dict[tuple[object, ...], dict[tuple[BlockKind, ...], SyncCost]] = field(default_factory=dict)
-    _held: dict[tuple[object, ...], list[tuple[BlockKind, ...]]] = field(default_factory=dict)
+    _rank_syncs: dict[tuple[object, ...], dict[RankChunks, SyncCost]] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], list[RankChunks]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -326,7 +326,8 @@ class PriceBook:
             place = (schedule.routes, layers)
             held = self._held.get(place)
             if held is None:
-                held = self._held[place] = block_kinds_by_rank(schedule, stages)
+                by_place = by_chunk(self.scenario.software)
+                held = self._held[place] = chunks_by_rank(schedule, stages, by_place=by_place)
             known = self._rank_syncs.setdefault(shared, {})
             missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
             if missing:

@@ -24,7 +24,13 @@ from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.predict.draws import Draws, routed_layers
 from moesim.simulator.predict.fleet_compile import balanced, joined_program, naming_pool
 from moesim.simulator.predict.placement import assign_stages
-from moesim.simulator.predict.plan_checks import check_combination, check_ranges, check_sms, load_schedule
+from moesim.simulator.predict.plan_checks import (
+    check_combination,
+    check_hardware,
+    check_ranges,
+    check_sms,
+    load_schedule,
+)
 from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.predict.prepared import Prepared, PreparedPool
 from moesim.simulator.predict.work_size import check_size, own_machine
@@ -89,6 +95,7 @@ def _pool(
     """Prepare a pool as if the whole pipeline ran on it; `schedule` and `stages` come from the fleet."""
     scenario, shape = job.scenario, job.shape
     check_sms(scenario, job.cluster)
+    check_hardware(scenario, job.cluster)
     check_ranges(scenario)
     layout = job.layout
     count = microbatches(layout, scenario.batch.sequences)
@@ -99,7 +106,7 @@ def _pool(
         scenario.parallel, shape, scenario.batch.sequence_length, 1 if stated else schedule.n_stages
     )
     check_recompute(shape, scenario.recompute)
-    check_combination(scenario, schedule)
+    check_combination(scenario, schedule, shape, job.cluster.node.n_gpus)
     pricer = Pricer(job)
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)

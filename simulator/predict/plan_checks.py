@@ -8,6 +8,10 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
+from moesim.simulator.cost.collectives.library import load_library
+from moesim.simulator.layout.parallel import check_expert_domain
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.predict.overlap_checks import check_overlaps
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Schedule, awaiting, build, from_csv, validate
 
@@ -65,6 +69,43 @@ def check_sms(scenario: Scenario, cluster: Cluster) -> None:
         )
 
 
+FUSES_EXPERTS = "Blackwell"
+"""Architecture that the kernels of the fused grouped MLP are written for (cuDNN's `sm100` wrappers)."""
+
+
+def check_hardware(scenario: Scenario, cluster: Cluster) -> None:
+    """Raise InputError for kernels or switches that the cluster does not have."""
+    chosen, accelerator = scenario.communication.in_network, cluster.accelerator
+    recipe, blocks = scenario.recipe, scenario.recipe.linear == "fp8" and scenario.recipe.scaling == "tile"
+    if scenario.software.expert_kernels == "fused" and not (
+        blocks and accelerator.architecture.startswith(FUSES_EXPERTS)
+    ):
+        raise InputError(
+            f"software.expert_kernels=fused needs block-scaled FP8 on {FUSES_EXPERTS}, and this is "
+            f"{recipe.linear} with scaling={recipe.scaling} on {accelerator.name} "
+            f"({accelerator.architecture}); use separate",
+            key="software.expert_kernels",
+            nearest=("separate",),
+        )
+    if chosen == "none":
+        return
+    if load_library().in_switch_share(accelerator.architecture) is None:
+        raise InputError(
+            f"communication.in_network={chosen}: the switches of {accelerator.name} are not known to add up "
+            "all-reduces; use none",
+            key="communication.in_network",
+            nearest=("none",),
+        )
+    fabric = cluster.network.fabric
+    if chosen == "all" and fabric is not None and "roce" in cluster.network.name.lower():
+        raise InputError(
+            f"communication.in_network=all: SHARP adds up in InfiniBand switches, and network "
+            f"{cluster.network.name} is RoCE; use scale-up",
+            key="communication.in_network",
+            nearest=("scale-up",),
+        )
+
+
 def check_ranges(scenario: Scenario) -> None:
     """Raise InputError for a range that no interval uses, instead of ignoring it."""
     own = scenario.model_copy(update={"profile": ""})  # profiles may state ranges
@@ -78,8 +119,11 @@ def check_ranges(scenario: Scenario) -> None:
             )
 
 
-def check_combination(scenario: Scenario, schedule: Schedule) -> None:
-    """Raise InputError for choices that are legal on their own but not modelled together."""
+def check_combination(scenario: Scenario, schedule: Schedule, shape: ModelShape, gpus_per_node: int) -> None:
+    """Raise InputError for choices that are legal on their own but not together, or not modelled together."""
+    plan = scenario.parallel
+    check_expert_domain(plan.ep, plan.expert_tp, gpus_per_node)
+    check_overlaps(scenario, shape, schedule, gpus_per_node)
     if scenario.parallel.zero_stage == 3 and schedule.paired:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "

@@ -28,6 +28,12 @@ class ParallelPlan(Section, strict=True):
     """Sequences in one micro-batch of one data-parallel rank."""
     zero_stage: int = Field(default=0, ge=0, le=3)
     """0 = replicated, 1 = optimizer states, 2 = + gradients, 3 = + parameters (FSDP) over data parallel."""
+    shard_group: PositiveInt | None = None
+    """With `zero_stage: 3`: GPUs of a pipeline rank that hold a parameter once between them (hybrid FSDP),
+    such as those of one NVLink domain; absent: all. Groups reduce over each other at the end of the step."""
+    shard_optimizer_over_groups: bool = True
+    """With `shard_group`: optimizer states are sharded over all GPUs (Megatron's Hybrid-FSDP) instead of over
+    each group (HSDP)."""
     sequence_parallel: bool = False
     """Needed for tp > 1 with experts."""
     expert_tp: PositiveInt = 1

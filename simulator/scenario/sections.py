@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -25,6 +25,10 @@ class Batch(Section):
     """Tokens of one sequence."""
 
 
+InNetwork: TypeAlias = Literal["none", "scale-up", "all"]
+"""Where switches add up all-reduces."""
+
+
 class Communication(Section):
     """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
 
@@ -36,6 +40,17 @@ class Communication(Section):
     )
     kernels: str = "deepep-2025-02"
     """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
+    library_sms: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="SMs that the library's data-parallel collectives hold beside compute: 1 to 6 with "
+        "registered user buffers on switches that reduce (Megatron-FSDP's `nccl_ub`). Absent: as measured, "
+        "with 24.",
+    )
+    in_network: InNetwork = "none"
+    """All-reduces that switches add up: `scale-up`, inside a domain (NCCL's NVLS); `all`, in the switches of
+    the network too (NVLS and SHARP). Gathers and scatters move the same bytes either way."""
     overlap: str | OverlapOrder = "deepseek-v3"
     """Order of the phases inside an overlapped pair: a name or the two lists."""
 

@@ -53,6 +53,7 @@ INTERLEAVED_OVERLAPPED = ScheduleSpec(
     check_sizes=partial(check_rounds, NAME),
     microbatch_step=per_round,
     overlapped_pairs=True,
+    hides_expert_transfers=True,
     advised=False,
     fleet_default=False,
 )

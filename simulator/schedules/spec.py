@@ -45,6 +45,8 @@ class ScheduleSpec:
     """Whether micro-batches enter at both ends, so that two pipeline ranks hold every stage."""
     overlapped_pairs: bool = False
     """Whether it runs a forward and a backward chunk as one overlapped pair."""
+    hides_expert_transfers: bool = False
+    """Whether its pairs are Megatron core's expert overlap, with the limits that it checks."""
     awaits_sends: bool = False
     """Whether a rank waits until the outputs of an action are sent (docs/model.md, eq. E7)."""
     names_elsewhere: Mapping[Project, str] = field(default_factory=dict)

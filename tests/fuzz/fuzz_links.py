@@ -105,7 +105,7 @@ _PLAUSIBLE: dict[str, tuple[Any, ...]] = {
                [{"kind": "slow-link", "link": "plane:1", "bandwidth": 1e-9}]),
     "software.kernels": ("eager",), "software.host": ("xeon-8480c",), "software.cuda_graphs": (["whole"],
     ["attention"]),
-    "software.overlap_tensor_parallel": ("full", "weight-gradient"),
+    "software.overlap_tensor_parallel": ("full", "weight-gradient", "userbuffers", "async"),
     "software.overlap_data_parallel": (True,),
     "run.tokens": (1, 1e9, 1e15), "run.replicas": (1, 16), "profile": ("generic-roofline", "h200-measured",
     "h100-layers", "h800-trace"),

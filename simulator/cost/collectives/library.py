@@ -50,6 +50,8 @@ class Generation(Frozen):
     """Payload rate of the kernels over the nominal scale-up rate."""
     ll_limit: SourcedBytesPerSecond
     """Largest rate per GPU of protocol LL inside a node."""
+    in_switch_share: SourcedFraction | None = None
+    """Bytes of a buffer that switches add up and return over the nominal scale-up rate; None: they cannot."""
     nvls_share: SourcedFraction | None = None
     """`scale_up_share` with reduction in the switch; None where the switch cannot reduce."""
 
@@ -64,6 +66,8 @@ class Library(Frozen):
     generations: dict[str, Generation]
     ll_limit_two_nodes: SourcedBytesPerSecond
     ll_limit_more_nodes: SourcedBytesPerSecond
+    network_reduction_share: SourcedFraction
+    """The same of the switches between nodes, over the rate of a node's NICs."""
     tree_share: SourcedFraction
     nvls_latency: SourcedSeconds
     network_post: SourcedSeconds
@@ -85,6 +89,14 @@ class Library(Frozen):
                 f"{', '.join(self.generations)}"
             )
         return self.generations[architecture]
+
+    def in_switch_share(self, architecture: str) -> float | None:
+        """Share of the scale-up rate of all-reduces that switches add up; None where they cannot.
+
+        A later part of a generation ("Blackwell Ultra") has the figures of the generation.
+        """
+        figures = self.generations.get(architecture) or self.generations.get(architecture.partition(" ")[0])
+        return figures.in_switch_share.value if figures and figures.in_switch_share else None
 
     def latency_s(
         self, family: Literal["ring", "tree"], protocol: Protocol, hops: Hops, *, nodes: int

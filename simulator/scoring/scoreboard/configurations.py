@@ -52,6 +52,8 @@ class Published(BaseModel):
     selective_means: RecomputePolicy | None = None
     """The policy that a table of this source calls selective."""
     zero_stage: NonNegativeInt | None = None
+    shard_group: PositiveInt | None = None
+    shard_optimizer_over_groups: bool | None = None
     sequence_parallel: bool | None = None
     mbs: PositiveInt | None = None
     vpp: PositiveInt | None = None
@@ -62,10 +64,12 @@ class Published(BaseModel):
     embedding_as_layers: bool | None = None
     """Whether embedding and head count as one layer each when layers are spread over stages."""
     dispatcher: str | None = None
+    library_sms: NonNegativeInt | None = None
     gradient_reduce: Literal["fp32", "bf16"] | None = None
     gradients: Format | None = None
     gradients_twice: bool | None = None
     parameter_gather: Literal["fp32", "bf16", "fp8"] | None = None
+    tensor_gather: Literal["fp8", "bf16"] | None = None
     parameters: Literal["bf16", "fp8", "fp32"] | None = None
     master_weights: Format | None = None
     moments: Format | None = None
@@ -77,6 +81,7 @@ class Published(BaseModel):
     fp8_activations: Literal["fused", "separate"] | None = None
     router: Literal["chain", "fused", "constant"] | None = None
     pad_expert_rows: bool | None = None
+    expert_kernels: Literal["separate", "fused"] | None = None
     expert_biases: Literal["fused", "split", "split-fp32"] | None = None
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None
@@ -87,11 +92,12 @@ class Published(BaseModel):
     step_kernels: str | None = None
     gradients_all_reduced: bool | None = None
     kernels: Literal["fused", "eager"] | None = None
-    overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] | None = None
+    amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] | None = None
+    overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
-    gradient_buckets: Literal["blocks", "megatron"] | PositiveInt | None = None
-    amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] | None = None
+    data_parallel_buckets: Literal["layer", "megatron"] | None = None
+    bucket_parameters: PositiveInt | None = None
     overlap_expert_parallel: bool | None = None
     """All-to-alls run behind the compute of another micro-batch: 1F1B of overlapped pairs."""
     modules: Literal["torch", "transformer-engine"] | None = None

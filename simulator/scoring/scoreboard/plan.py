@@ -42,7 +42,12 @@ BALANCED = SourcedFraction(
 )
 POSTED_SENDS = ("NVIDIA-NeMo/Automodel", "pytorch/torchtitan")
 """Sources whose pipelines are PyTorch's, which posts sends and goes on."""
-AWAITED_SENDS = ("Narayanan et al. 2021", "Korthikanti et al. 2022", "Smith et al. 2022", "bigscience-workshop")
+AWAITED_SENDS = (
+    "Narayanan et al. 2021",
+    "Korthikanti et al. 2022",
+    "Smith et al. 2022",
+    "bigscience-workshop",
+)
 """Sources of Megatron-LM before `overlap_p2p_comm` (2023), which waited for every send. Megatron core since then
 waits for those of warm-up and flush unless `overlap_p2p_comm_warmup_flush` is set, which no published
 configuration does."""
@@ -108,7 +113,7 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         schedule=_schedule_of(row),
         batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
         stages=stages_of(row, shape),
-        communication=Communication(kernels=dispatcher_of(row)),
+        communication=Communication(kernels=dispatcher_of(row), library_sms=published_of(row).library_sms),
         recompute=recompute,
         routing=Routing(expert_load_cv=BALANCED),
         run=RunPlan(tokens=float(row.gbs_seqs * row.seq)),
@@ -122,7 +127,6 @@ def left_out(row: OpenRow) -> tuple[str, ...]:
     notes = (
         *left_out_of(row),
         *recompute_of(row)[1],
-        *sharding_of(row).left_out,
         *(EXPOSED if exposed else ()),
     )
     return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
@@ -141,7 +145,8 @@ def plan_of(row: OpenRow) -> ParallelPlan:
     """Degrees of parallelism and sharding as published."""
     published = published_of(row)
     zero = sharding_of(row).zero_stage if published.zero_stage is None else published.zero_stage
-    split = published.sequence_parallel
+    split, stated = published.sequence_parallel, sharding_of(row).group
+    group = published.shard_group or stated
     return ParallelPlan(
         tp=row.tp,
         pp=row.pp,
@@ -150,6 +155,9 @@ def plan_of(row: OpenRow) -> ParallelPlan:
         vpp=row.vpp,
         microbatch=row.mbs,
         zero_stage=zero,
+        shard_group=None if group == row.n_gpus // row.pp else group,
+        # Where a table names the replicas of a shard, they hold its optimizer states too.
+        shard_optimizer_over_groups=stated is None and published.shard_optimizer_over_groups is not False,
         sequence_parallel=row.tp > 1 and split is not False,
         expert_tp=published.expert_tp or expert_tp_of(row),
     )
@@ -177,6 +185,8 @@ def precision_of(row: OpenRow) -> Precision:
         moments=published.moments or "fp32",
         gradients=published.gradients or "fp32",
         gradients_twice=bool(published.gradients_twice),
+        # Transformer Engine's modules gather the inputs and gradients that they have quantised.
+        tensor_gather=published.tensor_gather or ("fp8" if fp8 else "bf16"),
         gradient_reduce=published.gradient_reduce or "fp32",
         parameter_gather=published.parameter_gather or "bf16",
     )
@@ -203,7 +213,8 @@ def dispatcher_of(row: OpenRow) -> str:
 def software_of(row: OpenRow) -> Software:
     """Behaviour of the framework, from the configurations behind a row.
 
-    The defaults are fused kernels, and collectives of tensor and data parallelism that hide behind compute.
+    The defaults are fused kernels, collectives of data and context parallelism that hide behind compute, and
+    those of tensor parallelism as Transformer Engine runs them without user buffers.
     """
     published, fsdp = published_of(row), sharding_of(row).fsdp
     hidden, copied = (
@@ -217,6 +228,7 @@ def software_of(row: OpenRow) -> Software:
         pad_expert_rows=bool(published.pad_expert_rows),
         router=published.router or "chain",
         expert_biases=published.expert_biases or "fused",
+        expert_kernels=published.expert_kernels or "separate",
         fp8_activations=published.fp8_activations or "fused",
         loss=published.loss or "fused",
         weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
@@ -230,12 +242,13 @@ def software_of(row: OpenRow) -> Software:
         gradients_all_reduced=bool(published.gradients_all_reduced),
         tied_tables_reduced=True,
         end_collectives=True,
-        overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
-        overlap_context_parallel=hidden[0] is not False,
-        overlap_data_parallel=hidden[1] is not False,
-        gradient_buckets=published.gradient_buckets or "blocks",
         amax_reduction=published.amax_reduction or "none",
         awaited_sends=_awaited_sends(row),
+        overlap_tensor_parallel=published.overlap_tensor_parallel or "weight-gradient",
+        overlap_context_parallel=hidden[0] is not False,
+        overlap_data_parallel=hidden[1] is not False,
+        data_parallel_buckets=published.data_parallel_buckets or "layer",
+        bucket_parameters=published.bucket_parameters,
         **launching_of(row),
     )
 

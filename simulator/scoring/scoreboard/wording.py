@@ -23,11 +23,11 @@ OVERLAPPED = re.compile(
 
 
 class Sharding(NamedTuple):
-    """ZeRO stage of a plan, and whether a table names FSDP of PyTorch or JAX."""
+    """ZeRO stage of a plan, whether a table names FSDP of PyTorch or JAX, and GPUs of a sharding group."""
 
     zero_stage: int
     fsdp: bool
-    left_out: tuple[str, ...] = ()
+    group: int | None = None
 
 
 def sharding_of(row: OpenRow) -> Sharding:
@@ -44,9 +44,7 @@ def sharding_of(row: OpenRow) -> Sharding:
     if fsdp or "zero3" in text or "zero-3" in text:
         found = REPLICATED.search(text)
         if found and int(found.group(2)) > 1:
-            over = f"parameters are sharded over {found.group(1)} GPUs and replicated"
-            note = f"{over}; priced as sharded over all"
-            return Sharding(3, fsdp, (note,))
+            return Sharding(3, fsdp, group=int(found.group(1)))
         return Sharding(3, fsdp)
     if "zero1" in text or "zero-1" in text or "distopt" in text:
         return Sharding(1, False)

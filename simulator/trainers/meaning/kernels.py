@@ -158,7 +158,10 @@ def _tensor_parallel(given: Given, like_base: bool) -> None:
     full, off = "tp-comm-overlap", "no-async-tensor-model-parallel-allreduce"
     if like_base and not given.has(full, off):
         return
-    value = "full" if given.flag(full) else "none" if given.flag(off) else "weight-gradient"
+    value = "none" if given.flag(off) else "weight-gradient"
+    latent = given.flag("multi-latent-attention")  # its projections have no user buffers: turned off
+    if given.flag(full):
+        value = "weight-gradient" if latent else "userbuffers"
     given.set("software.overlap_tensor_parallel", value, full, off)
 
 

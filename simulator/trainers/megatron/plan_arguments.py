@@ -125,7 +125,7 @@ def software_arguments(software: Software, plan: ParallelPlan, shape: ModelShape
         spelled["--overlap-grad-reduce"] = None
         if plan.zero_stage:
             spelled["--overlap-param-gather"] = None
-    if plan.tp > 1 and software.overlap_tensor_parallel == "full":
+    if plan.tp > 1 and software.overlap_tensor_parallel in ("full", "userbuffers"):
         spelled["--tp-comm-overlap"] = None
     modules = tuple(GRAPH_MODULES[part] for part in software.cuda_graphs if part in GRAPH_MODULES)
     if "all" in software.cuda_graphs:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.simulator.cost.overlap import (
+    HalfCollectives,
     HalfLayerGemms,
     OverlapSlowDown,
     exposed_backward,
@@ -27,6 +28,7 @@ MEASURED = RESULTS / "2026-11-20-h200-x4-beside-nccl.json"
 
 
 LOST = OverlapSlowDown(LOST_BESIDE_NCCL.value)
+MOVED = HalfCollectives(0.2, 0.2, 0.2, 0.2)
 
 
 @given(SECONDS, SECONDS, st.floats(1.0, 4.0))
@@ -80,7 +82,7 @@ def test_more_pieces_hide_no_less(collective: float, gemm: float, pieces: int) -
 def test_forward_hides_only_where_the_framework_cuts_it_into_pieces() -> None:
     gemms = HalfLayerGemms(1.0, 1.0, 1.0)
     open_, weights, full = (
-        exposed_forward(0.2, gemms, 8, overlap, LOST) for overlap in ("none", "weight-gradient", "full")
+        exposed_forward(MOVED, gemms, 8, overlap, LOST) for overlap in ("none", "weight-gradient", "full")
     )
     assert open_ == weights
     assert full < 0.4
@@ -90,12 +92,12 @@ def test_backward_gathers_the_input_again_with_sequence_parallelism() -> None:
     """Three collectives with it, of which two hide; one all-reduce without, which hides."""
     gemms = HalfLayerGemms(1.0, 1.0, 1.0)
     with_it, without = (
-        exposed_backward(0.2, gemms, 8, "weight-gradient", LOST, sequence_parallel=parallel)
+        exposed_backward(MOVED, gemms, 8, "weight-gradient", LOST, sequence_parallel=parallel)
         for parallel in (True, False)
     )
     assert with_it == pytest.approx(0.2 + 2 * LOST.compute_lost * 0.2)
     assert without == pytest.approx(LOST.compute_lost * 0.4)
-    assert exposed_backward(0.2, gemms, 8, "none", LOST, sequence_parallel=True) == 0.4
+    assert exposed_backward(MOVED, gemms, 8, "none", LOST, sequence_parallel=True) == 0.4
 
 
 def test_the_last_block_of_a_reduction_has_nothing_to_hide_behind() -> None:

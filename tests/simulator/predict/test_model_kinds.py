@@ -111,7 +111,7 @@ def test_experts_without_computation_save_rows_and_transfers(tmp_path: Path) -> 
 def test_context_parallel_windows_send_only_their_keys(tmp_path: Path) -> None:
     plan_of = "parallel={pp: 1, ep: 8, cp: 4, zero_stage: 1}"
     pricer = pricer_of(GPT_OSS, tmp_path, plan_of, "batch.sequence_length=32768", "batch.sequences=128")
-    collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
+    collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator)
     none = {"attn F": CoreSeconds(), "attn I": CoreSeconds()}
     window, full = (
         collectives.exposed(pricer.shape, kind, pricer.tokens, none)["attn F"]  # type: ignore[arg-type]

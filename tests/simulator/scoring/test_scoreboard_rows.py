@@ -139,7 +139,8 @@ def test_what_is_stated_and_not_expressed_is_said_with_the_row() -> None:
     assert scenario_of(ROWS["dgxc-180"], *policies_of(ROWS["dgxc-180"])).recompute == (
         "mla_up_proj", "mlp", "moe",
     )  # fmt: skip
-    assert any("replicated" in note for note in left_out(ROWS["dgxc-066"]))
+    plan = scenario_of(ROWS["dgxc-066"], "none").parallel
+    assert (plan.shard_group, plan.shard_optimizer_over_groups) == (128, False)
     assert left_out(ROWS["dgxc-001"]) == ()
     stated = [s for row in ROWS.values() for s in settings_of(row) if s.here == LEFT_OUT]
     assert {s.note for s in stated} == {note for row in ROWS.values() for note in left_out_of(row)}

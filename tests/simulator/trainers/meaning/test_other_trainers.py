@@ -52,7 +52,7 @@ def test_megatron_bridge() -> None:
     scenario = understanding.scenario
     assert scenario.parallel.model_dump() == {
         "tp": 2, "pp": 8, "ep": 64, "cp": 1, "vpp": 2, "microbatch": 1, "zero_stage": 1,
-        "sequence_parallel": True, "expert_tp": 1,
+        "sequence_parallel": True, "expert_tp": 1, "shard_group": None, "shard_optimizer_over_groups": True,
     }  # fmt: skip
     assert scenario.shape.n_layers == 64 and scenario.shape.hidden == 7168
     assert scenario.stages.layers == (4,) * 16 and scenario.schedule == "interleaved-1f1b"

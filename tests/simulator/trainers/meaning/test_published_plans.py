@@ -89,7 +89,7 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         "--moe-token-dispatcher-type alltoall --tp-comm-overlap --make-vocab-size-divisible-by 128\n",
         128, "mixtral-8x22b-128xh100",
         {"model": "mixtral-8x22b", "tp": 2, "pp": 8, "ep": 8, "vpp": 7, "expert_tp": 1, "layers": (1,) * 56,
-         "sequence_parallel": True, "overlap_tensor_parallel": "full", "dp": 8},
+         "sequence_parallel": True, "overlap_tensor_parallel": "userbuffers", "dp": 8},
     ),
     # ModelZoo runtime.conf, DeepSeek-V3: 128 nodes, 4 layers on the first stage and 1 on the last
     "deepseek-v3 zoo": (

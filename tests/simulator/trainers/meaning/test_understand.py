@@ -340,7 +340,7 @@ def test_tensor_parallel_overlap() -> None:
     text = MIXTRAL.replace("parallel-size 1 --pipe", "parallel-size 2 --pipe")
     assert read(text, 64, HOME, vocab=32000).scenario.software.overlap_tensor_parallel == "weight-gradient"
     full = read(text + "--tp-comm-overlap\n", 64, HOME, vocab=32000).scenario
-    assert full.software.overlap_tensor_parallel == "full"
+    assert full.software.overlap_tensor_parallel == "userbuffers"
     assert full.parallel.sequence_parallel and full.parallel.expert_tp == 2  # as the tensor-parallel size
 
 

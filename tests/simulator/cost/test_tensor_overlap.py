@@ -1,0 +1,63 @@
+"""What frameworks expose of tensor parallelism's collectives when they cut GEMMs into pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
+from moesim.simulator.cost.overlap import HalfCollectives, lost_beside
+from moesim.simulator.cost.tensor_overlap import (
+    EdgeGemms,
+    HalfOverlap,
+    SplitGemm,
+    exposed_pipelined_scatter,
+    exposed_ring,
+    load_methods,
+    methods_of,
+)
+
+EVEN = SplitGemm(4.0, 1.0, 1.0)
+"""A GEMM that loses nothing when it is cut into four pieces."""
+
+
+def test_a_ring_is_hidden_while_a_piece_travels_faster_than_the_gemm_of_a_piece() -> None:
+    assert exposed_ring(EVEN, 0.9, 4, lost=0.0) == 0.0
+    assert exposed_ring(EVEN, 1.5, 4, lost=0.0) == pytest.approx(3 * 0.5)
+
+
+def test_cutting_costs_what_small_gemms_lose() -> None:
+    cut = SplitGemm(4.0, 1.1, 1.2)
+    assert exposed_ring(cut, 0.0, 4, lost=0.0) == pytest.approx(0.4)
+    assert exposed_pipelined_scatter(cut, 0.0, 4, 1.0) == pytest.approx(0.8)
+
+
+def test_a_pipelined_scatter_exposes_its_last_piece_and_the_sms_that_it_holds() -> None:
+    assert exposed_pipelined_scatter(EVEN, 2.0, 4, 1.0) == pytest.approx(0.5)
+    assert exposed_pipelined_scatter(EVEN, 2.0, 4, 1.25) == pytest.approx(0.5 + 1.0)
+    assert exposed_pipelined_scatter(EVEN, 8.0, 4, 1.0) == pytest.approx(1.0 + 8.0 - 4.0)
+
+
+def test_copy_engines_lose_compute_only_what_exceeds_the_share_of_the_sms() -> None:
+    measured = LOST_BESIDE_NCCL.value
+    assert lost_beside(measured, 24, 132) == pytest.approx(measured)
+    assert lost_beside(measured, 0, 132) == pytest.approx(measured - 24 / 132)
+    assert lost_beside(0.1, 0, 132) == 0.0
+
+
+def test_user_buffers_pipeline_bf16_and_ring_fp8_scatters() -> None:
+    assert methods_of("userbuffers", "bf16").feed_forward.scatter.method == "pipeline"
+    assert methods_of("userbuffers", "fp8").feed_forward.scatter.method == "ring"
+    assert set(load_methods()) == {"userbuffers-bf16", "userbuffers-fp8", "async"}
+
+
+@pytest.mark.parametrize("overlap", ["userbuffers", "async"])
+def test_long_gemms_hide_all_but_the_ends(overlap: str) -> None:
+    """GEMMs 100 times as long as the collectives leave copies, the reduction and the SMs that are held."""
+    methods = methods_of(overlap, "bf16")
+    moved = HalfCollectives(1.0, 1.0, 1.0, 1.0, 0.0, 0.25, 0.25, reduce_s=0.1, copy_s=0.1)
+    half = HalfOverlap(methods.attention, methods.copies, moved, 4, 132, 0.0)
+    gemms = EdgeGemms(*(SplitGemm(100.0, 25.0, 25.0) for _ in range(2)))
+    forward = 0.1 + (100 * 24 / 108 + 0.25 if overlap == "userbuffers" else 0.1)
+    assert half.forward_s(gemms) == pytest.approx(forward)
+    backward = 0.2 + (4 + 24) / 132 if overlap == "userbuffers" else 0.1 + 0.1
+    assert half.backward_s(gemms, gemms) == pytest.approx(backward)
