@@ -269,7 +269,9 @@ def deepep_bandwidth(operation: EpOperation, ep: int, kernels: str, setup: DeepE
         gpus_per_node=node.n_gpus,
     )
     profile = load_profile(setup.profile)
-    time = ep_transfer(operation, moved, links, profile, EpKernels(setup.sms, kernels), nodes=nodes)
+    row = row_bytes(setup.hidden, wire)
+    used = EpKernels(setup.sms, kernels, tokens=setup.tokens, row_bytes=row)
+    time = ep_transfer(operation, moved, links, profile, used, nodes=nodes)
     logical = moved.logical_ib_bytes if nodes > 1 else moved.logical_nvlink_bytes
     return logical / (time.launch_s + time.payload_s) / 1e9
 
