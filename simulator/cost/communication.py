@@ -22,6 +22,9 @@ EpOperation = Literal["dispatch", "combine"]
 DEEPEP = "deepep"
 """Family of kernels whose rates stand for those of a generation that a profile does not know."""
 
+IN_THE_RATE = ("call_time", "row_time")
+"""Figures that the rate of kernels measured as a whole contains."""
+
 NOTIFY_ROUNDS = 2
 """Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
 
@@ -109,6 +112,7 @@ class CurveReader:
     """Reads the curves of a generation of kernels, and records the curves and notes it used."""
 
     def __init__(self, profile: CalibrationProfile, generation: str) -> None:
+        """Begin without any curve read."""
         self.profile, self.generation = profile, generation
         self.used: list[str] = []
         self.reads: list[tuple[str, float]] = []
@@ -229,14 +233,11 @@ def _curve_id(profile: CalibrationProfile, curve_id: str, kernels: str) -> str |
     family = dispatcher(kernels).curves
     present = {entry.id for entry in profile.curves}
     names = [f"{curve_id}.{kernels}", *([f"{curve_id}.{family}"] if family else []), curve_id]
-    if not family and f"{curve_id}.{kernels}" not in present and not _has_own_rates(present, kernels):
+    operation, _, figure = curve_id.removeprefix("ep.").partition(".")
+    own_rate = f"ep.{operation}.sm_rate.{kernels}" in present or f"ep.{operation}.sm_rate" in present
+    if not family and not (figure in IN_THE_RATE and own_rate):
         names.append(f"{curve_id}.{DEEPEP}")
     return next((name for name in names if name in present), None)
-
-
-def _has_own_rates(present: set[str], kernels: str) -> bool:
-    """Whether a profile has rates per SM of a generation, or general ones, which contain the time of a call."""
-    return any(name in present for name in (f"ep.dispatch.sm_rate.{kernels}", "ep.dispatch.sm_rate"))
 
 
 def notify_seconds(links: Links, nodes: int) -> float:

@@ -92,11 +92,9 @@ def _sm_seconds(
     rate, residual = sm_rate(operation, kernels.sms, curves)
     rows = traffic.logical_nvlink_bytes / kernels.row_bytes * group.written_rows
     name = f"ep.{operation}.row_time"
-    own = CurveReader(curves.profile, f"{kernels.generation}.{group.wire}")
-    reader = own if own.has(name) else curves
-    row_s, row_residual = reader.read(name, group.ranks // group.nodes)
-    if reader is own:
-        curves.used += own.used
+    if curves.has(f"{name}.{group.wire}"):
+        name = f"{name}.{group.wire}"
+    row_s, row_residual = curves.read(name, group.ranks // group.nodes)
     seconds = rows * (kernels.row_bytes / rate + row_s / kernels.sms)
     if traffic.ib_bytes and curves.has(f"ep.{operation}.nic_sm_rate"):
         nic_row_s, _ = curves.read(f"ep.{operation}.nic_row_time", group.nodes)
@@ -106,9 +104,7 @@ def _sm_seconds(
     return seconds, max(residual, row_residual)
 
 
-def _prepared(
-    group: DomainGroup, local: int, links: Links, profile: CalibrationProfile
-) -> PricedSeconds:
+def _prepared(group: DomainGroup, local: int, links: Links, profile: CalibrationProfile) -> PricedSeconds:
     """Gather of the routing map of all ranks; its scan is one of the block's operators."""
     if not group.routing_map_bytes:
         return PricedSeconds()

@@ -39,17 +39,24 @@ def nccl_transfer(pricer: Pricer, phase: Phase) -> TransferCost:
 
 
 def all_gather_transfer(pricer: Pricer, operation: EpOperation) -> TransferCost:
-    """Price of gathering the tokens of all ranks, or of reducing and scattering their sums, in BF16 (eq. O10)."""
+    """Price of gathering all ranks' tokens, or of reducing and scattering their sums, in BF16 (eq. O10)."""
     ranks, nodes = pricer.scenario.parallel.ep, pricer.ep_nodes
     local, links = ranks // nodes, pricer.links
     total = pricer.ep_tokens * ranks * pricer.shape.routed_width * 2.0
     price = ring_price(
-        "all_gather" if operation == "dispatch" else "reduce_scatter", total, ranks, local, links, pricer.profile
+        "all_gather" if operation == "dispatch" else "reduce_scatter",
+        total,
+        ranks,
+        local,
+        links,
+        pricer.profile,
     )
     scale_up = total * (ranks - 1) / ranks
     nic = total * (nodes - 1) / nodes / local  # each rank carries its share of what other nodes have
     best = max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0)
-    residual = max((pricer.profile.curve(id_).residual.relative for id_ in price.evidence.entries), default=0.0)
+    residual = max(
+        (pricer.profile.curve(id_).residual.relative for id_ in price.evidence.entries), default=0.0
+    )
     return TransferCost(
         launch_s=notify_seconds(links, nodes),
         nic_s=price.seconds if nodes > 1 else 0.0,

@@ -42,7 +42,11 @@ def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     if pricer.cluster.accelerator.communication_engine is not None:
         return engine_transfer(moved, pricer.links, pricer.profile, nodes=pricer.ep_nodes)
     kernels = EpKernels(
-        communication.sms, communication.kernels, _slow_down(pricer, mode), tokens=pricer.ep_tokens, row_bytes=row
+        communication.sms,
+        communication.kernels,
+        _slow_down(pricer, mode),
+        tokens=pricer.ep_tokens,
+        row_bytes=row,
     )
     if transport == "domain":
         group = _domain_group(pricer, phase, wire)

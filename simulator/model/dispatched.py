@@ -1,7 +1,7 @@
 """Adapts the operators around dispatch and combine to what the dispatcher permutes itself (pure).
 
-The operators of a block are those of DeepEP: tokens arrive once, and a kernel copies them into the order of the
-experts. Eq. O9 has the bytes of the other dispatchers.
+The operators of a block are those of DeepEP: tokens arrive once, and a kernel copies them into the order of
+the experts. Eq. O9 has the bytes of the other dispatchers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def dispatched_by(
 
 
 def _around_all_to_all(op: Operator, base: str, top_k: int, local_experts: float) -> tuple[Operator, ...]:
-    """The permutations of Megatron core's `alltoall` dispatcher (NVIDIA/Megatron-LM@d98e8a64, token_dispatcher.py).
+    """The permutations of Megatron core's `alltoall` (NVIDIA/Megatron-LM@d98e8a64 token_dispatcher.py).
 
     Before the exchange a kernel writes a copy of a token for each chosen expert. What arrives is in the order
     of the senders, so a second kernel sorts it by expert where a rank has several; the combine reverses both.

@@ -1,4 +1,4 @@
-"""The dispatchers that move tokens to experts on other GPUs, as data: how they move them and where they run."""
+"""The dispatchers that move tokens to experts on other GPUs, as data."""
 
 from __future__ import annotations
 

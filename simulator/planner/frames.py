@@ -9,6 +9,7 @@ from itertools import product
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.dispatch_limits import check_domains, check_group
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern, pattern
@@ -37,9 +38,16 @@ class Frame:
 
 
 def legal_frames(
-    space: Space, shape: ModelShape, cluster: Cluster, sequences: int, sequence: int
+    space: Space,
+    shape: ModelShape,
+    cluster: Cluster,
+    sequences: int,
+    sequence: int,
+    kernels: str | None = None,
 ) -> tuple[list[Frame], Refusals]:
     """Every frame that layout, model, batch and schedule accept, and the reasons why others were refused.
+
+    `kernels`: the dispatcher that must serve its expert-parallel groups; None for any.
 
     Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs,
     ZeRO stage and placement that it would have had.
@@ -52,6 +60,7 @@ def legal_frames(
         for size in space.microbatch:
             sized = Layout(plan.model_copy(update={"microbatch": size}), layout.n_gpus, layout.gpus_per_node)
             try:
+                check_group(kernels, cluster, sized, sequence)
                 count = microbatches(sized, sequences)
             except InputError as error:
                 refused.add_error(str(error), per_batch, _short(sized.plan))
@@ -92,18 +101,11 @@ def _layouts(
         try:
             layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(plan, shape, sequence, 1)
-            _check_nodes(ep, cluster.node.n_gpus)
+            check_domains(ep, etp, cluster.n_gpus, cluster.node.n_gpus)
         except InputError as error:
             refused.add_error(str(error), weight, _short(plan))
             continue
         yield plan, layout
-
-
-def _check_nodes(ep: int, node: int) -> None:
-    """Raise InputError for a group that fills its last node in part: expert load is drawn for whole nodes."""
-    if ep > node and ep % node:
-        near = f"{ep // node * node}, {(ep // node + 1) * node}"
-        raise InputError(f"parallel.ep={ep} does not fill nodes of {node} GPUs; nearest: {near}")
 
 
 @lru_cache(maxsize=65_536)

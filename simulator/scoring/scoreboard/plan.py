@@ -104,7 +104,7 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         schedule=_schedule_of(row),
         batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
         stages=stages_of(row, shape),
-        communication=Communication(kernels=dispatcher_of(row)),
+        communication=communication_of(row),
         recompute=recompute,
         routing=Routing(expert_load_cv=BALANCED),
         variation=Variation(clock_cv=EVEN, jitter_cv=EVEN),
@@ -190,6 +190,12 @@ def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
     if n == 1 or shape.n_layers % n:
         return Stages()
     return Stages(layers=(shape.n_layers // n,) * n)
+
+
+def communication_of(row: OpenRow) -> Communication:
+    """The dispatcher and its SMs, where a configuration states their number."""
+    kernels, sms = dispatcher_of(row), published_of(row).dispatcher_sms
+    return Communication(kernels=kernels) if sms is None else Communication(kernels=kernels, sms=sms)
 
 
 def dispatcher_of(row: OpenRow) -> str:
