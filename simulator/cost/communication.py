@@ -15,9 +15,16 @@ from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.scenario.sections import InNetwork
 
 EpOperation = Literal["dispatch", "combine"]
+
+DEEPEP = "deepep"
+"""Family of kernels whose rates stand for those of a generation that a profile does not know."""
+
+IN_THE_RATE = ("call_time", "row_time")
+"""Figures that the rate of kernels measured as a whole contains."""
 
 NOTIFY_ROUNDS = 2
 """Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
@@ -55,6 +62,10 @@ class EpKernels:
     generation: str
     """Generation whose NIC curve is read; the other curves too, where the profile has them for it."""
     slow_down: SlowDown = NO_SLOW_DOWN
+    tokens: float = 0.0
+    """Tokens that the rank sends or gets back."""
+    row_bytes: float = 0.0
+    """Bytes of one row on the wire; with 0, rows cost nothing beyond their bytes."""
 
 
 def ep_transfer(
@@ -68,17 +79,17 @@ def ep_transfer(
 ) -> TransferCost:
     """Seconds of a dispatch or combine of expert-parallel kernels, alone on its links.
 
-    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, row bytes / SM rate) * slow-down. The
-    rates come from the profile's curves; the row bytes include the rank's own rows (docs/model.md, eq. X2).
-    Raises InputError where a curve is missing, and for 0 SMs where the generation needs some (its SM curve
-    does not begin at 0).
+    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, SM time of the rows) * slow-down, after
+    the time of a call. The rates come from the profile's curves; the rows include the rank's own
+    (docs/model.md, eq. X2, X22). Raises InputError where a curve is missing, and for 0 SMs where the
+    generation needs some (its SM curve does not begin at 0).
     """
-    sms, curves = kernels.sms, _CurveReader(profile, kernels.generation)
-    sm_rate, sm_residual = _sm_rate(operation, sms, curves)
+    sms, curves = kernels.sms, CurveReader(profile, kernels.generation)
+    sm_s, sm_residual = _sm_seconds(operation, traffic.logical_nvlink_bytes, kernels, curves)
     # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
     fraction, link_residual = curves.read(f"ep.{operation}.scale_up_fraction", max(20, sms))
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
-    scale_up_s = max(traffic.logical_nvlink_bytes / sm_rate, traffic.nvlink_bytes / link_rate)
+    scale_up_s = max(sm_s, traffic.nvlink_bytes / link_rate)
     nic_s = best_nic = nic_residual = 0.0
     if traffic.ib_bytes:
         share, nic_residual = curves.read(f"ep.nic_fraction.{kernels.generation}", nodes)
@@ -87,7 +98,7 @@ def ep_transfer(
     slow_down = kernels.slow_down
     residual = max(sm_residual, link_residual, nic_residual) + slow_down.residual
     return TransferCost(
-        launch_s=notify_seconds(links, nodes),
+        launch_s=notify_seconds(links, nodes) + _call_seconds(operation, kernels, curves),
         nic_s=nic_s * slow_down.factor,
         scale_up_s=scale_up_s * slow_down.factor,
         nic_bytes=traffic.ib_bytes,
@@ -102,10 +113,11 @@ def ep_transfer(
     )
 
 
-class _CurveReader:
+class CurveReader:
     """Reads the curves of a generation of kernels, and records the curves and notes it used."""
 
     def __init__(self, profile: CalibrationProfile, generation: str) -> None:
+        """Begin without any curve read."""
         self.profile, self.generation = profile, generation
         self.used: list[str] = []
         self.reads: list[tuple[str, float]] = []
@@ -114,6 +126,10 @@ class _CurveReader:
     def curve(self, curve_id: str) -> MeasuredCurve:
         """The curve that `read` uses for an id."""
         return curve_of_generation(self.profile, curve_id, self.generation)
+
+    def has(self, curve_id: str) -> bool:
+        """Whether `read` finds a curve for an id."""
+        return _curve_id(self.profile, curve_id, self.generation) is not None
 
     def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
         """Value at x and the curve's relative error; `note` replaces the usual text for an extrapolation."""
@@ -126,10 +142,11 @@ class _CurveReader:
         return reading.value, curve.residual.relative
 
 
-def _sm_rate(operation: EpOperation, sms: int, curves: _CurveReader) -> tuple[float, float]:
+def sm_rate(operation: EpOperation, sms: int, curves: CurveReader) -> tuple[float, float]:
     """Bytes/s that the communication SMs move, and the relative error of that rate.
 
-    Below the fewest measured SMs the rate is proportional to their number, and a note says so.
+    Below the fewest measured SMs the rate is proportional to their number, and a note says so. Raises
+    InputError for 0 SMs where the kernels need some.
     """
     name = f"ep.{operation}.sm_rate"
     rate = curves.curve(name)
@@ -147,6 +164,29 @@ def _sm_rate(operation: EpOperation, sms: int, curves: _CurveReader) -> tuple[fl
     )
     held, residual = curves.read(name, sms, note)  # the rate of more SMs, which would be too high
     return held * (sms / fewest), residual
+
+
+def _sm_seconds(
+    operation: EpOperation, received_bytes: float, kernels: EpKernels, curves: CurveReader
+) -> tuple[float, float]:
+    """Seconds for which the communication SMs move the rows, and its relative error (eq. X22)."""
+    rate, residual = sm_rate(operation, kernels.sms, curves)
+    seconds = received_bytes / rate
+    name = f"ep.{operation}.row_time"
+    if not kernels.row_bytes or not curves.has(name):
+        return seconds, residual
+    row_s, row_residual = curves.read(name, max(kernels.sms, curves.curve(name).curve.xs[0]))
+    rows_s = received_bytes / kernels.row_bytes * row_s / kernels.sms
+    whole = seconds + rows_s
+    return whole, (residual * seconds + row_residual * rows_s) / whole if whole else residual
+
+
+def _call_seconds(operation: EpOperation, kernels: EpKernels, curves: CurveReader) -> float:
+    """Seconds of a call beyond its rows; 0 where the profile's rates contain it."""
+    name = f"ep.{operation}.call_time"
+    if not kernels.tokens or not kernels.sms or not curves.has(name):
+        return 0.0
+    return curves.read(name, kernels.tokens / kernels.sms)[0]
 
 
 def engine_transfer(
@@ -185,9 +225,24 @@ def engine_transfer(
 
 
 def curve_of_generation(profile: CalibrationProfile, curve_id: str, kernels: str) -> MeasuredCurve:
-    """The curve `<curve_id>.<kernels>` or, without it, `curve_id`; raises InputError without either."""
-    own = f"{curve_id}.{kernels}"
-    return profile.curve(own if any(entry.id == own for entry in profile.curves) else curve_id)
+    """The curve of an id for a generation of kernels, else of its family, else of any generation.
+
+    A generation without rates of its own in a profile without general ones is read from DeepEP's. Raises
+    InputError without any of them.
+    """
+    return profile.curve(_curve_id(profile, curve_id, kernels) or curve_id)
+
+
+def _curve_id(profile: CalibrationProfile, curve_id: str, kernels: str) -> str | None:
+    """Id of the first of the curves that `curve_of_generation` looks for, or None without any."""
+    family = dispatcher(kernels).curves
+    present = {entry.id for entry in profile.curves}
+    names = [f"{curve_id}.{kernels}", *([f"{curve_id}.{family}"] if family else []), curve_id]
+    operation, _, figure = curve_id.removeprefix("ep.").partition(".")
+    own_rate = f"ep.{operation}.sm_rate.{kernels}" in present or f"ep.{operation}.sm_rate" in present
+    if not family and not (figure in IN_THE_RATE and own_rate):
+        names.append(f"{curve_id}.{DEEPEP}")
+    return next((name for name in names if name in present), None)
 
 
 def notify_seconds(links: Links, nodes: int) -> float:

@@ -1,4 +1,4 @@
-"""Prices a job's dispatch and combine by kernels on SMs, a dedicated engine, or NCCL's all-to-all."""
+"""Prices a job's dispatch and combine by its dispatcher, or by the engine that moves collectives."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from moesim.simulator.cost.communication import (
     engine_transfer,
     ep_transfer,
 )
+from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
+from moesim.simulator.cost.dispatch_nccl import all_gather_transfer, nccl_transfer
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
-from moesim.simulator.cost.library_collectives import all_to_all_transfer
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.table import Mode, TransferCost
 from moesim.simulator.layout.routing import transfer_bytes
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.operator import Phase
-from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.model.precision import Format, row_bytes
 
 EP_OPERATION: dict[Phase, EpOperation] = {
     "dispatch F": "dispatch",
@@ -28,23 +30,42 @@ EP_OPERATION: dict[Phase, EpOperation] = {
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     """Price of one dispatch or combine of a micro-batch."""
     operation, communication = EP_OPERATION[phase], pricer.scenario.communication
-    if communication.by_nccl:
-        return _nccl_transfer(pricer)
+    transport = dispatcher(communication.kernels).transport
+    if transport == "all-to-all":
+        return nccl_transfer(pricer, phase)
+    if transport == "all-gather":
+        return all_gather_transfer(pricer, operation)
     recipe = pricer.scenario.recipe
     wire = recipe.dispatch if operation == "dispatch" else recipe.combine
-    moved = transfer_bytes(pricer.targets(), pricer.ep_tokens, row_bytes(pricer.shape.routed_width, wire))
+    row = row_bytes(pricer.shape.routed_width, wire)
+    moved = transfer_bytes(pricer.targets(), pricer.ep_tokens, row)
     if pricer.cluster.accelerator.communication_engine is not None:
         return engine_transfer(moved, pricer.links, pricer.profile, nodes=pricer.ep_nodes)
-    kernels = EpKernels(communication.sms, communication.kernels, _slow_down(pricer, mode))
+    kernels = EpKernels(
+        communication.sms,
+        communication.kernels,
+        _slow_down(pricer, mode),
+        tokens=pricer.ep_tokens,
+        row_bytes=row,
+    )
+    if transport == "domain":
+        group = _domain_group(pricer, phase, wire)
+        return domain_transfer(operation, moved, pricer.links, pricer.profile, kernels, group)
     return ep_transfer(operation, moved, pricer.links, pricer.profile, kernels, nodes=pricer.ep_nodes)
 
 
-def _nccl_transfer(pricer: Pricer) -> TransferCost:
-    """Price of NCCL's all-to-all, which sends each chosen expert its own copy of a row in BF16 (eq. O6)."""
-    assert pricer.shape.moe is not None
-    sent = pricer.ep_tokens * pricer.shape.moe.routed_rows * pricer.shape.routed_width * 2.0
-    ranks = pricer.scenario.parallel.ep
-    return all_to_all_transfer(sent, ranks, pricer.ep_nodes, pricer.links, pricer.profile)
+def _domain_group(pricer: Pricer, phase: Phase, wire: Format) -> DomainGroup:
+    """The group of a transfer by Hybrid-EP; only a forward dispatch has no routing of an earlier call."""
+    moe, ranks = pricer.shape.moe, pricer.scenario.parallel.ep
+    assert moe is not None
+    fused = pricer.scenario.communication.fused_permutation
+    return DomainGroup(
+        ranks,
+        pricer.ep_nodes,
+        wire,
+        written_rows=moe.routed_rows / pricer.targets().distinct_gpus if fused else 1.0,
+        routing_map_bytes=pricer.ep_tokens * moe.experts if phase == "dispatch F" else 0.0,
+    )
 
 
 def _slow_down(pricer: Pricer, mode: Mode) -> SlowDown:

@@ -21,6 +21,8 @@ from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.dispatched import dispatched_by
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.framework_kernels import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -193,10 +195,24 @@ class Pricer(OfJob):
             separate_casts=s.software.fp8_activations == "separate",
         )
         operators = self._with_layer_kernels(kind, operators)
+        software = s.software
+        if plan.ep > 1 and self.shape.moe is not None and software.kernels == "fused":
+            moves = dispatcher(s.communication.kernels)
+            if moves.pads_rows:
+                software = software.model_copy(update={"pad_expert_rows": False})
+            operators = dispatched_by(
+                operators,
+                moves,
+                fused=s.communication.fused_permutation,
+                top_k=self.shape.moe.routed_rows,
+                local_experts=(self.shape.moe.experts + s.routing.redundant_experts) / plan.ep,
+                ranks=plan.ep,
+                routing_map_bytes=self.ep_tokens * self.shape.moe.experts * plan.ep,
+            )
         dense, expert = self.block_parameters(kind)
         shards = self.layout.shards
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
-        return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        return apply_framework(operators, software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:
         """Operators of a block with the kernels of the framework's list, if the scenario names one."""

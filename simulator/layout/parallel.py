@@ -237,27 +237,6 @@ def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
         )
 
 
-def check_expert_domain(ep: int, expert_tp: int, domain: int) -> None:
-    """Raise InputError for expert-parallel groups that fill scale-up domains of `domain` GPUs in part.
-
-    Groups are priced alike, so each must lie inside one domain or fill whole ones.
-    """
-    group = ep * expert_tp
-    if ep == 1 or group % domain == 0 or domain % group == 0:
-        return
-    if group > domain:
-        near = sorted({group // domain * domain // expert_tp, (group // domain + 1) * domain // expert_tp})
-    else:
-        near = nearest_divisors(ep, max(1, domain // expert_tp))
-    raise InputError(
-        f"parallel.ep={ep}" + (f" with expert_tp={expert_tp}" if expert_tp > 1 else "") + " does not fill "
-        f"scale-up domains (nodes) of {domain} GPUs evenly: some groups would lie across two of them; "
-        f"nearest: {_listed(near)}",
-        key="parallel.ep",
-        nearest=near,
-    )
-
-
 def tokens_per_gpu(plan: ParallelPlan, sequence: int) -> float:
     """Tokens of a micro-batch that one GPU dispatches to its expert-parallel group; CP and TP split them."""
     return plan.microbatch * sequence / (plan.cp * plan.tp)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.dispatch_limits import stated_dispatcher
 from moesim.simulator.layout.expert_overlap import hides_experts, repeats_experts
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
@@ -56,9 +57,9 @@ def find_candidates(
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
-    awaited = job.scenario.software.awaited_sends
+    awaited, kernels = job.scenario.software.awaited_sends, stated_dispatcher(job.scenario)
     sizes = (batch.sequences, batch.sequence_length)
-    frames, refused = legal_frames(space, job.shape, job.cluster, *sizes, awaited=awaited)
+    frames, refused = legal_frames(space, job.shape, job.cluster, *sizes, kernels, awaited=awaited)
     if limits is not None:
         frames = limits.frames(frames, space.per_frame, refused)
     say(

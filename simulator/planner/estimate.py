@@ -12,6 +12,7 @@ from moesim.hwmodels.summary_text import gib, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.cost.price_evidence import combined
+from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import check_against_model, microbatches
@@ -147,6 +148,7 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     check_sms(scenario, job.cluster)
     check_hardware(scenario, job.cluster)
     check_ranges(scenario)
+    check_dispatcher(scenario, job.cluster, job.layout)
     count = microbatches(job.layout, batch.sequences)
     shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp, scenario.software.awaited_sends)
     check_against_model(plan, job.shape, batch.sequence_length, shaped.n_stages)

@@ -9,13 +9,9 @@ from itertools import product
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.dispatch_limits import check_domains, check_group
 from moesim.simulator.layout.expert_overlap import check_expert_overlap
-from moesim.simulator.layout.parallel import (
-    Layout,
-    check_against_model,
-    check_expert_domain,
-    microbatches,
-)
+from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern, pattern
 from moesim.simulator.planner.refusals import Refusals
@@ -48,11 +44,13 @@ def legal_frames(
     cluster: Cluster,
     sequences: int,
     sequence: int,
+    kernels: str | None = None,
     awaited: Awaited = "schedule",
 ) -> tuple[list[Frame], Refusals]:
     """Every frame that layout, model, batch and schedule accept, and the reasons why others were refused.
 
-    `awaited`: see `pattern`.
+    `kernels`: the dispatcher that must serve its expert-parallel groups; None for any. `awaited`: see
+    `pattern`.
 
     Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs,
     ZeRO stage and placement that it would have had.
@@ -65,6 +63,7 @@ def legal_frames(
         for size in space.microbatch:
             sized = Layout(plan.model_copy(update={"microbatch": size}), layout.n_gpus, layout.gpus_per_node)
             try:
+                check_group(kernels, cluster, sized, sequence)
                 count = microbatches(sized, sequences)
             except InputError as error:
                 refused.add_error(str(error), per_batch, _short(sized.plan))
@@ -112,7 +111,7 @@ def _layouts(
         try:
             layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(plan, shape, sequence, 1)
-            check_expert_domain(ep, etp, cluster.node.n_gpus)
+            check_domains(ep, etp, cluster.n_gpus, cluster.node.n_gpus)
         except InputError as error:
             refused.add_error(str(error), weight, _short(plan))
             continue

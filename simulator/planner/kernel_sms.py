@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from importlib import resources
+from dataclasses import dataclass
 
-from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import SourcedCount
-from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
-
-FILE = "data/communication_kernels.yaml"
+from moesim.simulator.model.dispatchers import dispatcher
 
 STEP = 4
 """Step of the numbers of SMs that a search tries: two channels of DeepEP, each with two SMs."""
@@ -23,7 +18,8 @@ RISK = (
 """What a saving of communication SMs risks and the prices do not contain."""
 
 
-class PublishedSms(Frozen):
+@dataclass(frozen=True, slots=True)
+class PublishedSms:
     """Range of SMs with which the authors of a generation of kernels tune, test and publish it."""
 
     least_sms: SourcedCount
@@ -43,10 +39,7 @@ class PublishedSms(Frozen):
 
 def published_sms(kernels: str) -> PublishedSms | None:
     """The published range of a generation of kernels; None where nobody published one."""
-    return _read().get(kernels)
-
-
-@lru_cache(maxsize=1)
-def _read() -> dict[str, PublishedSms]:
-    data = parse_mapping(resources.files("moesim.simulator").joinpath(FILE).read_text("utf-8"), FILE)
-    return {name: validate_model(PublishedSms, entry, f"{FILE}: {name}") for name, entry in data.items()}
+    entry = dispatcher(kernels)
+    if entry.least_sms is None or entry.most_sms is None:
+        return None
+    return PublishedSms(entry.least_sms, entry.most_sms)

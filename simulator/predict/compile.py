@@ -13,6 +13,7 @@ from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, comp
 from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
 from moesim.simulator.engine.registry import engine_of
+from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob, resolve
@@ -98,6 +99,7 @@ def _pool(
     check_hardware(scenario, job.cluster)
     check_ranges(scenario)
     layout = job.layout
+    check_dispatcher(scenario, job.cluster, layout)
     count = microbatches(layout, scenario.batch.sequences)
     check_size(scenario, shape, [job.cluster], own_machine())
     schedule = schedule or load_schedule(scenario, count)

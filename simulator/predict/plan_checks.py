@@ -9,7 +9,6 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.layout.parallel import check_expert_domain
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.overlap_checks import check_overlaps
 from moesim.simulator.scenario import Scenario
@@ -121,8 +120,6 @@ def check_ranges(scenario: Scenario) -> None:
 
 def check_combination(scenario: Scenario, schedule: Schedule, shape: ModelShape, gpus_per_node: int) -> None:
     """Raise InputError for choices that are legal on their own but not together, or not modelled together."""
-    plan = scenario.parallel
-    check_expert_domain(plan.ep, plan.expert_tp, gpus_per_node)
     check_overlaps(scenario, shape, schedule, gpus_per_node)
     if scenario.parallel.zero_stage == 3 and schedule.paired:
         raise InputError(

@@ -11,6 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.routing import Capacity, Eplb, Load
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
@@ -39,7 +40,11 @@ class Communication(Section):
         "accelerators whose collectives a dedicated engine moves.",
     )
     kernels: str = "deepep-2025-02"
-    """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
+    """Dispatcher that moves tokens to experts: deepep-2025-02, deepep-2025-04, hybridep, nccl (all-to-all),
+    nccl-allgather, or a generation of one's own, which names the profile curve ep.nic_fraction.<kernels>."""
+    fused_permutation: bool = False
+    """`hybridep` also permutes rows into the order of the experts, and back, inside its own kernels
+    (`moe_permute_fusion_into_hybridep` of Megatron core)."""
     library_sms: int | None = Field(
         None,
         ge=0,
@@ -56,8 +61,8 @@ class Communication(Section):
 
     @property
     def by_nccl(self) -> bool:
-        """Whether NCCL's all-to-all moves the tokens of experts, in the place of expert-parallel kernels."""
-        return self.kernels == "nccl"
+        """Whether NCCL's collectives move the tokens of experts, in the place of expert-parallel kernels."""
+        return dispatcher(self.kernels).transport in ("all-to-all", "all-gather")
 
     @property
     def order(self) -> OverlapOrder:

@@ -9,15 +9,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.cost.communication import EpKernels, EpOperation, Links, ep_transfer
-from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
-from moesim.simulator.model.precision import Format, row_bytes
+from moesim.simulator.cost.communication import EpOperation
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import Format
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.run_report import run_report
@@ -26,6 +24,7 @@ from moesim.simulator.predict.step import run_step
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.scenario.run_plan import RunPlan
+from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 from moesim.simulator.scoring.whole_runs import (
     ContextRow,
     Scored,
@@ -254,24 +253,14 @@ def deepep_bandwidth(operation: EpOperation, ep: int, kernels: str, setup: DeepE
 
     Logical bytes include those of the local node (or own rank). The time is notify plus payload on idle GPUs.
     """
-    node, network = load_node(setup.node), load_network(setup.network)
-    assert network.fabric is not None
-    nodes = max(1, ep // node.n_gpus)
-    gate = setup.gate or Gate.deepep_test(nodes, setup.experts, setup.top_k)
-    targets = expected_targets(gate, ep, min(ep, node.n_gpus))
-    wire = setup.wire or ("fp8" if operation == "dispatch" else "bf16")
-    moved = transfer_bytes(targets, setup.tokens, row_bytes(setup.hidden, wire))
-    links = Links(
-        scale_up_bytes_per_s=node.scale_up_bytes_per_s,
-        scale_up_latency_s=node.scale_up_latency_s,
-        nic_bytes_per_s=node.scale_out_bytes_per_s,
-        nic_latency_s=network.fabric.latency_cross_leaf.value,
-        gpus_per_node=node.n_gpus,
-    )
-    profile = load_profile(setup.profile)
-    time = ep_transfer(operation, moved, links, profile, EpKernels(setup.sms, kernels), nodes=nodes)
-    logical = moved.logical_ib_bytes if nodes > 1 else moved.logical_nvlink_bytes
-    return logical / (time.launch_s + time.payload_s) / 1e9
+    nodes = max(1, ep // load_node(setup.node).n_gpus)
+    run = KernelBenchmark(
+        operation, kernels, ep, setup.tokens, setup.hidden,
+        setup.gate or Gate.deepep_test(nodes, setup.experts, setup.top_k),
+        setup.wire or ("fp8" if operation == "dispatch" else "bf16"),
+        setup.sms, setup.node, setup.network, setup.profile, "torch API",
+    )  # fmt: skip
+    return run.logical_bytes / benchmark_seconds(run) / 1e9
 
 
 class Placement(Frozen):

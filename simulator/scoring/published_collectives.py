@@ -17,7 +17,9 @@ from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.price import collective, neighbour_sends
 from moesim.simulator.layout.routing import Gate
-from moesim.simulator.scoring.published import DeepEpSetup, Row, deepep_bandwidth
+from moesim.simulator.model.precision import Format, row_bytes
+from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
+from moesim.simulator.scoring.published import Row
 
 Use = Literal[
     "scored",
@@ -48,13 +50,17 @@ OWN = "ours-"
 LOCAL_EXPERTS, TOP_K, TOKENS, HIDDEN = 8, 8, 4096, 7168
 """Setup of the Hybrid-EP table (uniform router): experts per GPU, experts per token, tokens per GPU, hidden
 size."""
+SWEPT_EXPERTS = 256
+"""Experts of the sweep of DeepEP over tokens and SMs, whose rows state their bytes."""
+HYBRID = "Hybrid-EP"
 
 
 class MeasuredRow(BaseModel):
     """One row of `data/published/collectives.csv`.
 
     `bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of an
-    all-gather). Expert-parallel rows have communication SMs instead, and GB/s as their source counts them.
+    all-gather). Expert-parallel rows have communication SMs and GB/s as their source counts them, or the bytes
+    of a rank's tokens and seconds.
     `note` says why a row has its class.
     """
 
@@ -130,7 +136,8 @@ def _scored(row: MeasuredRow) -> CollectiveRow:
     assert row.ranks != "" and row.measured != "" and row.unit != ""
     if row.sms != "":
         predicted, how = _expert_parallel(row, row.ranks, row.sms), f"{row.sms} SMs, {row.note}"
-        error = row.measured / predicted - 1.0
+        slow, fast = (predicted, row.measured) if row.unit == "s" else (row.measured, predicted)
+        error = slow / fast - 1.0
     else:
         assert row.bytes != ""
         predicted, how = _predict(row, row.ranks, row.bytes)
@@ -163,14 +170,25 @@ def _topology(node_name: str, network_name: str, ranks: int) -> Topology:
     return build_topology(node, -(-ranks // node.n_gpus), load_network(network_name))
 
 
-def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
-    operation: Literal["dispatch", "combine"] = "combine" if "combine" in row.operation else "dispatch"
-    experts = LOCAL_EXPERTS * ep
-    setup = DeepEpSetup(
-        TOKENS, HIDDEN, experts, TOP_K, sms, row.node, row.network, "hopper-communication",
-        gate=Gate(experts, TOP_K), wire="fp8" if row.operation.endswith("fp8") else "bf16",
+def _expert_parallel(row: MeasuredRow, ranks: int, sms: int) -> float:
+    """Predicted GB/s as the source counts them, or seconds, of a row's kernels."""
+    run = _benchmark(row, ranks, sms)
+    seconds = benchmark_seconds(run)
+    return seconds if row.unit == "s" else run.logical_bytes / seconds / 1e9
+
+
+def _benchmark(row: MeasuredRow, ranks: int, sms: int) -> KernelBenchmark:
+    wire: Format = "fp8" if row.operation.endswith("fp8") else "bf16"
+    tokens, experts = float(TOKENS), LOCAL_EXPERTS * ranks
+    if row.bytes != "":
+        tokens, experts = row.bytes / row_bytes(HIDDEN, wire), SWEPT_EXPERTS
+    return KernelBenchmark(
+        "combine" if "combine" in row.operation else "dispatch",
+        "hybridep" if HYBRID in row.group else "deepep-2025-04",
+        ranks, tokens, HIDDEN, Gate(experts, TOP_K), wire, sms, row.node, row.network,
+        "generic-roofline" if "Blackwell" in row.group else "hopper-communication",
+        "kernel only" if row.note.startswith("kernel only") else "torch API",
     )  # fmt: skip
-    return deepep_bandwidth(operation, ep, "deepep-2025-04", setup)
 
 
 def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:

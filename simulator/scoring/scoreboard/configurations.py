@@ -65,6 +65,7 @@ class Published(BaseModel):
     """Whether embedding and head count as one layer each when layers are spread over stages."""
     dispatcher: str | None = None
     library_sms: NonNegativeInt | None = None
+    dispatcher_sms: PositiveInt | None = None
     gradient_reduce: Literal["fp32", "bf16"] | None = None
     gradients: Format | None = None
     gradients_twice: bool | None = None

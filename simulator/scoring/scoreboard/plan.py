@@ -113,7 +113,7 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         schedule=_schedule_of(row),
         batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
         stages=stages_of(row, shape),
-        communication=Communication(kernels=dispatcher_of(row), library_sms=published_of(row).library_sms),
+        communication=communication_of(row),
         recompute=recompute,
         routing=Routing(expert_load_cv=BALANCED),
         run=RunPlan(tokens=float(row.gbs_seqs * row.seq)),
@@ -203,6 +203,13 @@ def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
     if n == 1 or shape.n_layers % n:
         return Stages()
     return Stages(layers=(shape.n_layers // n,) * n)
+
+
+def communication_of(row: OpenRow) -> Communication:
+    """The dispatcher and its SMs, where a configuration states their number."""
+    published = published_of(row)
+    stated = {} if published.dispatcher_sms is None else {"sms": published.dispatcher_sms}
+    return Communication(kernels=dispatcher_of(row), library_sms=published.library_sms, **stated)
 
 
 def dispatcher_of(row: OpenRow) -> str:

@@ -108,10 +108,12 @@ def test_every_considered_plan_is_legal_or_refused_with_a_reason() -> None:
 def test_legal_frames_are_those_that_prepare_accepts() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", ["batch.sequences=2048", "stages.layers=null"])
     shape, cluster = load_model("deepseek-v3"), scenario.machine
-    wanted = PlanSpace(tp=(1, 2), pp=(4, 8), ep=(8, 256), cp=(1, 2), vpp=(2, 4), microbatch=(1,))
+    wanted = PlanSpace(tp=(1, 2), pp=(4, 8), ep=(8, 128, 256), cp=(1, 2), vpp=(2, 4), microbatch=(1,))
     space = with_defaults(wanted, scenario, shape, cluster)
-    frames, _ = legal_frames(space, shape, cluster, 2048, 4096)
+    kernels = scenario.communication.kernels
+    frames, refused = legal_frames(space, shape, cluster, 2048, 4096, kernels)
     assert {f.schedule for f in frames} == set(SCHEDULES)
+    assert any("at most 20 NVLink domains" in row.example for row in refused.rows())
     for frame in frames[:: max(1, len(frames) // 6)]:
         prepare(scenario.model_copy(update={"parallel": frame.plan, "schedule": frame.schedule}))
 
@@ -126,7 +128,7 @@ def test_groups_that_fill_a_node_in_part_are_refused_before_the_engine() -> None
     )
     frames, refused = legal_frames(space, thirds, scenario.machine, 96, 4096)
     assert {frame.plan.ep for frame in frames} == {4, 24}
-    assert any("does not fill" in row.reason for row in refused.rows())
+    assert any("does not divide an NVLink domain of 8 GPUs" in row.example for row in refused.rows())
 
 
 def test_reasons_leave_numbers_and_details_out() -> None:

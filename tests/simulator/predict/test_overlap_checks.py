@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.parallel import check_expert_domain
 from moesim.simulator.predict.overlap_checks import check_overlaps
 from moesim.simulator.scenario.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build
@@ -84,18 +83,3 @@ def test_an_overlap_that_cannot_run_is_refused_with_the_nearest_choice(
 )
 def test_overlaps_that_frameworks_run_pass(overrides: tuple[str, ...]) -> None:
     checked(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("ep", "expert_tp", "domain", "nearest"),
-    [(64, 1, 72, (36, 72)), (16, 1, 72, (12, 18)), (12, 1, 8, (8, 16)), (32, 2, 72, (18, 36))],
-)
-def test_expert_parallel_groups_fill_domains_evenly(
-    ep: int, expert_tp: int, domain: int, nearest: tuple[int, ...]
-) -> None:
-    with pytest.raises(InputError) as caught:
-        check_expert_domain(ep, expert_tp, domain)
-    assert (caught.value.key, caught.value.nearest) == ("parallel.ep", nearest)
-    for value in nearest:
-        check_expert_domain(value, expert_tp, domain)
-    check_expert_domain(1, 1, domain)

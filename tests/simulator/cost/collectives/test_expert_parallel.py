@@ -68,7 +68,7 @@ def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, o
         transfer_bytes(targets, TOKENS, row), links, profile,
         EpKernels(24, "deepep-2025-02"), nodes=ep // 8,
     )  # fmt: skip
-    share = profile.curve(f"ep.{operation}.scale_up_fraction").curve.at(24).value
+    share = profile.curve(f"ep.{operation}.scale_up_fraction.deepep").curve.at(24).value
     loads = link_loads(flows, topology(ep // 8))
     assert node.scale_up_bytes_per_s == 200e9
     assert loads.busiest(Shares(share, 0.8))[1] == pytest.approx(time.payload_s, rel=1e-9)

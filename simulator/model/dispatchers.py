@@ -1,0 +1,67 @@
+"""The dispatchers that move tokens to experts on other GPUs, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+
+FILE = "data/communication_kernels.yaml"
+
+Transport = Literal["two-hop", "domain", "all-to-all", "all-gather"]
+
+
+class Dispatcher(Frozen):
+    """How a dispatcher moves tokens, and the limits that its authors publish; None is no limit."""
+
+    transport: Transport
+    curves: str = ""
+    """Suffix of the profile's curves that kernels of one family share; empty where each has its own."""
+    architectures: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Architectures of accelerators that it runs on; empty: all."""
+    domain_ranks: SourcedCount | None = None
+    """Most ranks of a group inside one NVLink domain."""
+    domains: SourcedCount | None = None
+    """Most NVLink domains of a group."""
+    whole_domains: bool = False
+    """Whether a group of several domains must have exactly `domain_ranks` ranks in each."""
+    even_sms: SourcedCount | None = None
+    """Number that must divide the SMs."""
+    tokens_across: SourcedCount | None = None
+    """Most tokens of a rank where the group has several domains."""
+    pads_rows: bool = False
+    """Whether its permutation pads the rows of each expert, so that no further kernel does."""
+    least_sms: SourcedCount | None = None
+    most_sms: SourcedCount | None = None
+    """Range of SMs with which its authors publish it."""
+
+
+OWN = Dispatcher(transport="two-hop")
+"""Kernels of one's own, which move tokens as DeepEP does."""
+
+
+def dispatcher(kernels: str) -> Dispatcher:
+    """The dispatcher that a value of `communication.kernels` names."""
+    return dispatchers().get(kernels, OWN)
+
+
+@lru_cache(maxsize=1)
+def dispatchers() -> dict[str, Dispatcher]:
+    """The dispatchers of the data file by name."""
+    data = parse_mapping(resources.files("moesim.simulator").joinpath(FILE).read_text("utf-8"), FILE)
+    return {name: validate_model(Dispatcher, _whole(data, name), f"{FILE}: {name}") for name in data}
+
+
+def _whole(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An entry with the keys of the one that it is `like`."""
+    own = dict(data[name])
+    like = own.pop("like", None)
+    return {**data[like], **own} if like else own
