@@ -170,8 +170,15 @@ class Pricer(OfJob):
     # -- prices ----------------------------------------------------------------------------------------
 
     def context(self, mode: Mode) -> SmContext:
-        """SMs of a phase in a mode: all SMs, or all but the communication SMs, which are idle or busy."""
-        return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "overlapped")
+        """SMs of a phase in a mode: all SMs, or all but the communication SMs, which are idle or busy.
+
+        With `communication.gemm_margin`, GEMMs leave that many SMs free in every mode (eq. C9).
+        """
+        sms, margin = self.scenario.communication.sms, self.scenario.communication.gemm_margin
+        if margin is None:
+            return SmContext(0 if mode == "alone" else sms, mode == "overlapped")
+        busy = mode == "overlapped"
+        return SmContext(max(sms, margin) if busy else margin, busy, margin > 0)
 
     def operator_costs(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[OperatorCost, ...]:
         """Price of each operator of a phase, in order; empty where the block lacks the phase."""
