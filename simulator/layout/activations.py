@@ -132,7 +132,7 @@ def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, pol
     logits: 12 bytes a logit instead of 10.
     """
     if block.is_head and precision.loss == "fp32":
-        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
+        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.logits)
         return more - 2 * row_bytes(shape.vocab, "fp32")
     repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
     if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
@@ -196,6 +196,6 @@ def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterato
         return
     yield CachedTensor("norm input", row_bytes(shape.hidden, "bf16"), "residual", "tokens")
     yield CachedTensor("head input", row_bytes(shape.hidden, precision.head), "norm output", "tokens")
-    yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+    yield CachedTensor("logits", row_bytes(shape.vocab, precision.logits), "kept", "width")
     if precision.loss == "fp32":  # one copy in FP32, and one of its log-softmax
         yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")
