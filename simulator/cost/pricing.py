@@ -16,6 +16,7 @@ from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
+from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
@@ -23,6 +24,7 @@ from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.static_experts import with_stash
 
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
@@ -165,7 +167,11 @@ class Pricer(OfJob):
         )
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
-        return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        adapted = apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        stashed = stashed_bytes(
+            self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
+        )
+        return with_stash(adapted, stashed)
 
     # -- prices ----------------------------------------------------------------------------------------
 
