@@ -100,6 +100,8 @@ LOAD_SPREAD = within(0.0, 10.0)
 """Relative spread of expert loads; at ten, one expert of a hundred gets all rows."""
 EXPONENT = within(0.0, 10.0)
 """Exponent of a power law; at ten the first member takes all."""
+MAX_VIO = within(0.0, 1e4)
+"""Rows of the busiest expert over the mean, less 1."""
 CAPACITY = within(0.01, 1e3)
 """Multiple of the mean load above which rows are dropped."""
 SHARE = within(0.0, 1.0)

@@ -24,7 +24,15 @@ from moesim.simulator.scenario.faults import Down, Jitter, NodeLoss, SlowGpu, Sl
 from moesim.simulator.scenario.fleet import Pool
 from moesim.simulator.scenario.outline import ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.scenario.routing import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
+from moesim.simulator.scenario.routing import (
+    BiasLoad,
+    Capacity,
+    Eplb,
+    HistogramLoad,
+    MaxVioLoad,
+    UniformLoad,
+    ZipfLoad,
+)
 from moesim.simulator.scenario.run_plan import (
     Checkpoint,
     Price,
@@ -56,7 +64,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
 """Tables by name: models by the path of the section that they are."""
 
 KINDS: dict[str, tuple[type[BaseModel], ...]] = {
-    "load": (UniformLoad, ZipfLoad, HistogramLoad, BiasLoad),
+    "load": (UniformLoad, ZipfLoad, HistogramLoad, BiasLoad, MaxVioLoad),
     "faults": (SlowGpu, Jitter, SlowLink, Down, NodeLoss),
 }
 """Tables of sections whose `kind` decides the other keys."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.cost.laws import SlowDown, SmLaws
 from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence
@@ -32,6 +33,14 @@ class SmContext:
 
     communication_sms: int = 0
     overlapped: bool = False
+    gemms_leave_sms: bool | None = None
+    """Whether GEMMs leave these SMs free; None: as the table of their rates says."""
+
+    def group(self, measured: LawGroup) -> LawGroup:
+        """The law group of an operator here, given the one of its evidence."""
+        if self.gemms_leave_sms is None or measured not in ("gemm_sm_aware", "gemm_sm_unaware"):
+            return measured
+        return "gemm_sm_aware" if self.gemms_leave_sms else "gemm_sm_unaware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +166,10 @@ class _Index:
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
         """Slow-downs in this context, with busy communication SMs, and as the evidence was measured."""
         where = basis.conditions
-        loaded = self.laws.at(basis.group, context.communication_sms, True)
+        group = context.group(basis.group)
+        loaded = self.laws.at(group, context.communication_sms, True)
         reference = self.laws.at(basis.group, where.communication_sms, where.beside_communication)
-        now = self.laws.at(basis.group, context.communication_sms, context.overlapped)
+        now = self.laws.at(group, context.communication_sms, context.overlapped)
         # Rates measured beside communication are not raised where less or no communication runs.
         if basis.group in self.profile.in_situ_groups and now.factor < reference.factor:
             now = reference

@@ -20,9 +20,19 @@ Time = TypeVar("Time", int, FloatArray)
 """Whole nanoseconds of one plan, or seconds of many plans."""
 
 
-def blended(sms_reserved: A, overlapped: A, share: float) -> A:
+def blended(sms_reserved: A, overlapped: A, share: float | A) -> A:
     """A figure of a phase of which `share` runs beside busy communication SMs (docs/model.md, eq. E6)."""
     return sms_reserved + share * (overlapped - sms_reserved)
+
+
+def busy_share(transfer_s: Amount, overlapped_s: Amount) -> FloatArray:
+    """Share of the compute of a layer pair that runs beside its transfers (docs/model.md, eq. E8).
+
+    `transfer_s`: payloads of the pair's transfers; `overlapped_s`: its compute if all of it ran beside busy
+    communication SMs. While the transfers run, compute proceeds at that pace.
+    """
+    least = np.maximum(overlapped_s, 1e-30)
+    return np.asarray(np.minimum(1.0, transfer_s / least))
 
 
 def compute_seconds(fixed_s: Amount, row_s: Amount, load: Amount) -> Amount:

@@ -65,7 +65,8 @@ def pass_launches(
     software, plan = scenario.software, scenario.parallel
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
-    drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
+    reads_counts = software.static_experts is None
+    drains = routed and reads_counts and (plan.ep > 1 or software.modules == "transformer-engine")
     layer = pricer.shape.block(kind).layer is not None
     wrapped = checkpoints(pricer.shape.block(kind), scenario.recompute)
     passes = []

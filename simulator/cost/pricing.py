@@ -17,6 +17,7 @@ from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seco
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
+from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
@@ -27,6 +28,7 @@ from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.framework_kernels import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.static_experts import with_stash
 
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
@@ -212,7 +214,11 @@ class Pricer(OfJob):
         dense, expert = self.block_parameters(kind)
         shards = self.layout.shards
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
-        return apply_framework(operators, software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        adapted = apply_framework(operators, software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        stashed = stashed_bytes(
+            self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
+        )
+        return with_stash(adapted, stashed)
 
     def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:
         """Operators of a block with the kernels of the framework's list, if the scenario names one."""
@@ -232,8 +238,15 @@ class Pricer(OfJob):
     # -- prices ----------------------------------------------------------------------------------------
 
     def context(self, mode: Mode) -> SmContext:
-        """SMs of a phase in a mode: all SMs, or all but the communication SMs, which are idle or busy."""
-        return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "overlapped")
+        """SMs of a phase in a mode: all SMs, or all but the communication SMs, which are idle or busy.
+
+        With `communication.gemm_margin`, GEMMs leave that many SMs free in every mode (eq. C9).
+        """
+        sms, margin = self.scenario.communication.sms, self.scenario.communication.gemm_margin
+        if margin is None:
+            return SmContext(0 if mode == "alone" else sms, mode == "overlapped")
+        busy = mode == "overlapped"
+        return SmContext(max(sms, margin) if busy else margin, busy, margin > 0)
 
     def operator_costs(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[OperatorCost, ...]:
         """Price of each operator of a phase, in order; empty where the block lacks the phase."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
+from moesim.simulator.cost.formulas import busy_share, compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import LinkMap
@@ -27,6 +27,7 @@ from moesim.simulator.schedules.template import (
     ActionKind,
     OverlapOrder,
     Stream,
+    Template,
     build_template,
 )
 
@@ -236,7 +237,8 @@ class _Compiler:
     def _compile(self, rank: int, kind: ActionKind, forward: int, backward: int) -> CompiledTemplate:
         sets = [[self.costs.phases(k) for k in self.blocks[s]] if s >= 0 else [] for s in (forward, backward)]
         template = build_template(kind, sets[0], sets[1], self.order)
-        mode: Mode = "overlapped" if "&" in kind else "alone"
+        mode: Mode = "overlapped" if template.on_two_streams else "alone"
+        shares = self._busy_shares(template, (forward, backward)) if template.by_duration else {}
         tasks = []
         for task in template.tasks:
             stage = (forward, backward)[task.side]
@@ -245,7 +247,8 @@ class _Compiler:
             # The bytes of routed rows depend on the load; those of a parameter gather do not.
             routed = self.routed.get((stage, task.block)) if task.phase in EP_PHASES else None
             transfer = None if cost is None else self._transfer(rank, task.phase, routed, cost)
-            price = self.costs.phase(block_kind, task.phase, task.overlapped_share)
+            share = shares.get(task.layer_pair, task.overlapped_share)
+            price = self.costs.phase(block_kind, task.phase, share)
             rows = self._compute_rows(stage, task.block, task.phase, price)
             tasks.append(
                 CompiledTask(
@@ -254,7 +257,7 @@ class _Compiler:
                     task.block,
                     task.side,
                     task.deps,
-                    task.overlapped_share,
+                    share,
                     price,
                     rows,
                     transfer,
@@ -271,6 +274,24 @@ class _Compiler:
             _before_on_stream(tasks),
             *self._totals(tasks),
         )
+
+    def _busy_shares(self, template: Template, stages: tuple[int, int]) -> dict[int, float]:
+        """Share of each layer pair's compute that runs beside busy communication SMs (eq. E8)."""
+        moved: dict[int, float] = {}
+        computed: dict[int, float] = {}
+        for task in template.tasks:
+            kind = self.blocks[stages[task.side]][task.block]
+            key: tuple[BlockKind, Phase, Mode] = (kind, task.phase, "overlapped")
+            transfer, price = self.costs.transfer.get(key), self.costs.compute.get(key)
+            pair = task.layer_pair
+            if transfer is not None:
+                moved[pair] = moved.get(pair, 0.0) + transfer.payload_s
+            elif price is not None:
+                computed[pair] = computed.get(pair, 0.0) + price.fixed_s + price.row_s
+        return {
+            pair: float(busy_share(moved.get(pair, 0.0), computed.get(pair, 0.0)))
+            for pair in {task.layer_pair for task in template.tasks}
+        }
 
     def _totals(self, tasks: list[CompiledTask]) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
         """Sums over a template that the report needs, for all micro-batches at once."""

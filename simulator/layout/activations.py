@@ -89,7 +89,7 @@ def activation_bytes(
 
     Unfused attention keeps its scores instead of a log-sum-exp, unless the policy recomputes them, and
     dropout keeps its masks (eq. M9; arXiv 2205.05198, eqs. 1 to 4). Eager kernels keep more than fused ones
-    (eq. M8).
+    (eq. M8), and experts with buffers of a fixed size more than their rows take (eq. O9).
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -99,7 +99,9 @@ def activation_bytes(
     }
     unfused, block = software.attention == "unfused", shape.block(kind)
     tensors = cached_tensors(shape, kind, precision, policy, unfused)
-    kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    static = software.static_experts
+    rows = 1.0 if static is None else static.kept
+    kept = fsum(tokens * t.bytes_per_token * (rows if t.routed else 1.0) / cut[t.sharding] for t in tensors)
     if software.dropout:
         kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
     if block.is_head:
@@ -145,7 +147,7 @@ def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, pol
     logits: 12 bytes a logit instead of 10.
     """
     if block.is_head and precision.loss == "fp32":
-        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
+        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.logits)
         return more - 2 * row_bytes(shape.vocab, "fp32")
     repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
     if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
@@ -165,7 +167,28 @@ def working_bytes(
 ) -> float:
     """Bytes alive while one block runs backward: all its tensors in BF16, none recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
+    if software.static_experts is not None:  # the block that runs has its buffers whole
+        whole = software.static_experts.model_copy(update={"stash": 0.0})
+        software = software.model_copy(update={"static_experts": whole})
     return activation_bytes(shape, kind, plain, "none", plan, sequence, software)
+
+
+def stashed_bytes(
+    shape: ModelShape,
+    kind: BlockKind,
+    precision: Precision,
+    policy: Recompute,
+    plan: ParallelPlan,
+    sequence: int,
+    software: Software,
+) -> float:
+    """Bytes that a block copies to the paged buffer of its experts, and back, at the mean rows (eq. O9)."""
+    static = software.static_experts
+    if static is None or not static.stash:
+        return 0.0
+    tokens = plan.microbatch * sequence / plan.cp
+    tensors = (t for t in cached_tensors(shape, kind, precision, policy) if t.routed)
+    return tokens / (plan.tp if plan.sequence_parallel else 1) * fsum(t.bytes_per_token for t in tensors)
 
 
 def _tensors(
@@ -209,6 +232,6 @@ def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterato
         return
     yield CachedTensor("norm input", row_bytes(shape.hidden, "bf16"), "residual", "tokens")
     yield CachedTensor("head input", row_bytes(shape.hidden, precision.head), "norm output", "tokens")
-    yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+    yield CachedTensor("logits", row_bytes(shape.vocab, precision.logits), "kept", "width")
     if precision.loss == "fp32":  # one copy in FP32, and one of its log-softmax
         yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")

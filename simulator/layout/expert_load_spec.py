@@ -13,10 +13,10 @@ from moesim.simulator.layout.eplb import ExpertPlacement, check_placement, plan_
 from moesim.simulator.layout.expert_load import LoadSpec
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.layout.parallel import Layout, nearest_divisors
-from moesim.simulator.layout.popularity import shares_of_counts, zipf_shares
+from moesim.simulator.layout.popularity import max_vio_shares, shares_of_counts, zipf_shares
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.scenario.routing import Eplb, HistogramLoad, UniformLoad, ZipfLoad
+from moesim.simulator.scenario.routing import Eplb, HistogramLoad, MaxVioLoad, UniformLoad, ZipfLoad
 from moesim.simulator.scenario.scenario import Scenario
 from moesim.simulator.scenario.sections import Routing
 
@@ -88,6 +88,9 @@ def popularity_of(scenario: Scenario, moe: MoE, layers: int) -> Popularity:
             f"routing.load.kind={load.kind}: the model has {moe.zero_experts} experts without computation, "
             "whose share of the choices these loads do not describe; use uniform or zipf"
         )
+    if isinstance(load, MaxVioLoad):
+        shares = max_vio_shares(load.now, layers, moe.experts, moe.top_k, seed)
+        return shares[None], (f"routing.load: MaxVio {load.now:.3g} on every layer (docs/model.md, eq. R10)",)
     if isinstance(load, HistogramLoad):
         counts = read_counts(Path(scenario.path(load.file)))
         place = f"routing.load.file {load.file}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
@@ -9,6 +11,12 @@ from moesim.hwmodels.errors import InputError
 
 ZIPF_STREAM = 3
 """Part of the seed of the shuffle, so that it shares no random numbers with the loads."""
+
+MAX_VIO_STREAM = 5
+"""Part of the seed of the ranking of experts by `max_vio_shares`."""
+
+DECIMALS = 12
+"""Decimals of shares that come from exponentials, whose last digits differ between processors."""
 
 LARGEST_COUNT = 1e15
 """Largest legal count; whole numbers up to it, and their sums, are exact as floats."""
@@ -35,6 +43,33 @@ def zipf_shares(
         draws = np.random.default_rng([seed, ZIPF_STREAM]).random((layers, experts))
         shares = np.take_along_axis(shares, np.argsort(draws, axis=1, kind="stable"), axis=1)
     return capped_shares(shares, top_k)
+
+
+def max_vio_shares(max_vio: float, layers: int, experts: int, top_k: int, seed: int) -> FloatArray:
+    """Shares of the rows [layers, experts] whose largest is 1 + `max_vio` times the mean (eq. R10).
+
+    Shares are lognormal: the r-th expert has the r-th expected normal score as its logarithm, times the one
+    spread that gives the largest share. Every layer has its own seeded ranking. Raises InputError for a
+    MaxVio that no top-k gate can have.
+    """
+    most = experts / top_k - 1.0
+    if not 0.0 <= max_vio <= most:
+        raise InputError(
+            f"routing.load.max_vio={max_vio:g} is outside 0 to {most:g}, since an expert gets at most "
+            f"1/top_k=1/{top_k} of the rows of {experts}; nearest: {min(max(max_vio, 0.0), most):g}"
+        )
+    normal = NormalDist()
+    scores = np.array([normal.inv_cdf((rank + 0.625) / (experts + 0.25)) for rank in range(experts)])
+    low, high = 0.0, 64.0
+    for _ in range(80):
+        middle = (low + high) / 2.0
+        weights = np.exp(middle * (scores - scores[-1]))
+        low, high = (middle, high) if experts / weights.sum() < 1.0 + max_vio else (low, middle)
+    weights = np.exp(low * (scores - scores[-1]))
+    ranked = np.round(weights / weights.sum(), DECIMALS)
+    draws = np.random.default_rng([seed, MAX_VIO_STREAM]).random((layers, experts))
+    order = np.argsort(draws, axis=1, kind="stable")
+    return np.asarray(ranked[order] / ranked.sum())
 
 
 def capped_shares(shares: FloatArray, top_k: int) -> FloatArray:

@@ -28,6 +28,8 @@ class CachedTensor:
     """Whether the recompute policy `op` keeps the tensor although it is not the output of a counted GEMM."""
     modules: frozenset[Module] = frozenset()
     """Modules of which the recompute of any one frees the tensor."""
+    routed: bool = False
+    """Whether its rows are those that routed experts receive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Format = Literal["fp8", "bf16", "fp32"]
 
@@ -23,8 +23,9 @@ class Precision(BaseModel):
     scaling: Literal["tile", "tensor"] = "tile"
     """FP8 scales: one for 1x128 elements, cast anew for every GEMM (DeepSeek-V3); or one a tensor, casts
     fused into the kernels before and weights cast once a step (Transformer Engine)."""
-    head: Literal["bf16", "fp32"] = "bf16"
-    """Format of the output head."""
+    head: Literal["fp8", "bf16", "fp32"] = "bf16"
+    """Format of the GEMMs of the output head; `fp8` as `linear`, whose logits are BF16 (Megatron core's
+    `fp8_output_proj`)."""
     loss: Literal["bf16", "fp32"] = "bf16"
     """`fp32`: logits are copied to FP32 before the loss, and its gradient back."""
     parameters: Literal["bf16", "fp8", "fp32"] = "bf16"
@@ -50,6 +51,20 @@ class Precision(BaseModel):
     """Format of the data-parallel reduce-scatter."""
     parameter_gather: Literal["fp32", "bf16", "fp8"] = "bf16"
     """Format of the parameters that are gathered after the optimizer (ZeRO)."""
+
+    @model_validator(mode="after")
+    def _head_as_linear(self) -> Precision:
+        if self.head == "fp8" and self.linear != "fp8":
+            raise ValueError(
+                f"head=fp8 needs linear=fp8, got linear={self.linear}: the head is cast as they are; "
+                "set head=bf16, or linear=fp8"
+            )
+        return self
+
+    @property
+    def logits(self) -> Literal["bf16", "fp32"]:
+        """Format of the logits in memory."""
+        return "bf16" if self.head == "fp8" else self.head
 
     @property
     def gradient_bytes(self) -> float:

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
+
+
+class StaticExperts(BaseModel):
+    """Fixed sizes of the experts' buffers, so that a graph holds dropless experts (docs/model.md, eq. O9).
+
+    The kernels read the numbers of rows on the device and compute no padding; no count goes to the host.
+    Source: NVIDIA/Megatron-LM@d98e8a64 megatron/core/transformer/moe/token_dispatcher.py (rank budget of
+    HybridEP) and paged_stash.py.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    capacity: float = Field(ge=1.0, le=1e4)
+    """Rows that the buffers of a rank hold, over the mean (`moe_expert_rank_capacity_factor`)."""
+    stash: float = Field(0.0, ge=0.0, le=1e4)
+    """Size of the paged buffer to which rows are copied until their backward, over what they take at the
+    mean (`moe_paged_stash_buffer_size_factor_cuda`); 0 keeps the buffers themselves."""
+
+    @property
+    def kept(self) -> float:
+        """Bytes that wait for the backward, over those of the mean number of rows."""
+        return self.stash or self.capacity
 
 
 class Software(BaseModel):
@@ -112,6 +134,8 @@ class Software(BaseModel):
     cuda_graphs: tuple[GraphPart, ...] = ()
     """Parts of a layer that replay from a graph and cost the host nothing: the attention half, the router
     with what prepares the dispatch, the experts, or the whole step."""
+    static_experts: StaticExperts | None = None
+    """Buffers of routed experts have a fixed size; absent: as many rows as arrive, which the host reads."""
 
 
 PLAIN = Software()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.cost.formulas import blended, compute_seconds, payload_seconds
+from moesim.simulator.cost.formulas import blended, busy_share, compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.member_lag import MemberLag
@@ -76,7 +76,8 @@ class ActionBook:
         Times are [members, plans]. The first member is the mean one. If load lasts, one more member for each
         block has the most rows there and falls behind in all its compute.
         """
-        mode: Mode = "overlapped" if "&" in kind else "alone"
+        mode: Mode = "overlapped" if template.on_two_streams else "alone"
+        shares = self._busy_shares(template, sides) if template.by_duration else {}
         hot = self._hot_members(template)
         zero = np.zeros((1 + len(hot), len(self.tables)))
         free = {"compute": zero, "communication": zero, "sharding": zero}
@@ -87,7 +88,7 @@ class ActionBook:
         late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
             block, place = sides[task.side][task.block], (task.side, task.block)
-            own, from_run, from_rows = self._compute(block, task)
+            own, from_run, from_rows = self._compute(block, task, shares.get(task.layer_pair))
             if place in hot:
                 own = np.repeat(own[None], len(zero), axis=0)
                 own[hot[place]] += from_rows
@@ -178,21 +179,40 @@ class ActionBook:
             self._spread[name] = np.array([getattr(spread, name) for spread in self.spreads])
         return self._spread[name]
 
-    def _compute(self, kind: BlockKind, task: Task) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _busy_shares(
+        self, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
+    ) -> dict[int, FloatArray]:
+        """Share of each layer pair's compute beside busy communication SMs [plans] (eq. E8)."""
+        moved: dict[int, FloatArray] = {}
+        computed: dict[int, FloatArray] = {}
+        zero = np.zeros(len(self.tables))
+        for task in template.tasks:
+            block, pair = sides[task.side][task.block], task.layer_pair
+            if self._moves(block, task.phase, "overlapped"):
+                costs = [table.transfer[block, task.phase, "overlapped"] for table in self.tables]
+                moved[pair] = moved.get(pair, zero) + np.array([c.payload_s for c in costs])
+            else:
+                computed[pair] = computed.get(pair, zero) + sum(self._price(block, task.phase, "overlapped"))
+        pairs = {task.layer_pair for task in template.tasks}
+        return {n: busy_share(moved.get(n, zero), computed.get(n, zero)) for n in pairs}
+
+    def _compute(
+        self, kind: BlockKind, task: Task, by_duration: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Seconds of a task's compute at the pace of the slowest GPU, and its two lags.
 
         The lags are those of the slowest run and of the member with the most rows. In an overlapped pair a
-        share of the compute runs while the communication SMs are busy (eq. E6).
+        share of the compute runs while the communication SMs are busy (eq. E6, or `by_duration` of eq. E8).
         """
-        key = (kind, task.phase, task.overlapped_share)
+        share = task.overlapped_share if by_duration is None else by_duration
+        key = (kind, task.phase, share.tobytes() if isinstance(share, np.ndarray) else share)
         if key not in self._computed:
-            if task.overlapped_share is None:
+            if share is None:
                 fixed, row = self._price(kind, task.phase, "alone")
             else:
                 sms_reserved, busy = (
                     self._price(kind, task.phase, mode) for mode in ("sms_reserved", "overlapped")
                 )
-                share = task.overlapped_share
                 fixed, row = (blended(q, b, share) for q, b in zip(sms_reserved, busy, strict=True))
             kept = compute_seconds(fixed, row, self._spread_of("kept") + self._spread_of("hot"))
             own = kept * (1.0 + self._spread_of("clock"))

@@ -111,7 +111,9 @@ class BoundBook:
         kept = [self.least_kept(f) for f in frames]
         compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
         transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
-        stages = _Stages(self.book, assignment, compute, transfer)
+        order = self.book.scenario.communication.order_of(pattern.name)
+        streams = pattern.paired and order.lone_backward == "streams"
+        stages = _Stages(self.book, assignment, compute, transfer, streams)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         cv = self.book.scenario.variation.clock_cv.value
         slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_per_program(f.layout)) for f in frames]
@@ -202,9 +204,14 @@ class _Stages:
     """Seconds of the actions of each stage, computed once for all stages with the same blocks."""
 
     def __init__(
-        self, book: PriceBook, assignment: StageAssignment, compute: FloatArray, transfer: FloatArray
+        self,
+        book: PriceBook,
+        assignment: StageAssignment,
+        compute: FloatArray,
+        transfer: FloatArray,
+        lone_on_streams: bool,
     ) -> None:
-        self.compute, self.transfer = compute, transfer
+        self.compute, self.transfer, self.lone_on_streams = compute, transfer, lone_on_streams
         kinds = book.kinds
         self.counts = np.array(
             [[sum(b.kind == kind for b in stage) for kind in kinds] for stage in assignment.stages],
@@ -214,12 +221,16 @@ class _Stages:
         self._seconds: dict[object, FloatArray] = {}
 
     def action(self, kind: str, stage: int) -> FloatArray:
-        """Seconds of an action outside overlapped pairs, whose transfers run in series."""
+        """Seconds of an action outside overlapped pairs, whose transfers run in series.
+
+        A backward alone takes those of its busier stream where the schedule runs it on two.
+        """
         key = (kind, tuple(self.counts[stage]))
         if key not in self._seconds:
             total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in ACTIONS_OF[kind])
             moved = sum(self._moved(use, stage) for use in ACTIONS_OF[kind] if use != "W")
-            self._seconds[key] = np.asarray(total)[:, :, :, None] + np.asarray(moved)
+            join = np.maximum if kind == "B" and self.lone_on_streams else np.add
+            self._seconds[key] = join(np.asarray(total)[:, :, :, None], np.asarray(moved))
         return self._seconds[key]
 
     def pair(self, weights: bool, forward: int, backward: int) -> FloatArray:

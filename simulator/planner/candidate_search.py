@@ -62,7 +62,7 @@ class CandidateSearch:
             group = c.groups[key[0]]
             layout = group.layouts[key[1]]
             priced = [self._priced(number, p) for number, p in chosen]
-            order = self.scenario.communication.order
+            order = self.scenario.communication.order_of(group.pattern.name)
             times = step_seconds(priced, group.pattern, layout, order)
             self.estimated += len(chosen)
             for (number, p), seconds in zip(chosen, times, strict=True):
@@ -102,7 +102,8 @@ class CandidateSearch:
         choice = scenario.recipe, scenario.recompute, scenario.communication.sms
         spread = self.candidates.loads.spread(frame, placement)
         priced = book.priced_plan(frame, plan, choice, spread, stages, layers)
-        return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
+        order = scenario.communication.order_of(scenario.schedule)
+        return float(step_seconds([priced], shaped, stages, order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:
         """Estimate plans in order of their bounds until no other can be among the best families.

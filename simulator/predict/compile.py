@@ -118,7 +118,8 @@ def _pool(
     draws = Draws(
         job, load_spec(scenario, shape, layout, layers), layers, schedule.microbatches, pricer.received_rows
     )
-    priced = PricedSchedule(schedule, kinds, costs, scenario.communication.order)
+    order = scenario.communication.order_of(scenario.schedule)
+    priced = PricedSchedule(schedule, kinds, costs, order)
     programs, whole = _programs(job, priced, pricer, draws)
     memory = memory_of(scenario, shape, job.cluster, stages, rank_stages(schedule), count)
     return PreparedPool(part, job, schedule, stages, pricer, draws, programs, memory, whole)

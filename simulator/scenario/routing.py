@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.frozen import Section
@@ -60,7 +61,38 @@ class BiasLoad(Section):
     """Update speed of the bias."""
 
 
-Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad, Field(discriminator="kind")]
+class MaxVioLoad(Section):
+    """Popularity whose busiest expert has a published excess (MaxVio), which may fall while training."""
+
+    kind: Literal["maxvio"]
+    max_vio: Annotated[SourcedFraction, ranges.MAX_VIO]
+    """Rows of a layer's busiest expert over the mean, less 1 (arXiv 2408.15664, eq. 4), once training has
+    settled."""
+    start: Annotated[SourcedFraction, ranges.MAX_VIO] | None = None
+    """The same at step 0; absent: it does not change."""
+    settling_steps: SourcedCount | None = None
+    """Steps after which the difference between `start` and `max_vio` has fallen to 1/e."""
+    step: int = Field(0, ge=0, le=1_000_000_000)
+    """Training step that is predicted."""
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> MaxVioLoad:
+        if (self.start is None) != (self.settling_steps is None):
+            raise ValueError("start and settling_steps belong together: give both, or neither")
+        if self.step and self.start is None:
+            raise ValueError(f"step={self.step} makes no difference without start and settling_steps")
+        return self
+
+    @property
+    def now(self) -> float:
+        """MaxVio at the step that is predicted (docs/model.md, eq. R10)."""
+        if self.start is None or self.settling_steps is None:
+            return self.max_vio.value
+        left = exp(-self.step / self.settling_steps.value)
+        return self.max_vio.value + (self.start.value - self.max_vio.value) * left
+
+
+Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad | MaxVioLoad, Field(discriminator="kind")]
 
 
 class Capacity(Section):

@@ -14,7 +14,12 @@ from moesim.hwmodels.validation import nearest
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.routing import Capacity, Eplb, Load
-from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.schedules.overlap_order import (
+    OVERLAP_ORDERS,
+    OverlapOrder,
+    joined_weight_gradients,
+)
+from moesim.simulator.schedules.spec import default_order
 
 
 class Batch(Section):
@@ -56,26 +61,44 @@ class Communication(Section):
     in_network: InNetwork = "none"
     """All-reduces that switches add up: `scale-up`, inside a domain (NCCL's NVLS); `all`, in the switches of
     the network too (NVLS and SHARP). Gathers and scatters move the same bytes either way."""
-    overlap: str | OverlapOrder = "deepseek-v3"
-    """Order of the phases inside an overlapped pair: a name or the two lists."""
+    overlap: str | OverlapOrder = "schedule"
+    """Order of the phases inside an overlapped pair: a name, or the two lists with their source. `schedule`:
+    that of the framework whose schedule it is (`megatron` for interleaved-1f1b-overlapped, else
+    `deepseek-v3`)."""
+    delay_weight_gradients: bool = True
+    """In pairs, weight gradients are computed apart from input gradients, so that transfers do not wait for
+    them (Megatron core's `delay_wgrad_compute`)."""
+    gemm_margin: int | None = Field(
+        None,
+        ge=0,
+        le=100_000,
+        description="SMs that every GEMM leaves free at all times, also where no transfer runs "
+        "(`NVTE_EXT_MARGIN_SM`). Absent: `sms` inside pairs and none elsewhere, as in DeepSeek-V3.",
+    )
 
     @property
     def by_nccl(self) -> bool:
         """Whether NCCL's collectives move the tokens of experts, in the place of expert-parallel kernels."""
         return dispatcher(self.kernels).transport in ("all-to-all", "all-gather")
 
-    @property
-    def order(self) -> OverlapOrder:
-        """The overlap order itself."""
-        if isinstance(self.overlap, OverlapOrder):
-            return self.overlap
-        if self.overlap not in OVERLAP_ORDERS:
-            hint = nearest(self.overlap, list(OVERLAP_ORDERS))
+    def order_of(self, schedule: str) -> OverlapOrder:
+        """The overlap order in the pairs of a schedule. Raises InputError for an unknown name."""
+        order = self.overlap if isinstance(self.overlap, OverlapOrder) else self._named(schedule)
+        if self.delay_weight_gradients:
+            return order
+        return order.model_copy(
+            update={"weight_gradients": "with-input", "compute": joined_weight_gradients(order.compute)}
+        )
+
+    def _named(self, schedule: str) -> OverlapOrder:
+        name = default_order(schedule) if self.overlap == "schedule" else self.overlap
+        if name not in OVERLAP_ORDERS:
+            hint = nearest(str(name), list(OVERLAP_ORDERS))
             raise InputError(
-                f"communication.overlap={self.overlap!r} is not known{hint}; "
-                f"known: {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
+                f"communication.overlap={name!r} is not known{hint}; "
+                f"known: schedule, {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
             )
-        return OVERLAP_ORDERS[self.overlap]
+        return OVERLAP_ORDERS[str(name)]
 
 
 class Stages(Section):

@@ -54,6 +54,7 @@ INTERLEAVED_OVERLAPPED = ScheduleSpec(
     microbatch_step=per_round,
     overlapped_pairs=True,
     hides_expert_transfers=True,
+    overlap_order="megatron",
     advised=False,
     fleet_default=False,
 )

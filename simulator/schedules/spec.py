@@ -22,6 +22,10 @@ Project: TypeAlias = Literal["torch", "megatron-lm"]
 """`torch.distributed.pipelining` (2.13) and the pipeline schedules of Megatron-LM."""
 
 
+DEFAULT_ORDER = "deepseek-v3"
+"""Name in `OVERLAP_ORDERS` of the order inside the pairs of most schedules."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleSpec:
     """One pipeline schedule: its builder, legal sizes and known properties.
@@ -51,6 +55,8 @@ class ScheduleSpec:
     """Whether a rank waits until the outputs of an action are sent (docs/model.md, eq. E7)."""
     names_elsewhere: Mapping[Project, str] = field(default_factory=dict)
     """Names in other projects; a project that is missing does not have the schedule."""
+    overlap_order: str = DEFAULT_ORDER
+    """Name in `OVERLAP_ORDERS` of the order inside its pairs."""
     advised: bool = True
     """Whether the advice on what to try next (`moesim explain`) simulates it."""
     fleet_default: bool = True
@@ -109,6 +115,12 @@ def build(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     listing the valid names, or the nearest legal sizes.
     """
     return spec_of(name).build(pp, microbatches, vpp)
+
+
+def default_order(name: str) -> str:
+    """Name of the overlap order of a schedule; that of DeepSeek-V3 for a schedule from a file."""
+    spec = SCHEDULES.get(name)
+    return DEFAULT_ORDER if spec is None else spec.overlap_order
 
 
 def published_bubble(name: str, pp: int, durations: Durations, vpp: int = 1) -> float | None:

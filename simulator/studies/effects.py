@@ -190,7 +190,8 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
         variation = replace(
             variation, loads=loads.rows.reshape(full), node_loads=loads.node_rows.reshape(full)
         )
-    priced = PricedSchedule(program.schedule, program.blocks, program.costs, scenario.communication.order)
+    order = scenario.communication.order_of(scenario.schedule)
+    priced = PricedSchedule(program.schedule, program.blocks, program.costs, order)
     return compile_program(priced, variation, program.link_map, program.group)
 
 

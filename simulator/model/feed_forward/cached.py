@@ -19,6 +19,7 @@ def swiglu_tensors(
     *,
     modules: frozenset[Module],
     activation: frozenset[Module] = frozenset(),
+    routed: bool = False,
 ) -> Iterator[CachedTensor]:
     """Outputs of the branches and of the activation, for `rows` rows per token.
 
@@ -26,8 +27,9 @@ def swiglu_tensors(
     """
     up = rows * row_bytes(branches * width, precision.activation_cache)
     out = rows * row_bytes(width, precision.activation_cache)
-    yield CachedTensor(f"{name} gate and up", up, "kept", sharding, modules=modules)
-    yield CachedTensor(f"{name} SwiGLU output", out, "swiglu output", sharding, modules=modules | activation)
+    inner = modules | activation
+    yield CachedTensor(f"{name} gate and up", up, "kept", sharding, modules=modules, routed=routed)
+    yield CachedTensor(f"{name} SwiGLU output", out, "swiglu output", sharding, modules=inner, routed=routed)
 
 
 def swiglu_outputs(width: int, hidden: int, branches: int = 2) -> Iterator[GemmOutput]:

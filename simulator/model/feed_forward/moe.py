@@ -272,10 +272,10 @@ class MoE(ModelPart):
         chosen = self.top_k * 2 * fp32
         yield CachedTensor("chosen experts and weights", chosen, "kept", "tokens", modules=layer)
         rows = self.routed_rows * row_bytes(self.row_width(hidden), cache)
-        yield CachedTensor("dispatched rows", rows, "linear input", "tokens", modules=layer)
+        yield CachedTensor("dispatched rows", rows, "linear input", "tokens", modules=layer, routed=True)
         yield from swiglu_tensors(
             "experts", self.routed_rows, self.expert_ffn, precision, "tokens", self.branches,
-            modules=layer, activation=frozenset({"moe_act"}),
+            modules=layer, activation=frozenset({"moe_act"}), routed=True,
         )  # fmt: skip
         if self.latent:
             returned = row_bytes(self.latent, cache) * (2 if self.latent_norm else 1)

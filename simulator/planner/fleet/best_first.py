@@ -280,7 +280,7 @@ class FleetSearch:
             for book, part in zip(self.books, self.pools.parts, strict=True)
         ]
         owners = pool_of_ranks(self.pools.at(plan.pp))
-        order = self.scenario.communication.order
+        order = self.scenario.communication.order_of(frame.schedule)
         return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, stages, order)[0])
 
 

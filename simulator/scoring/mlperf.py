@@ -1,0 +1,124 @@
+"""DeepSeek-V3 671B in MLPerf Training v6.0: nine runs as scenarios, and their frozen predictions.
+
+`mlperf-v6.yaml` holds the plans, `mlperf-v6-frozen.csv` what was predicted before anyone compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.scenario import Scenario
+
+FILE, FROZEN = "mlperf-v6.yaml", "mlperf-v6-frozen.csv"
+GROUP = "mlperf-v6-deepseek"
+"""Group of the open rows on the scoreboard."""
+
+
+class Run(Frozen):
+    """One run of the round."""
+
+    name: str
+    system: str
+    gpus: PositiveInt
+    sequences: PositiveInt
+    submitter: str
+    row: str = ""
+    """Its row on the open scoreboard; empty for a run whose time nobody has looked at."""
+
+
+class Runs(Frozen):
+    """The file `mlperf-v6.yaml`."""
+
+    common: dict[str, Any]
+    systems: dict[str, dict[str, Any]]
+    runs: tuple[Run, ...]
+
+
+class FrozenPrediction(Frozen):
+    """What was predicted for a run on a day, with an 80 % interval of the step (s)."""
+
+    name: str
+    date: str
+    commit: str
+    """Tree that predicted it."""
+    step_s: PositiveFloat
+    p10_s: PositiveFloat
+    p50_s: PositiveFloat
+    p90_s: PositiveFloat
+    fits: Literal["yes", "no"]
+
+
+@lru_cache(maxsize=1)
+def _file() -> Runs:
+    return validate_model(Runs, parse_mapping(_text(FILE), FILE), FILE)
+
+
+def _text(name: str) -> str:
+    return resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+
+
+def runs() -> tuple[Run, ...]:
+    """The nine runs, in the file's order."""
+    return _file().runs
+
+
+def run_named(name: str) -> Run:
+    """The run of this name; raises InputError with the valid names for any other."""
+    for run in runs():
+        if name in (run.name, run.row):
+            return run
+    names = [run.name for run in runs()]
+    raise InputError(f"{FILE}: no run {name!r}{nearest(name, names)}; runs: {', '.join(names)}")
+
+
+def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of a run, with `key=value` overrides as for `load_scenario`.
+
+    Raises InputError for an unknown run and for GPUs that do not fill racks.
+    """
+    run, file = run_named(name), _file()
+    data = _merged(file.common, file.systems[run.system])
+    cluster = dict(data["cluster"])
+    per_rack = load_node(cluster["node"]).n_gpus
+    if run.gpus % per_rack:
+        raise InputError(f"{FILE}: {run.name}: {run.gpus} GPUs do not fill racks of {per_rack}")
+    data["cluster"] = {**cluster, "nodes": run.gpus // per_rack}
+    data["batch"] = {**data["batch"], "sequences": run.sequences}
+    data["name"] = f"mlperf-v6-{run.name}"
+    data["description"] = f"DeepSeek-V3 671B on {run.gpus} GPUs, MLPerf Training v6.0, {run.submitter}"
+    return validate_model(Scenario, data, f"{FILE}: {run.name}").overridden(*overrides)
+
+
+def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `more`, section by section."""
+    out = dict(base)
+    for key, value in more.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = _merged(out[key], value) if both else value
+    return out
+
+
+@lru_cache(maxsize=1)
+def frozen() -> tuple[FrozenPrediction, ...]:
+    """The frozen predictions, in the file's order. Raises InputError for a malformed line."""
+    return tuple(
+        validate_model(FrozenPrediction, line, FROZEN) for line in csv.DictReader(io.StringIO(_text(FROZEN)))
+    )
+
+
+def frozen_digest() -> str:
+    """SHA-256 of the file of frozen predictions, which the page states."""
+    return hashlib.sha256(_text(FROZEN).encode()).hexdigest()
