@@ -120,7 +120,11 @@ class _Index:
         return OperatorCost(
             seconds=seconds + gaps_s,
             bound="launch" if launch_bound else basis.bound,
-            curve_ids=tuple(dict.fromkeys([basis.curve_id, *(law.id for law in laws if law.id)])),
+            curve_ids=tuple(
+                id_
+                for id_ in dict.fromkeys([basis.curve_id, basis.corrected_by, *(law.id for law in laws)])
+                if id_
+            ),
             extrapolations=tuple(
                 note for note in (basis.extrapolated, now.extrapolated) if note and not launch_bound
             ),
