@@ -69,7 +69,7 @@ class GemmTable(Entry):
     """Rates or times of GEMMs of one class and format, by shape."""
 
     cls: GemmClass
-    dtype: Literal["fp8", "bf16", "fp32"]
+    dtype: Literal["fp4", "fp8", "bf16", "fp32"]
     sm_aware: bool = Field(validation_alias=SM_AWARE)
     """Whether these kernels accept a number of SMs to run on and leave the other SMs free."""
     variant: str = ""
@@ -171,7 +171,7 @@ class Prior(Entry):
     """An assumed fraction of a datasheet figure, for operators that no measurement covers."""
 
     used_for: tuple[str, ...] = Field(min_length=1)
-    dtype: Literal["fp8", "bf16", "fp32"] | None = None
+    dtype: Literal["fp4", "fp8", "bf16", "fp32"] | None = None
     of: Literal["tensor_peak", "memory_bandwidth", "gemm_rate", "gemm_achievable"]
     """What `fraction` multiplies. `gemm_rate` is the measured rate of a dense GEMM of the same shape and
     format. `gemm_achievable` is the accelerator's best GEMM rate in that format; without one the prior is

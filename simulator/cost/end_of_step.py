@@ -38,7 +38,7 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
     reduce_s, gather_s = reduction.seconds, gather.seconds
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
     owned = dense / shards[0] + expert / shards[1]
-    local = dense + expert if recipe.linear == "fp8" else 0.0
+    local = dense + expert if recipe.linear != "bf16" else 0.0
     update = pricer.compute(optimizer_operators(owned, recipe, local), "alone")
     nodes = max(2, pricer.cluster.nodes)
     links = pricer.links

@@ -94,7 +94,12 @@ class RateTables:
                 prior = self._prior(op, "gemm_rate")
                 fraction = prior.fraction if prior else 1.0
                 shape = _one_group(op.gemm, op.cls)
-                assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
+                by_rows = self._curves.get(("grouped_gemm/rows", None)) if op.cls == "grouped_gemm" else None
+                if by_rows is not None:
+                    fraction *= by_rows.curve.at(shape.m).value
+                    shape = replace(shape, m=max(shape.m, by_rows.curve.xs[-1]))
+                at = f"{fraction:.0%}" + (f" ({by_rows.id})" if by_rows else "")
+                assumed = f"{op.cls} {op.dtype} at {at} of the dense rates of {lookup.table.id}"
         if lookup is None:
             return self._prior_base(op, "gemm_sm_aware" if op.dtype == "fp8" else "gemm_sm_unaware")
         reading = lookup.read(shape)

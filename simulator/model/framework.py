@@ -38,7 +38,7 @@ def apply_framework(
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
     elif recipe.gradients == "bf16":
         adapted = narrow_accumulators(adapted)
-    if software.pad_expert_rows and recipe.linear == "fp8":
+    if software.pad_expert_rows and recipe.linear != "bf16":
         adapted = padded_rows(adapted)
     if software.router != "chain":
         adapted = routed_by(adapted, software.router)

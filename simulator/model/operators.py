@@ -95,6 +95,7 @@ def block_operators(
         flex=flex_attention,
         dropout=dropout,
         fp8_tensor=tensor,
+        blocks=precision.blocks,
         current_scales=current_scales,
         separate_casts=separate_casts,
         expert_tp=expert_tp,
