@@ -95,7 +95,7 @@ class RateTables:
                 fraction = prior.fraction if prior else 1.0
                 shape = _one_group(op.gemm, op.cls)
                 by_rows = self._curves.get(("grouped_gemm/rows", None)) if op.cls == "grouped_gemm" else None
-                if by_rows is not None:
+                if by_rows is not None:  # eq. C31
                     fraction *= by_rows.curve.at(shape.m).value
                     shape = replace(shape, m=max(shape.m, by_rows.curve.xs[-1]))
                 at = f"{fraction:.0%}" + (f" ({by_rows.id})" if by_rows else "")

@@ -1,4 +1,4 @@
-"""Carries rates of short bursts to the power-limited clock of a training step (eq. C25 of docs/model.md).
+"""Carries rates of short bursts to the power-limited clock of a training step (eq. C30 of docs/model.md).
 
 A GPU that idled runs its first milliseconds of GEMMs at the highest clock; then its power limit lowers it.
 Tables of planners are timed in such bursts. Their profiles hold a curve of sustained rate over burst rate

@@ -24,7 +24,7 @@ ELEMENTS_OF_A_SCALE: dict[Blocks, float] = {"mx": 32.0, "nvfp4": 16.0}
 def block_cast(
     w: Work, name: str, d: Direction, m: float, n: float, *, per_row: bool = False
 ) -> list[Operator]:
-    """Cast of a BF16 tensor [m, n] along rows and columns; none without scales by blocks.
+    """Cast of a BF16 tensor [m, n] along rows and columns (eq. C32); none without scales by blocks.
 
     NVFP4 has a scale of the whole tensor above those of the blocks, so a kernel reads the tensor first for
     its largest element, and for that of its columns behind the random Hadamard transform. The cast then

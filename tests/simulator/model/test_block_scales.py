@@ -27,8 +27,8 @@ def layer(
     recipe: Precision, kind: str = "moe", name: str = "qwen3-30b-a3b"
 ) -> Mapping[Phase, tuple[Operator, ...]]:
     return block_operators(
-        load_model("qwen3-30b-a3b"), "moe", recipe, tokens=TOKENS, sequence=TOKENS, ep=8, received_rows=8.0 * TOKENS,
-        recompute="none", separate_casts=True,
+        load_model("qwen3-30b-a3b"), "moe", recipe, tokens=TOKENS, sequence=TOKENS, ep=8,
+        received_rows=8.0 * TOKENS, recompute="none", separate_casts=True,
     )  # fmt: skip
 
 
