@@ -8,6 +8,7 @@ only. Own entries come before included ones, and a look-up takes the first that 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,89 +17,48 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.calibration_entry import (
+    Conditions,
+    Duty,
+    Elsewhere,
+    Entry,
+    PlainPart,
+    Residual,
+    check_value,
+)
 from moesim.hwmodels.curve_units import dimension_of, si_factor
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
-from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
-from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
+from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
 from moesim.hwmodels.replaced_curve import ReplacedCurve
-from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
+
+__all__ = [
+    "CalibrationProfile",
+    "Conditions",
+    "Duty",
+    "Elsewhere",
+    "Entry",
+    "GemmClass",
+    "GemmRow",
+    "GemmTable",
+    "Law",
+    "MeasuredCurve",
+    "Prior",
+    "Residual",
+    "list_profiles",
+    "load_profile",
+    "profile_hash",
+]
 
 PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 
 GemmClass = Literal["gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"]
 LARGEST_SIDE = 1e12
 """Upper limit of every number in a table row, in the units of the table."""
-
-
-def _check(place: str, value: float, dimension: str) -> None:
-    """Raise ValueError for a value that no measurement can have."""
-    allowed = ranges.CURVES.get(dimension)
-    shown = dimension if dimension in DIMENSIONS else "fraction"
-    problem = "" if allowed is None else allowed.problem(value, shown)
-    if problem:
-        raise ValueError(f"{place}: {problem}")
-
-
-class _Plain(Frozen, str_strip_whitespace=True):
-    """A part of a profile; texts lose the white space around them."""
-
-
-class Elsewhere(_Plain):
-    """Relative uncertainty of an entry on accelerators that it was not measured on."""
-
-    architecture: str = Field(min_length=3)
-    """Architecture that the entry was measured on; `relative` holds on all others."""
-    relative: Annotated[float, Field(ge=0.0, lt=1.0)]
-    meaning: str = Field(min_length=3)
-
-
-class Residual(_Plain):
-    """Relative uncertainty of an entry (0.04 is +-4 %) and its meaning."""
-
-    relative: Annotated[float, Field(ge=0.0, lt=1.0)]
-    meaning: str = Field(min_length=3)
-    elsewhere: Annotated[Elsewhere | None, Field(exclude_if=lambda value: value is None)] = None
-    """Replaces this residual on accelerators of another architecture."""
-
-    def on(self, architecture: str) -> Residual | Elsewhere:
-        """The uncertainty on accelerators of an architecture."""
-        other = self.elsewhere
-        return other if other is not None and other.architecture != architecture else self
-
-
-_Group = Annotated[int | None, Field(ge=1, exclude_if=lambda value: value is None)]
-
-
-class Conditions(_Plain):
-    """Conditions of a measurement; None where the source does not state one."""
-
-    compute_sms: int | None = None
-    communication_sms: Annotated[int, Field(ge=0)] = 0
-    beside_communication: bool = False
-    device: str | None = None
-    driver: str | None = None
-    clocks: str | None = None
-    note: str | None = None
-    ranks: _Group = None
-    """GPUs of the group that ran a collective, with the nodes that they are on."""
-    nodes: _Group = None
-
-
-class Entry(_Plain):
-    """Fields that every calibration entry has."""
-
-    id: str = Field(min_length=3)
-    source: Source
-    kind: Kind
-    date: DateText
-    residual: Residual
-    conditions: Conditions = Conditions()
-    note: str | None = None
 
 
 GemmRow = tuple[float, float, float, float, float] | tuple[float, float, float, float, float, str]
@@ -109,7 +69,7 @@ class GemmTable(Entry):
     """Rates or times of GEMMs of one class and format, by shape."""
 
     cls: GemmClass
-    dtype: Literal["fp8", "bf16", "fp32"]
+    dtype: Literal["fp4", "fp8", "bf16", "fp32"]
     sm_aware: bool = Field(validation_alias=SM_AWARE)
     """Whether these kernels accept a number of SMs to run on and leave the other SMs free."""
     variant: str = ""
@@ -124,7 +84,7 @@ class GemmTable(Entry):
                 raise ValueError(
                     f"{self.id}: every number of {list(row)} must be above 0 and at most {LARGEST_SIDE:g}"
                 )
-            _check(self.id, self.flop_per_s(row), "flop_per_s")
+            check_value(self.id, self.flop_per_s(row), "flop_per_s")
         return self
 
     def flop_per_s(self, row: GemmRow) -> float:
@@ -158,7 +118,7 @@ class MeasuredCurve(Entry):
         except InputError as error:
             raise ValueError(str(error)) from None
         for y in ys:
-            _check(self.id, y, "share" if self.id.split(".")[-1].endswith("_fraction") else dimension)
+            check_value(self.id, y, "share" if self.id.split(".")[-1].endswith("_fraction") else dimension)
         return self
 
     @cached_property
@@ -191,7 +151,7 @@ class Law(Entry):
         if (self.form == "table") != bool(self.points):
             raise ValueError(f"{self.id}: a table law needs points, a free_sms law has none")
         for y in self.curve.ys if self.form == "table" else ():
-            _check(self.id, y, "ratio")
+            check_value(self.id, y, "ratio")
         return self
 
     @cached_property
@@ -211,7 +171,7 @@ class Prior(Entry):
     """An assumed fraction of a datasheet figure, for operators that no measurement covers."""
 
     used_for: tuple[str, ...] = Field(min_length=1)
-    dtype: Literal["fp8", "bf16", "fp32"] | None = None
+    dtype: Literal["fp4", "fp8", "bf16", "fp32"] | None = None
     of: Literal["tensor_peak", "memory_bandwidth", "gemm_rate", "gemm_achievable"]
     """What `fraction` multiplies. `gemm_rate` is the measured rate of a dense GEMM of the same shape and
     format. `gemm_achievable` is the accelerator's best GEMM rate in that format; without one the prior is
@@ -234,7 +194,7 @@ LOST_BESIDE_NCCL = SourcedFraction(
 )
 
 
-class CalibrationProfile(_Plain):
+class CalibrationProfile(PlainPart):
     """Measured and published data about the kernels of one accelerator under one software stack."""
 
     name: str
@@ -318,9 +278,14 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
     return _load(str(path), stamp)
 
 
+_NO_CORRECTION = re.compile(r',"duty":"(?:sustained|not stated)"')
+"""A duty that changes no prediction; only the rates of bursts are corrected."""
+
+
 def profile_hash(profile: CalibrationProfile) -> str:
     """SHA-256 over the merged content. Profiles with equal hashes give equal predictions."""
-    return hashlib.sha256(with_former_names(profile.model_dump_json()).encode()).hexdigest()
+    text = _NO_CORRECTION.sub("", with_former_names(profile.model_dump_json()))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

@@ -145,13 +145,25 @@ class _Index:
         worst = max(seconds, worst * (1.0 + basis.residual) * (1.0 + law_residual))
         launch_bound = seconds == floor_s
         laws = (now, reference) if now.factor != reference.factor else ()
-        depends_on = {basis.curve_id, *basis.also_reads, now.id, loaded.id, reference.id, *_NUMBERS}
+        depends_on = {
+            basis.curve_id,
+            basis.corrected_by,
+            *basis.also_reads,
+            now.id,
+            loaded.id,
+            reference.id,
+            *_NUMBERS,
+        }
         if seconds <= self._roofline_seconds(op):  # shifted profiles are not held to the peak's tolerance
             depends_on.add(ANY)
         return OperatorCost(
             seconds=seconds + gaps_s,
             bound="launch" if launch_bound else basis.bound,
-            curve_ids=tuple(dict.fromkeys([basis.curve_id, *(law.id for law in laws if law.id)])),
+            curve_ids=tuple(
+                id_
+                for id_ in dict.fromkeys([basis.curve_id, basis.corrected_by, *(law.id for law in laws)])
+                if id_
+            ),
             extrapolations=tuple(
                 note for note in (basis.extrapolated, now.extrapolated) if note and not launch_bound
             ),

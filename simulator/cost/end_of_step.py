@@ -60,7 +60,7 @@ def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncC
     expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
     held_by = copies if plan.zero_stage else 1
     owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
-    local = dense + expert if recipe.linear == "fp8" else 0.0
+    local = dense + expert if recipe.linear != "bf16" else 0.0
     operators = with_step_kernels(
         optimizer_operators(owned, recipe, local),
         pricer.scenario.software.step_kernels,

@@ -7,7 +7,8 @@ from bisect import bisect_left
 from math import fsum
 from typing import NamedTuple
 
-from moesim.hwmodels.calibration import GemmTable
+from moesim.hwmodels.calibration import GemmRow, GemmTable
+from moesim.simulator.cost.sustained import SustainedRates
 from moesim.simulator.model.operator import GemmShape
 
 HELD_WITHOUT_NOTE = 2.0
@@ -41,12 +42,12 @@ class GemmLookup:
     identify the layer. Those of a weight gradient are interchangeable, because they transpose its output.
     """
 
-    def __init__(self, table: GemmTable) -> None:
-        """Index the points of a table."""
+    def __init__(self, table: GemmTable, sustained: SustainedRates | None = None) -> None:
+        """Index the points of a table; `sustained` corrects the rates of bursts."""
         self.table = table
         self._weight_gradient = table.cls == "wgrad_gemm"
         self._points = [
-            _Point(*self._split(row[0], row[1], row[2], row[3]), table.flop_per_s(row), _label(row))
+            _Point(*self._split(row[0], row[1], row[2], row[3]), _rate(table, row, sustained), _label(row))
             for row in table.points
         ]
         self._by_key: dict[_Key, list[_Point]] = {}
@@ -110,6 +111,11 @@ class GemmLookup:
             f"nearest is {nearest.label}"
         )
         return GemmReading(rate, residual, "" if outside else note, note if outside else "")
+
+
+def _rate(table: GemmTable, row: GemmRow, sustained: SustainedRates | None) -> float:
+    rate = table.flop_per_s(row)
+    return rate if sustained is None else sustained.gemm_rate(table, 2.0 * row[0] * row[1] * row[2], rate)
 
 
 def _log(key: _Key, rows: float) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
+from moesim.simulator.cost.sustained import SustainedRates
 from moesim.simulator.model.operator import (
     GEMM_CLASSES,
     ONE_SCALE,
@@ -23,6 +24,9 @@ from moesim.simulator.model.operator import (
 Bound = Literal["compute", "memory", "launch"]
 
 ATTENTION_CLASSES = frozenset({"attention_forward", "attention_backward"})
+COMMON_HEAD = 128
+"""Elements of a head; curves for `<class>/128` were measured at this width alone, and heads of up to 192
+elements, such as those of MLA, take their rates with a note."""
 
 
 class Basis(NamedTuple):
@@ -39,6 +43,8 @@ class Basis(NamedTuple):
     interpolated: str = ""
     extrapolated: str = ""
     assumed: str = ""
+    corrected_by: str = ""
+    """Entry whose ratio carried the rates of a burst to those of a training step."""
     also_reads: tuple[str, ...] = ()
     """Entries besides `curve_id` whose numbers the time depends on."""
 
@@ -50,10 +56,11 @@ class RateTables:
         """Index the profile; the first matching entry is used."""
         self.accelerator, self.profile = accelerator, profile
         self._hbm_bytes_per_s = accelerator.hbm_bytes_per_s
+        self._sustained = SustainedRates(profile)
         self._gemm: dict[tuple[str, str, str], GemmLookup] = {}
         for table in profile.gemm_tables:
             if (table.cls, table.variant, table.dtype) not in self._gemm:
-                self._gemm[table.cls, table.variant, table.dtype] = GemmLookup(table)
+                self._gemm[table.cls, table.variant, table.dtype] = GemmLookup(table, self._sustained)
         self._curves: dict[tuple[str, bool | None], MeasuredCurve] = {}
         for curve in profile.curves:
             for use in curve.used_for:
@@ -91,11 +98,19 @@ class RateTables:
                 fraction = prior.fraction if prior else 1.0
                 also_reads = (prior.id,) if prior else ()
                 shape = _one_group(op.gemm, op.cls)
-                assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
+                by_rows = self._curves.get(("grouped_gemm/rows", None)) if op.cls == "grouped_gemm" else None
+                if by_rows is not None:  # eq. C31
+                    fraction *= by_rows.curve.at(shape.m).value
+                    also_reads = (*also_reads, by_rows.id)
+                    shape = replace(shape, m=max(shape.m, by_rows.curve.xs[-1]))
+                at = f"{fraction:.0%}" + (f" ({by_rows.id})" if by_rows else "")
+                assumed = f"{op.cls} {op.dtype} at {at} of the dense rates of {lookup.table.id}"
         if lookup is None:
             return self._prior_base(op, "gemm_sm_aware" if op.dtype == "fp8" else "gemm_sm_unaware")
         reading = lookup.read(shape)
         table = lookup.table
+        ratio = self._sustained.ratio_of(table, "gemm", table.dtype)
+        assumed = "; ".join(filter(None, (assumed, self._sustained.missing(table, "gemm", table.dtype))))
         compute_s = op.flop / (reading.flop_per_s * fraction)
         accumulation = self._accumulation(op, table.cls)
         if accumulation is not None:
@@ -118,6 +133,7 @@ class RateTables:
             reading.interpolated,
             reading.extrapolated,
             assumed,
+            ratio.id if ratio else "",
             also_reads,
         )
 
@@ -145,8 +161,10 @@ class RateTables:
         if curve is None:
             return self._prior_base(op, "attention")
         reading = curve.curve.at(op.gemm.n)
+        ratio = self._sustained.ratio_of(curve, "attention", op.dtype)
+        missing = self._sustained.missing(curve, "attention", op.dtype)
         return Basis(
-            op.flop / reading.value,
+            op.flop / self._sustained.attention_rate(curve, op.dtype, reading.value),
             "compute",
             "attention",
             curve.conditions,
@@ -154,7 +172,8 @@ class RateTables:
             curve.id,
             0.0,
             extrapolated=reading.note,
-            assumed=assumed,
+            assumed="; ".join(filter(None, (assumed, missing))),
+            corrected_by=ratio.id if ratio else "",
         )
 
     def _attention_curve(self, op: Operator) -> tuple[MeasuredCurve | None, str]:
@@ -164,6 +183,10 @@ class RateTables:
         causal attention serve windows and flex_attention where there is no prior for them either.
         """
         full = self._curves.get((op.cls, None))
+        if full is None and (full := self._curves.get((f"{op.cls}/{COMMON_HEAD}", None))) is not None:
+            assert op.gemm is not None
+            if not op.variant and op.gemm.k > COMMON_HEAD:
+                return full, f"{op.cls} with heads of {op.gemm.k:g} elements at the rates of {full.id}"
         own = self._curves.get((f"{op.cls}/{op.variant}", None)) if op.variant else full
         if own is not None:
             return own, ""

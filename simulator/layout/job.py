@@ -10,6 +10,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
@@ -45,13 +46,15 @@ class ResolvedJob:
         """
         own = self.scenario
         same_folder = scenario._base == own._base  # the same name may be another file in another folder
+        same_rates = scenario.profile == own.profile and scenario.without_entries == own.without_entries
         job = ResolvedJob(
             scenario,
             self.shape if same_folder and scenario.model == own.model else scenario.shape,
             self.cluster if same_folder and scenario.cluster == own.cluster else scenario.machine,
-            self.profile if same_folder and scenario.profile == own.profile else scenario.calibration,
+            self.profile if same_folder and same_rates else scenario.calibration,
         )
         check_profile(job.profile, job.cluster)
+        check_precision(scenario.recipe, job.cluster)
         return job
 
 
@@ -98,7 +101,27 @@ def resolve(
     shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile
     check_profile(chosen, cluster)
+    check_precision(scenario.recipe, cluster)
     return ResolvedJob(scenario, shape, cluster, chosen)
+
+
+def check_precision(recipe: Precision, cluster: Cluster) -> None:
+    """Raise InputError for scales by blocks (NVFP4, MXFP8) on tensor cores that do not apply them.
+
+    These are the tensor cores that have FP4.
+    """
+    accelerator = cluster.accelerator
+    if not recipe.blocks or "fp4" in accelerator.peak:
+        return
+    what = "linear=fp4" if recipe.linear == "fp4" else "scaling=mx"
+    nearest = ("linear: fp8, scaling: tensor",) if "fp8" in accelerator.peak else ("linear: bf16",)
+    raise InputError(
+        f"precision.{what}: the tensor cores of {accelerator.name} do not apply scales of 16 or 32 elements; "
+        f"it has {', '.join(sorted(accelerator.peak))}: write {nearest[0]}, or choose an accelerator with "
+        "fp4, such as b200-sxm",
+        key="precision",
+        nearest=nearest,
+    )
 
 
 def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:

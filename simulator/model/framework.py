@@ -41,7 +41,7 @@ def apply_framework(
         adapted = narrow_accumulators(adapted)
     if software.expert_kernels == "fused":
         adapted = fused_experts(adapted)
-    if software.pad_expert_rows and recipe.linear == "fp8":
+    if software.pad_expert_rows and recipe.linear != "bf16":
         adapted = padded_rows(adapted)
     if software.router != "chain":
         adapted = routed_by(adapted, software.router)

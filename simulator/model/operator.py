@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 Direction = Literal["F", "I", "W"]
 """Pass that an operator belongs to: forward (F), input gradient (I) or weight gradient (W)."""
 
-Dtype = Literal["fp8", "bf16", "fp32"]
+Dtype = Literal["fp4", "fp8", "bf16", "fp32"]
 
 OperatorClass = Literal[
     "gemm",  # dense GEMM on tensor cores

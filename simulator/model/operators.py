@@ -71,10 +71,9 @@ def block_operators(
     routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
     `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
     `flex_attention` is the compiled kernel of PyTorch. `expert_tp` ranks split an expert's FFN, each for the
-    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split norms, residuals
-    and other element-wise work. `current_scales` and `separate_casts` are the choices of `software` for FP8
-    with one scale a tensor. The result is cached, so callers must not change it. Raises InputError for an
-    unknown recompute policy, a MoE block without rows, and a TP that does not divide heads or FFN widths.
+    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split element-wise work.
+    `current_scales` and `separate_casts` are choices of `software`. The result is cached. Raises InputError
+    for an unknown recompute policy, a MoE block without rows, and a TP that does not divide heads or widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -95,6 +94,7 @@ def block_operators(
         flex=flex_attention,
         dropout=dropout,
         fp8_tensor=tensor,
+        blocks=precision.blocks,
         current_scales=current_scales,
         separate_casts=separate_casts,
         expert_tp=expert_tp,

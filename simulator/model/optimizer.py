@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moesim.simulator.model.block_scales import weight_cast_bytes
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import move
@@ -12,7 +13,7 @@ def optimizer_operators(
 ) -> tuple[Operator, ...]:
     """Gradient norm and AdamW update of the parameters that this GPU owns; only bytes are counted.
 
-    `local_parameters` are those whose BF16 copy this GPU quantises to FP8 after the update (0 without FP8).
+    `local_parameters` are those whose BF16 copy this GPU quantises after the update (0 in BF16).
     Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy.
     """
     gradient = BYTES_PER_ELEMENT[precision.gradients]
@@ -25,17 +26,18 @@ def optimizer_operators(
             "optimizer.adamw", "optimizer", "W", n * (gradient + state), n * (state + copy), variant="update"
         ),
     ]
-    if precision.linear == "fp8" and local_parameters:
-        read = local_parameters * copy
+    if precision.linear != "bf16" and local_parameters:
+        more, written = weight_cast_bytes(precision.blocks) if precision.blocks else (0.0, 1.0)
+        read = local_parameters * (copy + more)
         out.append(
             move(
                 "optimizer.quantise",
                 "optimizer",
                 "W",
                 read,
-                local_parameters,
+                local_parameters * written,
                 variant="quantise",
-                dtype="fp8",
+                dtype=precision.linear,
             )
         )
     return tuple(out)

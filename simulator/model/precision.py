@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Format = Literal["fp8", "bf16", "fp32"]
 
-BYTES_PER_ELEMENT: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+BYTES_PER_ELEMENT: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 FP8_TILE = 128
 """Elements that share one FP32 scale (DeepSeek-V3 report, section 3.3: 1x128 tiles)."""
+
+Blocks = Literal["", "mx", "nvfp4"]
+"""Formats whose blocks of a few elements share a scale of one byte, which tensor cores of Blackwell apply."""
+BLOCK_BYTES: dict[Blocks, float] = {"": 0.0, "mx": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+"""Bytes of an element with its share of the scale: 32 elements a scale in MXFP8, 16 in NVFP4."""
 
 
 class Precision(BaseModel):
@@ -18,11 +23,13 @@ class Precision(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    linear: Literal["fp8", "bf16"]
-    """Format of the GEMMs of linear layers and experts."""
-    scaling: Literal["tile", "tensor"] = "tile"
+    linear: Literal["fp4", "fp8", "bf16"]
+    """Format of the GEMMs of linear layers and experts. `fp4` is NVFP4 as Transformer Engine trains in it:
+    all three GEMMs of a layer in FP4, with scales of its own."""
+    scaling: Literal["tile", "tensor", "mx"] = "tile"
     """FP8 scales: one for 1x128 elements, cast anew for every GEMM (DeepSeek-V3); or one a tensor, casts
-    fused into the kernels before and weights cast once a step (Transformer Engine)."""
+    fused into the kernels before and weights cast once a step (Transformer Engine); or `mx`, one for 1x32
+    elements (MXFP8), with one cast of a tensor for all GEMMs that read it, and weights cast once a step."""
     head: Literal["fp8", "bf16", "fp32"] = "bf16"
     """Format of the GEMMs of the output head; `fp8` as `linear`, whose logits are BF16 (Megatron core's
     `fp8_output_proj`)."""
@@ -53,7 +60,7 @@ class Precision(BaseModel):
     """Format of the parameters that are gathered after the optimizer (ZeRO)."""
 
     @model_validator(mode="after")
-    def _head_as_linear(self) -> Precision:
+    def _head_as_linear(self) -> Self:
         if self.head == "fp8" and self.linear != "fp8":
             raise ValueError(
                 f"head=fp8 needs linear=fp8, got linear={self.linear}: the head is cast as they are; "
@@ -61,10 +68,25 @@ class Precision(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _scales_fit_the_format(self) -> Self:
+        if self.linear == "fp4" and self.scaling != "tile":
+            raise ValueError(f"scaling={self.scaling} scales FP8; leave it out, NVFP4 has scales of its own")
+        if self.scaling == "mx" and self.linear != "fp8":
+            raise ValueError(f"scaling=mx scales FP8, but linear is {self.linear}; write linear: fp8")
+        return self
+
     @property
     def logits(self) -> Literal["bf16", "fp32"]:
         """Format of the logits in memory."""
         return "bf16" if self.head == "fp8" else self.head
+
+    @property
+    def blocks(self) -> Blocks:
+        """The format of blocks that linear layers use; empty for tiles, one scale a tensor, and BF16."""
+        if self.linear == "fp4":
+            return "nvfp4"
+        return "mx" if self.linear == "fp8" and self.scaling == "mx" else ""
 
     @property
     def gradient_bytes(self) -> float:

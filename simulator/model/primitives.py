@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from moesim.simulator.model.block_scales import block_cast, weight_scales
 from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
 from moesim.simulator.model.work import Work
@@ -197,6 +198,9 @@ def linear_forward(
     elif w.fp8_tensor and w.current_scales and not name.endswith(".down"):
         # The norm before cannot write FP8 with a scale that it does not know yet.
         out += one_scale_cast(w, f"{name}.cast", "F", min(m, w.norm_tokens), k, "row")
+    if w.separate_casts or not name.endswith(".down"):  # else the activation's kernel writes the blocks
+        out += block_cast(w, f"{name}.cast", "F", m if _casts_input(w, name) else min(m, w.norm_tokens), k)
+    out += weight_scales(w, name, "F", n, k)
     return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.gemm_variant("F"))]
 
 
@@ -217,6 +221,9 @@ def linear_input_gradient(
             out.append(
                 move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
             )
+    if w.separate_casts or not name.endswith(".gate_up"):
+        out += block_cast(w, f"{name}.cast_gradient", "I", m, n)
+    out += weight_scales(w, name, "I", n, k)
     return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.gemm_variant("I"))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.model.operator import ONE_SCALE, ONE_SCALE_SPLIT, Direction, Dtype
+from moesim.simulator.model.precision import Blocks
 from moesim.simulator.model.recompute import Module, modules_of
 
 
@@ -39,6 +40,8 @@ class Work:
     """Whether a tensor's scale comes from the tensor itself, which a kernel reads before the cast."""
     separate_casts: bool = False
     """Whether an FFN's activation writes BF16 that kernels of their own cast to FP8, forward and backward."""
+    blocks: Blocks = ""
+    """Format of the GEMMs' operands, if their elements have scales by blocks (MXFP8, NVFP4)."""
     expert_tp: int = 1
     """Ranks that split the FFN of an expert, each for the received rows of all of them."""
     sequence_parallel: bool = True
@@ -52,6 +55,8 @@ class Work:
     @property
     def linear(self) -> Dtype:
         """Number format of the linear layers."""
+        if self.blocks:
+            return "fp4" if self.blocks == "nvfp4" else "fp8"
         return "fp8" if self.fp8 or self.fp8_tensor else "bf16"
 
     def gemm_variant(self, direction: Direction) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,6 +24,7 @@ from pydantic import (
 
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile, with_includes_merged
 from moesim.hwmodels.cluster import Cluster, load_cluster
+from moesim.hwmodels.entries_left_out import without_entries
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section
@@ -83,6 +84,13 @@ class Scenario(Section):
         default_factory=str,
         description="Calibration profile: a shipped name or a file, or the profile itself. Absent: the best "
         "shipped one of the accelerator (measured before published before datasheet peaks).",
+    )
+    without_entries: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        (),
+        max_length=50,
+        exclude_if=lambda value: not value,
+        description="Entries of the profile that are left out, by id or by a pattern with *, such as "
+        "*-sustained.*: the next entry or prior that fits takes their place.",
     )
     precision: str | Precision = Field(
         default_factory=lambda: "bf16",
@@ -251,7 +259,8 @@ class Scenario(Section):
         return tuple(self._calibration(profile) for profile in named)
 
     def _calibration(self, profile: str | CalibrationProfile) -> CalibrationProfile:
-        return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
+        whole = profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
+        return without_entries(whole, self.without_entries)
 
     def pool_profile(self, pool: Pool, machine: Cluster | None = None) -> str | CalibrationProfile:
         """Calibration profile of a pool: its own, else the scenario's, else the best of its accelerator.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from moesim.simulator.model.block_scales import block_cast, weight_scales
 from moesim.simulator.model.feed_forward.swiglu import (
     recomputed_ffn_norm,
     swiglu_forward,
@@ -112,7 +113,8 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
     ]
     if fp8:
         out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", up, h, e))
-    out += _cast_for_one_scale(w, "experts.gate_up.cast", "F", rows, h)
+    out += _cast_by_itself(w, "experts.gate_up.cast", "F", rows, h)
+    out += weight_scales(w, "experts.gate_up", "F", up, h, e)
     out.append(_grouped(x, "experts.gate_up", "F", up, h, e))
     out.append(_expert_move(w, "experts.scale_weights", "elementwise", "F", FP32, FP32, "tiny"))
     out.append(swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True, branches=x.branches))
@@ -120,7 +122,8 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
         out.append(weight_transpose("experts.down.weight_transpose", "F", h, f, e))
         out.append(scale_transpose("experts.down.scales", "F", rows, f, per_row=True))
         out.append(move("experts.tensor_maps", "elementwise", "F", 0.0, 128.0 * e, variant="tiny"))
-    out += _cast_for_one_scale(w, "experts.down.cast", "F", rows, f)
+    out += _cast_by_itself(w, "experts.down.cast", "F", rows, f)
+    out += weight_scales(w, "experts.down", "F", h, f, e)
     out.append(_grouped(x, "experts.down", "F", h, f, e))
     if x.bias:  # the bias of the first projection is part of the activation's kernel
         out.append(_expert_move(w, "experts.down.bias", "elementwise", "F", h * BF16, h * BF16, "add"))
@@ -147,7 +150,8 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.restore", "I", rows, up, "back", per_row=True))
     out += _expand(x, "experts.expand_gradient", "I")
-    out += _cast_for_one_scale(w, "experts.down.cast_gradient", "I", rows, h)
+    out += _cast_by_itself(w, "experts.down.cast_gradient", "I", rows, h)
+    out += weight_scales(w, "experts.down", "I", h, f, e)
     out.append(_grouped(x, "experts.down.dgrad", "I", f, h, e))
     if w.repeats("moe_act"):
         out += recomputed([swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True, branches=x.branches)])
@@ -164,7 +168,8 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.gate_up.cast_gradient", "I", rows, up, "token", per_row=True))
         out.append(scale_transpose("experts.gate_up.scales", "I", rows, up, per_row=True))
-    out += _cast_for_one_scale(w, "experts.gate_up.cast_gradient", "I", rows, up)
+    out += _cast_by_itself(w, "experts.gate_up.cast_gradient", "I", rows, up)
+    out += weight_scales(w, "experts.gate_up", "I", up, h, e)
     out.append(_grouped(x, "experts.gate_up.dgrad", "I", h, up, e))
     out.append(_reduce(x, "experts.reduce_gradient", "I"))
     if fp8:
@@ -191,12 +196,14 @@ def experts_weight_gradient(x: ExpertWork) -> list[Operator]:
     return [*out, shared[1]] if shared else out
 
 
-def _cast_for_one_scale(w: Work, name: str, d: Direction, rows: float, columns: int) -> list[Operator]:
-    """Cast of an operand of the experts' GEMMs with its transpose, where a tensor has one scale.
+def _cast_by_itself(w: Work, name: str, d: Direction, rows: float, columns: int) -> list[Operator]:
+    """Cast of an operand of the experts' GEMMs for all of them, where a tensor has one scale or blocks.
 
     Transformer Engine quantises rows and their gradients itself, because neither the permutation nor the
     activation writes FP8 (NVIDIA/TransformerEngine@0069563f6 `grouped_linear.py`, `fused_multi_quantize`).
     """
+    if w.blocks:  # `group_quantize`: one kernel for the rows of all experts
+        return block_cast(w, name, d, rows, columns, per_row=True)
     return one_scale_cast(w, name, d, rows, columns, per_row=True) if w.fp8_tensor else []
 
 
@@ -220,7 +227,7 @@ def _grouped_weight_gradient(x: ExpertWork, name: str, n: int, k: int, groups: i
         f"{name}.wgrad", "W", n, k, x.rows, w.linear,
         cls="wgrad_gemm", groups=groups, per_received_row=True, variant=w.gemm_variant("W"),
     )  # fmt: skip
-    return op if w.fp8_tensor else replace(op, launches=groups)
+    return op if w.fp8_tensor or w.blocks else replace(op, launches=groups)
 
 
 # --- small operators of the communication stream --------------------------------------------------

@@ -77,8 +77,8 @@ class Published(BaseModel):
     loss: Literal["fused", "compiled", "chain"] | None = None
     attention: Literal["flash", "flex", "unfused"] | None = None
     dropout: bool | None = None
-    fp8_scales: Literal["delayed", "current", "tile"] | None = None
-    """Scales of FP8 GEMMs; `tile` sets `Precision.scaling`."""
+    fp8_scales: Literal["delayed", "current", "tile", "mx"] | None = None
+    """Scales of FP8 GEMMs; `tile` and `mx` set `Precision.scaling`."""
     fp8_activations: Literal["fused", "separate"] | None = None
     router: Literal["chain", "fused", "constant"] | None = None
     pad_expert_rows: bool | None = None

@@ -166,18 +166,19 @@ def plan_of(row: OpenRow) -> ParallelPlan:
 def precision_of(row: OpenRow) -> Precision:
     """Formats of a row. FP16 counts as BF16; FP8 is scaled by tiles or tensors, and keeps BF16 activations.
 
-    Raises InputError for FP4 and for an unknown precision.
+    MXFP8 and NVFP4 have their scales by blocks. Raises InputError for an unknown precision.
     """
     published, text = published_of(row), row.precision
-    if text == "nvfp4":
-        raise InputError(f"{row.id}: FP4 products are not modelled")
-    if "fp8" not in text and text not in ("bf16", "fp16"):
+    if "fp8" not in text and text not in ("bf16", "fp16", "nvfp4"):
         raise InputError(f"{row.id}: precision {text!r} is not known")
     fp8 = "fp8" in text
-    by_tile = fp8 and ("block" in text or "mx" in text or published.fp8_scales == "tile")
-    scaling: Literal["tile", "tensor"] = "tensor" if fp8 and not by_tile else "tile"
+    scaling: Literal["tile", "tensor", "mx"] = "tensor" if fp8 else "tile"
+    if fp8 and ("mx" in text or published.fp8_scales == "mx"):
+        scaling = "mx"
+    elif fp8 and ("block" in text or published.fp8_scales == "tile"):
+        scaling = "tile"
     return Precision(
-        linear="fp8" if fp8 else "bf16",
+        linear="fp4" if text == "nvfp4" else "fp8" if fp8 else "bf16",
         scaling=scaling,
         loss="bf16" if (published.loss or "fused") == "fused" else "fp32",
         parameters=published.parameters or "bf16",

@@ -20,6 +20,8 @@ PRECISIONS: Mapping[tuple[str, str], str] = {
     ("bf16", "tensor"): "bf16_mixed",
     ("fp8", "tile"): "bf16_with_fp8_subchannel_scaling_mixed",
     ("fp8", "tensor"): "bf16_with_fp8_current_scaling_mixed",
+    ("fp8", "mx"): "bf16_with_mxfp8_mixed",
+    ("fp4", "tile"): "bf16_with_nvfp4_mixed",
 }
 """Mixed-precision recipe by the format of linear layers and the scales (training/mixed_precision.py)."""
 

@@ -58,13 +58,13 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
         yield "placement of experts and their replicas: DeepSpeed trains with experts in order"
     if plan.recompute not in ("none", "full") and not _flash_attention_alone(plan):
         yield f"recompute={recompute_label(plan.recompute)}: DeepSpeed recomputes whole layers or nothing"
-    if recipe.linear == "fp8" or "fp8" in (
+    if recipe.linear != "bf16" or "fp8" in (
         recipe.parameters,
         recipe.dispatch,
         recipe.combine,
         recipe.gradients,
     ):
-        yield "FP8: DeepSpeed's configuration has BF16 and FP16 only"
+        yield "FP8 or FP4: DeepSpeed's configuration has BF16 and FP16 only"
     if recipe.moments != "fp32" or recipe.master_weights != "fp32":
         yield "optimizer states other than FP32: DeepSpeed's BF16 optimizer keeps FP32"
 

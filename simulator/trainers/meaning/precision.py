@@ -11,7 +11,7 @@ from moesim.simulator.trainers.meaning.given import Given
 FORMATS = {"fp32": "fp32", "fp16": "bf16", "bf16": "bf16", "fp8": "fp8"}
 """Format that a format of Megatron-LM is priced as; FP16 has the bytes and the rate of BF16."""
 
-SCALING = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "tile", "mxfp8": "tile"}
+SCALING = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "tile", "mxfp8": "mx"}
 """Scaling that each value of --fp8-recipe is priced as."""
 
 _ARGUMENTS = (
@@ -62,8 +62,6 @@ def _linear(given: Given, notes: list[str]) -> dict[str, Any]:
         # Transformer Engine saves the quantised input of a linear layer for its weight gradient
         # (NVIDIA/TransformerEngine, transformer_engine/pytorch/module/linear.py and grouped_linear.py).
         fields |= {"linear": "fp8", "scaling": SCALING[recipe], "activation_cache": "fp8"}
-        if recipe == "mxfp8":
-            notes.append("mxfp8 is priced as scales of 1x128 elements")
         if not given.has("fp8-recipe"):
             notes.append("--fp8-recipe is delayed unless stated")
         if given.flag("fp8-param-gather"):

@@ -64,10 +64,11 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
 def precision_arguments(recipe: Precision, zero_stage: int) -> dict[str, Words]:
     """Formats of GEMMs, parameters, gradients and moments."""
     spelled: dict[str, Words] = {"--bf16": None}
+    if recipe.linear == "fp4":
+        spelled |= {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"}
     if recipe.linear == "fp8":
-        blockwise = recipe.scaling == "tile"
-        spelled["--fp8-format"] = "e4m3" if blockwise else "hybrid"
-        spelled["--fp8-recipe"] = "blockwise" if blockwise else "delayed"
+        spelled["--fp8-format"] = "hybrid" if recipe.scaling == "tensor" else "e4m3"
+        spelled["--fp8-recipe"] = {"tile": "blockwise", "tensor": "delayed", "mx": "mxfp8"}[recipe.scaling]
         if recipe.parameters == "fp8" or (zero_stage and recipe.parameter_gather == "fp8"):
             spelled["--fp8-param-gather"] = None
     small_gradients = recipe.gradients == "bf16"

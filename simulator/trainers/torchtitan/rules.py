@@ -236,6 +236,8 @@ def _recompute(plan: PlanFacts, release: Release) -> Iterator[str]:
 
 def _formats(plan: PlanFacts, release: Release) -> Iterator[str]:
     recipe = plan.recipe
+    if recipe.linear == "fp4":
+        yield f"FP4 GEMMs: torchtitan {release.version} trains in BF16 or FP8; nearest: precision.linear fp8"
     if recipe.linear == "fp8" and recipe.scaling not in release.fp8_scales:
         known = " and ".join(sorted(release.fp8_scales)) or "rows, which no recipe of ours has"
         yield (

@@ -101,7 +101,7 @@ def test_contradicting_configurations_are_refused(monkeypatch: pytest.MonkeyPatc
         ("mbridge-127", "recompute", ("mla_up_proj", "mlp")),
         ("mbridge-127", "overlap_data_parallel", False),
         ("mbridge-101", "fp8_scales", "current"),
-        ("mbridge-112", "fp8_scales", "tile"),  # MXFP8
+        ("mbridge-112", "fp8_scales", "mx"),  # MXFP8
         ("dgxc-129", "fp8_scales", "delayed"),
         ("dgxc-129", "fp8_activations", "separate"),
         ("mlperf-011", "fp8_activations", "fused"),  # Transformer Engine's own layer
@@ -170,7 +170,7 @@ def test_every_open_row_is_expressed_or_refused_for_a_reason_that_counts() -> No
         except InputError as error:
             assert str(error).startswith(f"{row.id}: "), error
             refused[row.family, row.arch] += 1
-    assert sum(refused.values()) == 541 - 415
+    assert sum(refused.values()) == 541 - 422
     assert refused["Hopper", "moe"] == 59  # of 90
 
 
@@ -205,11 +205,15 @@ def test_what_is_missing_or_unknown_is_refused_with_its_reason(
 
 
 def test_refusals_are_counted_by_reason_family_and_kind() -> None:
-    rows = [changed("dgxc-001", id="a", mbs=0), changed("dgxc-001", id="b", mbs=0), ROWS["mbridge-039"]]
+    rows = [
+        changed("dgxc-001", id="a", mbs=0),
+        changed("dgxc-001", id="b", mbs=0),
+        changed("mbridge-039", id="c", precision="fp6"),
+    ]
     board = score_all(rows, interval=None)
     assert [(r.reason, r.family, r.arch, r.rows) for r in board.refusals] == [
         ("the micro-batch is not stated", "Hopper", "dense", 2),
-        ("FP4 products are not modelled", "Blackwell", "dense", 1),
+        ("precision 'fp6' is not known", "Blackwell", "dense", 1),
     ]
     assert board.groups == () and board.group_mean is None
 

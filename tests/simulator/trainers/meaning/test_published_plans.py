@@ -114,7 +114,7 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         V3 + MTP + DEEPEP + FP8.replace("blockwise", "mxfp8") + OVERLAP + degrees(1, 8, 32, 2048)
         + "--pipeline-model-parallel-layout Et|(tt|)*30mL\n",
         256, "deepseek-v3-256xb200",
-        {"tp": 1, "pp": 8, "ep": 32, "vpp": 4, "linear": "fp8", "scaling": "tile", "dp": 32,
+        {"tp": 1, "pp": 8, "ep": 32, "vpp": 4, "linear": "fp8", "scaling": "mx", "dp": 32,
          "sequence_parallel": False},
     ),
     # the same file, 256 H100 with sequences of 16,384 tokens
