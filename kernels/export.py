@@ -18,6 +18,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from moesim.hwmodels.calibration import (
     CalibrationProfile,
     Conditions,
+    Duty,
     Entry,
     GemmClass,
     GemmRow,
@@ -71,6 +72,7 @@ class Origin:
         communication_sms: int = 0,
         beside_communication: bool = False,
         note: str | None = None,
+        duty: Duty | None = None,
     ) -> Conditions:
         """Conditions of an entry on this machine."""
         notes = [text for text in (note, self.note) if text]
@@ -82,6 +84,7 @@ class Origin:
             driver=self.driver,
             clocks=self.clocks,
             note="; ".join(notes) or None,
+            duty=duty,
         )
 
 

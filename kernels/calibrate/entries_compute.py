@@ -40,7 +40,7 @@ def gemms(rows: Rows) -> Iterable[GemmTable]:
             origin=rows.origin,
             what=f"PyTorch {dtype} products, {scales}, random inputs beyond L2, graph replay",
             error=residual(max(0.03, spread(found)), "spread of repeats, at least 3 %"),
-            conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms),
+            conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms, duty="sustained"),
         )
 
 
@@ -75,7 +75,7 @@ def attention(rows: Rows) -> Iterable[MeasuredCurve]:
                 max(0.05 if core else 0.03, spread(found)), "spread of repeats, at least 3 to 5 %"
             ),
             used_for=(f"attention_{direction}",),
-            conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms),
+            conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms, duty="sustained"),
         )
 
 
