@@ -53,6 +53,7 @@ def _name(value: object) -> str:
     name = getattr(value, "name", None)
     if isinstance(name, str):
         return name
-    machine = getattr(value, "accelerator", None) or _name(getattr(value, "node", None))
+    node = getattr(value, "node", None)
+    machine = getattr(value, "accelerator", None) or (None if node is None else _name(node))
     nodes = getattr(value, "nodes", None)
     return f"{count(nodes, 'node')} of {machine}" if isinstance(nodes, int) else "stated inline"

@@ -284,3 +284,8 @@ def test_a_limit_on_groups_is_the_models_or_its_own() -> None:
     assert prepare(unlimited).pricer.targets().distinct_nodes == pytest.approx(reached[3])
     with pytest.raises(InputError, match=r"groups_per_token=9 is not between 1 and 8"):
         prepare(home.replace(**{"routing.groups_per_token": 9}))
+
+
+def test_a_scenario_with_its_recipe_written_out_has_a_text() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800", ["precision={linear: bf16, tensor_gather: bf16}"])
+    assert "precision stated inline" in str(scenario)
