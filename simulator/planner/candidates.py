@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.dispatch_limits import stated_dispatcher
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
@@ -55,7 +54,7 @@ def find_candidates(
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
-    kernels = stated_dispatcher(job.scenario)
+    kernels = job.scenario.communication.kernels
     frames, refused = legal_frames(
         space, job.shape, job.cluster, batch.sequences, batch.sequence_length, kernels
     )

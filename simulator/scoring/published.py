@@ -9,15 +9,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.communication import EpOperation
-from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
-from moesim.simulator.model.precision import Format, row_bytes
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import Format
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.run_report import run_report
