@@ -77,11 +77,9 @@ def _problem(kind: Dispatcher, cluster: Cluster, group: int, nodes: int) -> str 
         return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
     if kind.domain_ranks is not None and local > kind.domain_ranks.n:
         return f"it has at most {kind.domain_ranks.n} ranks in one NVLink domain, and the group has {local}"
-    if kind.domain_ranks is not None and kind.whole_domains and nodes > 1 and local != kind.domain_ranks.n:
-        return (
-            f"across domains it needs {kind.domain_ranks.n} ranks of the group in each NVLink domain, and the "
-            f"group has {local}"
-        )
+    if kind.whole_domains and kind.domain_ranks is not None and nodes > 1 and local < kind.domain_ranks.n:
+        most = kind.domain_ranks.n
+        return f"across domains it needs {most} ranks of the group in each NVLink domain, not {local}"
     if kind.domains is not None and nodes > kind.domains.n:
         return f"it has at most {kind.domains.n} NVLink domains in a group, and the group has {nodes}"
     return None

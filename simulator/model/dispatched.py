@@ -25,7 +25,7 @@ def dispatched_by(
     kind: Dispatcher,
     *,
     fused: bool,
-    top_k: int,
+    top_k: float,
     local_experts: float,
     ranks: int,
     routing_map_bytes: float = 0.0,
@@ -52,7 +52,7 @@ def dispatched_by(
     return {phase: tuple(new for op in ops for new in adapted(op)) for phase, ops in operators.items()}
 
 
-def _around_all_to_all(op: Operator, base: str, top_k: int, local_experts: float) -> tuple[Operator, ...]:
+def _around_all_to_all(op: Operator, base: str, top_k: float, local_experts: float) -> tuple[Operator, ...]:
     """The permutations of Megatron core's `alltoall` (NVIDIA/Megatron-LM@d98e8a64 token_dispatcher.py).
 
     Before the exchange a kernel writes a copy of a token for each chosen expert. What arrives is in the order
@@ -73,7 +73,7 @@ def _sort(op: Operator, moved: float) -> Operator:
     return replace(op, name=name, variant="expand", bytes_read=moved, bytes_written=moved)
 
 
-def _around_all_gather(op: Operator, base: str, top_k: int, ranks: int) -> tuple[Operator, ...]:
+def _around_all_gather(op: Operator, base: str, top_k: float, ranks: int) -> tuple[Operator, ...]:
     """The permutations of Megatron core's `allgather` dispatcher, which holds the tokens of all ranks.
 
     A kernel takes the rows of the rank's own experts out of them; after the experts another adds them into a
