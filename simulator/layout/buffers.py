@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -43,9 +45,27 @@ class ExpertBuffers:
         return self.nvlink_bytes + self.rdma_bytes
 
 
-def expert_buffers(ep: int, row: int, sms: int, kernels: str) -> ExpertBuffers:
+@dataclass(frozen=True, slots=True)
+class GroupTokens:
+    """Tokens of a rank, and experts and NVLink domains of its group, which size Hybrid-EP's buffers."""
+
+    tokens: float
+    experts: int
+    nodes: int
+
+
+def group_tokens(layout: Layout, shape: ModelShape, sequence: int) -> GroupTokens:
+    """The figures of a plan; `sequence` are the tokens of one sequence."""
+    plan = layout.plan
+    nodes = max(1, plan.ep * plan.expert_tp // layout.gpus_per_node)
+    return GroupTokens(tokens_per_gpu(plan, sequence), shape.moe.experts if shape.moe else 0, nodes)
+
+
+def expert_buffers(
+    ep: int, row: int, sms: int, kernels: str, group: GroupTokens | None = None
+) -> ExpertBuffers:
     """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows of `row` elements (377.7 and 336.0 MB
-    for EP64, 20 SMs and rows of 7,168).
+    for EP64, 20 SMs and rows of 7,168), or of Hybrid-EP's for the tokens of a `group` (eq. M11).
 
     Both are 0 without expert parallelism and for kernels that are not DeepEP's: NCCL's all-to-all sends from
     and receives into the tensors of the block, and its channels count as the framework's memory
@@ -55,6 +75,8 @@ def expert_buffers(ep: int, row: int, sms: int, kernels: str) -> ExpertBuffers:
     for each node. A slot holds the row, its source, 128 expert indices, weights and scales (DeepEP@
     567632dd5981 csrc/config.hpp).
     """
+    if ep > 1 and group is not None and dispatcher(kernels).transport == "domain":
+        return _domain_buffers(ep, row, group)
     if ep <= 1 or sms == 0 or not kernels.startswith(DEEPEP):
         return ExpertBuffers(0, 0, None)
     size = next((s for s in RING_TOKENS if s >= ep), max(RING_TOKENS))
@@ -71,6 +93,20 @@ def expert_buffers(ep: int, row: int, sms: int, kernels: str) -> ExpertBuffers:
     if ep > PEERS:
         rdma = 2 * channels * nodes * (rdma_tokens * (slot + 16) + (2 * PEERS + 2) * 4)
     return ExpertBuffers(_round_up(nvlink), _round_up(rdma), note)
+
+
+def _domain_buffers(ep: int, row: int, group: GroupTokens) -> ExpertBuffers:
+    """Room for all tokens of all ranks at once, in BF16, with weights for the experts of a domain and scales.
+
+    Dispatch and combine share it. Across domains, rows wait in buffers of the NIC: those that a rank sends,
+    and in either direction those for every other domain (deepseek-ai/DeepEP@94a9f8f6, branch hybrid-ep,
+    csrc/hybrid_ep/buffer/intranode.cu and internode_doca.cu).
+    """
+    slot = 2 * row + 4 * (row // 128) + 4 * group.experts // group.nodes
+    nvlink = group.tokens * ep * slot
+    others = group.nodes - 1
+    rdma = group.tokens * (2 * row * (1 + 3 * others) + 4 * group.experts) if others else 0.0
+    return ExpertBuffers(_round_up(int(nvlink)), _round_up(int(rdma)), None)
 
 
 def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:

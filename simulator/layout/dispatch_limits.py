@@ -7,16 +7,12 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.model.dispatchers import Dispatcher, dispatcher, dispatchers
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.stated import is_stated
 
 KEY = "communication.kernels"
 
 
 def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> None:
-    """Raise InputError, with the nearest choice that runs, for a dispatcher that does not run on the job.
-
-    A dispatcher that the scenario leaves to the default is only held to the limits of its expert parallelism.
-    """
+    """Raise InputError, with the nearest choice that runs, for a dispatcher that does not run on the job."""
     plan, communication = scenario.parallel, scenario.communication
     kind = dispatcher(communication.kernels)
     if communication.fused_permutation and kind.transport != "domain":
@@ -29,28 +25,23 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
     if plan.ep == 1 or cluster.accelerator.communication_engine is not None:
         return
     check_domains(plan.ep, plan.expert_tp, layout.n_gpus, layout.gpus_per_node)
-    _check_sms(kind, communication.kernels, communication.sms)
-    check_group(stated_dispatcher(scenario), cluster, layout, scenario.batch.sequence_length)
+    check_group(communication.kernels, cluster, layout, scenario.batch.sequence_length)
 
 
-def stated_dispatcher(scenario: Scenario) -> str | None:
-    """The dispatcher that a scenario states; None where it is left to the default."""
-    return scenario.communication.kernels if is_stated(scenario, KEY) else None
-
-
-def check_group(kernels: str | None, cluster: Cluster, layout: Layout, sequence: int) -> None:
-    """Raise InputError for expert-parallel groups that a dispatcher cannot serve; None is accepted.
+def check_group(kernels: str, cluster: Cluster, layout: Layout, sequence: int) -> None:
+    """Raise InputError for expert-parallel groups that a dispatcher cannot serve.
 
     `sequence`: tokens of one sequence.
     """
     plan = layout.plan
-    if kernels is None or plan.ep == 1 or cluster.accelerator.communication_engine is not None:
+    if plan.ep == 1 or cluster.accelerator.communication_engine is not None:
         return
     kind, nodes = dispatcher(kernels), layout.nodes_spanned(layout.ep_group(0))
-    problem = _problem(kind, cluster, plan.ep, nodes)
+    group = plan.ep * plan.expert_tp  # the ranks that split an expert exchange tokens too
+    problem = _problem(kind, cluster, group, nodes)
     if problem is not None:
         runs = [
-            name for name, other in dispatchers().items() if _problem(other, cluster, plan.ep, nodes) is None
+            name for name, other in dispatchers().items() if _problem(other, cluster, group, nodes) is None
         ]
         raise InputError(f"{KEY}={kernels}: {problem}; use {KEY}={runs[0]}", key=KEY, nearest=runs)
     _check_tokens(kernels, kind, layout, sequence, nodes)
@@ -67,9 +58,8 @@ def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
     sizes = [d for d in range(1, domain + 1) if domain % d == 0]
     sizes += [domain * n for n in range(2, n_gpus // domain + 1) if n_gpus % (domain * n) == 0]
     legal = [size // expert_tp for size in sizes if size % expert_tp == 0]
-    near = sorted(
-        {max([s for s in legal if s < ep], default=1), min([s for s in legal if s > ep], default=1)} - {1}
-    )
+    below, above = [s for s in legal if s < ep], [s for s in legal if s > ep]
+    near = sorted({max(below, default=1), min(above, default=1)} - {1})
     what = f"parallel.ep={ep}" + (f" with expert_tp={expert_tp}" if expert_tp > 1 else "")
     raise InputError(
         f"{what} does not divide an NVLink domain of {domain} GPUs and is no multiple of it, so some groups "
@@ -79,33 +69,20 @@ def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
     )
 
 
-def _problem(kind: Dispatcher, cluster: Cluster, ep: int, nodes: int) -> str | None:
-    """Why a dispatcher does not run with groups of `ep` over `nodes` domains; None where it does."""
-    accelerator, local = cluster.accelerator, ep // nodes
+def _problem(kind: Dispatcher, cluster: Cluster, group: int, nodes: int) -> str | None:
+    """Why a dispatcher does not run with groups of `group` ranks over `nodes` domains; None if it does."""
+    accelerator, local = cluster.accelerator, group // nodes
     if kind.architectures and accelerator.architecture not in kind.architectures:
-        return f"it runs on {', '.join(kind.architectures)}, and {accelerator.name} is {accelerator.architecture}"
+        where = ", ".join(kind.architectures)
+        return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
     if kind.domain_ranks is not None and local > kind.domain_ranks.n:
         return f"it has at most {kind.domain_ranks.n} ranks in one NVLink domain, and the group has {local}"
-    if kind.domain_ranks is not None and kind.whole_domains and nodes > 1 and local != kind.domain_ranks.n:
-        return (
-            f"across domains it needs {kind.domain_ranks.n} ranks of the group in each NVLink domain, and the "
-            f"group has {local}"
-        )
+    if kind.whole_domains and kind.domain_ranks is not None and nodes > 1 and local < kind.domain_ranks.n:
+        most = kind.domain_ranks.n
+        return f"across domains it needs {most} ranks of the group in each NVLink domain, not {local}"
     if kind.domains is not None and nodes > kind.domains.n:
         return f"it has at most {kind.domains.n} NVLink domains in a group, and the group has {nodes}"
     return None
-
-
-def _check_sms(kind: Dispatcher, kernels: str, sms: int) -> None:
-    if kind.even_sms is not None and sms % kind.even_sms.n:
-        step = kind.even_sms.n
-        near = [n for n in (sms // step * step, (sms // step + 1) * step) if n > 0]
-        raise InputError(
-            f"communication.sms={sms}: {kernels} takes a multiple of {step} SMs; nearest: "
-            f"{', '.join(map(str, near))}",
-            key="communication.sms",
-            nearest=near,
-        )
 
 
 def _check_tokens(kernels: str, kind: Dispatcher, layout: Layout, sequence: int, nodes: int) -> None:
@@ -116,8 +93,8 @@ def _check_tokens(kernels: str, kind: Dispatcher, layout: Layout, sequence: int,
     fits = int(plan.microbatch * kind.tokens_across.n / tokens)
     remedy = f"parallel.microbatch={fits}" if fits else f"a larger parallel.cp or {KEY}=nccl"
     raise InputError(
-        f"{KEY}={kernels}: a rank sends {tokens:,.0f} tokens, and across {nodes} NVLink domains its queues hold "
-        f"{kind.tokens_across.n:,}; use {remedy}",
+        f"{KEY}={kernels}: a rank sends {tokens:,.0f} tokens, and across {nodes} NVLink domains its queues "
+        f"hold {kind.tokens_across.n:,}; use {remedy}",
         key="parallel.microbatch",
         nearest=(fits,) if fits else (),
     )

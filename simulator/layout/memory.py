@@ -10,7 +10,7 @@ from math import fsum
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
-from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.rank_bytes import (
@@ -182,7 +182,9 @@ class _OnePlan:
         self.formats = StateFormats.of(inputs.precision)
         self.zero_stage = plan.zero_stage
         self.shards, self.optimizer_shards = layout.shards, layout.optimizer_shards
-        expert = expert_buffers(plan.ep, inputs.shape.routed_width, inputs.communication_sms, inputs.kernels)
+        group = group_tokens(layout, inputs.shape, inputs.sequence)
+        row = inputs.shape.routed_width
+        expert = expert_buffers(plan.ep, row, inputs.communication_sms, inputs.kernels, group)
         self.note = expert.note
         self.expert_buffers = expert.total_bytes
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)

@@ -33,8 +33,6 @@ class Dispatcher(Frozen):
     """Most NVLink domains of a group."""
     whole_domains: bool = False
     """Whether a group of several domains must have exactly `domain_ranks` ranks in each."""
-    even_sms: SourcedCount | None = None
-    """Number that must divide the SMs."""
     tokens_across: SourcedCount | None = None
     """Most tokens of a rank where the group has several domains."""
     pads_rows: bool = False

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.dispatch_limits import stated_dispatcher
 from moesim.simulator.layout.expert_overlap import hides_experts, repeats_experts
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
@@ -57,7 +56,7 @@ def find_candidates(
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
-    awaited, kernels = job.scenario.software.awaited_sends, stated_dispatcher(job.scenario)
+    awaited, kernels = job.scenario.software.awaited_sends, job.scenario.communication.kernels
     sizes = (batch.sequences, batch.sequence_length)
     frames, refused = legal_frames(space, job.shape, job.cluster, *sizes, kernels, awaited=awaited)
     if limits is not None:

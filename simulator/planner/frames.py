@@ -44,13 +44,12 @@ def legal_frames(
     cluster: Cluster,
     sequences: int,
     sequence: int,
-    kernels: str | None = None,
+    kernels: str,
     awaited: Awaited = "schedule",
 ) -> tuple[list[Frame], Refusals]:
     """Every frame that layout, model, batch and schedule accept, and the reasons why others were refused.
 
-    `kernels`: the dispatcher that must serve its expert-parallel groups; None for any. `awaited`: see
-    `pattern`.
+    `kernels`: the dispatcher that must serve its expert-parallel groups. `awaited`: see `pattern`.
 
     Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs,
     ZeRO stage and placement that it would have had.

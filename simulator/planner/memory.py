@@ -10,7 +10,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.activations import activation_bytes
-from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, RankStages
 from moesim.simulator.layout.rank_bytes import (
@@ -120,12 +120,13 @@ class MemoryBook:
 
     def expert_buffers(self, frame: Frame) -> FloatArray:
         """Bytes of the buffers of expert-parallel communication [1, 1, sms, 1]."""
-        ep = frame.plan.ep
-        key = ("buffers", ep)
+        plan, ep = frame.plan, frame.plan.ep
+        key = ("buffers", ep, plan.expert_tp, plan.microbatch, plan.tp, plan.cp)
         if key not in self._numbers:
             kernels = self.scenario.communication.kernels
+            group = group_tokens(frame.layout, self.shape, self.scenario.batch.sequence_length)
             sizes = [
-                expert_buffers(ep, self.shape.routed_width, sms, kernels).total_bytes
+                expert_buffers(ep, self.shape.routed_width, sms, kernels, group).total_bytes
                 for sms in self.space.sms
             ]
             self._numbers[key] = np.array(sizes, dtype=np.float64)[None, None, :, None]

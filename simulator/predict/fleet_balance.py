@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from moesim.simulator.layout.buffers import expert_buffers
+from moesim.simulator.layout.buffers import expert_buffers, group_tokens
 from moesim.simulator.layout.memory import MemoryReport, RankStages
+from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.pools import PoolSlice
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
 from moesim.simulator.model.operator import BlockKind
@@ -42,9 +43,11 @@ class FleetMemory:
 
     def _buffers(self, part: PoolSlice) -> int:
         scenario = part.scenario
-        chosen = scenario.communication
+        chosen, machine = scenario.communication, scenario.machine
+        layout = Layout(scenario.parallel, machine.n_gpus, machine.node.n_gpus)
+        group = group_tokens(layout, self.shape, scenario.batch.sequence_length)
         return expert_buffers(
-            scenario.parallel.ep, self.shape.routed_width, chosen.sms, chosen.kernels
+            scenario.parallel.ep, self.shape.routed_width, chosen.sms, chosen.kernels, group
         ).total_bytes
 
     def _report(self, part: PoolSlice, stages: StageAssignment) -> MemoryReport:

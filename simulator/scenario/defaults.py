@@ -29,12 +29,15 @@ from moesim.hwmodels.topologies import build_topology
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.shape import ModelShape
 
 FILE = "data/defaults.yaml"
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+KERNELS = "deepep-2025-02"
+"""Dispatcher of a scenario that states none."""
 SMS = 20
 """SMs of the communication kernels, as DeepSeek-V3 trained."""
 
@@ -279,6 +282,24 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
     return SMS, "as DeepSeek-V3 trained"
 
 
+def _kernels(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    kernels, why = kernels_of(machines)
+    return _chosen("communication.kernels", kernels, why, "derived", "data/communication_kernels.yaml")
+
+
+def kernels_of(machines: Sequence[Cluster]) -> tuple[str, str]:
+    """(dispatcher, reason) of the clusters: DeepEP, in larger NVLink domains Hybrid-EP, elsewhere NCCL."""
+    for machine in machines:
+        accelerator, kind = machine.accelerator, dispatcher(KERNELS)
+        if accelerator.communication_engine is None and accelerator.architecture not in kind.architectures:
+            return "nccl", f"DeepEP does not run on {accelerator.name}"
+    largest = max(machines, key=lambda machine: machine.node.n_gpus)
+    most = dispatcher(KERNELS).domain_ranks
+    if largest.accelerator.communication_engine is None and most and largest.node.n_gpus > most.n:
+        return "hybridep", f"DeepEP does not serve NVLink domains of {largest.node.n_gpus} GPUs"
+    return KERNELS, "as DeepSeek-V3 trained"
+
+
 def spread(key: str, architecture: str | None = None) -> tuple[SourcedFraction, bool]:
     """Return the spread of a key, and whether it was measured on this architecture.
 
@@ -350,6 +371,7 @@ RULES: Mapping[str, Callable[[ModelShape, Sequence[Cluster]], Chosen]] = {
     "profile": _profile,
     "precision": _precision,
     "communication.sms": _sms,
+    "communication.kernels": _kernels,
     "routing.expert_load_cv": _load,
     "variation.clock_cv": _varied("variation.clock_cv"),
     "variation.jitter_cv": _varied("variation.jitter_cv"),

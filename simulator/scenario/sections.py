@@ -44,9 +44,13 @@ class Communication(Section):
         description="SMs or compute units reserved for communication kernels. Absent: 20, and 0 on "
         "accelerators whose collectives a dedicated engine moves.",
     )
-    kernels: str = "deepep-2025-02"
-    """Dispatcher that moves tokens to experts: deepep-2025-02, deepep-2025-04, hybridep, nccl (all-to-all),
-    nccl-allgather, or a generation of one's own, which names the profile curve ep.nic_fraction.<kernels>."""
+    kernels: str = Field(
+        rules.KERNELS,
+        description="Dispatcher that moves tokens to experts: deepep-2025-02, deepep-2025-04, hybridep, nccl "
+        "(all-to-all), nccl-allgather, or a generation of one's own, which names the profile curve "
+        "ep.nic_fraction.<kernels>. Absent: deepep-2025-02, in NVLink domains of more than 8 GPUs hybridep, "
+        "and nccl where DeepEP does not run.",
+    )
     fused_permutation: bool = False
     """`hybridep` also permutes rows into the order of the experts, and back, inside its own kernels
     (`moe_permute_fusion_into_hybridep` of Megatron core)."""

@@ -51,8 +51,8 @@ class Fillable(Stated, Protocol):
 def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
     """Set the keys that a scenario under construction leaves out; return those worth reporting.
 
-    The usual number of communication SMs is not reported. Raises InputError, with the `place` that the
-    scenario was read from, where its model or cluster cannot be found.
+    The usual dispatcher and number of communication SMs are not reported. Raises InputError, with the `place`
+    that the scenario was read from, where its model or cluster cannot be found.
     """
     missing = [key for key in rules.RULES if not is_stated(scenario, key)]
     if scenario.fleet is not None and "profile" in missing:
@@ -70,8 +70,8 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
         if section:
             value = rules.without_mark(getattr(scenario, section), name, value)
         scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
-    usual = ("communication.sms", rules.SMS)
-    return tuple(chosen.default for key, chosen in choices if (key, chosen.value) != usual)
+    usual = (("communication.sms", rules.SMS), ("communication.kernels", rules.KERNELS))
+    return tuple(chosen.default for key, chosen in choices if (key, chosen.value) not in usual)
 
 
 def list_defaults(

@@ -1,4 +1,4 @@
-"""Predicts published stand-alone times of expert-parallel kernels: DeepEP's and Hybrid-EP's own benchmarks."""
+"""Predicts the stand-alone benchmarks of expert-parallel kernels that DeepEP and Hybrid-EP publish."""
 
 from __future__ import annotations
 

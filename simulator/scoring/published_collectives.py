@@ -59,8 +59,8 @@ class MeasuredRow(BaseModel):
     """One row of `data/published/collectives.csv`.
 
     `bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of an
-    all-gather). Expert-parallel rows have communication SMs and GB/s as their source counts them, or the bytes
-    of a rank's tokens and seconds.
+    all-gather). Expert-parallel rows have communication SMs and GB/s as their source counts them, or the
+    bytes of a rank's tokens and seconds.
     `note` says why a row has its class.
     """
 

@@ -47,6 +47,8 @@ class PlanFacts:
     """Tokens of one sequence."""
     software: Software
     """Behaviour of the framework that the prediction assumed."""
+    kernels: str
+    """The dispatcher, as `communication.kernels` names it."""
 
     @property
     def replicas(self) -> int:
@@ -147,4 +149,5 @@ def facts_of(scenario: Scenario) -> PlanFacts:
         sequences=scenario.batch.sequences,
         sequence_length=scenario.batch.sequence_length,
         software=scenario.software,
+        kernels=scenario.communication.kernels,
     )

@@ -58,7 +58,12 @@ def drawn(trainer: Trainer, model: str, count: int, seed: int) -> Iterator[Scena
     space = with_defaults(wanted, scenario, job.shape, job.cluster)
     space, _ = TrainerLimits(trainer, scenario).chosen(wanted, space)
     frames, _ = legal_frames(
-        space, job.shape, job.cluster, scenario.batch.sequences, scenario.batch.sequence_length
+        space,
+        job.shape,
+        job.cluster,
+        scenario.batch.sequences,
+        scenario.batch.sequence_length,
+        "any",  # a trainer judges the arguments, whatever the machine
     )
     draw, made = random.Random(f"{model} {seed}"), 0
     while made < count:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.dispatch_limits import check_group, stated_dispatcher
+from moesim.simulator.layout.dispatch_limits import check_group
 from moesim.simulator.layout.job import check_profile
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
@@ -124,7 +124,7 @@ def legal_fleet_frames(
         return space, [], refused
     batch = scenario.batch
     sizes, awaited = (batch.sequences, batch.sequence_length), scenario.software.awaited_sends
-    kernels = stated_dispatcher(scenario)
+    kernels = scenario.communication.kernels
     frames, more = legal_frames(kept, shape, first.machine, *sizes, kernels, awaited=awaited)
     refused.merge(more)
     for frame in (frame for frame in frames if frame.pattern.copies > 1):
@@ -150,7 +150,7 @@ def _accepted(
         try:
             layout = Layout(frame.plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(frame.plan, shape, scenario.batch.sequence_length, 1)
-            check_group(stated_dispatcher(scenario), cluster, layout, scenario.batch.sequence_length)
+            check_group(scenario.communication.kernels, cluster, layout, scenario.batch.sequence_length)
             microbatches(layout, scenario.batch.sequences)
             found.append(frame)
         except InputError as error:

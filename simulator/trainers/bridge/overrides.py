@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
@@ -131,10 +132,21 @@ def _experts(plan: PlanFacts) -> dict[str, Value]:
         "model.moe_grouped_gemm": True,
     }
     if p.ep > 1:
-        values["model.moe_token_dispatcher_type"] = "flex"
-        values["model.moe_flex_dispatcher_backend"] = "deepep"
-        values["model.moe_deepep_num_sms"] = plan.sms
+        values |= _dispatcher(plan)
     return values
+
+
+def _dispatcher(plan: PlanFacts) -> dict[str, Value]:
+    kind = "model.moe_token_dispatcher_type"
+    transport = dispatcher(plan.kernels).transport
+    if transport in ("all-to-all", "all-gather"):
+        return {kind: transport.replace("-", "")}
+    backend = "hybridep" if transport == "domain" else "deepep"
+    return {
+        kind: "flex",
+        "model.moe_flex_dispatcher_backend": backend,
+        f"model.moe_{backend}_num_sms": plan.sms,
+    }
 
 
 def _pipeline(plan: PlanFacts) -> dict[str, Value]:

@@ -31,24 +31,27 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
         return
     chosen = given.text(kind, "flex" if like_base else "allgather", ("allgather", "alltoall", "flex"))
     if chosen != "flex":
-        note = "moesim prices an all-to-all" if chosen == "allgather" else ""
-        given.set("communication.kernels", "nccl", kind, note=note)
-        if chosen == "allgather":
-            given.explain(kind, "not priced", "the real step is slower and it needs more memory: every GPU "
-                          "gathers the tokens of all, and moesim prices an all-to-all")  # fmt: skip
+        given.set("communication.kernels", "nccl-allgather" if chosen == "allgather" else "nccl", kind)
         for name in (backend, *sms):
             if given.has(name):
                 given.explain(name, "irrelevant", f"Megatron-LM does not read it with --{kind} {chosen}")
         return
     kernels = base.communication.kernels if base.communication.kernels.startswith("deepep") else DEEPEP
-    given.set("communication.kernels", kernels, kind, backend, "moe-enable-deepep")
     engine = given.text(backend, "deepep", ("deepep", "hybridep", "ncclep"))
-    if engine != "deepep":
+    kernels = "hybridep" if engine == "hybridep" else kernels
+    given.set("communication.kernels", kernels, kind, backend, "moe-enable-deepep")
+    if engine == "ncclep":
         given.explain(backend, "not priced", f"the direction is unknown: {engine} is priced as DeepEP")
+    fused = "moe-permute-fusion-into-hybridep"
+    if engine == "hybridep" and given.flag(fused):
+        given.set("communication.fused_permutation", True, fused)
+    elif given.has(fused):
+        given.explain(fused, "irrelevant", f"Megatron-LM does not read it with --{backend} {engine}")
     own = {"deepep": SM_ARGUMENTS[:2], "hybridep": SM_ARGUMENTS[1:], "ncclep": SM_ARGUMENTS[1:2]}[engine]
     stated = [name for name in own if given.has(name)]
     if stated or not like_base:
-        number = given.integer(stated[0], 20, least=0, most=10_000) if stated else 20
+        usual = 16 if engine == "hybridep" else 20
+        number = given.integer(stated[0], usual, least=0, most=10_000) if stated else usual
         given.set("communication.sms", number, *(stated or own))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.repeated import modules_of_model
@@ -19,6 +20,9 @@ GRAPH_MODULES: dict[GraphPart, str] = {"attention": "attn", "router": "moe_route
 
 NEAREST: tuple[Module, ...] = ("layernorm", "mla_up_proj", "moe_act")
 """Modules that come nearest to the policy `selective`."""
+
+HYBRIDEP = "hybridep"
+"""Value of `communication.kernels`, and of Megatron core's argument, for Hybrid-EP."""
 
 
 def parallel_arguments(plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
@@ -51,13 +55,25 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
     plan = scenario.parallel
     fused: dict[str, Words] = {} if scenario.software.kernels == "eager" else {"--moe-permute-fusion": None}
     if plan.ep == 1 or scenario.communication.by_nccl:
-        return {"--moe-token-dispatcher-type": "alltoall", **fused}
+        gathered = plan.ep > 1 and scenario.communication.kernels == "nccl-allgather"
+        return {"--moe-token-dispatcher-type": "allgather" if gathered else "alltoall", **fused}
     sms = str(scenario.communication.sms)
+    hybrid = scenario.communication.kernels == HYBRIDEP
     spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}
+    if version == "0.14" and hybrid:
+        raise InputError(
+            f"communication.kernels={HYBRIDEP}: Megatron-LM 0.14 has no such dispatcher; use "
+            "communication.kernels=deepep-2025-04, or Megatron-LM 0.20",
+            key="communication.kernels",
+            nearest=("deepep-2025-04",),
+        )
     if version == "0.14":
         spelled |= {"--moe-enable-deepep": None, "--moe-deepep-num-sms": sms}
     else:
-        spelled |= {"--moe-flex-dispatcher-backend": "deepep", "--moe-flex-dispatcher-num-sms": sms}
+        backend = HYBRIDEP if hybrid else "deepep"
+        spelled |= {"--moe-flex-dispatcher-backend": backend, "--moe-flex-dispatcher-num-sms": sms}
+        if scenario.communication.fused_permutation:
+            spelled["--moe-permute-fusion-into-hybridep"] = None
     return spelled | fused
 
 

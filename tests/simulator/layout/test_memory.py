@@ -10,7 +10,7 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
-from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.buffers import GroupTokens, expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import (
     ALLOCATOR_SLACK,
@@ -271,6 +271,12 @@ def test_deepep_buffers() -> None:
     assert buffers.nvlink_bytes == pytest.approx(377.7e6, abs=0.05e6)
     assert buffers.rdma_bytes == pytest.approx(336.0e6, abs=0.1e6)
     assert expert_buffers(1, 7168, 20, "deepep-2025-02").total_bytes == 0
+    # Hybrid-EP has room for every token of every rank: 3.8 GB for EP64, and weights of the domain's experts.
+    rack = expert_buffers(64, 7168, 32, "hybridep", GroupTokens(4096, 256, 1))
+    assert rack.nvlink_bytes == 4096 * 64 * (2 * 7168 + 4 * 56 + 4 * 256) and rack.rdma_bytes == 0
+    nodes = expert_buffers(64, 7168, 32, "hybridep", GroupTokens(4096, 256, 8))
+    assert nodes.nvlink_bytes == 4096 * 64 * (2 * 7168 + 4 * 56 + 4 * 32)
+    assert nodes.rdma_bytes == 4096 * (22 * 2 * 7168 + 4 * 256)
     assert expert_buffers(8, 7168, 20, "deepep-2025-02").rdma_bytes == 0
     assert expert_buffers(64, 7168, 24, "deepep-2025-02").nvlink_bytes > buffers.nvlink_bytes
     assert expert_buffers(320, 7168, 20, "deepep-2025-02").note is not None

@@ -97,7 +97,7 @@ def test_every_considered_plan_is_legal_or_refused_with_a_reason() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800")
     shape, cluster = load_model("deepseek-v3"), scenario.machine
     space = with_defaults(PlanSpace(tp=(1, 3), pp=(7, 8, 16), ep=(8, 64), cp=(1,)), scenario, shape, cluster)
-    frames, refused = legal_frames(space, shape, cluster, 15360, 4096)
+    frames, refused = legal_frames(space, shape, cluster, 15360, 4096, "nccl")
     assert len(frames) * space.inner + refused.total == space.size
     reasons = {row.reason for row in refused.rows()}
     assert any(reason.startswith("parallel.tp=n does not divide") for reason in reasons)
@@ -126,7 +126,7 @@ def test_groups_that_fill_a_node_in_part_are_refused_before_the_engine() -> None
     thirds = scenario.shape.model_copy(
         update={"moe": scenario.shape.moe.model_copy(update={"experts": 192})}  # type: ignore[union-attr]
     )
-    frames, refused = legal_frames(space, thirds, scenario.machine, 96, 4096)
+    frames, refused = legal_frames(space, thirds, scenario.machine, 96, 4096, "nccl")
     assert {frame.plan.ep for frame in frames} == {4, 24}
     assert any("does not divide an NVLink domain of 8 GPUs" in row.example for row in refused.rows())
 

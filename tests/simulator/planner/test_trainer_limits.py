@@ -72,7 +72,7 @@ def _legal_one_by_one(scenario: Scenario, space: PlanSpace) -> Iterator[tuple[st
     """Every combination of a frame, by calling the rules on each plan alone."""
     trainer, job = trainer_of("megatron"), resolve(scenario)
     full = with_defaults(space, scenario, job.shape, job.cluster)
-    frames, _ = legal_frames(full, job.shape, job.cluster, 256, scenario.batch.sequence_length)
+    frames, _ = legal_frames(full, job.shape, job.cluster, 256, scenario.batch.sequence_length, "nccl")
     for frame, p, r, s, z in product(frames, full.precision, full.recompute, full.sms, full.zero_stage):
         plan_ = scenario.model_copy(
             update={
@@ -99,7 +99,7 @@ def test_arrays_of_plans_are_limited_as_each_plan_alone() -> None:
     full = with_defaults(space, JOB, job.shape, job.cluster)
     narrow, sentences = limits.narrowed(full)
     assert {s.partition(" ")[0] for s in sentences} == {"schedule=dualpipev", "recompute=op"}
-    frames, _ = legal_frames(narrow, job.shape, job.cluster, 256, JOB.batch.sequence_length)
+    frames, _ = legal_frames(narrow, job.shape, job.cluster, 256, JOB.batch.sequence_length, "nccl")
     kept = limits.frames(frames, narrow.per_frame, Refusals())
     runs = limits.combinations(kept, narrow, Refusals())
     masked = {

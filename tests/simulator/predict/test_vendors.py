@@ -9,6 +9,7 @@ from moesim.hwmodels import InputError, list_accelerators, list_clusters, load_c
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.confidence import best_profile, confidence_statement
 from moesim.simulator.predict.result import Result
+from moesim.simulator.scenario.defaults import kernels_of
 
 HOME = "deepseek-v3-2048xh800"
 MIXTRAL = (
@@ -32,6 +33,7 @@ def predict(cluster: str, *more: str) -> Result:
         f"cluster.nodes={1 if described.nodes == 1 else 2}",
         f"parallel.ep={8 if gpus % 8 == 0 or described.nodes > 1 else 1}",
         f"communication.sms={0 if chip.communication_engine else 20}",
+        f"communication.kernels={kernels_of([described])[0]}",
         f"batch.sequences={max(256, 2 * gpus)}", *more,
     )  # fmt: skip
 
@@ -69,7 +71,7 @@ def test_missing_units_stop_only_what_needs_them() -> None:
     result = predict("mtt-s5000-server", "parallel.ep=1", "communication.sms=0")
     assert result.confidence == "peak-only" and result.step.time_s > 0
     with pytest.raises(InputError, match=r"communication\.sms=0: expert-parallel kernels need at least 1"):
-        predict("mtt-s5000-server", "communication.sms=0")
+        predict("mtt-s5000-server", "communication.sms=0", "communication.kernels=mine")
 
 
 def test_an_engine_refuses_compute_units_by_its_name() -> None:

@@ -326,7 +326,12 @@ def test_dispatchers() -> None:
         "kernels": "deepep-2025-04", "sms": 24,
     }  # fmt: skip
     gathered = read(MIXTRAL.replace("--moe-token-dispatcher-type alltoall", ""), 64, HOME)
-    assert "gathers" in row(gathered, "--moe-token-dispatcher-type", "not priced").meaning
+    assert gathered.scenario.communication.kernels == "nccl-allgather"
+    hybrid = MIXTRAL.replace("alltoall", "flex") + "--moe-flex-dispatcher-backend hybridep\n"
+    hybrid += "--moe-hybridep-num-sms 32 --moe-permute-fusion-into-hybridep\n"
+    assert read(hybrid, 64, HOME).scenario.communication.model_dump(
+        include={"kernels", "sms", "fused_permutation"}
+    ) == {"kernels": "hybridep", "sms": 32, "fused_permutation": True}
 
 
 def test_routing() -> None:
