@@ -48,9 +48,7 @@ BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 (NVIDIA/Megatron-LM@d98e8a64ddf3 megatron/core/distributed/distributed_data_parallel.py:134)."""
 
 
-def pieces_of(
-    pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int
-) -> Pieces:
+def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int) -> Pieces:
     """Pieces in which a rank's (dense, expert) parameters travel (docs/model.md, eq. X22).
 
     Collectives that are not overlapped travel whole.
@@ -58,10 +56,10 @@ def pieces_of(
     software = pricer.scenario.software
     if not software.overlap_data_parallel:
         return WHOLE
-    bucket = software.gradient_buckets
-    if bucket == "megatron":
-        bucket = max(BUCKET, BUCKET_PER_RANK * rings(pricer, copies)[0].ranks)
-    if bucket != "blocks":
+    stated = software.gradient_buckets
+    if stated != "blocks":
+        ranks = rings(pricer, copies)[0].ranks
+        bucket = max(BUCKET, BUCKET_PER_RANK * ranks) if stated == "megatron" else stated
         return Pieces(max(1, int(dense // bucket)), max(1, int(expert // bucket)))
     held = [pricer.block_parameters(kind) for kind in kinds]
     return Pieces(max(1, sum(d > 0 for d, _ in held)), max(1, sum(e > 0 for _, e in held)))

@@ -115,9 +115,7 @@ def exposed_behind_compute(
         strict=True,
     ):
         factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
-        exposed_s = exposed_behind_window(
-            collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor)
-        )
+        exposed_s = exposed_behind_window(collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor))
         left.append(PricedSeconds(exposed_s, collective.evidence | evidence))
     return left[0], left[1]
 

@@ -1,4 +1,4 @@
-"""Prices the small all-reduces of a step, which are latency and waiting: gradient norm, largest elements of FP8."""
+"""Prices small all-reduces, which are latency and waiting: gradient norm, largest elements of FP8."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ PASSES: tuple[tuple[Phase, tuple[Phase, ...]], ...] = (
 def small_all_reduce_s(ranks: int, ranks_per_node: int, library: Library | None = None) -> float:
     """Seconds of an all-reduce of a few bytes: the fastest tree or ring (docs/model.md, eq. X23).
 
-    `ranks_per_node`: members on one node. Raises no error; one rank takes 0 s.
+    `ranks_per_node`: members on one node.
     """
     if ranks <= 1:
         return 0.0
     library = library or load_library()
     nodes = ceil(ranks / ranks_per_node)
     tree = Hops(2 * (min(ranks, ranks_per_node) - 1), 2 * (nodes - 1).bit_length())
-    ways = [
-        library.latency_s("tree", protocol, tree, nodes=nodes)
-        for protocol in PROTOCOLS
-    ]
+    ways = [library.latency_s("tree", protocol, tree, nodes=nodes) for protocol in PROTOCOLS]
     ring = ring_hops("all_reduce", ranks, nodes)
     ways += [library.latency_s("ring", protocol, ring, nodes=nodes) for protocol in PROTOCOLS]
     return min(ways)
@@ -50,7 +47,9 @@ def amax_exposed_s(
     """
     scenario, layout = pricer.scenario, pricer.layout
     reduced, recipe = scenario.software.amax_reduction, scenario.recipe
-    delayed = recipe.linear == "fp8" and recipe.scaling == "tensor" and scenario.software.fp8_scales == "delayed"
+    delayed = (
+        recipe.linear == "fp8" and recipe.scaling == "tensor" and scenario.software.fp8_scales == "delayed"
+    )
     if reduced == "none" or not delayed or pricer.shape.block(kind).layer is None:
         return {}
     plan = scenario.parallel

@@ -42,9 +42,7 @@ def optimizer_operators(
     return tuple(out)
 
 
-def gradient_passes(
-    parameters: float, precision: Precision, software: Software
-) -> tuple[Operator, ...]:
+def gradient_passes(parameters: float, precision: Precision, software: Software) -> tuple[Operator, ...]:
     """Passes over the gradients of all `parameters` that a GPU holds, once a step (docs/model.md, eq. C13).
 
     Buffers are cleared only where products are added into them.

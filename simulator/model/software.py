@@ -71,8 +71,8 @@ class Software(BaseModel):
     buckets of 40 M parameters, or 1 M for each data-parallel rank where that is more; or the parameters of a
     bucket."""
     gradient_passes: tuple[Literal["zero", "check", "scale"], ...] = ("zero",)
-    """Passes over all local gradients once a step: `zero`, buffers are cleared (where the GEMM adds into them);
-    `check`, they are read for NaNs; `scale`, they are divided by the number of replicas before the reduction."""
+    """Passes over all local gradients once a step: `zero`, buffers are cleared (where the GEMM adds into
+    them); `check`, they are read for NaNs; `scale`, they are divided by the number of replicas."""
     awaited_sends: Literal["schedule", "edges", "all"] = "schedule"
     """Pipeline sends that a rank waits for before it goes on: `schedule`, as the code of the schedule does;
     `edges`, also those of warm-up and flush (interleaved stages of Megatron core without

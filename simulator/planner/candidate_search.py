@@ -95,9 +95,7 @@ class CandidateSearch:
         least = self.candidates.book
         book = self.candidates.books.get(price_key(placement))
         book = book or PriceBook(scenario, self.shape, least.cluster, least.profile)
-        shaped = pattern(
-            scenario.schedule, plan.pp, microbatches, plan.vpp, scenario.software.awaited_sends
-        )
+        shaped = pattern(scenario.schedule, plan.pp, microbatches, plan.vpp, scenario.software.awaited_sends)
         layout = Layout(plan, book.cluster.n_gpus, book.cluster.node.n_gpus)
         frame = Frame(plan, scenario.schedule, microbatches, layout, shaped)
         stages = from_layers_per_stage(blocks_of(self.shape), layers)
