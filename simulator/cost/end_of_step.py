@@ -67,6 +67,7 @@ def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncC
         owned,
         owned if plan.zero_stage == 3 else dense + expert,
         recipe,
+        pricer.scenario.software.weight_gradients != "written",
     )
     update = pricer.compute(operators, "alone")
     reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)

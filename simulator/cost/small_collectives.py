@@ -1,4 +1,4 @@
-"""Prices the small all-reduces of a step, which are latency and waiting: gradient norm, largest elements of FP8."""
+"""Prices small all-reduces, which are latency and waiting: gradient norm, largest elements of FP8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSES: tuple[tuple[Phase, tuple[Phase, ...]], ...] = (
 def small_all_reduce_s(ranks: int, ranks_per_node: int, library: Library | None = None) -> float:
     """Seconds of an all-reduce of a few bytes: the fastest tree or ring (docs/model.md, eq. X23).
 
-    `ranks_per_node`: members on one node. Raises no error; one rank takes 0 s.
+    `ranks_per_node`: members on one node.
     """
     if ranks <= 1:
         return 0.0
@@ -40,7 +40,7 @@ def small_all_reduce_s(ranks: int, ranks_per_node: int, library: Library | None 
 def amax_exposed_s(
     pricer: Pricer, kind: BlockKind, compute: Mapping[tuple[Phase, Mode], PhaseCost]
 ) -> dict[Phase, float]:
-    """Seconds of a layer's share in the reductions of largest elements, by phase (docs/model.md, eq. O9).
+    """Seconds of a layer's share in the reductions of largest elements, by phase (docs/model.md, eq. O14).
 
     `compute`: the layer's compute, alone on its SMs. Delayed scaling reduces the largest elements of all FP8
     tensors once for every chunk, micro-batch and direction.

@@ -50,8 +50,8 @@ class MemberVariation:
     `clock`: time factor of each member [pipeline ranks, members]. `loads`: relative received rows
     [MoE blocks, micro-batches, members]. `node_loads`: the loads averaged over the members of a node.
     `jitter_cv`: relative spread of a phase's duration from run to run. `seed`: the seed of that spread.
-    `stands_for`: GPUs behind every member that meet inside each layer, so that a phase lasts as long as on the
-    slowest of them. `in_step`: consecutive members that meet so (full resolution, where each GPU is one).
+    `stands_for`: GPUs behind every member that meet inside each layer, so that a phase lasts as long as on
+    the slowest of them. `in_step`: consecutive members that meet so (full resolution, where each GPU is one).
     """
 
     clock: FloatArray
@@ -328,7 +328,7 @@ class _Compiler:
             entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]]]
             entropy += [self.group] if self.group else []
             draws = slowest_draws(np.random.default_rng(entropy), shape, self.variation)
-            self.noise[key] = np.maximum(1.0 + cv * draws.astype(np.float64), 0.0)
+            self.noise[key] = np.maximum(1.0 + cv * draws, 0.0)
         return self.noise[key]
 
     def _transfer(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> TransferRows:
@@ -366,7 +366,7 @@ class _Compiler:
 def slowest_draws(
     generator: np.random.Generator, shape: tuple[int, int], variation: MemberVariation
 ) -> FloatArray:
-    """Normal draws [micro-batches, members], each the largest of those GPUs that meet in a layer (eq. E1a)."""
+    """Normal draws [micro-batches, members], each the largest of GPUs that meet in a layer (eq. E1a)."""
     rows, members = shape
     together = variation.in_step
     draws = generator.standard_normal((rows, members // together), dtype=np.float32)

@@ -24,7 +24,7 @@ from moesim.simulator.model.primitives import move
 
 FILE = "framework_kernels.yaml"
 PLAIN = "plain"
-"""Name of the list that changes nothing."""
+"""Name of the list of layers that changes nothing, and of that of steps which only clears gradients."""
 
 Elements = Literal["hidden", "heads", "qkv", "scores"]
 Feature = Literal["dropout", "attention-bias", "rotary", "unfused"]
@@ -213,17 +213,19 @@ def _operator(kernel: LayerKernel, op: Operator, sizes: LayerSizes) -> Iterable[
 
 
 def with_step_kernels(
-    operators: Iterable[Operator], name: str, owned: float, local: float, recipe: Precision
+    operators: Iterable[Operator], name: str, owned: float, local: float, recipe: Precision, accumulated: bool
 ) -> tuple[Operator, ...]:
     """Operators of the optimizer with the kernels of the framework's list `name` (docs/model.md, eq. C25).
 
-    `owned` and `local` count parameters. Raises InputError for an unknown list.
+    `owned` and `local` count parameters. `accumulated`: GEMMs add into buffers, which are cleared once a step
+    (eq. C13); a framework's list holds that itself. Raises InputError for an unknown list.
     """
+    size = _tensor_bytes(recipe)
     if name == PLAIN:
-        return tuple(operators)
+        cleared = move("gradients.zero", "optimizer", "W", 0.0, local * size["gradient"], variant="update")
+        return (*operators, cleared) if accumulated else tuple(operators)
     chosen = _named(framework_kernels().steps, name, "step_kernels")
     kept = tuple(op for op in operators if op.name not in chosen.instead_of)
-    size = _tensor_bytes(recipe)
     added = []
     for kernel in chosen.kernels:
         n = local if kernel.of == "local" else owned

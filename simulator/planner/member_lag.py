@@ -17,10 +17,11 @@ from moesim.simulator.scenario import Scenario
 class MemberLag:
     """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
-    `clock`: lag that lasts, of its sustained speed and of phases that wait for GPUs behind the same member. `jitter` and `rows`: lag of one phase, from run-to-run
-    variation and from received rows; they take effect at barriers only. `payload` and `node_payload`: lag of
-    a transfer. `kept`: mean share of the rows that capacity does not drop. `hot`: rows above `kept` that one
-    member has in all layers. `lasting`: whether the same member always has the most rows of a layer.
+    `clock`: lag that lasts, of sustained speed and of phases that wait for the GPUs behind a member. `jitter`
+    and `rows`: lag of one phase, from run-to-run variation and from received rows; they take effect at
+    barriers only. `payload` and `node_payload`: lag of a transfer. `kept`: mean share of the rows that
+    capacity does not drop. `hot`: rows above `kept` that one member has in all layers. `lasting`: whether the
+    same member always has the most rows of a layer.
     """
 
     clock: float
@@ -37,9 +38,9 @@ def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Member
     """The lag of a plan's slowest member from clocks, jitter and expert load (eq. R3)."""
     n = members_per_program(frame.layout)
     z = expected_maximum(n)
-    # All GPUs of a pipeline rank meet at the end of the step, so the slowest of them decides (eq. E1b).
+    # All GPUs of a pipeline rank meet at the end of the step, so the slowest decides (eq. E1b).
     clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
-    # Behind a member are GPUs that meet in every layer, so every phase is late by the latest of them (eq. E1a).
+    # Behind a member are GPUs that meet in every layer, so a phase lasts as long as on the latest (E1a).
     clock += expected_maximum(gpus_in_step(frame.layout)) * scenario.variation.jitter_cv.value
     if frame.plan.ep == 1 or shape.moe is None:
         return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)

@@ -116,7 +116,7 @@ class Draws:
         return np.asarray(1.0 / np.maximum(1.0 + scenario.variation.clock_cv.value * drawn, 0.1))
 
     def _with_slowest(self, clock: FloatArray) -> FloatArray:
-        """Replace the last of the simulated replicas by the slowest of those beyond `MOST_MEMBERS` (eq. E1b)."""
+        """Put the slowest replica beyond `MOST_MEMBERS` in the place of the last simulated one (eq. E1b)."""
         layout = self.job.layout
         beyond = layout.dp - clock.shape[1]
         if beyond <= 0 or self.job.scenario.variation.clock_cv.value == 0.0:

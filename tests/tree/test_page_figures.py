@@ -120,7 +120,7 @@ FIGURES: list[tuple[str, Callable[[Home], tuple[float, ...]]]] = [
     ("over 4 replicas, {:.1f} ms. Together {:.1f} ms,",
      lambda h: (h.ring(True) * MS, h.sync("reduce_s") * MS)),
     ("parameters in BF16 {:.1f} ms.", lambda h: (h.sync("gather_s") * MS,)),
-    ("t_norm = 2 · 8 · 3.7 + 2 · 3.33 = {:.1f} us", lambda h: (h.sync("norm_s") * US,)),
+    ("t_norm = 6.8 + 14 · 0.6 + 16 · 5 = {:.1f} us", lambda h: (h.sync("norm_s") * US,)),
     ("weights {:.2f} GB in BF16, gradients {:.2f} GB in FP32",
      lambda h: (h.rank("weights") * GB, h.rank("gradients") * GB)),
     ("(4 + 2 · 2) B = {:.2f} GB", lambda h: (h.rank("optimizer") * GB,)),

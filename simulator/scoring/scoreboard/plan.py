@@ -48,8 +48,8 @@ AWAITED_SENDS = (
     "Smith et al. 2022",
     "bigscience-workshop",
 )
-"""Sources of Megatron-LM before `overlap_p2p_comm` (2023), which waited for every send. Megatron core since then
-waits for those of warm-up and flush unless `overlap_p2p_comm_warmup_flush` is set, which no published
+"""Sources of Megatron-LM before `overlap_p2p_comm` (2023), which waited for every send. Megatron core since
+then waits for those of warm-up and flush unless `overlap_p2p_comm_warmup_flush` is set, which no published
 configuration does."""
 LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 """Policies to try in order if neither a row nor its configuration states one; the first that fits is used."""
