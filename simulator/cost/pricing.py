@@ -164,10 +164,10 @@ class Pricer(OfJob):
             current_scales=s.software.fp8_scales == "current",
             separate_casts=s.software.fp8_activations == "separate",
         )
-        operators = self._with_layer_kernels(kind, operators)
+        whole = self._with_layer_kernels(kind, operators)
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
-        return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        return apply_framework(whole, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:
         """Operators of a block with the kernels of the framework's list, if the scenario names one."""

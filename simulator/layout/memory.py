@@ -19,9 +19,9 @@ from moesim.simulator.layout.rank_bytes import (
     StateFormats,
     bytes_freed_by_head,
     moments_of,
+    placeholder_bytes,
     rank_bytes,
     rank_terms,
-    placeholder_bytes,
     workspace_bytes,
 )
 from moesim.simulator.layout.stages import Block, StageAssignment

@@ -16,8 +16,8 @@ import numpy as np
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.model.block import HEAD
-from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software

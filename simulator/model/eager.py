@@ -67,7 +67,9 @@ def _eager(op: Operator) -> tuple[Operator, ...]:
         return (op,)  # a framework's list names the eager kernel itself
     if op.cls == "swiglu":
         forward = base.endswith("swiglu")
-        if op.bytes_read < 2.5 * op.bytes_written and op.bytes_read == op.bytes_written * (1 if forward else 2):
+        if op.bytes_read < 2.5 * op.bytes_written and op.bytes_read == op.bytes_written * (
+            1 if forward else 2
+        ):
             return (replace(op, variant="eager_forward" if forward else "eager_backward"),)  # without a gate
         factor = SWIGLU_FORWARD if forward else SWIGLU_BACKWARD
         if op.variant == "weighted_backward":  # it writes the output again; eager code has kept it

@@ -126,7 +126,13 @@ def _named(lists: Mapping[str, List], name: str, key: str) -> List:
 
 
 def layer_sizes(
-    layer: Layer, hidden: int, tokens: float, sequence: int, plan: Split, features: Iterable[Feature], whole: bool
+    layer: Layer,
+    hidden: int,
+    tokens: float,
+    sequence: int,
+    plan: Split,
+    features: Iterable[Feature],
+    whole: bool,
 ) -> LayerSizes:
     """Sizes of a layer for `tokens` rows on a rank; attention without a softmax has hidden states only.
 

@@ -75,7 +75,7 @@ class Software(BaseModel):
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
     weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them."""
     end_collectives: bool = False
-    """Tensor-parallel ranks run the collectives of embedding, head and loss beside those of layers (eq. X22)."""
+    """Tensor-parallel ranks also run the collectives of embedding, head and loss (eq. X22)."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False
