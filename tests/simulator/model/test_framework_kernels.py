@@ -1,4 +1,4 @@
-"""Kernels of frameworks between the GEMMs and at the end of a step, counted by hand from the shipped lists."""
+"""Kernels of frameworks between GEMMs and at the end of a step, counted by hand from the shipped lists."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_composers_adam_stands_in_the_place_of_the_fused_one() -> None:
 def test_an_unknown_list_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="megatron-ddp"):
         with_step_kernels((), "megatron-dp", 1.0, 1.0, RECIPE)
-    with pytest.raises(InputError, match="software.layer_kernels='tosh'"):
+    with pytest.raises(InputError, match=r"software\.layer_kernels='tosh'"):
         with_layer_kernels({}, "tosh", sizes())
 
 
