@@ -6,7 +6,7 @@ import pytest
 
 from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
-from moesim.simulator.cost.library_collectives import ring_price
+from moesim.simulator.cost.library_collectives import RingOperation, ring_price
 from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.prepared import Prepared
@@ -58,7 +58,7 @@ def test_embedding_and_head_run_the_collectives_of_their_tensor_parallel_ranks(s
     ))  # fmt: skip
     pricer = with_them.pricer
     rows = pricer.tokens / 2 * pricer.shape.hidden * 2.0  # two context-parallel ranks share the tokens
-    name = "reduce_scatter" if split else "all_reduce"
+    name: RingOperation = "reduce_scatter" if split else "all_reduce"
     scattered = ring_price(name, rows, 4, 4, pricer.links, pricer.profile).seconds
     bare = block_compute(without.pricer, "embedding", ("alone",))
     found = block_compute(pricer, "embedding", ("alone",))
