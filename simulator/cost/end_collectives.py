@@ -20,7 +20,7 @@ LOSS_REDUCTIONS = 3
 def end_collectives(
     pricer: Pricer, block: BlockShape, gemms: Mapping[Phase, CoreSeconds]
 ) -> tuple[dict[Phase, float], PriceEvidence]:
-    """(exposed seconds by phase, evidence) of the collectives of an embedding or a head (eq. X22).
+    """(exposed seconds by phase, evidence) of the collectives of an embedding or a head (eq. X30).
 
     `gemms`: seconds of the head's GEMMs by phase. The embedding's rows are scattered (or all-reduced) forward
     and their gradients gathered; the head gathers its input in both passes and scatters the gradient.

@@ -199,7 +199,7 @@ def exposed_by_chunk(
 
 
 def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule) -> PricedSeconds:
-    """All-reduce of a shared table's gradient between its two pipeline ranks (docs/model.md, eq. E8).
+    """All-reduce of a shared table's gradient between its two pipeline ranks (docs/model.md, eq. E30).
 
     It is exposed, because it follows the reduction of the last gradients. 0 for other ranks, for tables that
     are not shared, and where one rank holds embedding and head.

@@ -119,7 +119,7 @@ def _drops_scores(policy: Recompute) -> bool:
 
 
 def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Software) -> float:
-    """Bytes per token of the logits that Megatron-LM's losses free in their forward (eq. M12).
+    """Bytes per token of the logits that Megatron-LM's losses free in their forward (eq. M30).
 
     They keep the softmax in FP32 alone, in the place of its input: neither the 16-bit logits, which the cast
     frees, nor a second copy (NVIDIA/Megatron-LM@core_v0.10.0 `cross_entropy.py`, `fused_cross_entropy.py`).

@@ -232,7 +232,7 @@ def workspace_bytes(
     """Workspace bytes of a block (eq. M3).
 
     A head whose FP32 tensors count as kept activations needs none; beside what Megatron-LM's losses keep, it
-    needs the 16-bit logits and their gradient (eq. M12).
+    needs the 16-bit logits and their gradient (eq. M30).
     """
     if kind == HEAD and precision.loss == "fp32":
         if software.loss == "fused":
@@ -243,7 +243,7 @@ def workspace_bytes(
 
 
 def placeholder_bytes(shape: ModelShape, kind: BlockKind, plan: ParallelPlan, software: Software) -> float:
-    """Bytes of the 16-bit placeholders that stand for weight gradients added into a buffer (eq. M13).
+    """Bytes of the 16-bit placeholders that stand for weight gradients added into a buffer (eq. M31).
 
     Transformer Engine keeps one for every shape of a weight (NVIDIA/TransformerEngine@v2.11
     `pytorch/module/base.py` get_dummy_wgrad, since 2.3), and Megatron core's head takes one of these

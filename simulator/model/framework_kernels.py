@@ -159,7 +159,7 @@ def layer_sizes(
 def with_layer_kernels(
     operators: Mapping[Phase, tuple[Operator, ...]], name: str, sizes: LayerSizes
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Operators of a layer with the kernels of the framework's list `name` (docs/model.md, eq. O9).
+    """Operators of a layer with the kernels of the framework's list `name` (docs/model.md, eq. O30).
 
     Raises InputError for an unknown list.
     """
@@ -215,7 +215,7 @@ def _operator(kernel: LayerKernel, op: Operator, sizes: LayerSizes) -> Iterable[
 def with_step_kernels(
     operators: Iterable[Operator], name: str, owned: float, local: float, recipe: Precision, accumulated: bool
 ) -> tuple[Operator, ...]:
-    """Operators of the optimizer with the kernels of the framework's list `name` (docs/model.md, eq. C25).
+    """Operators of the optimizer with the kernels of the framework's list `name` (docs/model.md, eq. C50).
 
     `owned` and `local` count parameters. `accumulated`: GEMMs add into buffers, which are cleared once a step
     (eq. C13); a framework's list holds that itself. Raises InputError for an unknown list.

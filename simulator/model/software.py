@@ -78,17 +78,17 @@ class Software(BaseModel):
     gradients_divided: bool = False
     """FSDP1 divides the gradients of a unit by a part of the number of ranks before it reduces them."""
     layer_kernels: str = "plain"
-    """Kernels around norms, residuals and heads: `plain`, or a framework's list (eq. O9): `megatron-te`,
+    """Kernels around norms, residuals and heads: `plain`, or a framework's list (eq. O30): `megatron-te`,
     `megatron-torch`, `megatron-torch-alibi` or `torch`."""
     step_kernels: str = "plain"
-    """Kernels at the end of a step beside norm and Adam: `plain`, or a framework's list (eq. C25):
+    """Kernels at the end of a step beside norm and Adam: `plain`, or a framework's list (eq. C50):
     `megatron-ddp`, `megatron-ddp-average`, `megatron-fp16`, `apex-distributed`, `deepspeed-fp16`,
     `deepspeed-bf16`, `composer` or `torch`."""
     gradients_all_reduced: bool = False
     """With ZeRO-1 or 2, gradients are all-reduced although each GPU updates only its part (DeepSpeed's BF16
     optimizer)."""
     tied_tables_reduced: bool = False
-    """First and last pipeline rank add up the gradients of a table that embedding and head share (eq. E8)."""
+    """First and last pipeline rank add up the gradients of a table that embedding and head share (eq. E30)."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
     """`accumulated`: the GEMM adds into a buffer of the format `precision.gradients` (Megatron-LM);
     `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: a further kernel adds these to
@@ -96,7 +96,7 @@ class Software(BaseModel):
     BF16 optimizer does."""
     placeholder_gradients: bool = False
     """Transformer Engine from 2.3 on: autograd receives a 16-bit placeholder for every weight gradient that a
-    GEMM added into a buffer, and one of each shape stays in memory (eq. M13)."""
+    GEMM added into a buffer, and one of each shape stays in memory (eq. M31)."""
     loss: Literal["fused", "compiled", "chain"] = "fused"
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
     `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
@@ -107,7 +107,7 @@ class Software(BaseModel):
     to it; `userbuffers` and `async` do so as Transformer Engine's user buffers (`tp_comm_overlap`) and
     torchtitan's asynchronous tensor parallelism, with what cutting and SMs cost the GEMMs."""
     end_collectives: bool = False
-    """Tensor-parallel ranks run the collectives of embedding, head and loss beside those of layers (eq. X22)."""
+    """Tensor-parallel ranks also run the collectives of embedding, head and loss (eq. X30)."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False

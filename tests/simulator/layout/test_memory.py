@@ -21,6 +21,7 @@ from moesim.simulator.layout.memory import (
     memory_by_kind,
 )
 from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.rank_bytes import workspace_bytes
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
@@ -314,3 +315,43 @@ def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     )
     silu, rows = 2 * (6 * 1408 + 2 * 1408), 4 * 6 * 2048
     assert eager - fused == 8192 * (silu + rows)
+
+
+def test_megatrons_loss_keeps_its_softmax_alone() -> None:
+    recipe = PRECISIONS["bf16"].model_copy(update={"loss": "fp32"})
+    plan, tokens = ParallelPlan(tp=4, microbatch=2), 2 * 1024
+    kept = {
+        loss: activation_bytes(LLAMA, "head", recipe, "none", plan, 1024, Software(loss=loss))
+        for loss in ("fused", "chain", "compiled")
+    }
+    logits = tokens * LLAMA.vocab / 4
+    assert kept["fused"] - kept["chain"] == pytest.approx((2 + 2 * 4 - 4) * logits)
+    assert kept["chain"] == kept["compiled"]
+    assert workspace_bytes(LLAMA, "head", plan, recipe, 1024, Software(loss="chain")) == 2 * logits
+    assert workspace_bytes(LLAMA, "head", plan, recipe, 1024, Software()) == 0.0
+
+
+def test_placeholders_of_weight_gradients_stand_once_for_every_shape() -> None:
+    def bytes_with(software: Software, layers: int) -> float:
+        shape = LLAMA.model_copy(update={"n_layers": layers})
+        layout = Layout(ParallelPlan(tp=2), 2, 8)
+        found = memory_by_kind(
+            MemoryInputs(
+                shape=shape,
+                layout=layout,
+                precision=PRECISIONS["bf16"],
+                recompute="none",
+                sequence=1024,
+                communication_sms=0,
+                kernels="nccl",
+                software=software,
+            ),
+            from_layers_per_stage(blocks_of(shape), (layers,)),
+            [RankStages((0,), ({0: 1},))],
+            80e9,
+        )
+        return float(found.by_kind_bytes["workspace"])
+
+    more = [bytes_with(Software(placeholder_gradients=True), n) - bytes_with(Software(), n) for n in (2, 8)]
+    layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
+    assert more == pytest.approx([2 * (layer + LLAMA.vocab * 4096) / 2] * 2)

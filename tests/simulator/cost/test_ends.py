@@ -1,0 +1,85 @@
+"""What the ends of a pipeline and of a step cost: tied tables, embedding and head, all-reduces."""
+
+from __future__ import annotations
+
+import pytest
+
+from moesim.simulator.cost.block_prices import block_compute
+from moesim.simulator.cost.end_of_step import rank_step_end, step_end
+from moesim.simulator.cost.library_collectives import RingOperation, ring_price
+from moesim.simulator.model.library import load_model
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.scenario import load_scenario
+
+DENSE = "llama-3-70b-64xh100"
+FOUR = ("batch.sequences=64", "batch.sequence_length=2048", "parallel.vpp=1", "schedule=1f1b")
+
+
+def prepared(*overrides: str, tied: bool = False) -> Prepared:
+    scenario = load_scenario(DENSE, (*FOUR, *overrides))
+    shape = load_model("llama-3-70b").model_copy(update={"tied_embeddings": tied})
+    return prepare(scenario.model_copy(update={"model": shape}))
+
+
+def test_first_and_last_rank_add_up_the_gradients_of_a_table_that_they_share() -> None:
+    apart = prepared(tied=True)
+    shared = prepared("software.tied_tables_reduced=true", tied=True)
+    before, after = (step_end(p.pricer, p.schedule, p.stages) for p in (apart, shared))
+    pricer = shared.pricer
+    table = pricer.shape.vocab * pricer.shape.hidden / 4 * 4.0
+    alone = ring_price("all_reduce", table, 2, 1, pricer.links, pricer.profile).seconds
+    more = [b.reduce_s - a.reduce_s for a, b in zip(before, after, strict=True)]
+    assert alone > 0.0
+    assert more == pytest.approx([alone, 0.0, 0.0, alone])
+    untied = prepared("software.tied_tables_reduced=true")
+    same = prepared()
+    assert step_end(untied.pricer, untied.schedule, untied.stages) == step_end(
+        same.pricer, same.schedule, same.stages
+    )
+
+
+def test_an_all_reduce_of_gradients_costs_both_rings() -> None:
+    kinds = ("dense", "dense")
+    exposed = "software.overlap_data_parallel=false"
+    once, twice = (
+        rank_step_end(p.pricer, kinds, p.schedule)
+        for p in (prepared(exposed), prepared(exposed, "software.gradients_all_reduced=true"))
+    )
+    assert 1.5 * once.reduce_s < twice.reduce_s < 2.5 * once.reduce_s
+    assert twice.gather_s == once.gather_s
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_embedding_and_head_run_the_collectives_of_their_tensor_parallel_ranks(split: bool) -> None:
+    split_key = f"parallel.sequence_parallel={str(split).lower()}"
+    without, with_them = (prepared(split_key, key) for key in (
+        "software.end_collectives=false", "software.end_collectives=true"
+    ))  # fmt: skip
+    pricer = with_them.pricer
+    rows = pricer.tokens / 2 * pricer.shape.hidden * 2.0  # two context-parallel ranks share the tokens
+    name: RingOperation = "reduce_scatter" if split else "all_reduce"
+    scattered = ring_price(name, rows, 4, 4, pricer.links, pricer.profile).seconds
+    bare = block_compute(without.pricer, "embedding", ("alone",))
+    found = block_compute(pricer, "embedding", ("alone",))
+    key = ("embedding", "mlp F", "alone")
+    assert found[key].fixed_s - bare[key].fixed_s == pytest.approx(scattered)  # type: ignore[index]
+    head = block_compute(pricer, "head", ("alone",))
+    assert head["head", "mlp F", "alone"].exposed_s > (scattered if split else 0.0)
+    assert head["head", "mlp I", "alone"].exposed_s > 0.0
+    one = prepared("parallel.tp=1", "parallel.sequence_parallel=false", "software.end_collectives=true")
+    alone = block_compute(one.pricer, "head", ("alone",))
+    assert all(cost.exposed_s == 0.0 for cost in alone.values()), "one rank has nobody to talk to"
+
+
+def test_a_norm_without_a_measurement_takes_the_share_of_norms_not_of_streams() -> None:
+    pricer = prepared().pricer
+    costs = dict(
+        zip(
+            (op.name for op in pricer.operators("dense")["attn I"]),
+            pricer.operator_costs("dense", "attn I", "alone"),
+            strict=True,
+        )
+    )
+    assert costs["ffn_norm.backward"].curve_ids[0] == "norm-priors.backward"
+    assert costs["ffn_norm.add_gradient"].curve_ids[0] != "norm-priors.backward"
