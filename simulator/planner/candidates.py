@@ -28,6 +28,7 @@ from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
 from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.planner.trainer_limits import TrainerLimits
+from moesim.simulator.predict.plan_checks import expert_overlap_problem
 
 LAYOUTS = 2
 """Stage layouts tried for each number of stages, those that balance most of the priced plans."""
@@ -265,6 +266,12 @@ def _combinations(frames: Sequence[Frame], pattern: Pattern, space: Space, refus
             f"{frames[0].label} zero_stage=3",
         )
         legal[..., z] = False
+    for n, frame in enumerate(frames):
+        for p, policy in enumerate(space.recompute):
+            problem = expert_overlap_problem(frame.schedule, frame.plan, policy)
+            if problem:
+                refused.add(problem, int(legal[n, :, p].sum()) * len(space.placement), frame.label)
+                legal[n, :, p] = False
     alone = np.array([f.plan.ep == 1 for f in frames])
     if alone.any() and len(space.sms) > 1:
         spare = legal[alone][:, :, :, 1:]

@@ -8,8 +8,10 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
+from moesim.simulator.model.recompute import Recompute, recompute_label
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Schedule, build, from_csv, validate
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.schedules import SCHEDULES, Schedule, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 2_000_000
 RANGED_KEYS = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
@@ -86,3 +88,33 @@ def check_combination(scenario: Scenario, schedule: Schedule) -> None:
             key="parallel.zero_stage",
             nearest=(2,),
         )
+    problem = expert_overlap_problem(scenario.schedule, scenario.parallel, scenario.recompute)
+    if problem:
+        raise InputError(problem)
+
+
+def expert_overlap_problem(schedule: str, plan: ParallelPlan, recompute: Recompute) -> str:
+    """Why a schedule that overlaps expert-parallel transfers cannot run this plan; empty if it can.
+
+    Source: NVIDIA/Megatron-LM@d98e8a64 megatron/core/transformer/transformer_config.py, the assertions on
+    `overlap_moe_expert_parallel_comm`.
+    """
+    spec = SCHEDULES.get(schedule)
+    if spec is None or not spec.overlaps_experts:
+        return ""
+    if plan.pp > 1 and plan.vpp == 1:
+        return (
+            f"schedule={schedule} with parallel.pp={plan.pp} needs several stages on a rank, got "
+            "parallel.vpp=1; nearest: vpp=2, or pp=1"
+        )
+    if plan.ep == 1:
+        return (
+            f"schedule={schedule} overlaps expert-parallel transfers, and parallel.ep=1 has none; use "
+            "interleaved-1f1b or 1f1b, or raise parallel.ep"
+        )
+    if recompute == "full" or (not isinstance(recompute, str) and "moe" in recompute):
+        return (
+            f"recompute={recompute_label(recompute)} with schedule={schedule}: layers would be repeated "
+            "with the transfers that its pairs hide; use none, selective or modules without moe"
+        )
+    return ""

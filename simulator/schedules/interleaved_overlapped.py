@@ -53,6 +53,7 @@ INTERLEAVED_OVERLAPPED = ScheduleSpec(
     check_sizes=partial(check_rounds, NAME),
     microbatch_step=per_round,
     overlapped_pairs=True,
+    overlaps_experts=True,
     overlap_order="megatron",
     advised=False,
     fleet_default=False,

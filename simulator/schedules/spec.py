@@ -53,6 +53,9 @@ class ScheduleSpec:
     """Whether a rank waits until the outputs of an action are sent (docs/model.md, eq. E7)."""
     names_elsewhere: Mapping[Project, str] = field(default_factory=dict)
     """Names in other projects; a project that is missing does not have the schedule."""
+    overlaps_experts: bool = False
+    """Whether its pairs exist for expert parallelism only (Megatron core): it needs expert-parallel ranks,
+    several stages on a rank of a pipeline, and no recompute of whole layers."""
     overlap_order: str = DEFAULT_ORDER
     """Name in `OVERLAP_ORDERS` of the order inside its pairs."""
     advised: bool = True
