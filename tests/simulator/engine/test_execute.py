@@ -549,4 +549,4 @@ def test_short_transfers_slow_less_compute(toy: Callable[..., Program]) -> None:
     assert share(program(1000.0, "megatron")) == 1.0
     assert share(program(25.0, "deepseek-v3")) == 1.0
     alone = next(step.code for step in program(25.0, "megatron").ranks[0] if step.code.kind == "B")
-    assert {task.overlapped_share for task in alone.tasks} == {pytest.approx(50 / 800)}
+    assert [task.overlapped_share for task in alone.tasks] == [pytest.approx(50 / 800)] * 6
