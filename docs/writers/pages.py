@@ -5,8 +5,8 @@ docs/sparse-attention.md, docs/mlperf-v6.md, docs/api.md and the examples' outpu
     python docs/writers/pages.py [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
-scoreboard, docs/mlperf-v6.md and the searches of docs/planner.md (minutes) are computed anew with `--scoreboard` only, and kept
-as they stand otherwise.
+scoreboard, docs/mlperf-v6.md and the searches of docs/planner.md (minutes) are computed anew with
+`--scoreboard` only, and kept as they stand otherwise.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_nine_runs_have_the_submitted_micro_batches_and_racks_of_64() -> None:
         assert (plan.tp, scenario.recompute, scenario.recipe.head) == (
             (2, ("mlp",), "bf16") if gb200 else (1, "none", "fp8")
         )
-        assert machine.node.scale_out_bytes_per_s == pytest.approx(40e9 if gb200 else 80e9)
+        assert machine.node.scale_out_bytes_per_s == pytest.approx(50e9 if gb200 else 100e9)
 
 
 def test_only_two_runs_have_a_published_step() -> None:
