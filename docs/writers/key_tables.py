@@ -17,7 +17,7 @@ from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.provenance import Sourced
 from moesim.simulator.model.library import shipped_models
 from moesim.simulator.model.precision import PRECISIONS, Precision
-from moesim.simulator.model.software import Software
+from moesim.simulator.model.software import Software, StaticExperts
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import RULES
 from moesim.simulator.scenario.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink
@@ -51,6 +51,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
         "": Scenario, "parallel": ParallelPlan, "batch": Batch, "stages": Stages,
         "communication": Communication, "communication.overlap": OverlapOrder, "routing": Routing,
         "routing.capacity": Capacity, "routing.eplb": Eplb, "variation": Variation, "software": Software,
+        "software.static_experts": StaticExperts,
     },
     "precision": {"": Precision},
     "outline": {"": ClusterOutline},

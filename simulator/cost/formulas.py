@@ -26,7 +26,7 @@ def blended(sms_reserved: A, overlapped: A, share: float | A) -> A:
 
 
 def busy_share(transfer_s: Amount, overlapped_s: Amount) -> FloatArray:
-    """Share of the compute of a layer pair that runs beside its transfers (docs/model.md, eq. E8).
+    """Share of the compute of a layer pair that runs beside its transfers (docs/model.md, eq. E20).
 
     `transfer_s`: payloads of the pair's transfers; `overlapped_s`: its compute if all of it ran beside busy
     communication SMs. While the transfers run, compute proceeds at that pace.

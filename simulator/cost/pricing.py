@@ -240,7 +240,7 @@ class Pricer(OfJob):
     def context(self, mode: Mode) -> SmContext:
         """SMs of a phase in a mode: all SMs, or all but the communication SMs, which are idle or busy.
 
-        With `communication.gemm_margin`, GEMMs leave that many SMs free in every mode (eq. C9).
+        With `communication.gemm_margin`, GEMMs leave that many SMs free in every mode (eq. C40).
         """
         sms, margin = self.scenario.communication.sms, self.scenario.communication.gemm_margin
         if margin is None:

@@ -276,7 +276,7 @@ class _Compiler:
         )
 
     def _busy_shares(self, template: Template, stages: tuple[int, int]) -> dict[int, float]:
-        """Share of each layer pair's compute that runs beside busy communication SMs (eq. E8)."""
+        """Share of each layer pair's compute that runs beside busy communication SMs (eq. E20)."""
         moved: dict[int, float] = {}
         computed: dict[int, float] = {}
         for task in template.tasks:

@@ -89,7 +89,7 @@ def activation_bytes(
 
     Unfused attention keeps its scores instead of a log-sum-exp, unless the policy recomputes them, and
     dropout keeps its masks (eq. M9; arXiv 2205.05198, eqs. 1 to 4). Eager kernels keep more than fused ones
-    (eq. M8), and experts with buffers of a fixed size more than their rows take (eq. O9).
+    (eq. M8), and experts with buffers of a fixed size more than their rows take (eq. O20).
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -182,7 +182,7 @@ def stashed_bytes(
     sequence: int,
     software: Software,
 ) -> float:
-    """Bytes that a block copies to the paged buffer of its experts, and back, at the mean rows (eq. O9)."""
+    """Bytes that a block copies to the paged buffer of its experts, and back, at the mean rows (eq. O20)."""
     static = software.static_experts
     if static is None or not static.stash:
         return 0.0

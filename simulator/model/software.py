@@ -11,7 +11,7 @@ GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 
 
 class StaticExperts(BaseModel):
-    """Fixed sizes of the experts' buffers, so that a graph holds dropless experts (docs/model.md, eq. O9).
+    """Fixed sizes of the experts' buffers, so that a graph holds dropless experts (docs/model.md, eq. O20).
 
     The kernels read the numbers of rows on the device and compute no padding; no count goes to the host.
     Source: NVIDIA/Megatron-LM@d98e8a64 megatron/core/transformer/moe/token_dispatcher.py (rank budget of

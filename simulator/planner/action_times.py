@@ -182,7 +182,7 @@ class ActionBook:
     def _busy_shares(
         self, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
     ) -> dict[int, FloatArray]:
-        """Share of each layer pair's compute beside busy communication SMs [plans] (eq. E8)."""
+        """Share of each layer pair's compute beside busy communication SMs [plans] (eq. E20)."""
         moved: dict[int, FloatArray] = {}
         computed: dict[int, FloatArray] = {}
         zero = np.zeros(len(self.tables))
@@ -202,7 +202,7 @@ class ActionBook:
         """Seconds of a task's compute at the pace of the slowest GPU, and its two lags.
 
         The lags are those of the slowest run and of the member with the most rows. In an overlapped pair a
-        share of the compute runs while the communication SMs are busy (eq. E6, or `by_duration` of eq. E8).
+        share of the compute runs while the communication SMs are busy (eq. E6, or `by_duration` of eq. E20).
         """
         share = task.overlapped_share if by_duration is None else by_duration
         key = (kind, task.phase, share.tobytes() if isinstance(share, np.ndarray) else share)

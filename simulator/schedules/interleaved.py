@@ -54,8 +54,16 @@ def interleaved_rank(
     stages = [rank + pp * level for level in range(vpp)]
     forwards = _rounds(stages, microbatches, each)
     backwards = _rounds(stages[::-1], microbatches, each)
-    warmup = (vpp - 1) * each + warmup_per_hop * (pp - 1 - rank) + more_warmup
-    return one_forward_one_backward(forwards, backwards, min(warmup, len(forwards)))
+    warmup = warmup_forwards(pp, microbatches, vpp, rank, warmup_per_hop, more_warmup)
+    return one_forward_one_backward(forwards, backwards, warmup)
+
+
+def warmup_forwards(
+    pp: int, microbatches: int, vpp: int, rank: int, warmup_per_hop: int, more_warmup: int
+) -> int:
+    """Forwards that one rank runs before forwards and backwards alternate."""
+    warmup = (vpp - 1) * per_round(pp, microbatches) + warmup_per_hop * (pp - 1 - rank) + more_warmup
+    return min(warmup, microbatches * vpp)
 
 
 def _rounds(stages: list[int], microbatches: int, each: int) -> list[Chunk]:

@@ -10,31 +10,36 @@ from __future__ import annotations
 from functools import partial
 
 from moesim.simulator.schedules.action import Action, Overlap, Step
-from moesim.simulator.schedules.interleaved import check_rounds, interleaved_rank, per_round
+from moesim.simulator.schedules.interleaved import (
+    check_rounds,
+    interleaved_rank,
+    per_round,
+    warmup_forwards,
+)
 from moesim.simulator.schedules.schedule import Schedule, loop_route
 from moesim.simulator.schedules.spec import ScheduleSpec
 
 NAME = "interleaved-1f1b-overlapped"
+PER_HOP, MORE = 2, 1
+"""Forwards of the warm-up for each rank that follows, and the one that is ahead of its backward."""
 
 
 def build_interleaved_overlapped(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Build the order with `vpp` stages per rank; one rank with one stage pairs micro-batches of its own."""
     ranks = tuple(
         _paired(
-            interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2, more_warmup=1), microbatches * vpp
+            interleaved_rank(pp, microbatches, vpp, rank, PER_HOP, MORE),
+            warmup_forwards(pp, microbatches, vpp, rank, PER_HOP, MORE),
         )
         for rank in range(pp)
     )
     return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
 
 
-def _paired(steps: tuple[Step, ...], forwards: int) -> tuple[Step, ...]:
-    """Join every forward after the warm-up with the backward that follows it."""
-    first = next(i for i, step in enumerate(steps) if isinstance(step, Action) and step.kind == "B")
-    if first == forwards:
-        return steps  # all forwards are warm-up
-    out = list(steps[: first - 1])
-    index = first - 1
+def _paired(steps: tuple[Step, ...], warmup: int) -> tuple[Step, ...]:
+    """Join every forward after the `warmup` ones with the backward that follows it."""
+    out = list(steps[:warmup])
+    index = warmup
     while index < len(steps):
         forward, backward = steps[index], steps[index + 1] if index + 1 < len(steps) else None
         if isinstance(forward, Action) and forward.kind == "F" and isinstance(backward, Action):

@@ -43,7 +43,7 @@ class OverlapOrder(BaseModel):
     """How a backward without a forward beside it runs: as one chain, or on both streams as in a pair."""
     busy: Literal["transfers", "durations"] = "transfers"
     """Share of the compute of a layer pair that runs beside busy communication SMs: by the number of
-    transfers (eq. E6), or by how long they take (eq. E8)."""
+    transfers (eq. E6), or by how long they take (eq. E20)."""
 
     @model_validator(mode="after")
     def _complete(self) -> OverlapOrder:

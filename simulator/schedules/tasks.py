@@ -49,7 +49,7 @@ class Template:
     forward_out: int | None
     backward_out: int | None
     by_duration: bool = False
-    """Whether the share of compute beside busy communication SMs follows from durations (eq. E8)."""
+    """Whether the share of compute beside busy communication SMs follows from durations (eq. E20)."""
 
     @property
     def on_two_streams(self) -> bool:

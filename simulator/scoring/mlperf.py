@@ -111,14 +111,28 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+FREEZES: dict[str, str] = {
+    "2026-11-22 18:02": "16b94a365f5f8b8ce6371f29a1c7a9561e4568f605148258dceb8a9c20573510",
+}
+"""Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
+
+
 @lru_cache(maxsize=1)
 def frozen() -> tuple[FrozenPrediction, ...]:
-    """The frozen predictions, in the file's order. Raises InputError for a malformed line."""
+    """The frozen predictions, oldest first. Raises InputError for a malformed line."""
+    lines = csv.DictReader(io.StringIO(_text(FROZEN)))
+    return tuple(validate_model(FrozenPrediction, line, FROZEN) for line in lines)
+
+
+def digest(lines: Sequence[FrozenPrediction]) -> str:
+    """SHA-256 of frozen predictions."""
+    text = "\n".join(",".join(str(value) for value in line.model_dump().values()) for line in lines)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def changed_freezes() -> tuple[str, ...]:
+    """Dates of freezes whose lines are not those that were frozen, and of freezes without a digest."""
+    dates = dict.fromkeys([*FREEZES, *(line.date for line in frozen())])
     return tuple(
-        validate_model(FrozenPrediction, line, FROZEN) for line in csv.DictReader(io.StringIO(_text(FROZEN)))
+        date for date in dates if FREEZES.get(date) != digest([x for x in frozen() if x.date == date])
     )
-
-
-def frozen_digest() -> str:
-    """SHA-256 of the file of frozen predictions, which the page states."""
-    return hashlib.sha256(_text(FROZEN).encode()).hexdigest()

@@ -18,6 +18,7 @@ from moesim.simulator.schedules import Awaited
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
+from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoring.scoreboard.launching import launching_of
 from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
@@ -57,6 +58,8 @@ LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 def policies_of(row: OpenRow) -> tuple[Recompute, ...]:
     """Recompute policies to try in order; only one if the row or its configuration states it."""
+    if row.group == mlperf.GROUP:
+        return (mlperf.scenario_of(row.id).recompute,)
     published = published_of(row)
     stated, _ = recompute_of(row)
     if stated == "selective" and published.selective_means is not None:
@@ -96,6 +99,8 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
     missing = missing_from(row)
     if missing:
         raise InputError(f"{row.id}: {missing}")
+    if row.group == mlperf.GROUP:
+        return mlperf.scenario_of(row.id)
     precision = precision_of(row)
     shape = shape_of(row)
     cluster, profile = machine_of(row)
@@ -139,6 +144,15 @@ def _schedule_of(row: OpenRow) -> str:
     # Megatron core pairs interleaved stages, and micro-batches of a run without a pipeline.
     paired = row.arch == "moe" and hidden and (row.vpp > 1 or row.pp == 1)
     return INTERLEAVED_OVERLAPPED.name if paired and name in ONE_FORWARD_ONE_BACKWARD else name
+
+
+def _margin_of(row: OpenRow) -> int | None:
+    """SMs that GEMMs leave free: none in Megatron's overlap, whose scripts set a margin for norms only.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge v0.1.0rc4 to v0.6.0, scripts/performance: NVTE_FWD_LAYERNORM_SM_MARGIN
+    and its backward twin are set, NVTE_EXT_MARGIN_SM is not.
+    """
+    return 0 if _schedule_of(row) == INTERLEAVED_OVERLAPPED.name else None
 
 
 def plan_of(row: OpenRow) -> ParallelPlan:
@@ -210,7 +224,12 @@ def communication_of(row: OpenRow) -> Communication:
     """The dispatcher and its SMs, where a configuration states their number."""
     published = published_of(row)
     stated = {} if published.dispatcher_sms is None else {"sms": published.dispatcher_sms}
-    return Communication(kernels=dispatcher_of(row), library_sms=published.library_sms, **stated)
+    return Communication(
+        kernels=dispatcher_of(row),
+        library_sms=published.library_sms,
+        gemm_margin=_margin_of(row),
+        **stated,
+    )
 
 
 def dispatcher_of(row: OpenRow) -> str:

@@ -17,7 +17,7 @@ from moesim.simulator.model.operator import Dtype, Operator, Phase
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.primitives import cast, gemm, scale_rows
+from moesim.simulator.model.primitives import cast, gemm, move, scale_rows
 
 H800 = load_accelerator("h800-sxm")
 TRACE, PUBLISHED, ROOFLINE = (load_profile(n) for n in ("h800-trace", "h800-published", "generic-roofline"))
@@ -283,3 +283,17 @@ def test_compute_alone_needs_no_number_of_units_and_compute_beside_it_does() -> 
     assert operator_seconds(op, s5000, ROOFLINE, ALONE).seconds > 0
     with pytest.raises(InputError, match="'mtt-s5000' has no figure compute_units"):
         operator_seconds(op, s5000, ROOFLINE, PAIR)
+
+
+def test_a_margin_slows_gemms_everywhere_and_nothing_else() -> None:
+    """GEMMs of a table that cannot leave SMs free do so under a margin, also where nothing is sent."""
+    op = gemm("o_proj", "F", 4096, 7168, 16384, "bf16")
+    copy = move("copy", "copy", "F", 1e9, 1e9)
+    whole = price(op, ROOFLINE, ALONE).seconds
+    idle = price(op, ROOFLINE, SmContext(16, False, True)).seconds
+    busy = price(op, ROOFLINE, SmContext(32, True, True)).seconds
+    unaware = price(op, ROOFLINE, SmContext(32, True, False)).seconds
+    assert idle == pytest.approx(whole * 132 / 116, rel=1e-3)
+    assert busy == pytest.approx(whole * 132 / 100, rel=1e-3)
+    assert unaware == pytest.approx(whole * 1.5, rel=1e-3)
+    assert price(copy, ROOFLINE, SmContext(16, False, True)).seconds == price(copy, ROOFLINE, ALONE).seconds

@@ -7,6 +7,7 @@ import pytest
 from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
+from moesim.simulator.layout.in_flight import RankChunks
 from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.prepared import Prepared
@@ -40,10 +41,10 @@ def test_first_and_last_rank_add_up_the_gradients_of_a_table_that_they_share() -
 
 
 def test_an_all_reduce_of_gradients_costs_both_rings() -> None:
-    kinds = ("dense", "dense")
+    held = RankChunks((("dense", "dense"),))
     exposed = "software.overlap_data_parallel=false"
     once, twice = (
-        rank_step_end(p.pricer, kinds, p.schedule)
+        rank_step_end(p.pricer, held, p.schedule)
         for p in (prepared(exposed), prepared(exposed, "software.gradients_all_reduced=true"))
     )
     assert 1.5 * once.reduce_s < twice.reduce_s < 2.5 * once.reduce_s

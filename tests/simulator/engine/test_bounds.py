@@ -45,6 +45,8 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     pp = draw(st.sampled_from([2, 4]))
     vpp = 2 if schedule.startswith("interleaved") else 1
     tp = draw(st.sampled_from([1, 1, 2]))
+    if SCHEDULES[schedule].hides_expert_transfers and EXPERTS[model] == 1:
+        schedule = "interleaved-1f1b"
     ep = min(draw(st.sampled_from([8, 16, 32])), EXPERTS[model])
     replicas = max(ep, 8) // tp * draw(st.sampled_from([1, 2]))
     nodes = max(1, pp * replicas * tp // 8)
@@ -57,6 +59,8 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     more = ", sequence_parallel: true" if tp > 1 else ""
     spread = st.sampled_from([0.0, 0.01, 0.1])
     recompute = ["none", "selective", "full", "[core_attn, layernorm]", "mlp" if ep == 1 else "moe_act+moe"]
+    if SCHEDULES[schedule].hides_expert_transfers:
+        recompute = ["none", "selective", "moe_act"]  # whole layers are refused
     stages = pp * (2 if vpp == 2 or schedule in ("zbv", "dualpipev") else 1)
     layers = load_model(model).n_layers
     cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1)))

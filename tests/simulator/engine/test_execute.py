@@ -27,7 +27,13 @@ from moesim.simulator.schedules import (
     makespan,
     parse_step,
 )
-from moesim.simulator.schedules.template import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
+from moesim.simulator.schedules.template import (
+    COMMUNICATION_PHASES,
+    FORWARD_CHAIN,
+    INPUT_CHAIN,
+    OVERLAP_ORDERS,
+    WEIGHT_OF,
+)
 
 
 def execute(program: Program) -> Execution:
@@ -519,3 +525,28 @@ def test_simpy_events_grow_linearly_with_microbatches_and_layers(
         assert events(40 * factor, 2) <= base * factor * 1.05
         assert events(40, 2 * factor) <= base * factor * 1.05
     assert events(80, 4) <= 4 * base * 1.05
+
+
+def test_short_transfers_slow_less_compute(toy: Callable[..., Program]) -> None:
+    """Four transfers of 25 ns beside six phases of 200 ns: a twelfth of the compute is slowed (eq. E20)."""
+    schedule = build("interleaved-1f1b-overlapped", 1, 2)
+
+    def program(transfer_ns: float, order: str) -> Program:
+        return toy(
+            schedule,
+            [["moe"]],
+            lambda kind, phase, overlapped: 200.0 if overlapped else 100.0,
+            lambda phase, overlapped: transfer_ns,
+            order=OVERLAP_ORDERS[order],
+        )
+
+    def share(made: Program) -> float | None:
+        pair = next(step.code for step in made.ranks[0] if step.code.kind == "F&B")
+        (value,) = {task.overlapped_share for task in pair.tasks}
+        return value
+
+    assert share(program(25.0, "megatron")) == pytest.approx(1 / 12)
+    assert share(program(1000.0, "megatron")) == 1.0
+    assert share(program(25.0, "deepseek-v3")) == 1.0
+    alone = next(step.code for step in program(25.0, "megatron").ranks[0] if step.code.kind == "B")
+    assert [task.overlapped_share for task in alone.tasks] == [pytest.approx(50 / 800)] * 6

@@ -11,10 +11,12 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.loads import sampled_loads
+from moesim.simulator.layout.popularity import max_vio_shares
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import load_scenario
+from moesim.simulator.scenario.routing import MaxVioLoad
 
 SMALL = Path(__file__).parents[2] / "golden" / "scenario-small.yaml"
 """Mixtral 8x22B: 8 experts, top 2, 56 layers, EP8 on nodes of 8."""
@@ -125,6 +127,32 @@ def test_bias_dynamics_as_a_load() -> None:
     assert "2412.19437" in rows["scenario.routing.load.gamma"].source
 
 
+@pytest.mark.parametrize("max_vio", [0.0, 0.04, 0.52, 31.0])
+def test_the_busiest_expert_has_the_published_excess(max_vio: float) -> None:
+    shares = max_vio_shares(max_vio, layers=5, experts=256, top_k=8, seed=1)
+    assert shares.sum(axis=1) == pytest.approx(np.ones(5))
+    assert shares.max(axis=1) * 256 - 1 == pytest.approx(max_vio, abs=1e-6)
+    assert len({int(row.argmax()) for row in shares}) > 1 or max_vio == 0.0
+
+
+def test_published_imbalance_falls_while_training() -> None:
+    def load(step: int) -> MaxVioLoad:
+        number = {"kind": "assumed", "source": "test", "date": "2026-11-22"}
+        return MaxVioLoad.model_validate(
+            {
+                "kind": "maxvio",
+                "max_vio": {"value": 0.04, **number},
+                "start": {"value": 2.0, **number},
+                "settling_steps": {"value": 100, **number},
+                "step": step,
+            }
+        )
+
+    assert load(0).now == 2.0
+    assert load(100).now == pytest.approx(0.04 + 1.96 / np.e)
+    assert load(10_000).now == pytest.approx(0.04)
+
+
 @pytest.mark.parametrize(
     ("settings_", "words"),
     [
@@ -137,6 +165,9 @@ def test_bias_dynamics_as_a_load() -> None:
         (("routing.load={kind: histogram, file: absent.csv}",), "absent.csv"),
         (("routing.load={kind: bias, affinity_spread: 1, drift_steps: 9, step: 1}",), "softmax"),
         (("routing.load={kind: bias, affinity_spread: 1, drift_steps: 9, step: 0}",), "step=0"),
+        (("routing.load={kind: maxvio, max_vio: 8}",), "max_vio=8 .*0 to 3.*nearest: 3"),
+        (("routing.load={kind: maxvio, max_vio: 1, start: 2}",), "start and settling_steps"),
+        (("routing.load={kind: maxvio, max_vio: 1, step: 5}",), "step=5 makes no difference"),
         (("routing.capacity={factor: 0}",), "factor"),
         (("routing.capacity={factor: 1, per: gpu}",), "'gpu'.*expert, rank"),
         (("routing.eplb={redundant_experts: 4}",), "redundant_experts=4 .*ep=8.*nearest: 0, 8"),

@@ -137,14 +137,23 @@ def test_sequence_parallel_ranks_split_hidden_states_and_all_split_heads() -> No
 )
 def test_bytes_of_a_step_by_parameter(name: str, local: float, owned: float) -> None:
     base = optimizer_operators(1e6, RECIPE)
-    found = with_step_kernels(base, name, 1e6, 8e6, RECIPE)
+    found = with_step_kernels(base, name, 1e6, 8e6, RECIPE, accumulated=True)
     more = fsum(op.bytes_read + op.bytes_written for op in found[len(base) :])
     assert found[: len(base)] == base
     assert more == pytest.approx(local * 8e6 + owned * 1e6)
 
 
+def test_without_a_list_buffers_that_gemms_add_into_are_cleared() -> None:
+    base = optimizer_operators(1e6, RECIPE)
+    *kept, cleared = with_step_kernels(base, "plain", 1e6, 8e6, RECIPE, accumulated=True)
+    assert tuple(kept) == base == with_step_kernels(base, "plain", 1e6, 8e6, RECIPE, accumulated=False)
+    assert (cleared.bytes_read, cleared.bytes_written) == (0.0, 8e6 * 4.0)
+
+
 def test_composers_adam_stands_in_the_place_of_the_fused_one() -> None:
-    found = with_step_kernels(optimizer_operators(1.0, RECIPE), "composer", 1.0, 8.0, RECIPE)
+    found = with_step_kernels(
+        optimizer_operators(1.0, RECIPE), "composer", 1.0, 8.0, RECIPE, accumulated=False
+    )
     assert "optimizer.adamw" not in {op.name for op in found}
     adam = fsum(op.bytes_read + op.bytes_written for op in found if op.name.startswith("adamw."))
     assert adam == 20.0 + 20.0 + 24.0 + 16.0
@@ -152,7 +161,7 @@ def test_composers_adam_stands_in_the_place_of_the_fused_one() -> None:
 
 def test_an_unknown_list_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="megatron-ddp"):
-        with_step_kernels((), "megatron-dp", 1.0, 1.0, RECIPE)
+        with_step_kernels((), "megatron-dp", 1.0, 1.0, RECIPE, accumulated=True)
     with pytest.raises(InputError, match=r"software\.layer_kernels='tosh'"):
         with_layer_kernels({}, "tosh", sizes())
 

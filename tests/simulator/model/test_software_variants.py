@@ -5,14 +5,18 @@ from __future__ import annotations
 from math import fsum
 
 import pytest
+from pydantic import ValidationError
 
+from moesim.simulator.layout.activations import activation_bytes, stashed_bytes, working_bytes
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
+from moesim.simulator.model.software import Software, StaticExperts
+from moesim.simulator.model.static_experts import with_stash
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 TOKENS, ROWS = 4096, 8192.0
 FP8 = Precision(linear="fp8", scaling="tensor")
@@ -117,3 +121,43 @@ def test_rows_of_experts_are_padded_and_back_in_fp8_only() -> None:
     assert copies == ["experts.pad", "experts.unpad", "experts.pad_gradient", "experts.unpad_gradient"]
     assert moved(padded) - moved(plain) == pytest.approx(4 * 4 * ROWS * 2048)
     assert adapted(QWEN, software) == phases(QWEN, BF16)
+
+
+def test_a_stash_copies_what_the_experts_keep() -> None:
+    found = with_stash(phases(QWEN, BF16), 1e9)  # type: ignore[arg-type]
+    copies = {op.name: op for ops in found.values() for op in ops if "stash" in op.name}
+    assert [found["mlp F"][-1].name, found["mlp I"][0].name] == ["experts.stash", "experts.unstash"]
+    assert all(op.bytes_read == op.bytes_written == 1e9 and op.per_received_row for op in copies.values())
+    assert with_stash(phases(QWEN, BF16), 0.0) == phases(QWEN, BF16)  # type: ignore[arg-type]
+
+
+def test_static_experts_keep_more_than_their_rows() -> None:
+    """Rows of 2,048 elements and 3 x 768 behind them, eight a token, in BF16: only these scale."""
+    plan, kind = ParallelPlan(ep=8), QWEN.main_layer_kind
+    routed = TOKENS * 8 * 2.0 * (2048 + 3 * 768)
+
+    def kept(software: Software) -> float:
+        return activation_bytes(QWEN, kind, BF16, "none", plan, TOKENS, software)
+
+    plain = kept(Software())
+    stashed, padded = (
+        Software(static_experts=StaticExperts(capacity=4.0, stash=stash)) for stash in (1.5, 0.0)
+    )
+    assert kept(stashed) - plain == pytest.approx(0.5 * routed)
+    assert kept(padded) - plain == pytest.approx(3.0 * routed)
+    assert stashed_bytes(QWEN, kind, BF16, "none", plan, TOKENS, stashed) == pytest.approx(routed)
+    assert stashed_bytes(QWEN, kind, BF16, "none", plan, TOKENS, padded) == 0.0
+    assert working_bytes(QWEN, kind, plan, BF16, TOKENS, stashed) == pytest.approx(plain + 3.0 * routed)
+
+
+def test_an_fp8_head_is_cast_as_linear_layers_are() -> None:
+    tile = Precision(linear="fp8", head="fp8")
+    ops = [
+        op
+        for ops in block_operators(QWEN, "head", tile, tokens=TOKENS, sequence=TOKENS).values()
+        for op in ops
+    ]
+    assert {op.dtype for op in ops if op.gemm is not None} == {"fp8"}
+    assert "head.cast" in {op.name for op in ops} and tile.logits == "bf16"
+    with pytest.raises(ValidationError, match="head=fp8 needs linear=fp8"):
+        Precision(linear="bf16", head="fp8")

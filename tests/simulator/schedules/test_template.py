@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import Phase
+from moesim.simulator.schedules.overlap_order import joined_weight_gradients
 from moesim.simulator.schedules.template import (
     EP_PHASES,
     FORWARD_CHAIN,
@@ -271,3 +272,71 @@ def test_a_pair_needs_an_order_and_has_no_slot_for_sharding() -> None:
 def test_an_incomplete_order_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         OverlapOrder.model_validate({**DEFAULT.model_dump(), **change})
+
+
+# -- Megatron core's order ---------------------------------------------------------------------------
+
+MEGATRON = OVERLAP_ORDERS["megatron"]
+
+
+def at_of(template: Template) -> dict[tuple[int, int, str], int]:
+    return {(task.side, task.block, task.phase): n for n, task in enumerate(template.tasks)}
+
+
+@given(stages, stages, st.sampled_from(("megatron", "megatron-early-attention")), st.booleans())
+def test_a_pair_of_megatron_runs_both_sides_whole(
+    forward: Stage, backward: Stage, name: str, delayed: bool
+) -> None:
+    order = OVERLAP_ORDERS[name]
+    if not delayed:
+        joined = joined_weight_gradients(order.compute)
+        order = order.model_copy(update={"weight_gradients": "with-input", "compute": joined})
+    template = build_template("F&B", forward, backward, order)
+    check_common(template)
+    assert {(t.side, t.block, t.phase) for t in template.tasks} == {
+        (0, b, p) for b, block in enumerate(forward) for p in block & FORWARD
+    } | {(1, b, p) for b, block in enumerate(backward) for p in block & BACKWARD}
+    check_chains(template, len(forward), len(backward))
+
+
+def test_megatron_pairs_layers_with_layers() -> None:
+    """Embedding and head have no partner: the first layer forward runs beside the last one backward."""
+    template = build_template("F&B", [HEAD, MOE, MOE], [MOE, MOE, HEAD], MEGATRON)
+    pairs = {(t.side, t.block): t.layer_pair for t in template.tasks}
+    assert pairs[0, 1] == pairs[1, 1] and pairs[0, 2] == pairs[1, 0]
+    assert len({pairs[0, 0], pairs[1, 2], pairs[0, 1], pairs[0, 2]}) == 4
+    assert all(
+        t.overlapped_share == (0.0 if (t.side, t.block) in ((0, 0), (1, 2)) else 1.0) for t in template.tasks
+    )
+    shifted = build_template("F&B", [HEAD, MOE, MOE], [MOE, MOE, HEAD], DEFAULT)
+    there = {(t.side, t.block): t.layer_pair for t in shifted.tasks}
+    assert there[0, 0] == there[1, 2]  # DeepSeek's order counts them as blocks
+
+
+def test_a_backward_alone_uses_both_streams_where_the_order_says_so() -> None:
+    template = build_template("B", backward=[MOE, MOE], order=MEGATRON)
+    at, graph = at_of(template), graph_of(template)
+    ahead = nx.ancestors(graph, at[1, 1, "dispatch B"])
+    assert at[1, 1, "mlp W"] not in ahead and at[1, 1, "mlp I"] in ahead
+    assert at[1, 1, "attn W"] not in nx.ancestors(graph, at[1, 0, "combine B"])
+    assert template.on_two_streams and template.backward_out == at[1, 0, "attn I"]
+    serial = build_template("B", backward=[MOE, MOE], order=DEFAULT)
+    assert not serial.on_two_streams and serial.backward_out == len(serial.tasks) - 1
+
+
+def test_joined_weight_gradients_hold_the_transfer_back() -> None:
+    joined = joined_weight_gradients(MEGATRON.compute)
+    order = MEGATRON.model_copy(update={"weight_gradients": "with-input", "compute": joined})
+    template = build_template("F&B", [MOE, MOE], [MOE, MOE], order)
+    at, graph = at_of(template), graph_of(template)
+    assert at[1, 1, "mlp W"] in nx.ancestors(graph, at[1, 1, "dispatch B"])
+    assert at[1, 1, "attn W"] in nx.ancestors(graph, at[1, 0, "combine B"])
+    assert template.backward_out == at[1, 0, "attn W"]
+    with pytest.raises(ValidationError, match="right after 'mlp I'"):
+        OverlapOrder.model_validate(
+            {**MEGATRON.model_dump(), "compute": OVERLAP_ORDERS["megatron-early-attention"].compute}
+            | {
+                "weight_gradients": "with-input",
+                "compute": ["attn F", "mlp I", "mlp F", "mlp W", "attn I", "attn W"],
+            }
+        )
