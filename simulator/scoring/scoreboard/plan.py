@@ -203,7 +203,9 @@ def precision_of(row: OpenRow) -> Precision:
         # Transformer Engine's modules gather the inputs and gradients that they have quantised.
         tensor_gather=published.tensor_gather or ("fp8" if fp8 else "bf16"),
         gradient_reduce=published.gradient_reduce or "fp32",
-        parameter_gather=published.parameter_gather or "bf16",
+        # Parameters of MXFP8 are gathered in BF16, in the gradients' buffer, and quantised afterwards
+        # (NVIDIA/Megatron-LM@d98e8a64dd param_and_grad_buffer.py:303; Megatron-Bridge asserts its flag).
+        parameter_gather="bf16" if by_tile and "block" not in text else published.parameter_gather or "bf16",
     )
 
 

@@ -13,6 +13,7 @@ from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.pattern import key_of, pattern
@@ -101,10 +102,10 @@ def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str
         return  # refused: no slot for parameter gathers in a pair
     scenario = load_scenario(HOME, [*SMALL, *EVEN])
     vpp = (2,) if SCHEDULES[name].free_vpp else (1,)
+    recompute: tuple[Recompute, ...] = ("selective",) if SCHEDULES[name].hides_expert_transfers else ("full",)
     wanted = PlanSpace(
         tp=(1,), pp=(4,), ep=(16,), cp=(1,), vpp=vpp, microbatch=(1,), schedule=(name,), zero_stage=(zero,),
-        recompute=("selective" if SCHEDULES[name].hides_expert_transfers else "full",),
-        precision=("fp8",), sms=(20,),
+        recompute=recompute, precision=("fp8",), sms=(20,),
     )  # fmt: skip
     roomy = scenario.model_copy(update={"model": "qwen3-30b-a3b"})
     found, study = candidates_of(roomy, wanted)
