@@ -39,7 +39,7 @@ def nccl_transfer(pricer: Pricer, phase: Phase) -> TransferCost:
 
 
 def all_gather_transfer(pricer: Pricer, operation: EpOperation) -> TransferCost:
-    """Price of gathering all ranks' tokens, or of reducing and scattering their sums, in BF16 (eq. O10)."""
+    """Price of gathering all ranks' tokens, or of reducing and scattering their sums, in BF16 (eq. O16)."""
     ranks, nodes = pricer.scenario.parallel.ep, pricer.ep_nodes
     local, links = ranks // nodes, pricer.links
     total = pricer.ep_tokens * ranks * pricer.shape.routed_width * 2.0

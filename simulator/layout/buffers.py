@@ -65,7 +65,7 @@ def expert_buffers(
     ep: int, row: int, sms: int, kernels: str, group: GroupTokens | None = None
 ) -> ExpertBuffers:
     """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows of `row` elements (377.7 and 336.0 MB
-    for EP64, 20 SMs and rows of 7,168), or of Hybrid-EP's for the tokens of a `group` (eq. M11).
+    for EP64, 20 SMs and rows of 7,168), or of Hybrid-EP's for the tokens of a `group` (eq. M12).
 
     Both are 0 without expert parallelism and for kernels that are not DeepEP's: NCCL's all-to-all sends from
     and receives into the tensors of the block, and its channels count as the framework's memory

@@ -1,7 +1,7 @@
 """Adapts the operators around dispatch and combine to what the dispatcher permutes itself (pure).
 
 The operators of a block are those of DeepEP: tokens arrive once, and a kernel copies them into the order of
-the experts. Eq. O9 has the bytes of the other dispatchers.
+the experts. Eq. O15 has the bytes of the other dispatchers.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from moesim.simulator.cost.communication import notify_seconds
+
 if TYPE_CHECKING:
     from moesim.simulator.engine.records import Execution
     from moesim.simulator.predict.prepared import Prepared
@@ -108,11 +110,15 @@ FIGURES: list[tuple[str, Callable[[Home], tuple[float, ...]]]] = [
     ("with three launch gaps {:.2f} ms.", lambda h: (h.sync("optimizer_s") * MS,)),
     ("Home case: {:.2f} nodes and {:.2f} GPUs a token",
      lambda h: (h.prepared.pricer.targets().distinct_nodes, h.prepared.pricer.targets().distinct_gpus)),
-    ("226.7 / 324.4 = 0.699 ms | 2.627 · 1.07 = **{:.3f} ms**",
+    ("226.7 / 826.7 + 30,670 · 230 ns / 20 = 0.627 ms | 2.627 · 1.07 = **{:.3f} ms**",
      lambda h: (h.payload("dispatch F") * MS,)),
     ("5.095 · 1.07 = **{:.3f} ms**", lambda h: (h.payload("combine F") * MS,)),
-    ("2 (3.33 + 3.7) = {:.1f} us",
-     lambda h: (h.prepared.program.costs.transfer["moe", "dispatch F", "overlapped"].launch_s * US,)),
+    ("2 (3.33 + 3.7) = {:.1f} us", lambda h: (notify_seconds(h.prepared.pricer.links, 8) * US,)),
+    ("A dispatch takes another {:.0f} us a call, and a combine {:.0f} us.",
+     lambda h: tuple(
+         (h.prepared.program.costs.transfer["moe", phase, "overlapped"].launch_s
+          - notify_seconds(h.prepared.pricer.links, 8)) * US
+         for phase in ("dispatch F", "combine F"))),
     ("+ 3.7 us = {:.3f} ms", lambda h: (h.prepared.program.costs.send_s * MS,)),
     ("embedding {:.2f}, dense layer {:.1f}, MoE layer {:.1f}, MTP module {:.1f}, head pass {:.1f} (twice",
      lambda h: tuple(h.passes(kind) * MS for kind in ("embedding", "dense", "moe", "mtp", "head"))),
