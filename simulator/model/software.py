@@ -88,7 +88,8 @@ class Software(BaseModel):
     """With ZeRO-1 or 2, gradients are all-reduced although each GPU updates only its part (DeepSpeed's BF16
     optimizer)."""
     tied_tables_reduced: bool = False
-    """First and last pipeline rank add up the gradients of a table that embedding and head share (eq. E30)."""
+    """First and last pipeline rank add up the gradients of a table that embedding and head share
+    (eq. E30)."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
     """`accumulated`: the GEMM adds into a buffer of the format `precision.gradients` (Megatron-LM);
     `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: a further kernel adds these to
