@@ -46,7 +46,7 @@ def shard_rings(pricer: Pricer) -> tuple[Ring, Ring]:
 
 
 def group_rings(pricer: Pricer) -> tuple[Ring, Ring]:
-    """Rings over the groups of `parallel.shard_group`: GPUs that hold the same shards (eq. X22)."""
+    """Rings over the groups of `parallel.shard_group`: GPUs that hold the same shards (eq. X24)."""
     group, node = pricer.scenario.parallel.shard_group, pricer.links.gpus_per_node
     assert group is not None
     (dense, expert), (expert_shards, shards) = rings(pricer, 1), pricer.layout.shards
@@ -79,7 +79,7 @@ def bucket_size(software: Software, ranks: int) -> int | None:
 
 
 def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int) -> Pieces:
-    """Pieces in which a rank's (dense, expert) parameters travel (docs/model.md, eq. X22).
+    """Pieces in which a rank's (dense, expert) parameters travel (docs/model.md, eq. X26).
 
     Collectives that are not overlapped travel whole.
     """
@@ -104,7 +104,7 @@ def data_parallel(
 ) -> PricedSeconds:
     """A collective over the dense and then the expert data-parallel group, alone.
 
-    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X22). `over`: other rings than those.
+    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those.
     """
     seconds, evidence = 0.0, NO_EVIDENCE
     sizes = (dense_bytes, expert_bytes)

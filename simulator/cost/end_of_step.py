@@ -126,7 +126,7 @@ def _alone(
 def _over_groups(
     pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float
 ) -> tuple[PricedSeconds, PricedSeconds]:
-    """Reduction of gradient shards over the groups of hybrid FSDP, and gather of parameter shards (eq. X22).
+    """Reduction of gradient shards over the groups of hybrid FSDP, and gather of parameter shards (eq. X24).
 
     Both hide behind one pass over the rank's blocks where data-parallel collectives overlap.
     """

@@ -52,7 +52,7 @@ def ring_price(
 
 
 def _in_switches(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> float | None:
-    """Seconds of an all-reduce that switches add up (eq. X23); None where they do not.
+    """Seconds of an all-reduce that switches add up (eq. X25); None where they do not.
 
     Every GPU sends its buffer once and receives the sum once, and each NIC of a node its part of both.
     """

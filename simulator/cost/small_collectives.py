@@ -22,7 +22,7 @@ PASSES: tuple[tuple[Phase, tuple[Phase, ...]], ...] = (
 
 
 def small_all_reduce_s(ranks: int, ranks_per_node: int, library: Library | None = None) -> float:
-    """Seconds of an all-reduce of a few bytes: the fastest tree or ring (docs/model.md, eq. X23).
+    """Seconds of an all-reduce of a few bytes: the fastest tree or ring (docs/model.md, eq. X27).
 
     `ranks_per_node`: members on one node.
     """

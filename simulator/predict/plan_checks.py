@@ -75,7 +75,7 @@ FUSES_EXPERTS = "Blackwell"
 def check_hardware(scenario: Scenario, cluster: Cluster) -> None:
     """Raise InputError for kernels or switches that the cluster does not have."""
     chosen, accelerator = scenario.communication.in_network, cluster.accelerator
-    recipe, blocks = scenario.recipe, scenario.recipe.linear == "fp8" and scenario.recipe.scaling == "tile"
+    recipe, blocks = scenario.recipe, scenario.recipe.linear == "fp8" and scenario.recipe.scaling != "tensor"
     if scenario.software.expert_kernels == "fused" and not (
         blocks and accelerator.architecture.startswith(FUSES_EXPERTS)
     ):
