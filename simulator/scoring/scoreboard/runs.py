@@ -23,7 +23,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Variation
 from moesim.simulator.studies.uncertainty import step_interval
 
 FILE = "h200-runs.csv"
@@ -35,6 +35,7 @@ MIXED = Precision(
 )
 """FSDP's mixed precision: FP32 parameters, gradients, moments and loss; BF16 compute and gathers."""
 NONE = SourcedFraction(value=0.0, kind="measured", source="routing forced to round robin", date="2026-11-20")
+CLOCKS = SourcedFraction(value=0.0, kind="assumed", source="one host; spread left out", date="2026-11-20")
 
 
 class Run(BaseModel):
@@ -137,6 +138,7 @@ def scenario_of_run(run: Run) -> Scenario:
         communication=Communication(kernels="nccl"),
         recompute=run.recompute,
         routing=Routing(expert_load_cv=NONE),
+        variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
         run=RunPlan(tokens=float(run.sequences * run.sequence)),
         software=Software(
             kernels="eager", parameters_copied=True, overlap_data_parallel=True, host="emerald-rapids-vm"
