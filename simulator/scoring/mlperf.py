@@ -27,7 +27,7 @@ GROUP = "mlperf-v6-deepseek"
 """Group of the open rows on the scoreboard."""
 
 
-class Run(Frozen):
+class SubmittedRun(Frozen):
     """One run of the round."""
 
     name: str
@@ -39,12 +39,12 @@ class Run(Frozen):
     """Its row on the open scoreboard; empty for a run whose time nobody has looked at."""
 
 
-class Runs(Frozen):
+class Submission(Frozen):
     """The file `mlperf-v6.yaml`."""
 
     common: dict[str, Any]
     systems: dict[str, dict[str, Any]]
-    runs: tuple[Run, ...]
+    runs: tuple[SubmittedRun, ...]
 
 
 class FrozenPrediction(Frozen):
@@ -62,20 +62,20 @@ class FrozenPrediction(Frozen):
 
 
 @lru_cache(maxsize=1)
-def _file() -> Runs:
-    return validate_model(Runs, parse_mapping(_text(FILE), FILE), FILE)
+def _file() -> Submission:
+    return validate_model(Submission, parse_mapping(_text(FILE), FILE), FILE)
 
 
 def _text(name: str) -> str:
     return resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
 
 
-def runs() -> tuple[Run, ...]:
+def runs() -> tuple[SubmittedRun, ...]:
     """The nine runs, in the file's order."""
     return _file().runs
 
 
-def run_named(name: str) -> Run:
+def run_named(name: str) -> SubmittedRun:
     """The run of this name; raises InputError with the valid names for any other."""
     for run in runs():
         if name in (run.name, run.row):

@@ -205,7 +205,7 @@ def precision_of(row: OpenRow) -> Precision:
         gradient_reduce=published.gradient_reduce or "fp32",
         # Parameters of MXFP8 are gathered in BF16, in the gradients' buffer, and quantised afterwards
         # (NVIDIA/Megatron-LM@d98e8a64dd param_and_grad_buffer.py:303; Megatron-Bridge asserts its flag).
-        parameter_gather="bf16" if by_tile and "block" not in text else published.parameter_gather or "bf16",
+        parameter_gather="bf16" if scaling == "mx" else published.parameter_gather or "bf16",
     )
 
 
