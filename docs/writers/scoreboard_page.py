@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moesim.simulator.scoring.scoreboard import Board, ScoredRow, open_rows, score_all
-from moesim.simulator.scoring.scoreboard.ablations import AblationScore, score_ablations
+from moesim.simulator.scoring.scoreboard.ablations import (
+    ROWS_OF_A_GROUP,
+    AblationScore,
+    score_ablations,
+)
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
 
@@ -127,9 +131,10 @@ def _ablations(without: Mapping[str, Sequence[AblationScore]]) -> list[str]:
         "### Without one mechanism",
         "",
         "Each line switches one mechanism off, in every row that uses it, and leaves the others as they are.",
-        "The figures are medians of absolute errors over the complete rows of a set, without the mechanism",
-        "and (in brackets) with it; a dash means that no row of the set uses it. A mechanism is in the model",
-        "because the frameworks do that work, and some medians would be lower without it.",
+        f"At most {ROWS_OF_A_GROUP} complete rows of each group are predicted again, evenly spaced. The figures",
+        "are medians of absolute errors over those of a set, without the mechanism and (in brackets) with it; a",
+        "dash means that none of them uses it. A mechanism is in the model because the frameworks do that work,",
+        "and some medians would be lower without it.",
         "",
         f"| mechanism | rows | {' | '.join(sets)} |",
         f"|---|---|{'---|' * len(sets)}",

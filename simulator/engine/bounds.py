@@ -14,7 +14,8 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.contention import LinkContention
-from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, CompiledTask, CompiledTemplate, Program
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import TRANSFER_STREAMS, CompiledTask, CompiledTemplate, Program
 from moesim.simulator.schedules import Step, longest_path, makespan
 from moesim.simulator.schedules.template import Stream
 

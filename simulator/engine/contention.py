@@ -15,7 +15,8 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, TransferRows
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import TRANSFER_STREAMS, Program, TransferRows
 from moesim.simulator.model.operator import Phase
 
 Hop = tuple[int, int]

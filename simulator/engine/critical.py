@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moesim.simulator.engine.program import NS, CompiledTask
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import CompiledTask
 from moesim.simulator.engine.records import Execution, StepRecord
 
 

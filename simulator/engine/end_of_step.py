@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from moesim.simulator.cost import formulas
 from moesim.simulator.cost.formulas import SyncParts
-from moesim.simulator.engine.program import NS, Program
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import StepRecord, SyncRecord, free_ns
 
 

@@ -13,10 +13,10 @@ from typing import get_args
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.formulas import busy_share, compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.durations import NS, slowest_draws, whole_ns
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -33,14 +33,8 @@ from moesim.simulator.schedules.template import (
 
 TRANSFER_STREAMS: tuple[Stream, ...] = ("communication", "sharding")
 
-LONGEST_PHASE_S = 1e5
-"""Longest phase in seconds; ninety thousand of them in series still fit into 64 bits of nanoseconds."""
-
 LOAD_TOLERANCE = 1e-9
 """Mean rows of the members that are below 1 by less than this count as complete."""
-
-NS = 1e9
-"""Nanoseconds in a second; cost functions return seconds, the engine counts integer nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +321,9 @@ class _Compiler:
         if key not in self.noise:
             entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]]]
             entropy += [self.group] if self.group else []
-            draws = slowest_draws(np.random.default_rng(entropy), shape, self.variation)
+            draws = slowest_draws(
+                np.random.default_rng(entropy), shape, self.variation.in_step, self.variation.stands_for
+            )
             self.noise[key] = np.maximum(1.0 + cv * draws, 0.0)
         return self.noise[key]
 
@@ -361,36 +357,6 @@ class _Compiler:
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, whole_ns(payload)
         return self.payloads[key]
-
-
-def slowest_draws(
-    generator: np.random.Generator, shape: tuple[int, int], variation: MemberVariation
-) -> FloatArray:
-    """Normal draws [micro-batches, members], each the largest of GPUs that meet in a layer (eq. E1a)."""
-    rows, members = shape
-    together = variation.in_step
-    draws = generator.standard_normal((rows, members // together), dtype=np.float32)
-    for _ in range(variation.stands_for * together - 1):
-        np.maximum(draws, generator.standard_normal(draws.shape, dtype=np.float32), out=draws)
-    whole = draws if together == 1 else np.repeat(draws, together, axis=1)
-    return whole.astype(np.float64)
-
-
-def whole_ns(seconds: FloatArray) -> IntArray:
-    """Seconds as whole nanoseconds.
-
-    Raises InputError for a phase longer than any real one, OverflowError for values that are no durations.
-    """
-    longest = float(seconds.max(initial=0.0))
-    if longest > LONGEST_PHASE_S:
-        raise InputError(
-            f"a single phase of a micro-batch takes {longest:.3g} s with these rates and sizes; a step is "
-            f"counted in nanoseconds with phases of at most {LONGEST_PHASE_S:g} s (a day and a half): raise "
-            "peaks, bandwidths and efficiencies, or lower batch.sequence_length and parallel.microbatch"
-        )
-    if not 0.0 <= float(seconds.min(initial=0.0)) <= longest:
-        raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are not durations")
-    return np.rint(seconds * NS).astype(np.int64)
 
 
 def _before_on_stream(tasks: Sequence[CompiledTask]) -> tuple[int | None, ...]:

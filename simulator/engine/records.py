@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.program import NS, PlacedStep, Program
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import PlacedStep, Program
 
 
 @dataclass(slots=True)

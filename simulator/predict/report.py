@@ -8,7 +8,7 @@ from math import fsum
 
 import numpy as np
 
-from moesim.simulator.engine.program import NS
+from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.records import Execution, StepRecord
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.predict.result_parts import Breakdown, PhaseSpan, Utilisation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesim.simulator.engine.program import NS, PlacedStep
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import PlacedStep
 from moesim.simulator.engine.records import Execution, SyncRecord
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.predict.trace import trace_info

@@ -14,8 +14,9 @@ import pytest
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
-from moesim.simulator.engine.program import NS, PlacedStep, Program
+from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 from moesim.simulator.engine.registry import ENGINES, engine_of
 from moesim.simulator.engine.simpy.execute import SimpyEngine

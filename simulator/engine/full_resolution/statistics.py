@@ -10,6 +10,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.topologies import Topology
+from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.full_resolution.result import (
     GpuTimes,
     LinkKindLoad,
@@ -17,7 +18,6 @@ from moesim.simulator.engine.full_resolution.result import (
     SkewRow,
     Straggler,
 )
-from moesim.simulator.engine.program import NS
 from moesim.simulator.engine.records import Execution, StepRecord
 
 MOST_LISTED = 10

@@ -16,8 +16,9 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import IntArray
+from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
-from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
+from moesim.simulator.engine.program import CompiledTemplate, PlacedStep, Program
 from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 from moesim.simulator.engine.simpy.links import LinkPool
 

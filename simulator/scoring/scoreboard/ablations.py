@@ -20,12 +20,15 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 from moesim.simulator.scoring.scoreboard.score import SETS, ScoredRow, prepared_row
 
+ROWS_OF_A_GROUP = 5
+"""Rows of each group that are predicted without every mechanism."""
+
 
 class Ablation(Frozen):
     """One mechanism, and the scenario keys and values that take it away."""
 
     name: str
-    without: dict[str, str | bool | int | float | None]
+    without: dict[str, str | bool | int | float | list[str] | None]
     """Scenario key and the value that stands for the mechanism being absent."""
     only: dict[str, str] = Field(default_factory=dict)
     """Scenario keys and the values that they must have for the mechanism to be in use; all others have it."""
@@ -73,43 +76,59 @@ def _value(data: Mapping[str, Any], key: str) -> object:
     return value
 
 
-def step_without(row: OpenRow, ablation: Ablation) -> float | None:
-    """Predicted step (s) of a row without a mechanism; None where it is not in use or cannot go."""
-    try:
-        scenario = switched_off(prepared_row(row).scenario, ablation)
-        return None if scenario is None else simulate(scenario).step.time_s
-    except (InputError, InfeasibleError):
-        return None
+def steps_without(row: OpenRow) -> dict[str, float]:
+    """Predicted step (s) of a row without each mechanism that it uses and can go without, by name."""
+    base = prepared_row(row)
+    steps: dict[str, float] = {}
+    for ablation in ablations():
+        scenario = switched_off(base.scenario, ablation)
+        if scenario is None:
+            continue
+        try:
+            steps[ablation.name] = simulate(scenario).step.time_s
+        except (InputError, InfeasibleError):
+            continue
+    return steps
+
+
+def sampled(rows: Sequence[ScoredRow], most: int = ROWS_OF_A_GROUP) -> list[ScoredRow]:
+    """At most `most` complete rows of each group, evenly spaced in the order of the source."""
+    groups: dict[str, list[ScoredRow]] = {}
+    for row in rows:
+        if row.complete and row.relative_error is not None:
+            groups.setdefault(row.group, []).append(row)
+    chosen = []
+    for members in groups.values():
+        step = max(1.0, len(members) / most)
+        chosen += [members[int(n * step)] for n in range(min(most, len(members)))]
+    return chosen
 
 
 def score_ablations(
     rows: Sequence[OpenRow], scored: Sequence[ScoredRow], workers: int = 1
 ) -> dict[str, tuple[AblationScore, ...]]:
-    """Errors with and without every mechanism, by set of rows; other rows keep their errors."""
-    known = {row.id: row for row in scored if row.relative_error is not None}
-    tasks = [(row, ablation) for ablation in ablations() for row in rows if row.id in known]
+    """Errors of sampled rows with and without every mechanism, by set; rows without it keep their errors."""
+    known = {row.id: row for row in sampled(scored)}
+    chosen = [row for row in rows if row.id in known]
     with ProcessPoolExecutor(workers) as pool:
-        steps = list(pool.map(step_without, *zip(*tasks, strict=True), chunksize=4))
-    changed: dict[str, dict[str, float]] = {ablation.name: {} for ablation in ablations()}
-    for (row, ablation), step_s in zip(tasks, steps, strict=True):
-        published, predicted = known[row.id].published_step_s, known[row.id].predicted_step_s
-        if step_s is not None and published is not None and step_s != predicted:
-            changed[ablation.name][row.id] = step_s / published - 1.0
-    return {
-        name: tuple(
-            score
-            for score in (_of_set(label, is_in, known.values(), errors) for label, is_in in SETS.items())
-            if score is not None
-        )
-        for name, errors in changed.items()
-    }
+        steps = dict(zip((row.id for row in chosen), pool.map(steps_without, chosen), strict=True))
+    scores: dict[str, tuple[AblationScore, ...]] = {}
+    for ablation in ablations():
+        errors = {
+            id_: by_name[ablation.name] / (known[id_].published_step_s or 1.0) - 1.0
+            for id_, by_name in steps.items()
+            if by_name.get(ablation.name, known[id_].predicted_step_s) != known[id_].predicted_step_s
+        }
+        found = (_of_set(label, is_in, known.values(), errors) for label, is_in in SETS.items())
+        scores[ablation.name] = tuple(score for score in found if score is not None)
+    return scores
 
 
 def _of_set(
     label: str, is_in: Callable[[ScoredRow], bool], rows: Iterable[ScoredRow], errors: Mapping[str, float]
 ) -> AblationScore | None:
-    """Score of the complete rows of a set; None where the mechanism is in none of them."""
-    chosen = [row for row in rows if row.complete and is_in(row)]
+    """Score of the rows of a set; None where the mechanism is in none of them."""
+    chosen = [row for row in rows if is_in(row)]
     own = [abs(row.relative_error or 0.0) for row in chosen]
     other = [abs(errors.get(row.id, row.relative_error or 0.0)) for row in chosen]
     in_use = sum(row.id in errors for row in chosen)
