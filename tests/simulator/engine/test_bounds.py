@@ -17,6 +17,7 @@ from moesim.simulator.engine.contention import LinkContention
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
+from moesim.simulator.layout.expert_overlap import hides_experts
 from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
@@ -40,14 +41,12 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     model = draw(
         st.sampled_from(["deepseek-v3", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x22b", "llama-3-8b"])
     )
-    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    ep = min(draw(st.sampled_from([8, 16, 32])), EXPERTS[model])
+    schedule = draw(st.sampled_from([n for n in sorted(SCHEDULES) if ep > 1 or not hides_experts(n)]))
     paired = SCHEDULES[schedule].overlapped_pairs
     pp = draw(st.sampled_from([2, 4]))
     vpp = 2 if schedule.startswith("interleaved") else 1
     tp = draw(st.sampled_from([1, 1, 2]))
-    if SCHEDULES[schedule].hides_expert_transfers and EXPERTS[model] == 1:
-        schedule = "interleaved-1f1b"
-    ep = min(draw(st.sampled_from([8, 16, 32])), EXPERTS[model])
     replicas = max(ep, 8) // tp * draw(st.sampled_from([1, 2]))
     nodes = max(1, pp * replicas * tp // 8)
     zero = draw(st.sampled_from([0, 1, 2] if paired else [0, 1, 2, 3]))
@@ -59,8 +58,8 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     more = ", sequence_parallel: true" if tp > 1 else ""
     spread = st.sampled_from([0.0, 0.01, 0.1])
     recompute = ["none", "selective", "full", "[core_attn, layernorm]", "mlp" if ep == 1 else "moe_act+moe"]
-    if SCHEDULES[schedule].hides_expert_transfers:
-        recompute = ["none", "selective", "moe_act"]  # whole layers are refused
+    if hides_experts(schedule):
+        recompute = ["none", "selective", "[core_attn, layernorm]"]
     stages = pp * (2 if vpp == 2 or schedule in ("zbv", "dualpipev") else 1)
     layers = load_model(model).n_layers
     cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1)))
@@ -89,7 +88,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
     """A small job with uneven experts, drops, spreads, slow links and faults, on one cluster or a fleet."""
     schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     pp = draw(st.sampled_from([1, 2, 2, 4]))
-    ep = draw(st.sampled_from([1, 4, 8, 8, 16]))
+    ep = draw(st.sampled_from([4, 8, 8, 16] if hides_experts(schedule) else [1, 4, 8, 8, 16]))
     replicas = max(ep, 8) * draw(st.sampled_from([1, 2]))
     nodes = pp * replicas // 8
     per_rank = draw(st.sampled_from(["moe*2", "dense moe", "moe"]))
