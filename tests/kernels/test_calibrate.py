@@ -461,7 +461,7 @@ def test_only_some_measurements(tmp_path: Path) -> None:
     profile, (context,), _ = run(tmp_path / "p.yaml", only=("hbm", "barrier"))
     assert {task.measurement for task in context.done} == {"hbm", "barrier"}
     assert profile.curve("barrier.latency").curve.at(8).value == pytest.approx(6.4e-6, rel=0.02)
-    assert profile.curve("ep.dispatch.sm_rate").note is not None  # carried
+    assert profile.curve("ep.dispatch.sm_rate.deepep").kind == "derived"  # carried
 
 
 def test_progress_goes_forward_and_names_what_is_measured(tmp_path: Path) -> None:
