@@ -159,7 +159,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "d3d2adec9d1d258985cccec70074750900868a4cd1917a01d53ca974512c70a9"),
+        ("h800-trace", "0039ce63b2130d824a20c509bfbd6573bba66392274d77640a035cd69ff60332"),
         ("h200-8gpu", "a9d787b51cd720a5a89787552db05add3a3ebb3807ec4640010a224016ea9fba"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],

@@ -310,7 +310,8 @@ def test_impossible_or_unknown_plans_are_input_errors() -> None:
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_fewer_gpus_still_give_a_profile_that_loads(tmp_path: Path, gpus: int) -> None:
     profile, _, _ = run(tmp_path / "p.yaml", gpus, quick=True)
-    assert profile.curve("ep.dispatch.sm_rate").kind == "measured"
+    name = "ep.dispatch.sm_rate" if gpus > 1 else "ep.dispatch.sm_rate.deepep"
+    assert profile.curve(name).kind == ("measured" if gpus > 1 else "derived")
     assert "expert-parallel dispatch and combine (needs 2 GPUs" in profile.evidence or gpus > 1
     assert {law.group for law in profile.laws} >= {"gemm_sm_aware", "attention", "communication"}
 
@@ -407,7 +408,7 @@ def test_failed_tasks_are_reported_and_the_others_kept(tmp_path: Path) -> None:
     profile, _, _ = run(tmp_path / "p.yaml", quick=True, set_up=lambda c: c.broken.add("interference"))
     assert "tasks of interference (made to fail)" in profile.evidence
     assert {law.id.split(".")[0] for law in profile.laws} == {"hopper-interference"}
-    assert profile.curve("ep.dispatch.sm_rate").kind == "measured"
+    assert profile.curve("ep.dispatch.sm_rate.deepep").kind == "derived"  # carried
 
 
 def test_nothing_measured_is_an_error_not_an_empty_profile(tmp_path: Path) -> None:
@@ -460,7 +461,7 @@ def test_only_some_measurements(tmp_path: Path) -> None:
     profile, (context,), _ = run(tmp_path / "p.yaml", only=("hbm", "barrier"))
     assert {task.measurement for task in context.done} == {"hbm", "barrier"}
     assert profile.curve("barrier.latency").curve.at(8).value == pytest.approx(6.4e-6, rel=0.02)
-    assert profile.curve("ep.dispatch.sm_rate").note is not None  # carried
+    assert profile.curve("ep.dispatch.sm_rate.deepep").kind == "derived"  # carried
 
 
 def test_progress_goes_forward_and_names_what_is_measured(tmp_path: Path) -> None:

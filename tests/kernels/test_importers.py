@@ -328,7 +328,7 @@ def test_imported_entries_replace_those_of_the_same_id(tmp_path: Path) -> None:
     share = merged.curve("collective.scale_up_fraction")
     assert share.points == added.curve("collective.scale_up_fraction").points
     assert "replaces the entry from moesim measurement" in (share.note or "")
-    assert merged.curve("ep.dispatch.sm_rate") == base.curve("ep.dispatch.sm_rate")
+    assert merged.curve("ep.dispatch.sm_rate.deepep") == base.curve("ep.dispatch.sm_rate.deepep")
     assert {e.id for e in merged.entries()} == {e.id for e in base.entries()} | {
         e.id for e in added.entries()
     }
