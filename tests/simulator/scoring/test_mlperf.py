@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels import InputError
-from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.plan import policies_of
 from moesim.simulator.scoring.scoreboard.plan import scenario_of as scenario_of_row
@@ -68,17 +67,3 @@ def test_overrides_take_mechanisms_away_and_unknown_runs_are_refused() -> None:
     assert plain.software.static_experts is None and plain.communication.gemm_margin == 0
     with pytest.raises(InputError, match=r"gb300-51.*gb300-512"):
         mlperf.scenario_of("gb300-51")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["recompute=full"], "recompute=full .*use none, selective or modules without moe"),
-        (["recompute=[moe]"], "recompute=moe "),
-        (["parallel.vpp=1", "stages.layers=null"], "parallel.vpp=1; nearest: vpp=2, or pp=1"),
-        (["parallel.ep=1", "routing.load=null", "routing.capacity=null"], "parallel.ep=1 has none"),
-    ],
-)
-def test_overlap_on_plans_that_cannot_is_refused(overrides: list[str], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        prepare(mlperf.scenario_of("gb300-256", overrides))
