@@ -82,7 +82,7 @@ def attention(rows: Rows) -> Iterable[MeasuredCurve]:
 def memory(rows: Rows) -> Iterable[MeasuredCurve]:
     """Effective bandwidth of a copy and of the FP8 cast on all SMs, over the bytes that they move."""
     for measurement, select, id_, used_for, what in (
-        ("hbm", {}, "copy", ("copy",), "copy inside one GPU"),
+        ("hbm", {}, "copy", ("copy", "attention_pre_post"), "copy inside one GPU"),
         ("quantise", {"operation": "quantise"}, "cast", ("cast",), "cast of BF16 to E4M3 with 1x128 scales"),
     ):
         found = rows.of(measurement, **select)

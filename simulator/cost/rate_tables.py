@@ -77,8 +77,6 @@ class RateTables:
             return self._sparse_base(op)
         if op.cls in SCAN_CLASSES:
             return self._scan_base(op)
-        if op.cls == "attention_pre_post":
-            return self._pre_post_base(op, overlapped)
         return self._memory_base(op, overlapped)
 
     # --- GEMMs and attention ---
@@ -229,19 +227,6 @@ class RateTables:
         return _attention_like(curve, compute_s, memory_s, reading.note)
 
     # --- memory-bound ---
-
-    def _pre_post_base(self, op: Operator, overlapped: bool) -> Basis:
-        """Kernels before and after the core of attention's backward, 0 s where its rate holds them.
-
-        Frameworks and planners time the backward as a whole. Only a timeline of kernels has these apart, in
-        curves of their variants.
-        """
-        own = [self._curves.get((f"{op.cls}/{op.variant}", when)) for when in (overlapped, None)]
-        whole: MeasuredCurve | Prior | None = self._curves.get(("attention_backward", None))
-        whole = whole or self._prior_for("attention_backward", op, "tensor_peak")
-        if any(own) or whole is None:
-            return self._memory_base(op, overlapped)
-        return Basis(0.0, "memory", "attention", whole.conditions, whole.residual.relative, whole.id, 0.0)
 
     def _memory_base(self, op: Operator, overlapped: bool) -> Basis:
         curve = self._find_curve(op.cls, op.variant, overlapped)

@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "e1d452303c133779646cfb8d9b224316c59873587ec0fefbcd5043543dc04da6"),
-        ("h200-8gpu", "4612c39689fa99ba94565922b3bcef36bf71e1a7f9dd48d2984d61ff91bf0735"),
+        ("h800-trace", "0039ce63b2130d824a20c509bfbd6573bba66392274d77640a035cd69ff60332"),
+        ("h200-8gpu", "a9d787b51cd720a5a89787552db05add3a3ebb3807ec4640010a224016ea9fba"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

@@ -19,7 +19,6 @@ from moesim.simulator.model.attention.heads import HeadSizes
 from moesim.simulator.model.attention.output_gate import sink_backward, sink_forward
 from moesim.simulator.model.attention.reach import Reach
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.primitives import move
 from moesim.simulator.model.work import Work
 
 MEASURED = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json"
@@ -152,14 +151,3 @@ def test_heads_that_were_not_measured_are_said(dim: int) -> None:
     assert bool(notes) == (dim == 512)
     bare = profile.model_copy(update={"curves": tuple(full)})
     assert [note for note in price(core, bare).assumptions if "other heads" in note]
-
-
-@pytest.mark.parametrize(
-    ("profile", "accelerator", "apart"), [("h800-trace", "h800-sxm", True), ("h200-8gpu", "h200-sxm", False)]
-)
-def test_kernels_around_a_backward_count_once(profile: str, accelerator: str, apart: bool) -> None:
-    """A backward that was timed as a whole holds them; the timeline of DeepSeek has them apart."""
-    around = move("attention.backward_pre", "attention_pre_post", "I", 1e8, 1e8, variant="pre")
-    found = operator_seconds(around, load_accelerator(accelerator), load_profile(profile), SmContext())
-    assert (found.seconds > 20e-6) == apart
-    assert found.curve_ids[0].endswith("attention_pre_post.pre" if apart else "attention_backward")
