@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "0039ce63b2130d824a20c509bfbd6573bba66392274d77640a035cd69ff60332"),
-        ("h200-8gpu", "a9d787b51cd720a5a89787552db05add3a3ebb3807ec4640010a224016ea9fba"),
+        ("h800-trace", "d0b322beddf68c0eeaf1a5b5e98d3e66912abb2756c8b901bdc454d6a4de27d7"),
+        ("h200-8gpu", "fa11dc81a05cf5bc1a3b15a53bf7944f1d5171ab47540ac389563112b28d4bbc"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
