@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.summary_text import count, percent, short, titled
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
+
+HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
 
 
 class RunSpread(Frozen):
@@ -21,6 +24,13 @@ class RunSpread(Frozen):
     p10: float
     p50: float
     p90: float
+
+
+def per_hour(days: RunSpread, rate: float | None) -> RunSpread | None:
+    """Hours of the run times a rate, for the mean and all percentiles; None without a rate."""
+    if rate is None:
+        return None
+    return RunSpread(**{name: value * HOURS_PER_DAY * rate for name, value in days.model_dump().items()})
 
 
 class PhaseReport(Frozen):

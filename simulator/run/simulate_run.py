@@ -16,6 +16,7 @@ from moesim.simulator.run.failures import RunOutcome, simulate_failures
 from moesim.simulator.run.interruptions import Interruptions
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.report import (
+    HOURS_PER_DAY,
     CauseReport,
     FinishDates,
     GpuHours,
@@ -23,6 +24,7 @@ from moesim.simulator.run.report import (
     PhaseReport,
     RunReport,
     RunSpread,
+    per_hour,
 )
 from moesim.simulator.run.work import PhaseWork
 from moesim.simulator.scenario.run_plan import RunPlan
@@ -58,14 +60,11 @@ def simulate_run(
     if factors is not None:
         drawn = simulate_failures(work, interruptions.model, replicas, seed, factors)
         wide = _Book(phases, drawn, cluster.n_gpus, bill)
-    hours = book.hours
-
-    def spread(seconds: FloatArray, drawn: FloatArray, rate: float | None) -> RunSpread | None:
-        return None if rate is None else _spread(drawn * rate, mean(seconds * rate))
-
+    days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
+    hours = days.predicted * HOURS_PER_DAY
     return RunReport(
         phases=tuple(book.rows()),
-        days=_spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY)),
+        days=days,
         finish=_finish(plan.start, wide.wall_s, mean(book.wall_s)),
         gpu_hours=book.gpu_hours(),
         goodput=_spread(wide.goodput(), mean(book.goodput())),
@@ -73,14 +72,14 @@ def simulate_run(
         interruptions=_spread(wide.interruptions(), mean(book.interruptions())),
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
-        cost_usd=spread(hours, wide.hours, bill.usd(1.0)),
-        cost_parts_usd={k: v * mean(hours) for k, v in (bill.usd_per_hour or {}).items()},
+        cost_usd=per_hour(days, bill.usd(1.0)),
+        cost_parts_usd={k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
         price=bill.described,
-        energy_kwh=spread(hours, wide.hours, bill.kwh_per_hour),
+        energy_kwh=per_hour(days, bill.kwh_per_hour),
         electricity_usd=None
         if bill.electricity_usd_per_hour is None
-        else bill.electricity_usd_per_hour * mean(hours),
-        co2_kg=spread(hours, wide.hours, bill.kg_co2_per_hour),
+        else bill.electricity_usd_per_hour * hours,
+        co2_kg=per_hour(days, bill.kg_co2_per_hour),
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
         replicas=alike if factors is None else replicas,
         seed=seed,
@@ -129,7 +128,7 @@ def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> It
             share=share,
             days=seconds / SECONDS_PER_DAY,
             finish=None if start is None else _date(start, seconds),
-            cost_usd=bill.usd(seconds / SECONDS_PER_HOUR),
+            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
         )
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from moesim.hwmodels.provenance import provenance_rows
-from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.predict.band import Band, Uncertainty
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 from moesim.simulator.run.money import Rates, rates
-from moesim.simulator.run.report import RunReport, RunSpread
+from moesim.simulator.run.report import HOURS_PER_DAY, RunReport, per_hour
 from moesim.simulator.scenario import Scenario
-
-HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
 
 
 def without_prices(scenario: Scenario) -> Scenario:
@@ -111,12 +108,12 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
     return report.model_copy(
         update={
             "phases": phases,
-            "cost_usd": _per_hour(report.days, usd),
+            "cost_usd": per_hour(report.days, usd),
             "cost_parts_usd": {name: rate * hours for name, rate in parts.items()},
             "price": bill.described,
-            "energy_kwh": _per_hour(report.days, bill.kwh_per_hour),
+            "energy_kwh": per_hour(report.days, bill.kwh_per_hour),
             "electricity_usd": None if electricity is None else electricity * hours,
-            "co2_kg": _per_hour(report.days, bill.kg_co2_per_hour),
+            "co2_kg": per_hour(report.days, bill.kg_co2_per_hour),
             "outlook": tuple(
                 row.model_copy(update={"cost_usd": bill.usd(row.days * HOURS_PER_DAY)})
                 for row in report.outlook
@@ -124,10 +121,3 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
             "assumptions": (*notes, *(note for note in bill.notes if note not in notes)),
         }
     )
-
-
-def _per_hour(days: RunSpread, rate: float | None) -> RunSpread | None:
-    """Hours of the run times a rate, for the mean and all percentiles."""
-    if rate is None:
-        return None
-    return RunSpread(**{k: v * HOURS_PER_DAY * rate for k, v in days.model_dump().items()})
