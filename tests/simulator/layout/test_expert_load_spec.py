@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_published_imbalance_falls_while_training() -> None:
         )
 
     assert load(0).now == 2.0
-    assert load(100).now == pytest.approx(0.04 + 1.96 / np.e)
+    assert load(100).now == pytest.approx(0.04 + 1.96 / math.e)
     assert load(10_000).now == pytest.approx(0.04)
 
 
