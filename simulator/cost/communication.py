@@ -5,7 +5,7 @@ Pure functions of bytes, links and a calibration profile; the engine adds conten
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
@@ -95,17 +95,36 @@ def ep_transfer(
         share, nic_residual = curves.read(f"ep.nic_fraction.{kernels.generation}", nodes)
         nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
         best_nic = traffic.ib_bytes / links.nic_bytes_per_s
-    slow_down = kernels.slow_down
-    residual = max(sm_residual, link_residual, nic_residual) + slow_down.residual
-    return TransferCost(
-        launch_s=notify_seconds(links, nodes) + _call_seconds(operation, kernels, curves),
-        nic_s=nic_s * slow_down.factor,
-        scale_up_s=scale_up_s * slow_down.factor,
+    call_s, call_residual = _call_seconds(operation, kernels, curves)
+    alone = TransferCost(
+        launch_s=notify_seconds(links, nodes) + call_s,
+        nic_s=nic_s,
+        scale_up_s=scale_up_s,
         nic_bytes=traffic.ib_bytes,
         scale_up_bytes=traffic.nvlink_bytes,
         best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
-        worst_s=max(nic_s, scale_up_s) * slow_down.factor * (1.0 + residual),
-        evidence=PriceEvidence.of(
+        worst_s=call_s * call_residual,
+    )
+    residual = max(sm_residual, link_residual, nic_residual)
+    return slowed_down(alone, residual, kernels.slow_down, curves)
+
+
+def slowed_down(
+    alone: TransferCost, residual: float, slow_down: SlowDown, curves: CurveReader
+) -> TransferCost:
+    """A transfer beside compute, with what it was read from.
+
+    `residual`: relative error of its payload. `alone.worst_s`: seconds that a call may take longer, which the
+    worst case of the payload then holds.
+    """
+    payload_s = max(alone.nic_s, alone.scale_up_s) * slow_down.factor
+    return replace(
+        alone,
+        nic_s=alone.nic_s * slow_down.factor,
+        scale_up_s=alone.scale_up_s * slow_down.factor,
+        worst_s=payload_s * (1.0 + residual + slow_down.residual) + alone.worst_s,
+        evidence=alone.evidence
+        | PriceEvidence.of(
             [*curves.used, slow_down.id],
             [*curves.notes, slow_down.extrapolated, slow_down.assumed],
             curves.reads,
@@ -181,12 +200,12 @@ def _sm_seconds(
     return whole, (residual * seconds + row_residual * rows_s) / whole if whole else residual
 
 
-def _call_seconds(operation: EpOperation, kernels: EpKernels, curves: CurveReader) -> float:
-    """Seconds of a call beyond its rows; 0 where the profile's rates contain it."""
+def _call_seconds(operation: EpOperation, kernels: EpKernels, curves: CurveReader) -> tuple[float, float]:
+    """Seconds of a call beyond its rows, and their relative error; 0 where the profile's rates contain it."""
     name = f"ep.{operation}.call_time"
     if not kernels.tokens or not kernels.sms or not curves.has(name):
-        return 0.0
-    return curves.read(name, kernels.tokens / kernels.sms)[0]
+        return 0.0, 0.0
+    return curves.read(name, kernels.tokens / kernels.sms)
 
 
 def engine_transfer(

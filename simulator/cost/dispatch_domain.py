@@ -14,10 +14,11 @@ from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
     notify_seconds,
+    slowed_down,
     sm_rate,
 )
 from moesim.simulator.cost.library_collectives import ring_price
-from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
+from moesim.simulator.cost.price_evidence import PricedSeconds
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
 
@@ -60,25 +61,20 @@ def domain_transfer(
         share, nic_residual = curves.read("ep.nic_fraction", group.nodes)
         nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
         best_nic = traffic.ib_bytes / links.nic_bytes_per_s
-    call_s, _ = curves.read(f"ep.{operation}.call_time", group.ranks)
+    call_s, call_residual = curves.read(f"ep.{operation}.call_time", group.ranks)
     prepared = _prepared(group, local, links, profile)
-    slow_down = kernels.slow_down
-    residual = max(sm_residual, link_residual, nic_residual) + slow_down.residual
-    return TransferCost(
+    alone = TransferCost(
         launch_s=notify_seconds(links, group.nodes) + call_s + prepared.seconds,
-        nic_s=nic_s * slow_down.factor,
-        scale_up_s=scale_up_s * slow_down.factor,
+        nic_s=nic_s,
+        scale_up_s=scale_up_s,
         nic_bytes=traffic.ib_bytes,
         scale_up_bytes=traffic.nvlink_bytes,
         best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
-        worst_s=max(nic_s, scale_up_s) * slow_down.factor * (1.0 + residual),
-        evidence=prepared.evidence
-        | PriceEvidence.of(
-            [*curves.used, slow_down.id],
-            [*curves.notes, slow_down.extrapolated, slow_down.assumed],
-            curves.reads,
-        ),
+        worst_s=call_s * call_residual,
+        evidence=prepared.evidence,
     )
+    residual = max(sm_residual, link_residual, nic_residual)
+    return slowed_down(alone, residual, kernels.slow_down, curves)
 
 
 def _sm_seconds(

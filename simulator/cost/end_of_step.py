@@ -171,7 +171,8 @@ def exposed_by_chunk(
     )
     software, layout = pricer.scenario.software, pricer.layout
     ranks = layout.dp * pricer.scenario.parallel.cp
-    size = bucket_size(software, ranks) or 1
+    size = bucket_size(software, ranks)
+    assert size is not None  # Megatron's buckets have one
     passes = min(schedule.pp, schedule.microbatches) if len(held.chunks) > 1 else 1
     place = ChunkPlace(held.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
     kinds, lost = held.kinds, pricer.lost_beside_library

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-TensorOverlap = Literal["none", "weight-gradient", "full", "userbuffers", "async"]
-
+from moesim.simulator.model.software import TensorOverlap
 
 MEASURED_CHANNELS, MEASURED_SMS = 24, 132
 """SMs that held the collectives beside which `lost_beside_nccl` was measured, of all SMs of an H200."""

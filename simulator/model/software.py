@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
 
+TensorOverlap: TypeAlias = Literal["none", "weight-gradient", "full", "userbuffers", "async"]
+"""Way in which collectives of tensor parallelism run beside GEMMs."""
+
 
 class StaticExperts(BaseModel):
     """Fixed sizes of the experts' buffers, so that a graph holds dropless experts (docs/model.md, eq. O20).
@@ -102,7 +105,7 @@ class Software(BaseModel):
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
     `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
     (Transformer Engine)."""
-    overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] = "none"
+    overlap_tensor_parallel: TensorOverlap = "none"
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
     weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them, at no cost
     to it; `userbuffers` and `async` do so as Transformer Engine's user buffers (`tp_comm_overlap`) and

@@ -19,7 +19,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.model.precision import Format
 from moesim.simulator.model.recompute import RecomputeKey, RecomputePolicy
-from moesim.simulator.model.software import GraphPart
+from moesim.simulator.model.software import GraphPart, TensorOverlap
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 SETTINGS, BEHIND = "configurations.csv", "configuration-rows.csv"
@@ -94,7 +94,7 @@ class Published(BaseModel):
     gradients_all_reduced: bool | None = None
     kernels: Literal["fused", "eager"] | None = None
     amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] | None = None
-    overlap_tensor_parallel: Literal["none", "weight-gradient", "full", "userbuffers", "async"] | None = None
+    overlap_tensor_parallel: TensorOverlap | None = None
     overlap_context_parallel: bool | None = None
     overlap_data_parallel: bool | None = None
     data_parallel_buckets: Literal["layer", "megatron"] | None = None
