@@ -23,7 +23,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Variation
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.studies.uncertainty import step_interval
 
 FILE = "h200-runs.csv"
@@ -51,6 +51,8 @@ class Run(BaseModel):
     dp: int
     pp: int
     ep: int
+    layers: Annotated[tuple[int, ...], BeforeValidator(lambda text: tuple(map(int, text.split())))]
+    """Layers of every stage, from the parameters that each rank reported; empty without a pipeline."""
     recompute: RecomputePolicy
     step_s: float
     peak_active_gib: float
@@ -134,6 +136,7 @@ def scenario_of_run(run: Run) -> Scenario:
         precision=MIXED,
         parallel=ParallelPlan(pp=run.pp, ep=run.ep, microbatch=run.microbatch, zero_stage=zero),
         schedule="1f1b",
+        stages=Stages(layers=run.layers or None),
         batch=Batch(sequences=run.sequences, sequence_length=run.sequence),
         communication=Communication(kernels="nccl"),
         recompute=run.recompute,
