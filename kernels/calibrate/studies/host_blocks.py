@@ -3,11 +3,11 @@
     python kernels/calibrate/studies/host_blocks.py --one --out DIR --budget 120
     torchrun --nproc-per-node 2 kernels/calibrate/studies/host_blocks.py --two --out DIR --budget 100
 
-The host's time of a block is the difference between a deep and a shallow model, divided by the blocks between
-them, so embedding, head and the root's hooks are not in it. Tensors are tiny, so that the device never limits;
-one case of a family has real sizes. The script writes host_blocks_one.json or host_blocks_two.json after every
-case. A case that fails loses its own row. `--dry` runs every path on a CPU, with few repeats. As a script it
-needs PyTorch and torchtitan only.
+The host's time of a block is the difference between a deep and a shallow model, divided by the blocks
+between them, so embedding, head and the root's hooks are not in it. Tensors are tiny, so that the device
+never limits; one case of a family has real sizes. The script writes host_blocks_one.json or
+host_blocks_two.json after every case. A case that fails loses its own row. `--dry` runs every path on a CPU,
+with few repeats. As a script it needs PyTorch and torchtitan only.
 """
 
 from __future__ import annotations
@@ -45,19 +45,33 @@ from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULA
 from moesim.kernels.calibrate.studies.host_launch import machine
 
 SHALLOW, DEEP = 2, 8
+LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)
 
 
 class Study:
     """The device, the time left and the results, which are rewritten after every case."""
 
     def __init__(self, options: argparse.Namespace, file: str, rank: int) -> None:
+        """Start the clock of the budget."""
         self.began, self.rank = time.monotonic(), rank
         self.budget_s: float = options.budget
         self.device: str = "cpu" if options.dry else "cuda"
         self.dry: bool = options.dry
         self.passes: int = 3 if options.dry else 25
         self.file = Path(options.out) / file
-        self.result: dict[str, Any] = {"command": " ".join(sys.argv), "blocks": {}, "parts": {}, "seconds": {}}
+        self.result: dict[str, Any] = {
+            "command": " ".join(sys.argv),
+            "blocks": {},
+            "parts": {},
+            "seconds": {},
+        }
 
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
@@ -112,7 +126,7 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def passes(study: Study, forward: Callable[[], torch.Tensor], clear: Callable[[], None]) -> dict[str, Any]:
-    """Host time of a forward and of its backward, each from an idle device, and time until the device is done."""
+    """Host time of a forward and of its backward, each from an idle device, and until the device is done."""
     times: dict[str, list[float]] = {"forward": [], "forward_done": [], "backward": [], "backward_done": []}
     gc.collect()
     gc.disable()
@@ -155,6 +169,31 @@ def whole(study: Study, case: Case) -> dict[str, Any]:
     out["host_reads"] = host_reads(study, lambda: model(tokens, **more))
     out["parameters"] = len(list(model.parameters()))
     return out
+
+
+def launches(study: Study, case: Case) -> dict[str, float]:
+    """Kernels, copies and clears that one block's forward and backward launch, counted by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    counts = {}
+    for layers in (2, 4):
+        model = models.build(replace(case, layers=layers), study.device)
+        tokens = torch.randint(0, VOCABULARY, (1, TOKENS[case.size]), device=study.device)
+        more = models.attention_masks(case, tokens)
+        y = model(tokens, **more)
+        y.backward(torch.ones_like(y))
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (study.device == "cuda")
+        for name in ("forward", "backward"):
+            if name == "forward":
+                study.synchronise()
+            with profile(activities=kinds) as seen:
+                if name == "forward":
+                    y = model(tokens, **more)
+                else:
+                    y.backward(torch.ones_like(y))
+                study.synchronise()
+            counts[name, layers] = sum(e.name in LAUNCHES for e in seen.events())
+    return {name: (counts[name, 4] - counts[name, 2]) / 2 for name in ("forward", "backward")}
 
 
 def host_reads(study: Study, forward: Callable[[], torch.Tensor]) -> dict[str, int] | None:

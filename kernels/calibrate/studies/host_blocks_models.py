@@ -12,7 +12,7 @@ import os
 import sys
 import types
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def _version(root: Path) -> str:
 
 def imitate_gpu_on_cpu() -> None:
     """Replace what torchtitan's MoE code cannot do on a CPU, for a dry run."""
-    utils = importlib.import_module("torchtitan.models.moe.utils")
+    utils: Any = importlib.import_module("torchtitan.models.moe.utils")
     permute = utils.generate_permute_indices
     utils.generate_permute_indices = lambda rows, *args: permute(rows.long(), *args, use_cpu=True)
     TOKENS["real"] = TOKENS["tiny"]
@@ -126,6 +126,8 @@ def imitate_gpu_on_cpu() -> None:
         return (y, y.float().mean(-1)) if more.get("return_lse") else y
 
     wrapper._compiled_flex_attn = plain
+    backends = importlib.import_module("torchtitan.models.attention").ScaledDotProductAttentionWrapper
+    backends.sdpa_backends = [torch.nn.attention.SDPBackend.MATH]
 
 
 def use_untuned_flex_attention() -> None:
@@ -168,6 +170,16 @@ def _arguments(case: Case) -> tuple[Any, Any]:
     return model.GptOssModel, args.GptOssModelArgs(**sizes, moe_args=own)
 
 
+@cache
+def meshes(device: str, ep: int) -> dict[str, Any]:
+    """The meshes over all ranks; they are made once, so that no case waits for new communicators."""
+    ranks = dist.get_world_size()
+    world: Any = dist.device_mesh.init_device_mesh(device, (ranks,), mesh_dim_names=("world",))
+    dense = world._unflatten(0, (ranks,), ("fsdp",))
+    sparse = world._unflatten(0, (ranks // ep, ep), ("efsdp", "ep")) if ep > 1 else None
+    return {"world": world, "dense": dense, "sparse": sparse}
+
+
 def build(case: Case, device: str) -> Any:
     """A model on the device, parallelised as torchtitan does it, in BF16, or in FP32 under FSDP's casts."""
     torch.manual_seed(0)
@@ -179,19 +191,13 @@ def build(case: Case, device: str) -> Any:
     if not case.fsdp:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-    model.case = case
-    world = dist.device_mesh.init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("world",)) if (
-        case.fsdp or case.ep > 1 or case.tp > 1
-    ) else None
     module = case.family.removesuffix("_moe").removesuffix("_groups")
     plan = importlib.import_module(f"torchtitan.models.{module}.infra.parallelize")
     llama4 = importlib.import_module("torchtitan.models.llama4.infra.parallelize")
     if case.tp > 1:
-        _tensor_parallel(model, plan, case, world)
-    sparse: Any = None
+        _tensor_parallel(model, plan, case, meshes(device, case.ep)["world"])
     if case.ep > 1:
-        assert world is not None
-        sparse = world._unflatten(0, (case.fsdp // case.ep, case.ep), ("efsdp", "ep"))
+        sparse = meshes(device, case.ep)["sparse"]
         llama4.apply_moe_ep_tp(model, tp_mesh=None, ep_mesh=sparse["ep"], etp_mesh=None, ep_etp_mesh=None)
     if case.checkpoint != "none":
         config = importlib.import_module("torchtitan.config.job_config").ActivationCheckpoint(
@@ -202,14 +208,16 @@ def build(case: Case, device: str) -> Any:
     if case.compile:
         _compile(model, plan, llama4, case)
     if case.fsdp:
-        assert world is not None
-        dense = world._unflatten(0, (case.fsdp,), ("fsdp",))
+        own = meshes(device, case.ep)
         shard = plan.apply_fsdp if module == "llama3" else llama4.apply_fsdp
         more = {} if module == "llama3" else {"ep_degree": case.ep}
-        more |= {} if sparse is None else {"edp_mesh": sparse["efsdp"]}
-        shard(
-            model, dense, param_dtype=torch.bfloat16, reduce_dtype=torch.float32, pp_enabled=False, **more
-        )
+        more |= {"edp_mesh": own["sparse"]["efsdp"]} if case.ep > 1 else {}
+        types_of = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+        shard(model, own["dense"], **types_of, pp_enabled=False, **more)
+        if device == "cpu":  # gloo cannot multiply before it adds
+            for one in model.modules():
+                if hasattr(one, "set_force_sum_reduction_for_comms"):
+                    one.set_force_sum_reduction_for_comms(True)
     return model
 
 
@@ -250,7 +258,7 @@ def attention_masks(case: Case, tokens: torch.Tensor) -> dict[str, Any]:
 
 
 def start_group(device: str) -> tuple[int, int]:
-    """Start the process group of torchrun, or one of a single process; return this rank and the world's size."""
+    """Start the process group of torchrun, or of one process; return the rank and the world's size."""
     backend = "nccl" if device == "cuda" else "gloo"
     if "LOCAL_RANK" in os.environ:
         rank = int(os.environ["LOCAL_RANK"])

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
-from moesim.kernels.calibrate.studies.host_blocks import Study, block, passes, spread
+from moesim.kernels.calibrate.studies.host_blocks import Study, block, launches, passes, spread
 from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, Case
 
 CHAIN = 60
@@ -30,6 +30,9 @@ def run_one(study: Study) -> None:
         for family in ("llama3", "qwen3_moe", "deepseek_v3"):
             case = Case(family, 0, fsdp=1, checkpoint=checkpoint)
             study.run("blocks", case.name, partial(block, study, case))
+    for family in FAMILIES:
+        case = Case(family, 0)
+        study.run("parts", f"launches {case.name}", partial(launches, study, case))
     study.run("parts", "optimizer", partial(optimizer, study))
     study.run("parts", "garbage collection", partial(garbage, study), 12.0)
     for family in ("llama3", "qwen3_moe"):
@@ -39,6 +42,7 @@ def run_one(study: Study) -> None:
         study.run("blocks", case.name, partial(block, study, case))
     for case in (Case("gpt_oss", 0), Case("gpt_oss", 0, fsdp=1, checkpoint="op")):
         study.run("blocks", case.name, partial(block, study, case), 15.0)
+    study.run("parts", "launches gpt_oss tiny", partial(launches, study, Case("gpt_oss", 0)))
     for case in (
         Case("llama3", 0, compile=True),
         Case("llama3", 0, fsdp=1, checkpoint="op", compile=True),
@@ -84,10 +88,11 @@ def single_calls(study: Study) -> dict[str, Any]:
     return out
 
 
-class Alone(torch.nn.Module):
+class Alone(torch.nn.Module):  # type: ignore[misc]
     """One block with its constants, called with a tensor only, so that a CUDA graph can hold it."""
 
     def __init__(self, block: Any, constant: torch.Tensor) -> None:
+        """Keep the block and the table of its rotary embedding."""
         super().__init__()
         self.block, self.constant = block, constant
 
@@ -224,7 +229,7 @@ def optimizer(study: Study) -> dict[str, Any]:
             for kind in ("fused", "foreach"):
                 adam = torch.optim.AdamW(parameters, lr=1e-6, **{kind: True})
                 row[f"step {kind}"] = spread(_repeated(study, adam.step))
-            row["clip"] = spread(_repeated(study, lambda p=parameters: clip(p, 1.0, foreach=True)))
+            row["clip"] = spread(_repeated(study, partial(clip, parameters, 1.0, foreach=True)))
             times = []
             for _ in range(5):
                 for parameter in parameters:
@@ -252,9 +257,9 @@ def _repeated(study: Study, call: Callable[[], Any]) -> list[float]:
 
 
 def garbage(study: Study) -> dict[str, Any]:
-    """Python's garbage collections in steps of a deep model: how many, how long, and the steps with and without.
+    """Python's garbage collections in steps of a deep model: how many, how long, the steps with and without.
 
-    `fixed` runs as torchtitan does: automatic collection off, generation 1 collected once, here after the steps.
+    `fixed` runs as torchtitan does: no automatic collection; one of generation 1 after the steps.
     """
     layers, steps = (2, 2) if study.dry else (24, 7)
     model = models.build(Case("qwen3_moe", layers, fsdp=1), study.device)
@@ -290,7 +295,9 @@ def garbage(study: Study) -> dict[str, Any]:
         out[mode] = {
             "step": spread(times),
             "steps": steps,
-            "collections": [[sum(g == n for g, _ in log), sum(s for g, s in log if g == n)] for n in range(3)],
+            "collections": [
+                [sum(g == n for g, _ in log), sum(s for g, s in log if g == n)] for n in range(3)
+            ],
             "longest_s": max((s for _, s in log), default=0.0),
         }
         log.clear()

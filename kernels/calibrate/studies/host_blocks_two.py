@@ -53,7 +53,7 @@ def counts(study: Study, family: str) -> dict[str, Any]:
 
     `waiting` runs from the start of the dispatch to the all-to-all of rows; `rows` is that call itself.
     """
-    expert = importlib.import_module("torchtitan.distributed.expert_parallel")
+    expert: Any = importlib.import_module("torchtitan.distributed.expert_parallel")
     began = [0.0]
     times: dict[str, list[float]] = {"waiting": [], "rows": [], "dispatch": []}
     dispatch, exchange = expert.ExpertParallel._token_dispatch, expert.all_to_all_single_autograd
