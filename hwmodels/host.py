@@ -33,10 +33,19 @@ CallKind = Literal[
     "module product",  # linear layer of a module library such as Transformer Engine
     "module attention",
     "module expert",  # each further expert inside a grouped layer of such a library
-    "checkpoint",  # recomputation of a whole block
-    "selective",  # extra cost of every call under selective recompute
+    "checkpoint",  # a checkpointed function inside a block
+    "recomputed",  # extra cost of every call in a block that is checkpointed whole
+    "selective",  # extra cost of every call in a block that is checkpointed by operator
+    "policy",  # such a block's extra cost beside that of its calls
+    "fsdp",  # hooks, copies and collectives of FSDP2 around a whole block
+    "dtensor",  # tensor parallelism of a whole block through PyTorch's DTensor, with its collectives
+    "graph",  # replay of one captured part of a block through autograd
 ]
 """Kinds of framework calls; each has a host time in the forward and one in the backward."""
+
+BlockFamily = Literal["dense", "routed", "latent routed", "other"]
+"""Kinds of blocks: softmax attention with a dense or a routed FFN, latent attention (MLA) with routed
+experts, and every other block."""
 
 
 class HostCall(Frozen):
@@ -44,6 +53,8 @@ class HostCall(Frozen):
 
     forward: Seconds = Field(le=1.0)
     backward: Seconds = Field(le=1.0)
+    whole: bool = False
+    """The time was measured inside whole blocks, so `in_block` does not lengthen it."""
     kind: Kind
     source: Source
     date: DateText
@@ -51,10 +62,26 @@ class HostCall(Frozen):
 
 
 class InBlock(Frozen):
-    """Ratio of call times inside a model's code to those in a loop that repeats one call."""
+    """Ratio of call times inside a model's code to those in a loop that repeats one call.
+
+    A measured block has its own ratio, with which the sum of its calls is the block's measured time.
+    """
 
     forward: float = Field(ge=1.0, le=100.0)
     backward: float = Field(ge=1.0, le=100.0)
+    kind: Kind
+    source: Source
+    date: DateText
+    note: str | None = None
+
+
+class GarbageCollector(Frozen):
+    """Python's automatic garbage collection while a model trains."""
+
+    share: float = Field(ge=0.0, le=1.0)
+    """Time of the collections over the host time of the calls that cause them."""
+    full: Seconds = Field(le=100.0)
+    """One collection of all generations."""
     kind: Kind
     source: Source
     date: DateText
@@ -72,7 +99,11 @@ class Host(Frozen):
     cpu: str
     software: str
     calls: dict[CallKind, HostCall] = Field(default_factory=dict)
-    in_block: InBlock | None = None
+    in_block: dict[BlockFamily, InBlock] = Field(default_factory=dict)
+    """Ratios by kind of block; `other` for the kinds that it leaves out."""
+    spread: Annotated[SourcedFraction, ranges.SLOWNESS] | None = None
+    """1, with the range of measured blocks' times over what calls and `other` give for them."""
+    collector: GarbageCollector | None = None
     like: str | None = None
     factor: Annotated[SourcedFraction, ranges.SLOWNESS] | None = None
     """Time of a call here over its time on the host `like`."""
@@ -87,11 +118,12 @@ class Host(Frozen):
             raise ValueError(f"calls has no time for {', '.join(missing)}; give one for every kind of call")
         return self
 
-    def call_s(self, kind: CallKind, forward: bool) -> float:
-        """Host seconds of one call; raises InputError where the host `like` is unknown or has no calls."""
+    def call_s(self, kind: CallKind, forward: bool, family: BlockFamily = "other") -> float:
+        """Host seconds of one call in a block; raises InputError where `like` is unknown."""
         if self.factor is not None:
-            return self.factor.value * self.measured().call_s(kind, forward)
-        call, block = self.calls[kind], self.in_block
+            return self.factor.value * self.measured().call_s(kind, forward, family)
+        call = self.calls[kind]
+        block = None if call.whole else self.in_block.get(family, self.in_block.get("other"))
         if forward:
             return call.forward * (block.forward if block else 1.0)
         return call.backward * (block.backward if block else 1.0)

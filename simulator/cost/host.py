@@ -1,6 +1,6 @@
 """Computes launch stalls, the waits of compute for the host, by pass and spreads them over phases (pure).
 
-The equations are L1 to L3 of docs/model.md.
+The equations are L1 to L4 of docs/model.md.
 """
 
 from __future__ import annotations
@@ -9,10 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from moesim.hwmodels.host import Host
+from moesim.hwmodels.host import BlockFamily, CallKind, Host
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.model.calls import Calls
 from moesim.simulator.model.operator import BlockKind, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Host seconds of the calls of one kind of block, all times multiplied by `slowness`."""
+
+    host: Host
+    family: BlockFamily = "other"
+    slowness: float = 1.0
+
+    def call_s(self, kind: CallKind, forward: bool) -> float:
+        """Host seconds of one call, forward or of its backward part."""
+        return self.slowness * self.host.call_s(kind, forward, self.family)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,7 @@ class PassLaunches:
     drains: bool = False
 
 
-def host_seconds(calls: Iterable[Calls], host: Host, extra_s: float = 0.0) -> float:
+def host_seconds(calls: Iterable[Calls], host: HostTimes, extra_s: float = 0.0) -> float:
     """Eq. L1: host seconds of some calls; `extra_s` is added to each call that does forward work."""
     return fsum(c.times * (host.call_s(c.kind, c.forward) + extra_s * c.forward) for c in calls)
 

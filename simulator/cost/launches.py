@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import fsum
 
-from moesim.hwmodels.host import CallKind, Host, load_host
+from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
 from moesim.simulator.cost.host import (
+    HostTimes,
     Launch,
     PassLaunches,
     host_seconds,
@@ -17,8 +18,10 @@ from moesim.simulator.cost.host import (
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import checkpoints
 from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.schedules.template import EP_PHASES
@@ -26,6 +29,11 @@ from moesim.simulator.schedules.template import EP_PHASES
 FORWARD: tuple[Phase, ...] = ("dispatch F", "mlp F", "combine F", "attn F")
 """Phases of the forward, from one read of the token counts to the next."""
 BACKWARD: tuple[Phase, ...] = ("combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W")
+SOFTMAX = ("gqa", "sliding", "chunked")
+"""Kinds of attention whose eager blocks make about the calls of the measured ones."""
+BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
+"""Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
+block, with the read of the token counts, and come to the next block's hooks when the experts are launched."""
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -62,36 +70,87 @@ def pass_launches(
 ) -> tuple[PassLaunches, PassLaunches]:
     """Launches of one block's forward and backward, with the transfers that run without other compute."""
     scenario = pricer.scenario
-    software, plan = scenario.software, scenario.parallel
+    software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
+    times = HostTimes(host, block_family(block, software), host_slowness(host, software))
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     reads_counts = software.static_experts is None
     drains = routed and reads_counts and (plan.ep > 1 or software.modules == "transformer-engine")
-    layer = pricer.shape.block(kind).layer is not None
-    wrapped = checkpoints(pricer.shape.block(kind), scenario.recompute)
+    policy = measured_checkpoint(block, scenario.recompute, software)
     passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
         if drains and forward:
-            launches.append(Launch(host.call_s("counts", True), 0.0))
-        if wrapped:
-            launches.append(Launch(wrapped * host.call_s("checkpoint", forward), 0.0))
-        if plan.zero_stage == 3:
-            own = host.call_s("collective", True) + (0.0 if forward else host.call_s("collective", False))
-            launches.append(Launch(own, 0.0))
-        extra = host.call_s("selective", forward) if layer and scenario.recompute == "op" else 0.0
+            launches.append(Launch(times.call_s("counts", True), 0.0))
+        around = Launch(around_block_s(pricer, block, times, forward), 0.0)
+        extra = times.call_s(policy, forward) if policy else 0.0
         for phase in phases:
+            if phase == BLOCK_BEGINS[forward]:
+                launches.append(around)
             price = compute.get((kind, phase, "alone"), PhaseCost(0.0))
-            launches += _phase_launches(pricer, host, kind, phase, price, extra)
+            launches += _phase_launches(pricer, times, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
-                launches.append(_exchange(host, software, kind, phase, transfer, forward))
+                launches.append(_exchange(times, software, kind, phase, transfer, forward))
         passes.append(PassLaunches(tuple(launches), drains and forward))
     return passes[0], passes[1]
 
 
+def block_family(block: BlockShape, software: Software) -> BlockFamily:
+    """The kind of block whose measured time prices this one; `other` where none like it was measured."""
+    if block.layer is None or software.modules != "torch" or software.kernels != "eager":
+        return "other"
+    attention = block.layer.attention.kind
+    if attention == "mla":
+        return "latent routed" if block.routed else "other"
+    if attention not in SOFTMAX:
+        return "other"
+    return "routed" if block.routed else "dense"
+
+
+def host_slowness(host: Host, software: Software) -> float:
+    """Factor on all times of a host: the scenario's, and the share of automatic garbage collection."""
+    collector = host.measured().collector
+    collecting = software.garbage_collection == "automatic" and collector is not None
+    return software.host_slowness * (1.0 + collector.share if collecting and collector else 1.0)
+
+
+def measured_checkpoint(block: BlockShape, recompute: Recompute, software: Software) -> CallKind | None:
+    """The extra cost of each call under PyTorch's own checkpoints of a block, whole or by operator.
+
+    None where a framework's checkpoint, which hooks no tensor, or no whole block is checkpointed.
+    """
+    kinds: dict[Recompute, CallKind] = {"full": "recomputed", "op": "selective"}
+    eager = software.modules == "torch" and software.kernels == "eager"
+    if block.layer is None or not isinstance(recompute, str) or not (eager or recompute == "op"):
+        return None
+    return kinds.get(recompute)
+
+
+def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward: bool) -> float:
+    """Eq. L4: host seconds of a block's checkpoints, parameter sharding, tensor parallelism and graphs.
+
+    Experts that expert parallelism spreads are a unit of FSDP2 of their own.
+    """
+    scenario = pricer.scenario
+    software, plan, recompute = scenario.software, scenario.parallel, scenario.recompute
+    seconds = 0.0
+    if measured_checkpoint(block, recompute, software) is None:
+        seconds += checkpoints(block, recompute) * times.call_s("checkpoint", forward)
+    if plan.zero_stage == 3 and software.parameters_copied:
+        seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s("fsdp", forward)
+    elif plan.zero_stage == 3:
+        seconds += times.call_s("collective", True)
+        seconds += 0.0 if forward else times.call_s("collective", False)
+    if block.layer is not None:
+        seconds += (recompute == "op") * times.call_s("policy", forward)
+        seconds += (plan.tp > 1 and software.dtensor) * times.call_s("dtensor", forward)
+        seconds += bool(software.cuda_graphs) * times.call_s("graph", forward)
+    return seconds
+
+
 def _phase_launches(
     pricer: Pricer,
-    host: Host,
+    times: HostTimes,
     kind: BlockKind,
     phase: Phase,
     price: PhaseCost,
@@ -107,21 +166,22 @@ def _phase_launches(
     for op, seconds in zip(operators, alone, strict=True):
         graphed = part_of(op, phase) in software.cuda_graphs
         calls = () if graphed else calls_of(op, software.modules)
-        launches.append(Launch(host_seconds(calls, host, extra_s), seconds * factor))
+        launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
     if price.exposed_s > 0.0:
+        own = plan.tp > 1 and not software.dtensor
         launches.append(
-            Launch((plan.tp > 1) * COLLECTIVES_PER_HALF * host.call_s("collective", True), price.exposed_s)
+            Launch(own * COLLECTIVES_PER_HALF * times.call_s("collective", True), price.exposed_s)
         )
     return launches
 
 
 def _exchange(
-    host: Host, software: Software, kind: BlockKind, phase: Phase, transfer: Transfers, forward: bool
+    times: HostTimes, software: Software, kind: BlockKind, phase: Phase, transfer: Transfers, forward: bool
 ) -> Launch:
     call: CallKind = "exchange" if software.modules == "torch" else "collective"
     price = transfer.get((kind, phase, "alone"))
     device = 0.0 if price is None else price.launch_s + price.payload_s
-    return Launch(host.call_s(call, forward), device)
+    return Launch(times.call_s(call, forward), device)
 
 
 def part_of(op: Operator, phase: Phase) -> GraphPart:

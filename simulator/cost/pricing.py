@@ -7,7 +7,7 @@ one price of each operator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -72,6 +72,12 @@ class Pricer(OfJob):
             elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
                 before = (self, profile._shifted_from[1])
         return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators, before)
+
+    def at_host_slowness(self, slowness: float) -> Pricer:
+        """Pricer of the same job with another factor on the host's times; the operators' prices stay."""
+        software = self.scenario.software.model_copy(update={"host_slowness": slowness})
+        scenario = self.scenario.model_copy(update={"software": software})
+        return Pricer(replace(self.job, scenario=scenario), self._operators, (self, ""))
 
     @property
     def tokens(self) -> int:

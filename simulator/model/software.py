@@ -133,10 +133,17 @@ class Software(BaseModel):
     `overlap_p2p_comm_warmup_flush`); `all`, every one (Megatron-LM before `overlap_p2p_comm`)."""
     host: str | None = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
+    host_slowness: float = Field(1.0, ge=0.01, le=100.0)
+    """Factor on all times of the host; the range of the host's file is spread around it."""
     modules: Literal["torch", "transformer-engine"] = "torch"
     """What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
+    dtensor: bool = False
+    """Tensor parallelism runs through PyTorch's DTensor (torchtitan), which takes the host longer."""
+    garbage_collection: Literal["fixed", "automatic"] = "fixed"
+    """Python's garbage collection: `fixed`, at chosen steps only (`gc_freq` of torchtitan, `manual_gc` of
+    Megatron-LM); `automatic`, whenever Python starts one, which takes the host longer."""
     cuda_graphs: tuple[GraphPart, ...] = ()
-    """Parts of a layer that replay from a graph and cost the host nothing: the attention half, the router
+    """Parts of a layer that replay from a graph, which the host only starts: the attention half, the router
     with what prepares the dispatch, the experts, or the whole step."""
     static_experts: StaticExperts | None = None
     """Buffers of routed experts have a fixed size; absent: as many rows as arrive, which the host reads."""

@@ -59,8 +59,7 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     if host.factor is not None:
         rows.append(("factor", host.factor.value, "1", host.factor))
     measured = host.measured()
-    if measured.in_block is not None:
-        rows.append(("in_block", measured.in_block.forward, "1", measured.in_block))
+    rows += [(f"in_block.{family}", ratio.forward, "1", ratio) for family, ratio in measured.in_block.items()]
     rows += [(kind, call.forward, "s", call) for kind, call in measured.calls.items()]
     return [
         ProvenanceEntry(

@@ -15,6 +15,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.host import load_host
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import CostTable
@@ -36,12 +37,14 @@ from moesim.simulator.studies.response import (
 from moesim.simulator.studies.sources import (
     CLOCK,
     CLUSTER,
+    HOST,
     JITTER,
     SESSION,
     SPREADS,
     Source,
     cluster_sources,
     entry_sources,
+    host_source,
     number_sources,
     ranged,
     session,
@@ -123,6 +126,7 @@ def entry_effects(
         *entry_sources(profile, used, architecture, step_evidence(last.program).mean_errors()),
         *number_sources(profile),
         *cluster_sources(prepared.cluster),
+        *_host_sources(prepared.scenario),
     ):
         low, high = source.points()
         seconds = [response_s(weights, before, _priced(prepared, source, c)) for c in (low, high)]
@@ -136,6 +140,13 @@ def entry_effects(
     found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
     first = [_run_exactly(prepared, executions, effect, used) for effect in found[:exact]]
     return (*first, *found[exact:])
+
+
+def _host_sources(scenario: Scenario) -> tuple[Source, ...]:
+    """The source of the host's times, where the scenario names a host with a range."""
+    name = scenario.software.host
+    source = host_source(load_host(scenario.path(name))) if name is not None else None
+    return () if source is None else (source,)
 
 
 def _session_effect(
@@ -197,7 +208,9 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
     cluster, profile = prepared.cluster, prepared.profile
-    if source.id.startswith(CLUSTER):
+    if source.id == HOST:
+        pricer = prepared.pricer.at_host_slowness(prepared.scenario.software.host_slowness * (1.0 + change))
+    elif source.id.startswith(CLUSTER):
         pricer = prepared.pricer.at_rates(cluster=shifted_cluster(cluster, source.id, change))
     else:
         other = shifted(profile, source.id, change, cluster.accelerator.n_sms)
@@ -222,6 +235,9 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
     for id_, change in changes.items():
         if id_ in SPREADS:
             scenario = scenario.replace(**{id_: _spread_of(scenario, id_).value * (1.0 + change)})
+            continue
+        if id_ == HOST:
+            scenario = scenario.replace(**{HOST: scenario.software.host_slowness * (1.0 + change)})
             continue
         if id_.startswith(CLUSTER):
             cluster = shifted_cluster(cluster, id_, change)

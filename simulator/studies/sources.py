@@ -22,6 +22,7 @@ from moesim.hwmodels.calibration import (
     Prior,
 )
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.host import Host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.predict.plan_checks import RANGED_KEYS
 
@@ -146,6 +147,16 @@ def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
         for name in NUMBERS
         if (number := getattr(profile, name)) is not None and (source := ranged(name, number)) is not None
     )
+
+
+HOST = "software.host_slowness"
+"""Id of the source for the times of the host, which is a scenario key."""
+
+
+def host_source(host: Host) -> Source | None:
+    """The source that all times of a host share: the range of its factor, or of its measured blocks."""
+    number = host.factor or host.spread
+    return None if number is None else ranged(HOST, number)
 
 
 CLUSTER = "cluster."

@@ -11,12 +11,16 @@ from typing import Any
 from moesim.simulator.scoring.scoreboard.configurations import published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
+HOSTS = {"GB": "grace-gb200", "A100": "epyc-7742", "MI": "epyc-9004"}
+"""Hosts by the beginning of an accelerator's name: of an NVL72 tray, a DGX A100 and an Instinct node."""
+OTHER_HOST = "xeon-8480c"
+
 
 def launching_of(row: OpenRow) -> dict[str, Any]:
     """The fields of `Software` that describe kernel launches."""
     published = published_of(row)
     return {
-        "host": "grace-gb200" if row.hardware.startswith("GB") else "xeon-8480c",
+        "host": next((host for begin, host in HOSTS.items() if row.hardware.startswith(begin)), OTHER_HOST),
         "modules": published.modules or "transformer-engine",
         "cuda_graphs": published.cuda_graphs or (),
     }
