@@ -13,7 +13,13 @@ from functools import cached_property
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.communication import Links
-from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, unaffected
+from moesim.simulator.cost.compute import (
+    OperatorCost,
+    SmContext,
+    operator_seconds,
+    unaffected,
+    without_timed_parts,
+)
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
@@ -196,6 +202,8 @@ class Pricer(OfJob):
             current_scales=s.software.fp8_scales == "current",
             separate_casts=s.software.fp8_activations == "separate",
         )
+        accelerator = self.cluster.accelerator
+        operators = {ph: without_timed_parts(ops, accelerator, self.profile) for ph, ops in operators.items()}
         operators = self._with_layer_kernels(kind, operators)
         software = s.software
         if plan.ep > 1 and self.shape.moe is not None and software.kernels == "fused":

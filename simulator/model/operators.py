@@ -97,6 +97,7 @@ def block_operators(
         blocks=precision.blocks,
         current_scales=current_scales,
         separate_casts=separate_casts,
+        attention=precision.attention_variant,
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
     )

@@ -42,6 +42,8 @@ class Work:
     """Whether an FFN's activation writes BF16 that kernels of their own cast to FP8, forward and backward."""
     blocks: Blocks = ""
     """Format of the GEMMs' operands, if their elements have scales by blocks (MXFP8, NVFP4)."""
+    attention: str = ""
+    """Format of the core attention's operands, one of `LOW_ATTENTION`; empty for BF16."""
     expert_tp: int = 1
     """Ranks that split the FFN of an expert, each for the received rows of all of them."""
     sequence_parallel: bool = True

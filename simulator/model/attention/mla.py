@@ -224,7 +224,7 @@ class MLA(SoftmaxAttention):
         inside: frozenset[Module] = frozenset({"mla_up_proj"})
         normalised = row_bytes(latents, cache)
         yield CachedTensor("normalised latents", normalised, "norm output", "none", modules=inside)
-        expanded = row_bytes(heads * (2 * qk_head_dim + v_head_dim), "bf16")
+        expanded = precision.kept_operand_bytes(heads * (2 * qk_head_dim + v_head_dim))
         yield CachedTensor("q, k, v", expanded, "expanded", "width", modules=inside)
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
