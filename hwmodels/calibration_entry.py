@@ -72,6 +72,8 @@ class Conditions(PlainPart):
     ranks: _Group = None
     """GPUs of the group that ran a collective, with the nodes that they are on."""
     nodes: _Group = None
+    own_group_only: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Whether a curve of bus bandwidth serves groups of its own size alone; so do those that are shipped."""
 
 
 class Entry(PlainPart):

@@ -20,6 +20,7 @@ from moesim.simulator.cost.compute import (
     unaffected,
     without_timed_parts,
 )
+from moesim.simulator.cost.layer_collectives import own_latents
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.stream_kernels import beside_compute
@@ -181,7 +182,7 @@ class Pricer(OfJob):
         return operators
 
     def _operators_of(self, kind: BlockKind) -> Operators:
-        s, plan = self.scenario, self.scenario.parallel
+        s, plan, layer = self.scenario, self.scenario.parallel, self.shape.block(kind).layer
         operators: Operators = block_operators(
             self.shape,
             kind,
@@ -203,6 +204,7 @@ class Pricer(OfJob):
             sequence_parallel=plan.sequence_parallel,
             current_scales=s.software.fp8_scales == "current",
             separate_casts=s.software.fp8_activations == "separate",
+            own_latents=layer is not None and bool(own_latents(s, layer.attention)),
         )
         accelerator = self.cluster.accelerator
         operators = {ph: without_timed_parts(ops, accelerator, self.profile) for ph, ops in operators.items()}
@@ -268,8 +270,7 @@ class Pricer(OfJob):
             operators = self.operators(kind).get(phase, ())
             costs = self._priced(operators, mode)
             if phase in EP_PHASES and mode != "alone":
-                kernels, sms = self.scenario.communication.kernels, self.scenario.communication.sms
-                costs = beside_compute(operators, costs, self.profile, kernels, sms)
+                costs = beside_compute(operators, costs, self.profile, self.scenario.communication.sms)
             self._costs[key] = costs
         return costs
 

@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.cost.communication import CurveReader
 from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.rate_tables import operator_bytes
 from moesim.simulator.model.operator import Operator
+
+COPY, STATED = "copy.local.sm_rate", "permute/sm_rate"
+"""Curve of bytes/s over SMs of a copy inside one GPU, and the use of one that stands in for it."""
 
 
 def beside_compute(
     operators: Sequence[Operator],
     costs: Sequence[OperatorCost],
     profile: CalibrationProfile,
-    kernels: str,
     sms: int,
 ) -> tuple[OperatorCost, ...]:
     """Costs of permutations in an overlapped pair: at least the time that `sms` SMs need for their bytes.
 
-    Persistent GEMMs of the other micro-batch hold all other SMs (eq. C52). Kernels without a measured rate of
-    an SM keep their cost.
+    Persistent GEMMs of the other micro-batch hold all other SMs (eq. C52). The rate of an SM is that of a
+    copy inside the GPU, or the one that a profile states for it; without either the kernels keep their cost.
     """
-    curves = CurveReader(profile, kernels)
-    if not curves.has("ep.permute.sm_rate") or not sms:
+    curve = next((c for c in profile.curves if c.id == COPY or STATED in c.used_for), None)
+    if curve is None or not sms:
         return tuple(costs)
-    rate, residual = curves.read("ep.permute.sm_rate", sms)
-    entry = curves.used[-1]
+    rate, residual = curve.curve.at(sms).value, curve.residual.relative
     return tuple(
-        _at_least(cost, operator_bytes(op) / rate, residual, entry) if op.cls == "permute" else cost
+        _at_least(cost, operator_bytes(op) / rate, residual, curve.id) if op.cls == "permute" else cost
         for op, cost in zip(operators, costs, strict=True)
     )
 

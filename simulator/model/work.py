@@ -49,6 +49,14 @@ class Work:
     sequence_parallel: bool = True
     """Whether tensor-parallel ranks split the element-wise work, or each does all of it."""
 
+    own_latents: bool = False
+    """Whether sequence-parallel ranks form the latents of MLA from their own tokens only, and gather them."""
+
+    @property
+    def latent_tokens(self) -> float:
+        """Rows of the down-projections of MLA and of the norms behind them."""
+        return self.norm_tokens if self.own_latents else self.tokens
+
     @property
     def norm_tokens(self) -> float:
         """Rows of element-wise work, which sequence parallelism splits over TP."""

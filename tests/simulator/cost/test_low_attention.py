@@ -99,8 +99,8 @@ def test_a_backward_in_fp8_computes_what_lies_outside_a_window() -> None:
 def test_hopper_takes_the_ratio_that_an_h200_showed_and_others_name_what_is_missing() -> None:
     low, plain = core(GROUPED, "fp8"), core(GROUPED, "")
     for cls, ratio in (("attention_forward", 1.444), ("attention_backward", 0.994)):
-        slow, fast = (price(of_class(ops, cls), "h200-8gpu", "h200-sxm") for ops in (plain, low))
-        idle = gap("h200-8gpu")
+        slow, fast = (price(of_class(ops, cls), "h200-products", "h200-sxm") for ops in (plain, low))
+        idle = gap("h200-products")
         assert (slow.seconds - idle) / (fast.seconds - idle) == pytest.approx(ratio, rel=1e-6)
     bare = without_entries(load_profile("gb300-layers"), ("cudnn-attention-*",))
     cost = operator_seconds(of_class(low, "attention_forward"), load_accelerator("gb300"), bare, SmContext())
