@@ -67,9 +67,13 @@ class Conditions(PlainPart):
     note: str | None = None
     duty: Annotated[Duty | None, Field(exclude_if=lambda value: value is None)] = None
     """How long the kernels ran back to back; shipped rates of GEMMs and attention all say it."""
+    whole_backward: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Whether a rate of attention's backward was timed with the kernels before and after its core."""
     ranks: _Group = None
     """GPUs of the group that ran a collective, with the nodes that they are on."""
     nodes: _Group = None
+    own_group_only: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Whether a curve of bus bandwidth serves groups of its own size alone; so do those that are shipped."""
 
 
 class Entry(PlainPart):

@@ -38,6 +38,8 @@ ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("buffers of experts as large as their rows", ("software.static_experts=null",)),
     ("no CUDA graph", ("software.cuda_graphs=[]",)),
     ("head in BF16", ("precision.head=bf16",)),
+    ("attention in BF16", ("precision.attention=bf16",)),
+    ("rows permuted on the compute stream", ("communication.permutation_stream=compute",)),
     ("gradients and parameters after the step", ("software.overlap_data_parallel=false",)),
 )
 

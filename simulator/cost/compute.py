@@ -97,6 +97,16 @@ def operator_seconds(
     return cost
 
 
+def without_timed_parts(
+    operators: tuple[Operator, ...], accelerator: Accelerator, profile: CalibrationProfile
+) -> tuple[Operator, ...]:
+    """Operators without the kernels around attention's backward whose time its measured rate holds."""
+    tables = _index(accelerator, profile).tables
+    if not any(op.cls == "attention_backward" and tables.whole_backward(op) for op in operators):
+        return operators
+    return tuple(op for op in operators if op.cls != "attention_pre_post")
+
+
 def unaffected(depends_on: frozenset[str], shifted: str) -> bool:
     """Whether a price stays the same when the entry `shifted` changes; the empty text is no entry."""
     return not shifted or (shifted not in depends_on and ANY not in depends_on)

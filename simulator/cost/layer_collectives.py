@@ -22,6 +22,7 @@ from moesim.simulator.cost.overlap import (
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, HalfOverlap, methods_of
 from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.repeated import repeated_communication
@@ -46,6 +47,24 @@ class CoreSeconds(NamedTuple):
 
 
 _NO_CORE = CoreSeconds()
+
+
+LayerPart = Attention | FeedForward
+
+OVERLAPPED = "interleaved-1f1b-overlapped"
+"""Megatron core's schedule of overlapped pairs, in which weight gradients may wait."""
+
+
+def own_latents(scenario: Scenario, part: LayerPart) -> tuple[int, ...]:
+    """Columns of the latents that sequence-parallel ranks form from their own tokens and gather; else empty.
+
+    Megatron core runs the down-projections of MLA on every rank's own tokens (`parallel_mode` "duplicated",
+    NVIDIA/Megatron-LM 26.04 `multi_latent_attention.py`).
+    """
+    split = scenario.software.modules == "transformer-engine" and scenario.parallel.sequence_parallel
+    if not split or scenario.parallel.tp == 1 or not isinstance(part, Attention):
+        return ()
+    return part.gathered_latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,7 @@ class LayerCollectives:
             routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
             half = block.layer.attention if first == "attn F" else block.layer.feed_forward
             if plan.tp > 1 and not routed and not half.empty:
-                forward[first], out[second] = self._half_layer(shape, tokens, core, first == "attn F")
+                forward[first], out[second] = self._half_layer(shape, tokens, core, half)
         again = repeated_communication(block, self.scenario.recompute)
         if again.feed_forward:
             out["mlp I"] += forward["mlp F"]
@@ -115,7 +134,7 @@ class LayerCollectives:
         return OverlapSlowDown(self.profile.lost_beside_nccl.value)
 
     def _half_layer(
-        self, shape: ModelShape, tokens: int, core: tuple[CoreSeconds, ...], attention: bool
+        self, shape: ModelShape, tokens: int, core: tuple[CoreSeconds, ...], part: LayerPart
     ) -> tuple[float, float]:
         """(forward, backward) exposed seconds of the tensor-parallel collectives of half a layer.
 
@@ -124,10 +143,13 @@ class LayerCollectives:
         plan, recipe = self.scenario.parallel, self.scenario.recipe
         overlap = self.scenario.software.overlap_tensor_parallel
         moved = self._collectives(shape, tokens)
+        latents = own_latents(self.scenario, part)
+        if latents:
+            moved = self._with_latents(moved, latents, tokens)
         if overlap in CUTS_GEMMS:
             methods = methods_of(overlap, recipe.linear)
             half = HalfOverlap(
-                methods.attention if attention else methods.feed_forward,
+                methods.attention if isinstance(part, Attention) else methods.feed_forward,
                 methods.copies,
                 moved,
                 plan.tp,
@@ -135,10 +157,28 @@ class LayerCollectives:
                 self._slow_down.compute_lost,
             )
             return half.forward_s(core[0].edges), half.backward_s(core[1].edges, core[2].edges)
-        gemms = HalfLayerGemms(*(part.gemms_s for part in core))
+        gemms = HalfLayerGemms(*(seconds.gemms_s for seconds in core))
+        if self._weight_gradients_apart:  # nothing is left to hide the scattered gradient behind
+            gemms = gemms._replace(weight_s=0.0)
         return exposed_forward(moved, gemms, plan.tp, overlap, self._slow_down), exposed_backward(
             moved, gemms, plan.tp, overlap, self._slow_down, sequence_parallel=plan.sequence_parallel
         )
+
+    @property
+    def _weight_gradients_apart(self) -> bool:
+        """Whether weight gradients are computed after the layer's backward has waited for its scatter."""
+        s = self.scenario
+        return s.schedule == OVERLAPPED and s.communication.delay_weight_gradients
+
+    def _with_latents(self, moved: HalfCollectives, columns: tuple[int, ...], tokens: int) -> HalfCollectives:
+        """Gathers of latents in the place of the layer's input, scatters of their gradients (eq. X31)."""
+        gather_s = scatter_s = 0.0
+        for width in columns:
+            gathered, scattered = self._tensor_bytes(width, tokens)
+            group = (self.scenario.parallel.tp, min(self.scenario.parallel.tp, self.links.gpus_per_node))
+            gather_s += ring_price("all_gather", gathered, *group, self.links, self.profile).seconds
+            scatter_s += ring_price("reduce_scatter", scattered, *group, self.links, self.profile).seconds
+        return moved._replace(gather_s=gather_s, stored_s=gather_s, back_scatter_s=scatter_s)
 
     def _collectives(self, shape: ModelShape, tokens: int) -> HalfCollectives:
         """Collectives of a micro-batch's activations around a half layer (eq. X6)."""
@@ -148,7 +188,7 @@ class LayerCollectives:
             return HalfCollectives(gather, gather, 0.0, scatter)
         # With scales of blocks, rows and columns are quantised apart; the weight gradient reads columns.
         twice = recipe.tensor_gather == "fp8" and recipe.scaling != "tensor"
-        gathered, scattered = self._tensor_bytes(shape, tokens)
+        gathered, scattered = self._tensor_bytes(shape.hidden, tokens)
         gather_piece, scatter_piece = (
             size / plan.tp / self._neighbour_bytes_per_s + self.links.scale_up_latency_s
             for size in (gathered, scattered)
@@ -166,10 +206,10 @@ class LayerCollectives:
             gather, gather, gather, scatter, columns, gather_piece, scatter_piece, reduce_s, copy_s
         )
 
-    def _tensor_bytes(self, shape: ModelShape, tokens: int) -> tuple[float, float]:
+    def _tensor_bytes(self, columns: int, tokens: int) -> tuple[float, float]:
         """Bytes of a micro-batch's activations as they are gathered and as they are scattered."""
         recipe = self.scenario.recipe
-        elements = tokens / self.scenario.parallel.cp * shape.hidden
+        elements = tokens / self.scenario.parallel.cp * columns
         one_scale = recipe.tensor_gather != "fp8" or recipe.scaling == "tensor"
         each = BYTES_PER_ELEMENT[recipe.tensor_gather] if one_scale else row_bytes(1.0, recipe.tensor_gather)
         return elements * each, elements * BYTES_PER_ELEMENT["bf16"]
@@ -184,7 +224,7 @@ class LayerCollectives:
     def _tensor(self, shape: ModelShape, tokens: int) -> tuple[PricedSeconds, PricedSeconds]:
         """All-gather and reduce-scatter of a micro-batch's activations, or two halves of an all-reduce."""
         plan, node = self.scenario.parallel, self.links.gpus_per_node
-        gathered, scattered = self._tensor_bytes(shape, tokens)
+        gathered, scattered = self._tensor_bytes(shape.hidden, tokens)
         group = (plan.tp, min(plan.tp, node))
         if not plan.sequence_parallel:
             half = self._half(scattered, group, split=False)

@@ -24,7 +24,9 @@ OPERATIONS: Mapping[str, str] = MappingProxyType(
 
 
 def is_imported(entry: Entry) -> bool:
-    """Whether an entry is a curve of nccl-tests or states the group that it was measured on."""
+    """Whether an entry is a curve of nccl-tests or states its group; shipped curves are not imported."""
+    if entry.conditions.own_group_only:
+        return False
     return entry.conditions.ranks is not None or entry.source.startswith("nccl-tests ")
 
 
@@ -63,7 +65,8 @@ def curve_of_group(
         measured = entry.conditions.ranks or 0
         if measured == ranks:
             return entry
-        if nodes == 1 and switched and measured > (best.conditions.ranks or 0 if best else 0):
+        others = nodes == 1 and switched and not entry.conditions.own_group_only
+        if others and measured > (best.conditions.ranks or 0 if best else 0):
             best = entry
     return best
 

@@ -34,6 +34,7 @@ class HalfCollectives(NamedTuple):
     `scatter_s`: a result. `columns_s`: the gradient once more, where the weight gradient needs its own
     quantisation of it. `gather_piece_s`, `scatter_piece_s`: one rank's piece to its neighbour. `reduce_s`:
     the sum of the pieces that a ring scatter received. `copy_s`: one shard into a registered buffer.
+    `back_scatter_s`: the scattered gradient of the input, where it is not as wide as the result.
     Without sequence parallelism gather and scatter are the halves of an all-reduce.
     """
 
@@ -46,6 +47,7 @@ class HalfCollectives(NamedTuple):
     scatter_piece_s: float = 0.0
     reduce_s: float = 0.0
     copy_s: float = 0.0
+    back_scatter_s: float | None = None
 
 
 def lost_beside(measured: float, sms: int, n_sms: int) -> float:
@@ -102,14 +104,15 @@ def exposed_backward(
     is all-reduced. The last of these collectives may overlap with the weight gradient.
     """
     gradient_s = moved.gradient_s + moved.columns_s
+    scatter_s = moved.scatter_s if moved.back_scatter_s is None else moved.back_scatter_s
     if overlap == "none":
-        return gradient_s + moved.scatter_s
+        return gradient_s + scatter_s
     if overlap == "full":
-        whole = gradient_s + moved.scatter_s + (moved.stored_s if sequence_parallel else 0.0)
+        whole = gradient_s + scatter_s + (moved.stored_s if sequence_parallel else 0.0)
         return exposed_pipelined(whole, gemms.input_s + gemms.weight_s, tp, slow_down)
     if not sequence_parallel:
-        return exposed_overlapped(gradient_s + moved.scatter_s, gemms.weight_s, slow_down)
-    hidden = ((moved.stored_s, gemms.input_s), (moved.scatter_s, gemms.weight_s))
+        return exposed_overlapped(gradient_s + scatter_s, gemms.weight_s, slow_down)
+    hidden = ((moved.stored_s, gemms.input_s), (scatter_s, gemms.weight_s))
     return gradient_s + sum(exposed_overlapped(*pair, slow_down) for pair in hidden)
 
 

@@ -13,22 +13,31 @@ from functools import cached_property
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.communication import Links
-from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, unaffected
+from moesim.simulator.cost.compute import (
+    OperatorCost,
+    SmContext,
+    operator_seconds,
+    unaffected,
+    without_timed_parts,
+)
+from moesim.simulator.cost.layer_collectives import own_latents
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
+from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
-from moesim.simulator.model.dispatched import dispatched_by
+from moesim.simulator.model.dispatched import dispatched_by, on_stream
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.framework_kernels import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.static_experts import with_stash
+from moesim.simulator.schedules.overlap_order import EP_PHASES
 
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
@@ -179,7 +188,7 @@ class Pricer(OfJob):
         return operators
 
     def _operators_of(self, kind: BlockKind) -> Operators:
-        s, plan = self.scenario, self.scenario.parallel
+        s, plan, layer = self.scenario, self.scenario.parallel, self.shape.block(kind).layer
         operators: Operators = block_operators(
             self.shape,
             kind,
@@ -201,7 +210,10 @@ class Pricer(OfJob):
             sequence_parallel=plan.sequence_parallel,
             current_scales=s.software.fp8_scales == "current",
             separate_casts=s.software.fp8_activations == "separate",
+            own_latents=layer is not None and bool(own_latents(s, layer.attention)),
         )
+        accelerator = self.cluster.accelerator
+        operators = {ph: without_timed_parts(ops, accelerator, self.profile) for ph, ops in operators.items()}
         operators = self._with_layer_kernels(kind, operators)
         software = s.software
         if plan.ep > 1 and self.shape.moe is not None and software.kernels == "fused":
@@ -217,6 +229,8 @@ class Pricer(OfJob):
                 ranks=plan.ep,
                 routing_map_bytes=self.ep_tokens * self.shape.moe.experts * plan.ep,
             )
+            if s.communication.permutes_on_stream:
+                operators = on_stream(operators)
         dense, expert = self.block_parameters(kind)
         shards = self.layout.shards
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
@@ -259,7 +273,11 @@ class Pricer(OfJob):
         key = (kind, phase, mode)
         costs = self._costs.get(key)
         if costs is None:
-            costs = self._costs[key] = self._priced(self.operators(kind).get(phase, ()), mode)
+            operators = self.operators(kind).get(phase, ())
+            costs = self._priced(operators, mode)
+            if phase in EP_PHASES and mode != "alone":
+                costs = beside_compute(operators, costs, self.profile, self.scenario.communication.sms)
+            self._costs[key] = costs
         return costs
 
     def phase(self, kind: BlockKind, phase: Phase, mode: Mode) -> PhaseCost:

@@ -9,6 +9,7 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Conditions, MeasuredCurve, Prior
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.law_groups import LawGroup
+from moesim.simulator.cost.attention_rates import attention_curve, exact_curve, in_bf16, low_format
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
 from moesim.simulator.cost.sustained import SustainedRates
@@ -24,9 +25,6 @@ from moesim.simulator.model.operator import (
 Bound = Literal["compute", "memory", "launch"]
 
 ATTENTION_CLASSES = frozenset({"attention_forward", "attention_backward"})
-COMMON_HEAD = 128
-"""Elements of a head; curves for `<class>/128` were measured at this width alone, and heads of up to 192
-elements, such as those of MLA, take their rates with a note."""
 
 
 class Basis(NamedTuple):
@@ -157,9 +155,12 @@ class RateTables:
 
     def _attention_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
-        curve, assumed = self._attention_curve(op)
-        if curve is None:
+        if low_format(op) and exact_curve(self._curves, op) is None:
+            return self._as_in_bf16(op)
+        chosen = attention_curve(self._curves, op, self._variant_prior(op) is not None)
+        if chosen is None:
             return self._prior_base(op, "attention")
+        curve, assumed = chosen
         reading = curve.curve.at(op.gemm.n)
         ratio = self._sustained.ratio_of(curve, "attention", op.dtype)
         missing = self._sustained.missing(curve, "attention", op.dtype)
@@ -176,28 +177,27 @@ class RateTables:
             corrected_by=ratio.id if ratio else "",
         )
 
-    def _attention_curve(self, op: Operator) -> tuple[MeasuredCurve | None, str]:
-        """Curve of a core attention, and a note if it was measured for other kernels; None: take a prior.
+    def _as_in_bf16(self, op: Operator) -> Basis:
+        """A core attention in FP8 without a curve of its own: BF16's time, over a measured ratio of rates."""
+        assert op.gemm is not None
+        basis = self._attention_base(replace(op, dtype="bf16", variant=in_bf16(op.variant)))
+        ratio = self._curves.get((f"over_bf16/{op.cls}/{low_format(op)}", None))
+        if ratio is None or low_format(op) != op.variant:
+            note = f"{op.cls} with variant {op.variant} at the rates of BF16"
+            return basis._replace(assumed="; ".join(filter(None, (basis.assumed, note))))
+        return basis._replace(
+            seconds=basis.seconds / ratio.curve.at(op.gemm.n).value,
+            residual=basis.residual + ratio.residual.relative,
+            best_seconds=0.0,
+            also_reads=(*basis.also_reads, ratio.id),
+        )
 
-        Rates of the same kernel serve narrow and wide heads where these were not measured, and those of full
-        causal attention serve windows and flex_attention where there is no prior for them either.
-        """
-        full = self._curves.get((op.cls, None))
-        if full is None and (full := self._curves.get((f"{op.cls}/{COMMON_HEAD}", None))) is not None:
-            assert op.gemm is not None
-            if not op.variant and op.gemm.k > COMMON_HEAD:
-                return full, f"{op.cls} with heads of {op.gemm.k:g} elements at the rates of {full.id}"
-        own = self._curves.get((f"{op.cls}/{op.variant}", None)) if op.variant else full
-        if own is not None:
-            return own, ""
-        base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
-        near = self._curves.get((f"{op.cls}/{base}", None)) if base else full
-        note = f"{op.cls} with variant {op.variant} at the rates of "
-        if near is not None:
-            return near, f"{note}{near.id}, which has other heads"
-        if self._variant_prior(op) is not None or full is None:
-            return None, ""
-        return full, f"{note}{full.id}, which is full causal attention of another kernel"
+    def whole_backward(self, op: Operator) -> bool:
+        """Whether the rate of a core attention's backward holds the kernels before and after it."""
+        if low_format(op) and exact_curve(self._curves, op) is None:
+            op = replace(op, dtype="bf16", variant=in_bf16(op.variant))
+        chosen = attention_curve(self._curves, op, self._variant_prior(op) is not None)
+        return chosen is not None and chosen.curve.conditions.whole_backward
 
     def _sparse_base(self, op: Operator) -> Basis:
         """Eq. A8: the roofline of sparse attention over its measured share; never a dense rate.

@@ -279,7 +279,8 @@ class _Compiler:
             transfer, price = self.costs.transfer.get(key), self.costs.compute.get(key)
             pair = task.layer_pair
             if transfer is not None:
-                moved[pair] = moved.get(pair, 0.0) + transfer.payload_s
+                before = price.fixed_s + price.row_s if price else 0.0
+                moved[pair] = moved.get(pair, 0.0) + transfer.payload_s + before
             elif price is not None:
                 computed[pair] = computed.get(pair, 0.0) + price.fixed_s + price.row_s
         return {

@@ -22,6 +22,13 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
             key="communication.fused_permutation",
             nearest=(False,),
         )
+    if communication.permutation_stream == "communication" and not kind.permutes_in_call:
+        raise InputError(
+            f"communication.permutation_stream=communication: {communication.kernels} leaves permutation to "
+            "the expert layers on the compute stream; use compute, or communication.kernels=hybridep",
+            key="communication.permutation_stream",
+            nearest=("compute",),
+        )
     if plan.ep == 1 or cluster.accelerator.communication_engine is not None:
         return
     check_domains(plan.ep, plan.expert_tp, layout.n_gpus, layout.gpus_per_node)

@@ -17,6 +17,14 @@ REDUCES = ("experts.reduce", "experts.reduce_gradient")
 INDICES = ("experts.count", "experts.mapping")
 LAYOUT = "dispatch.layout"
 
+STREAM_PHASES: tuple[tuple[Phase, tuple[str, ...], Phase], ...] = (
+    ("mlp F", EXPANDS, "dispatch F"),
+    ("mlp F", REDUCES, "combine F"),
+    ("mlp I", EXPANDS, "combine B"),
+    ("mlp I", REDUCES, "dispatch B"),
+)
+"""Where the permutations of a phase of the experts go that run on the stream of the transfers."""
+
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
 
@@ -42,7 +50,8 @@ def dispatched_by(
         if kind.transport == "domain":
             if base == LAYOUT:
                 return (replace(op, bytes_read=routing_map_bytes),)
-            return () if fused and base in (*EXPANDS, *REDUCES, *INDICES) else (op,)
+            # The scan that makes the layout writes the order of the rows too.
+            return () if base in INDICES or (fused and base in (*EXPANDS, *REDUCES)) else (op,)
         if kind.transport == "all-to-all":
             return _around_all_to_all(op, base, top_k, local_experts)
         if kind.transport == "all-gather":
@@ -50,6 +59,21 @@ def dispatched_by(
         return (op,)
 
     return {phase: tuple(new for op in ops for new in adapted(op)) for phase, ops in operators.items()}
+
+
+def on_stream(operators: Operators) -> dict[Phase, tuple[Operator, ...]]:
+    """Move the permutations of rows to the transfers whose stream they run on.
+
+    Hybrid-EP permutes behind a dispatch and before a combine. A phase of a transfer holds its kernels before
+    the transfer, so those of a dispatch are priced there too: the stream is as long. Repeated ones stay.
+    """
+    out = dict(operators)
+    for source, names, target in STREAM_PHASES:
+        if target in out:
+            moved = tuple(op for op in out[source] if op.name in names)
+            out[source] = tuple(op for op in out[source] if op.name not in names)
+            out[target] = (*out[target], *moved)
+    return out
 
 
 def _around_all_to_all(op: Operator, base: str, top_k: float, local_experts: float) -> tuple[Operator, ...]:

@@ -37,6 +37,8 @@ class Dispatcher(Frozen):
     """Most tokens of a rank where the group has several domains."""
     pads_rows: bool = False
     """Whether its permutation pads the rows of each expert, so that no further kernel does."""
+    permutes_in_call: bool = False
+    """Whether dispatch and combine also launch the kernels that permute rows, on the stream of the call."""
     least_sms: SourcedCount | None = None
     most_sms: SourcedCount | None = None
     """Range of SMs with which its authors publish it."""

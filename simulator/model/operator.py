@@ -66,6 +66,9 @@ ZeRO-3's parameter all-gathers and gradient reduce-scatter, which have no operat
 ONE_SCALE, ONE_SCALE_SPLIT = "tensor", "tensor-split"
 """Variants of FP8 GEMMs with one scale per tensor: with fast accumulation, and with split accumulation."""
 
+LOW_ATTENTION = ("fp8", "mxfp8")
+"""First part of the variant of a core attention whose operands are FP8: with one scale a tensor, or MXFP8."""
+
 BlockKind: TypeAlias = str
 """Kind of a block of a pipeline stage: `embedding`, `dense` or `moe` for a layer, `mtp` for a
 multi-token-prediction module (a layer with its projection and norms; its head pass is a separate block), or

@@ -62,6 +62,7 @@ def block_operators(
     sequence_parallel: bool = True,
     current_scales: bool = False,
     separate_casts: bool = False,
+    own_latents: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
@@ -72,8 +73,9 @@ def block_operators(
     `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
     `flex_attention` is the compiled kernel of PyTorch. `expert_tp` ranks split an expert's FFN, each for the
     received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split element-wise work.
-    `current_scales` and `separate_casts` are choices of `software`. The result is cached. Raises InputError
-    for an unknown recompute policy, a MoE block without rows, and a TP that does not divide heads or widths.
+    `current_scales` and `separate_casts` are choices of `software`; with `own_latents` a rank forms MLA's
+    latents from its own tokens. The result is cached. Raises InputError for an unknown recompute policy, a
+    MoE block without rows, and a TP that does not divide heads or widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -97,8 +99,10 @@ def block_operators(
         blocks=precision.blocks,
         current_scales=current_scales,
         separate_casts=separate_casts,
+        attention=precision.attention_variant,
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
+        own_latents=own_latents,
     )
     return {phase: tuple(operators) for phase, operators in _phases(shape, block, w, precision).items()}
 

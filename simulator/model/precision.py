@@ -33,6 +33,10 @@ class Precision(BaseModel):
     head: Literal["fp8", "bf16", "fp32"] = "bf16"
     """Format of the GEMMs of the output head; `fp8` as `linear`, whose logits are BF16 (Megatron core's
     `fp8_output_proj`)."""
+    attention: Literal["fp8", "bf16"] = "bf16"
+    """Format of the operands of the core attention, forward and backward; `fp8` with the scales of `scaling`
+    (Transformer Engine's `fp8_dpa`): queries, keys, values and the output's gradient are cast first, and the
+    output and the gradients of the three are BF16. Its kernels know `mx` and `tensor`."""
     loss: Literal["bf16", "fp32"] = "bf16"
     """`fp32`: logits are copied to FP32 before the loss, and its gradient back."""
     parameters: Literal["bf16", "fp8", "fp32"] = "bf16"
@@ -69,6 +73,15 @@ class Precision(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _attention_as_linear(self) -> Self:
+        if self.attention == "fp8" and (self.linear != "fp8" or self.scaling == "tile"):
+            raise ValueError(
+                f"attention=fp8 needs linear=fp8 with scaling=mx or tensor, got linear={self.linear} and "
+                f"scaling={self.scaling}: kernels of attention have no other scales; set attention=bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _scales_fit_the_format(self) -> Self:
         if self.linear == "fp4" and self.scaling != "tile":
             raise ValueError(f"scaling={self.scaling} scales FP8; leave it out, NVFP4 has scales of its own")
@@ -87,6 +100,20 @@ class Precision(BaseModel):
         if self.linear == "fp4":
             return "nvfp4"
         return "mx" if self.linear == "fp8" and self.scaling == "mx" else ""
+
+    @property
+    def attention_variant(self) -> str:
+        """First part of the variant of the core attention's kernels; empty for BF16."""
+        return {"": "", "mx": "mxfp8", "tensor": "fp8"}[self.scaling if self.attention == "fp8" else ""]
+
+    def kept_operand_bytes(self, elements: float) -> float:
+        """Bytes of queries, keys and values kept for the backward of the core attention.
+
+        In MXFP8 they are kept along rows and columns, with one scale a tensor once.
+        """
+        if self.attention == "bf16":
+            return elements * BYTES_PER_ELEMENT["bf16"]
+        return elements * (2.0 * BLOCK_BYTES["mx"] if self.scaling == "mx" else BYTES_PER_ELEMENT["fp8"])
 
     @property
     def gradient_bytes(self) -> float:

@@ -42,10 +42,20 @@ class Work:
     """Whether an FFN's activation writes BF16 that kernels of their own cast to FP8, forward and backward."""
     blocks: Blocks = ""
     """Format of the GEMMs' operands, if their elements have scales by blocks (MXFP8, NVFP4)."""
+    attention: str = ""
+    """Format of the core attention's operands, one of `LOW_ATTENTION`; empty for BF16."""
     expert_tp: int = 1
     """Ranks that split the FFN of an expert, each for the received rows of all of them."""
     sequence_parallel: bool = True
     """Whether tensor-parallel ranks split the element-wise work, or each does all of it."""
+
+    own_latents: bool = False
+    """Whether sequence-parallel ranks form the latents of MLA from their own tokens only, and gather them."""
+
+    @property
+    def latent_tokens(self) -> float:
+        """Rows of the down-projections of MLA and of the norms behind them."""
+        return self.norm_tokens if self.own_latents else self.tokens
 
     @property
     def norm_tokens(self) -> float:

@@ -190,7 +190,8 @@ class ActionBook:
             block, pair = sides[task.side][task.block], task.layer_pair
             if self._moves(block, task.phase, "overlapped"):
                 costs = [table.transfer[block, task.phase, "overlapped"] for table in self.tables]
-                moved[pair] = moved.get(pair, zero) + np.array([c.payload_s for c in costs])
+                before = sum(self._price(block, task.phase, "overlapped"))
+                moved[pair] = moved.get(pair, zero) + np.array([c.payload_s for c in costs]) + before
             else:
                 computed[pair] = computed.get(pair, zero) + sum(self._price(block, task.phase, "overlapped"))
         pairs = {task.layer_pair for task in template.tasks}

@@ -68,12 +68,29 @@ def check_sms(scenario: Scenario, cluster: Cluster) -> None:
         )
 
 
+def _check_attention(scenario: Scenario, cluster: Cluster) -> None:
+    """Raise InputError for attention in FP8 where no kernel runs it."""
+    software, accelerator = scenario.software, cluster.accelerator
+    if scenario.recipe.attention == "bf16":
+        return
+    reason = ""
+    if software.attention != "flash":
+        reason = f"software.attention={software.attention} has no kernels for it"
+    elif software.fp8_scales == "current" and accelerator.architecture == "Hopper":
+        reason = f"{accelerator.name} has no kernels with current scales, only software.fp8_scales=delayed"
+    if reason:
+        raise InputError(
+            f"precision.attention=fp8: {reason}; use bf16", key="precision.attention", nearest=("bf16",)
+        )
+
+
 FUSES_EXPERTS = "Blackwell"
 """Architecture that the kernels of the fused grouped MLP are written for (cuDNN's `sm100` wrappers)."""
 
 
 def check_hardware(scenario: Scenario, cluster: Cluster) -> None:
     """Raise InputError for kernels or switches that the cluster does not have."""
+    _check_attention(scenario, cluster)
     chosen, accelerator = scenario.communication.in_network, cluster.accelerator
     recipe, blocks = scenario.recipe, scenario.recipe.linear == "fp8" and scenario.recipe.scaling != "tensor"
     if scenario.software.expert_kernels == "fused" and not (

@@ -54,6 +54,9 @@ class Communication(Section):
     fused_permutation: bool = False
     """`hybridep` also permutes rows into the order of the experts, and back, inside its own kernels
     (`moe_permute_fusion_into_hybridep` of Megatron core)."""
+    permutation_stream: Literal["compute", "communication"] | None = None
+    """Stream on which rows are put into the order of the experts and back. Absent: `communication` where the
+    dispatcher's own call does it (`hybridep`), else `compute`."""
     library_sms: int | None = Field(
         None,
         ge=0,
@@ -84,6 +87,13 @@ class Communication(Section):
     def by_nccl(self) -> bool:
         """Whether NCCL's collectives move the tokens of experts, in the place of expert-parallel kernels."""
         return dispatcher(self.kernels).transport in ("all-to-all", "all-gather")
+
+    @property
+    def permutes_on_stream(self) -> bool:
+        """Whether the kernels that permute rows run on the stream of the transfers."""
+        if self.permutation_stream is None:
+            return dispatcher(self.kernels).permutes_in_call
+        return self.permutation_stream == "communication"
 
     def order_of(self, schedule: str) -> OverlapOrder:
         """The overlap order in the pairs of a schedule. Raises InputError for an unknown name."""

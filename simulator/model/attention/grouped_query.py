@@ -164,7 +164,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         v = self.kv_heads * self.sizes.v_head_dim
         if self.qk_norm:
             yield CachedTensor("normalised q, k", row_bytes(q + k, "bf16"), "norm output", "width")
-        yield CachedTensor("q, k, v", row_bytes(q + k + v, "bf16"), "kept", "width")
+        yield CachedTensor("q, k, v", precision.kept_operand_bytes(q + k + v), "kept", "width")
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
         """Outputs of the GEMMs that PyTorch runs for queries, keys, values and gates."""

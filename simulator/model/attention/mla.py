@@ -97,17 +97,24 @@ class MLA(SoftmaxAttention):
         """Bytes of every token's latent and rotated key, which all heads share."""
         return (self.kv_lora_rank + self.qk_rope_dim) * tokens * element_bytes
 
+    @property
+    def gathered_latents(self) -> tuple[int, ...]:
+        """Columns of the latents of queries and of keys and values, and of the rotated key."""
+        if type(self) is not MLA or self.q_lora_rank is None:
+            return ()
+        return self.q_lora_rank, self.kv_lora_rank, self.qk_rope_dim
+
     # -- operators -----------------------------------------------------------------------------------
 
     def inputs_forward(self, w: Work) -> list[Operator]:
         """Down-projections, norms of the latents, up-projections, rotary embedding and packing."""
-        h, t = w.hidden, w.tokens
+        h, t = w.hidden, w.latent_tokens
         out: list[Operator] = []
         if self.q_lora_rank is not None:
             out += linear_forward(w, "q_down", t, self.q_lora_rank, h)
         out += linear_forward(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h)
         if self.gates:
-            out += linear_forward(w, "gate_proj", t, self.gates // w.tp, h)
+            out += linear_forward(w, "gate_proj", w.tokens, self.gates // w.tp, h)
         if self.rotary:
             out.append(
                 move(
@@ -124,7 +131,7 @@ class MLA(SoftmaxAttention):
         return recomputed([*self._latents(w, with_key_slice=False), *self._up(w)])
 
     def _latents(self, w: Work, with_key_slice: bool = True) -> list[Operator]:
-        t = w.tokens
+        t = w.latent_tokens
         out: list[Operator] = []
         if self.q_lora_rank is not None:
             out.append(norm("q_norm", "F", t, self.q_lora_rank))
@@ -182,7 +189,7 @@ class MLA(SoftmaxAttention):
         return [*out, *self._latent_gradient(w)]
 
     def _latent_gradient(self, w: Work) -> list[Operator]:
-        t, h = w.tokens, w.hidden
+        t, h = w.latent_tokens, w.hidden
         kv_width = self.kv_lora_rank + self.qk_rope_dim
         out = [norm_backward("kv_norm.backward", t, self.kv_lora_rank)]
         if self.q_lora_rank is not None:
@@ -190,11 +197,11 @@ class MLA(SoftmaxAttention):
         size = t * kv_width * BF16
         out.append(move("kv_latent.join", "elementwise", "I", 3 * size, 4 * size, variant="join", launches=5))
         out += recomputed_attention_norm(w)
-        out += _down_gradient(w, "kv_down", kv_width, h)
+        out += _down_gradient(w, "kv_down", t, kv_width, h)
         if self.q_lora_rank is not None:
-            out += _down_gradient(w, "q_down", self.q_lora_rank, h)
+            out += _down_gradient(w, "q_down", t, self.q_lora_rank, h)
         if self.gates:
-            out += _down_gradient(w, "gate_proj", self.gates // w.tp, h)
+            out += _down_gradient(w, "gate_proj", w.tokens, self.gates // w.tp, h)
         return out
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
@@ -206,9 +213,10 @@ class MLA(SoftmaxAttention):
             out.append(weight_gradient(w, "q_proj", t, q_width, h))
         else:
             out.append(weight_gradient(w, "q_up", t, q_width, self.q_lora_rank))
-        out.append(weight_gradient(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h))
+        latent = w.latent_tokens
+        out.append(weight_gradient(w, "kv_down", latent, self.kv_lora_rank + self.qk_rope_dim, h))
         if self.q_lora_rank is not None:
-            out.append(weight_gradient(w, "q_down", t, self.q_lora_rank, h))
+            out.append(weight_gradient(w, "q_down", latent, self.q_lora_rank, h))
         if self.gates:
             out.append(weight_gradient(w, "gate_proj", t, self.gates // w.tp, h))
         return out
@@ -224,7 +232,7 @@ class MLA(SoftmaxAttention):
         inside: frozenset[Module] = frozenset({"mla_up_proj"})
         normalised = row_bytes(latents, cache)
         yield CachedTensor("normalised latents", normalised, "norm output", "none", modules=inside)
-        expanded = row_bytes(heads * (2 * qk_head_dim + v_head_dim), "bf16")
+        expanded = precision.kept_operand_bytes(heads * (2 * qk_head_dim + v_head_dim))
         yield CachedTensor("q, k, v", expanded, "expanded", "width", modules=inside)
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
@@ -258,10 +266,10 @@ class MLA(SoftmaxAttention):
         }
 
 
-def _down_gradient(w: Work, name: str, n: int, h: int) -> list[Operator]:
+def _down_gradient(w: Work, name: str, t: float, n: int, h: int) -> list[Operator]:
     """Input gradient of a down-projection and, in FP8, casts of both operands of its weight gradient."""
-    out = linear_input_gradient(w, name, w.tokens, n, h, cast_first=True)
+    out = linear_input_gradient(w, name, t, n, h, cast_first=True)
     if w.fp8:
-        out.append(cast(f"{name}.input_cast_channel", "I", w.tokens, h, "channel"))
-        out.append(cast(f"{name}.gradient_cast_channel", "I", w.tokens, n, "channel"))
+        out.append(cast(f"{name}.input_cast_channel", "I", t, h, "channel"))
+        out.append(cast(f"{name}.gradient_cast_channel", "I", t, n, "channel"))
     return out

@@ -128,6 +128,11 @@ class Attention(ModelPart, ABC):
         """Bytes per sequence that every context-parallel rank sends to all others: recurrent states."""
         return 0.0
 
+    @property
+    def gathered_latents(self) -> tuple[int, ...]:
+        """Columns of latents that sequence-parallel ranks may gather in the place of the layer's input."""
+        return ()
+
     # -- names in other projects ---------------------------------------------------------------------
 
     def megatron_arguments(self) -> dict[str, str | None] | None:

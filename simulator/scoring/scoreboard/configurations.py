@@ -76,6 +76,8 @@ class Published(BaseModel):
     moments: Format | None = None
     loss: Literal["fused", "compiled", "chain"] | None = None
     attention: Literal["flash", "flex", "unfused"] | None = None
+    attention_format: Literal["fp8", "bf16"] | None = None
+    """Format of the core attention's operands (`Precision.attention`)."""
     dropout: bool | None = None
     fp8_scales: Literal["delayed", "current", "tile", "mx"] | None = None
     """Scales of FP8 GEMMs; `tile` and `mx` set `Precision.scaling`."""

@@ -194,6 +194,7 @@ def precision_of(row: OpenRow) -> Precision:
     return Precision(
         linear="fp4" if text == "nvfp4" else "fp8" if fp8 else "bf16",
         scaling=scaling,
+        attention=published.attention_format or "bf16",
         loss="bf16" if (published.loss or "fused") == "fused" else "fp32",
         parameters=published.parameters or "bf16",
         master_weights=published.master_weights or "fp32",

@@ -7,11 +7,13 @@ from functools import lru_cache
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.communication import EpKernels, Links, notify_seconds
 from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
 from moesim.simulator.cost.expert_transfers import expert_transfer
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
 from moesim.simulator.model.dispatched import dispatched_by
@@ -89,16 +91,47 @@ def test_across_domains_the_network_takes_each_row_once_for_each_domain() -> Non
     assert first.launch_s > again.launch_s + 50e-6 and first.payload_s == again.payload_s
 
 
-def test_a_fused_permutation_takes_its_kernels_out_of_the_block() -> None:
+STREAM: tuple[tuple[Phase, Phase, str], ...] = (
+    ("mlp F", "dispatch F", "experts.expand"),
+    ("mlp F", "combine F", "experts.reduce"),
+    ("mlp I", "combine B", "experts.expand_gradient"),
+    ("mlp I", "dispatch B", "experts.reduce_gradient"),
+)
+
+
+def test_hybrid_ep_permutes_on_the_stream_of_its_transfers() -> None:
     key = "communication.kernels=hybridep"
-    for phase, gone in (
-        ("mlp F", {"experts.expand", "experts.reduce", "experts.count", "experts.mapping"}),
-        ("mlp I", {"experts.expand_gradient", "experts.reduce_gradient"}),
-    ):
-        apart, fused = operators(phase, key), operators(phase, key, "communication.fused_permutation=true")  # type: ignore[arg-type]
-        assert set(apart) - set(fused) == gone
+    for source, target, name in STREAM:
+        compute = operators(source, key, "communication.permutation_stream=compute")
+        assert name in compute and name not in operators(source, key)
+        assert operators(target, key)[name] == compute[name]
+        fused = (key, "communication.fused_permutation=true")
+        assert name not in {**operators(source, *fused), **operators(target, *fused)}
+        assert name in operators(source, "communication.kernels=deepep-2025-04")
+    # The scan that makes the layout writes the order of the rows too.
+    assert not {"experts.count", "experts.mapping"} & set(operators("mlp F", key))
     scan = operators("dispatch F", key)["dispatch.layout"]
     assert scan.bytes_read == 4096 * 256 * 16
+
+
+def test_a_permutation_beside_compute_has_the_sms_that_gemms_leave() -> None:
+    key = ("communication.kernels=hybridep", "precision=bf16", "profile=h800-from-h200")
+    few, many = (pricer(*key, f"communication.sms={sms}") for sms in (4, 32))
+    op = operators("combine F", *key)["experts.reduce"]
+    moved = op.bytes_read + op.bytes_written
+    alone = few.operator_costs("moe", "combine F", "alone")[0].seconds
+    slow, fast = (each.operator_costs("moe", "combine F", "overlapped")[0] for each in (few, many))
+    assert slow.seconds == pytest.approx(moved / (4 * 96.0e9), rel=0.01) and slow.seconds > 2 * alone
+    assert slow.curve_ids[0] == "copy.local.sm_rate"
+    assert alone <= fast.seconds < slow.seconds / 2
+    assert few.operator_costs("moe", "mlp F", "alone") == many.operator_costs("moe", "mlp F", "alone")
+
+
+def test_permutation_on_the_stream_needs_a_dispatcher_that_does_it() -> None:
+    job = pricer("communication.kernels=nccl", "communication.permutation_stream=communication")
+    with pytest.raises(InputError, match=r"permutation_stream=communication.*use compute") as error:
+        check_dispatcher(job.scenario, job.cluster, job.layout)
+    assert error.value.nearest == ("compute",)
 
 
 def test_rows_padded_by_the_permutation_need_no_kernel_that_pads() -> None:

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
+from moesim.simulator.cost.block_prices import block_compute
+from moesim.simulator.cost.library_collectives import ring_price
+from moesim.simulator.cost.measured_collectives import is_imported
 from moesim.simulator.cost.overlap import (
     HalfCollectives,
     HalfLayerGemms,
@@ -21,6 +24,9 @@ from moesim.simulator.cost.overlap import (
     exposed_overlapped,
     exposed_pipelined,
 )
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.scoring.mlperf import scenario_of
 
 SECONDS = st.floats(0.0, 10.0)
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "results"
@@ -98,6 +104,50 @@ def test_backward_gathers_the_input_again_with_sequence_parallelism() -> None:
     assert with_it == pytest.approx(0.2 + 2 * LOST.compute_lost * 0.2)
     assert without == pytest.approx(LOST.compute_lost * 0.4)
     assert exposed_backward(MOVED, gemms, 8, "none", LOST, sequence_parallel=True) == 0.4
+
+
+def test_a_scatter_is_exposed_where_weight_gradients_come_later() -> None:
+    later = exposed_backward(
+        MOVED, HalfLayerGemms(1.0, 1.0, 0.0), 8, "weight-gradient", LOST, sequence_parallel=True
+    )
+    assert later == pytest.approx(0.4 + LOST.compute_lost * 0.2)
+    narrow = MOVED._replace(back_scatter_s=0.05)
+    gemms = HalfLayerGemms(1.0, 1.0, 1.0)
+    assert exposed_backward(narrow, gemms, 8, "none", LOST, sequence_parallel=True) == pytest.approx(0.25)
+    assert exposed_forward(narrow, gemms, 8, "none", LOST) == exposed_forward(MOVED, gemms, 8, "none", LOST)
+
+
+def test_megatrons_ranks_form_latents_from_their_own_tokens_and_wait_for_scatters() -> None:
+    """GB200 of MLPerf v6.0: TP 2, MLA with latents of 1,536, 512 and 64 columns."""
+    scenario = scenario_of("gb200-512")
+    own, torch = (
+        Pricer(resolve(scenario.overridden(f"software.modules={name}")))
+        for name in ("transformer-engine", "torch")
+    )
+    for phase, name in (("attn F", "q_down"), ("attn I", "q_down.dgrad"), ("attn W", "q_down.wgrad")):
+        flops = [
+            next(op.flop for op in each.operators("moe")[phase] if op.name == name)  # type: ignore[index]
+            for each in (own, torch)
+        ]
+        assert flops[0] == flops[1] / 2
+    joined = Pricer(resolve(scenario.overridden("communication.delay_weight_gradients=false")))
+    exposed = {
+        name: block_compute(each, "moe", ("alone",))["moe", "attn I", "alone"].exposed_s
+        for name, each in (("apart", own), ("joined", joined))
+    }
+    assert exposed["apart"] > exposed["joined"] + 20e-6
+
+
+def test_shipped_times_of_collectives_serve_the_groups_that_were_measured() -> None:
+    pricer = Pricer(resolve(scenario_of("gb200-512")))
+    two, sixteen = (
+        ring_price("all_gather", 2.0**29, ranks, ranks, pricer.links, pricer.profile) for ranks in (2, 16)
+    )
+    assert two.seconds == pytest.approx(614.5e-6, rel=1e-3)
+    assert "nccl.all_gather.busbw.2-ranks-1-nodes" in two.evidence.entries
+    assert not any("busbw" in entry for entry in sixteen.evidence.entries)
+    entry = next(c for c in pricer.profile.curves if c.id.startswith("nccl.all_gather.busbw"))
+    assert not is_imported(entry)  # so that no result warns that its plan does not read it
 
 
 def test_the_last_block_of_a_reduction_has_nothing_to_hide_behind() -> None:

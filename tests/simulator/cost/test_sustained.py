@@ -93,7 +93,8 @@ def test_a_burst_is_slower_by_the_ratio_at_its_own_duration(name: str) -> None:
     m, n, k, _, rate = table.points[-1][:5]
     burst_s = 2.0 * m * n * k / (rate * 1e12)
     cost = price(profile, int(m), int(n), int(k))
-    expected = burst_s / ratio.curve.at(burst_s).value
+    idle = profile.launch_gap.value if profile.launch_gap else 0.0
+    expected = burst_s / ratio.curve.at(burst_s).value + idle
     assert cost.seconds == pytest.approx(expected, rel=1e-9)
     assert cost.curve_ids[:2] == (table.id, ratio.id)
 
@@ -102,7 +103,9 @@ def test_without_the_ratio_the_burst_is_used_and_named() -> None:
     whole = load_profile("b200-layers")
     bare = without_entries(whole, ("*-sustained.*",))
     shape = (4096, 8192, 8192)
-    assert price(bare, *shape).seconds == pytest.approx(2 * 4096 * 8192 * 8192 / 1474.2e12)
+    assert bare.launch_gap is not None
+    burst_s = 2 * 4096 * 8192 * 8192 / 1474.2e12
+    assert price(bare, *shape).seconds == pytest.approx(burst_s + bare.launch_gap.value)
     assert any("short bursts" in note for note in price(bare, *shape).assumptions)
     assert not any("short bursts" in note for note in price(whole, *shape).assumptions)
     assert without_entries(whole, ("*-sustained.*",)) is bare
