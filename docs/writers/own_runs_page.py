@@ -34,8 +34,8 @@ def page() -> str:
         "",
         "Three training runs with torchtitan 0.2.2 on two H200 of one host, with shapes that no scored row",
         "has (`simulator/data/published/own-runs.yaml`). Their predictions were frozen here before anything",
-        "was measured. `kernels/calibrate/studies/train_runs.py` trains them, `docs/writers/own_runs_page.py`",
-        "writes this page.",
+        "was measured. `kernels/calibrate/studies/train_runs.py` trains them, and",
+        "`docs/writers/own_runs_page.py` writes this page.",
         "",
         *_frozen_section(),
     ]
@@ -48,9 +48,10 @@ def _frozen_section() -> list[str]:
     for date, text in own_runs.FREEZES.items():
         block = [line for line in own_runs.frozen() if line.date == date]
         lines += [
-            f"Frozen on {date} from commit `{block[0].commit}`; SHA-256 of the lines `{text[:16]}...`. A test",
-            "and this page's writer fail where a frozen line differs from its digest. *Today* is the prediction",
-            "of the tree that wrote this page. Memory is that of tensors on one GPU at its peak (GiB).",
+            f"Frozen on {date} from commit `{block[0].commit}`; SHA-256 of the lines `{text[:16]}...`.",
+            "A test and this page's writer fail where a frozen line differs from its digest. *Today* is the",
+            "prediction of the tree that wrote this page. Memory is that of tensors on one GPU at its peak",
+            "(GiB); reserved adds the allocator's slack.",
             "",
             "| run | step (ms) | P10 | P50 | P90 | active | reserved | today: step | active | reserved |",
             "|---|---|---|---|---|---|---|---|---|---|",

@@ -4,9 +4,9 @@
 
 `--dry` runs tiny sizes on CPU over gloo.
 
-Nothing of torchtitan is changed but what `train_setup.REMARKS` lists. Data are random tokens, routing is forced to
-round robin. Each run: 12 steps by wall clock, a step under the profiler (GPU activities, then operators),
-a step with the allocator's history. Results are rewritten after every part.
+Nothing of torchtitan is changed but what `train_setup.REMARKS` lists. Data are random tokens, routing is
+forced to round robin. Each run: 12 steps by wall clock, a step under the profiler (GPU activities, then
+operators), a step with the allocator's history. Results are rewritten after every part.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import yaml
 if __package__:
     from moesim.kernels.calibrate.studies import train_profile, train_setup
 else:  # a script: the machine need not have what the package imports
-    import train_profile
-    import train_setup
+    import train_profile  # type: ignore[import-not-found,no-redef]
+    import train_setup  # type: ignore[import-not-found,no-redef]
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = ROOT / "simulator" / "data" / "published" / "own-runs.yaml"

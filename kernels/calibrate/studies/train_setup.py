@@ -148,7 +148,7 @@ def causal_without_sinks() -> None:
         out = attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
         return out, torch.zeros(q.shape[:3], device=q.device)
 
-    FlexAttentionWrapper.forward = forward  # type: ignore[method-assign,assignment]
+    FlexAttentionWrapper.forward = forward
 
 
 def on_cpu() -> None:
