@@ -135,7 +135,9 @@ def prediction(name: str, *overrides: str) -> Prediction:
     return Prediction(result.step.time_s, band.p10, band.p50, band.p90, active, reserved)
 
 
-FREEZES: dict[str, str] = {}
+FREEZES: dict[str, str] = {
+    "2026-11-22 20:26": "90e535fb608b15842ee2df091b01e7658fcfa3876d5719b9d73dc12206b01a2a",
+}
 """Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
 
 
