@@ -23,14 +23,25 @@ def test_busy_time_counts_overlapped_kernels_once() -> None:
     assert table["by_name"][1] == {"name": "gemm", "stream": 7, "seconds": pytest.approx(15e-6), "count": 2}
 
 
-def test_kernels_take_the_operator_of_their_launch() -> None:
+def operator(name: str, start: float, external: int, thread: int, shapes: Any = "") -> dict[str, Any]:
+    args = {"External id": external, "Input Dims": shapes}
+    return {"cat": "cpu_op", "name": name, "ts": start, "dur": 1, "tid": thread, "args": args}
+
+
+def test_kernels_take_the_operator_and_thread_of_their_launch() -> None:
     events = [
-        {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 1, "args": {"External id": 3}},
+        operator("aten::mm", 5, 4, thread=2),
+        operator("aten::mm", 0, 3, thread=1, shapes=[[4, 8], [8, 2]]),
         kernel("gemm", 1, 2, external=3),
-        kernel("copy", 4, 1, external=9),
+        kernel("gemm", 6, 1.5, external=4),
+        kernel("copy", 8, 1, external=9),
     ]
     rows = train_profile.operators_of_kernels(events)["by_operator"]
-    assert [(row["operator"], row["kernel"]) for row in rows] == [("aten::mm", "gemm"), ("?", "copy")]
+    assert [(row["operator"], row["shapes"], row["thread"], row["kernel"]) for row in rows] == [
+        ("aten::mm", "[[4,8],[8,2]]", "main", "gemm"),
+        ("aten::mm", "", "autograd", "gemm"),
+        ("?", "", "", "copy"),
+    ]  # fmt: skip
 
 
 def test_the_peak_lies_between_an_allocation_and_a_free() -> None:

@@ -61,23 +61,32 @@ def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
 
 
 def operators_of_kernels(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Seconds and number of kernels by operator, kernel and stream, where the trace names the operator."""
-    names: dict[Any, str] = {}
-    for event in events:
-        if event.get("cat") == "cpu_op":
-            names[event["args"].get("External id")] = str(event["name"])
-    sums: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    """Seconds and number of kernels by operator with its input shapes, thread, kernel and stream.
+
+    The thread is `main` for that of the first operator and `autograd` for any other.
+    """
+    operators = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: float(e["ts"]))
+    main = operators[0].get("tid") if operators else None
+    named: dict[Any, tuple[str, str, str]] = {}
+    for event in operators:
+        args = event.get("args", {})
+        shapes = str(args.get("Input Dims", "")).replace(" ", "")[:120]
+        thread = "main" if event.get("tid") == main else "autograd"
+        named[args.get("External id")] = (str(event["name"]), shapes, thread)
+    sums: dict[tuple[str, str, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in events:
         if event.get("cat") in GPU:
             args = event["args"]
-            key = (names.get(args.get("External id"), "?"), str(event["name"])[:160], args.get("stream", -1))
+            operator = named.get(args.get("External id"), ("?", "", ""))
+            key = (*operator, str(event["name"])[:160], int(args.get("stream", -1)))
             sums[key][0] += float(event["dur"]) * 1e-6
             sums[key][1] += 1
+    fields = ("operator", "shapes", "thread", "kernel", "stream")
     rows = sorted(sums.items(), key=lambda item: -item[1][0])
     return {
         "by_operator": [
-            {"operator": op, "kernel": kernel, "stream": stream, "seconds": total[0], "count": int(total[1])}
-            for (op, kernel, stream), total in rows
+            {**dict(zip(fields, key, strict=True)), "seconds": total[0], "count": int(total[1])}
+            for key, total in rows
         ]
     }
 

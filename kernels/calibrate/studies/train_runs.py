@@ -92,7 +92,7 @@ def profiled(trainer: Any, data: Any, operators: bool) -> dict[str, Any]:
     activities = [ProfilerActivity.CUDA] if gpu else [ProfilerActivity.CPU]
     if operators and gpu:
         activities.append(ProfilerActivity.CPU)
-    with profile(activities=activities) as prof:
+    with profile(activities=activities, record_shapes=operators) as prof:
         seconds = step_once(trainer, data)
     if dist.get_rank():
         return {}
