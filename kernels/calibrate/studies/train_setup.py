@@ -73,7 +73,7 @@ def tiny(arguments: dict[str, Any], moe: dict[str, Any]) -> tuple[dict[str, Any]
     small |= {"moe_inter_dim": 32, "max_seq_len": 128}
     if "sliding_window_size" in arguments:
         small |= {"sliding_window_size": 16, "head_dim": 32}
-    return {**arguments, **small}, {**moe, "num_experts": 8, "top_k": 2, "use_grouped_mm": False}
+    return {**arguments, **small}, {**moe, "num_experts": 8, "top_k": 2}
 
 
 def built_spec(name: str, model: dict[str, Any], run: dict[str, Any], dry: bool) -> str:
