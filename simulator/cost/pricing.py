@@ -214,7 +214,15 @@ class Pricer(OfJob):
         dense, expert = self.block_parameters(kind)
         shards = self.layout.shards
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
-        adapted = apply_framework(operators, software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        adapted = apply_framework(
+            operators,
+            software,
+            s.recipe,
+            plan.zero_stage,
+            dense + expert,
+            sharded,
+            expert * (shards[0] == 1),
+        )
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
         )

@@ -176,6 +176,39 @@ def _narrow(op: Operator) -> Operator:
     )
 
 
+ALONE_KERNELS = 6
+"""Kernels in which FSDP2 casts and copies three tensors of experts that no other rank shares."""
+
+
+def wrapped_alone(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, stored_bytes: float
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Add what FSDP2 does in a group of one, for `parameters` of a block that no other rank shares.
+
+    Before both passes every tensor is cast to BF16 and copied into its unsharded storage, on the stream of
+    the compute. Gradients are copied into an FP32 buffer, divided into a second and copied into a third.
+    `stored_bytes`: bytes of a parameter as it is stored. Source: torch.distributed.fsdp, `_fully_shard`
+    (`_fsdp_param_group.py`, `wait_for_unshard`, and `_fsdp_collectives.py`, `foreach_reduce`: world size 1).
+    """
+    if not parameters:
+        return dict(operators)
+    cast = stored_bytes != BF16
+    read, written = (stored_bytes * cast + BF16), BF16 * (1 + cast)
+    opened = move(
+        "fsdp.cast_alone", "copy", "F", parameters * read, parameters * written, variant="flat",
+        launches=ALONE_KERNELS,
+    )  # fmt: skip
+    into = move("fsdp.copy_in_alone", "copy", "W", parameters * BF16, parameters * FP32, variant="flat")
+    divided = move(
+        "fsdp.divide_alone", "copy", "W", parameters * 2 * FP32, parameters * 2 * FP32, variant="flat",
+        launches=2,
+    )  # fmt: skip
+    extra: dict[Phase, tuple[Operator, ...]] = {
+        "mlp F": (opened,), "mlp I": (replace(opened, direction="I"),), "mlp W": (into, divided),
+    }  # fmt: skip
+    return {phase: (*ops, *extra.get(phase, ())) for phase, ops in operators.items()}
+
+
 def copied_parameters(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, zero_stage: int
 ) -> dict[Phase, tuple[Operator, ...]]:

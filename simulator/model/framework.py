@@ -11,8 +11,9 @@ from moesim.simulator.model.eager import (
     eager_operators,
     flat_gradients,
     narrow_accumulators,
+    wrapped_alone,
 )
-from moesim.simulator.model.expert_biases import split_biases
+from moesim.simulator.model.expert_biases import clamped_activations, split_biases
 from moesim.simulator.model.fused_experts import fused_experts
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.padded_rows import padded_rows
@@ -28,11 +29,12 @@ def apply_framework(
     zero_stage: int,
     parameters: float,
     sharded: float,
+    alone: float = 0.0,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas.
+    replicas, `alone` the experts' that no other rank shares.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -55,6 +57,10 @@ def apply_framework(
         adapted = chained_loss(adapted, compiled=software.loss == "compiled")
     if software.kernels == "eager":
         adapted = eager_operators(adapted)
+        if software.expert_biases == "repeated":
+            adapted = clamped_activations(adapted)
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage)
+        if software.fsdp_of_one and zero_stage == 3:
+            adapted = wrapped_alone(adapted, alone, BYTES_PER_ELEMENT[recipe.parameters])
     return adapted

@@ -65,14 +65,20 @@ class Software(BaseModel):
     """Kernels between the grouped GEMMs of experts: `separate`; `fused`, activation, routing weights and the
     quantisation by rows and columns run in the GEMMs' epilogues (Transformer Engine's fused grouped MLP,
     `use_transformer_engine_op_fuser`), for block-scaled FP8 on Blackwell."""
-    expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
+    expert_biases: Literal["fused", "split", "split-fp32", "repeated"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
     `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);
-    `split-fp32`, for both projections, and with weights in FP32 (NeMo Automodel)."""
+    `split-fp32`, for both projections, and with weights in FP32 (NeMo Automodel); `repeated`, biases are
+    repeated by row, and with `kernels: eager` the activation between them is clamped in single operators
+    (torchtitan's gpt_oss)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    fsdp_of_one: bool = False
+    """With `parameters_copied` and ZeRO-3: FSDP2 also wraps experts that no other rank shares, as torchtitan
+    does when expert parallelism takes all data-parallel ranks. Their parameters are cast and copied before
+    both passes, their gradients copied, divided and copied again (docs/model.md, eq. O32)."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     gradients_divided: bool = False

@@ -114,7 +114,9 @@ def scenario_of(name: str, *overrides: str) -> Scenario:
         "software": {
             "attention": run.attention,
             "kernels": "eager",
+            "expert_biases": "repeated" if run.attention == "flex" else "fused",
             "parameters_copied": True,
+            "fsdp_of_one": True,
             "overlap_data_parallel": True,
             "host": "emerald-rapids-vm",
         },
