@@ -139,6 +139,7 @@ def prediction(name: str, *overrides: str) -> Prediction:
 
 FREEZES: dict[str, str] = {
     "2026-11-22 20:26": "90e535fb608b15842ee2df091b01e7658fcfa3876d5719b9d73dc12206b01a2a",
+    "2026-11-22 20:39": "8e12491bd0a040b5a0bd55e7c6723680a695ee64c9fbcf5401d0c1c39a3cbe38",
 }
 """Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
 
