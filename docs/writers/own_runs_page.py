@@ -23,8 +23,10 @@ PAGE = ROOT / "docs" / "own-runs.md"
 DATA = ROOT / "simulator" / "data" / "published" / own_runs.FROZEN
 GIB = 2.0**30
 NOTES = {
-    "2026-11-22 20:39": "Also before the measurement: reading FSDP2 and torchtitan's gpt_oss showed copies that "
-    "the first freeze lacks (`software.fsdp_of_one`, eq. O32, and `software.expert_biases=repeated`).",
+    "2026-11-22 20:39": (
+        "Also before the measurement: reading FSDP2 and torchtitan's gpt_oss showed copies that the first",
+        "freeze lacks (`software.fsdp_of_one`, eq. O32, and `software.expert_biases=repeated`).",
+    ),
 }
 """What a later freeze adds to the one before it."""
 
@@ -52,7 +54,7 @@ def _frozen_section() -> list[str]:
     now = {run.name: own_runs.prediction(run.name) for run in own_runs.file().runs}
     for date, text in own_runs.FREEZES.items():
         block = [line for line in own_runs.frozen() if line.date == date]
-        lines += [NOTES[date], ""] if date in NOTES else []
+        lines += [*NOTES[date], ""] if date in NOTES else []
         lines += [
             f"Frozen on {date} from commit `{block[0].commit}`; SHA-256 of the lines `{text[:16]}...`.",
             "A test and this page's writer fail where a frozen line differs from its digest. *Today* is the",
