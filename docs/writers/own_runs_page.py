@@ -25,7 +25,7 @@ GIB = 2.0**30
 NOTES = {
     "2026-11-22 20:39": (
         "Also before the measurement: reading FSDP2 and torchtitan's gpt_oss showed copies that the first",
-        "freeze lacks (`software.fsdp_of_one`, eq. O32, and `software.expert_biases=repeated`).",
+        "freeze lacks (`software.single_groups_copied`, eq. O32, and `software.expert_biases=repeated`).",
     ),
 }
 """What a later freeze adds to the one before it."""

@@ -214,8 +214,7 @@ class Pricer(OfJob):
         dense, expert = self.block_parameters(kind)
         shards = self.layout.shards
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
-        alone, zero = expert * (shards[0] == 1), plan.zero_stage
-        adapted = apply_framework(operators, software, s.recipe, zero, dense + expert, sharded, alone)
+        adapted = apply_framework(operators, software, s.recipe, plan.zero_stage, dense + expert, sharded)
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import BF16, FP32, move
 
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
@@ -176,39 +177,6 @@ def _narrow(op: Operator) -> Operator:
     )
 
 
-ALONE_KERNELS = 6
-"""Kernels in which FSDP2 casts and copies three tensors of experts that no other rank shares."""
-
-
-def wrapped_alone(
-    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, stored_bytes: float
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Add what FSDP2 does in a group of one, for `parameters` of a block that no other rank shares.
-
-    Before both passes every tensor is cast to BF16 and copied into its unsharded storage, on the stream of
-    the compute. Gradients are copied into an FP32 buffer, divided into a second and copied into a third.
-    `stored_bytes`: bytes of a parameter as it is stored. Source: torch.distributed.fsdp, `_fully_shard`
-    (`_fsdp_param_group.py`, `wait_for_unshard`, and `_fsdp_collectives.py`, `foreach_reduce`: world size 1).
-    """
-    if not parameters:
-        return dict(operators)
-    cast = stored_bytes != BF16
-    read, written = (stored_bytes * cast + BF16), BF16 * (1 + cast)
-    opened = move(
-        "fsdp.cast_alone", "copy", "F", parameters * read, parameters * written, variant="flat",
-        launches=ALONE_KERNELS,
-    )  # fmt: skip
-    into = move("fsdp.copy_in_alone", "copy", "W", parameters * BF16, parameters * FP32, variant="flat")
-    divided = move(
-        "fsdp.divide_alone", "copy", "W", parameters * 2 * FP32, parameters * 2 * FP32, variant="flat",
-        launches=2,
-    )  # fmt: skip
-    extra: dict[Phase, tuple[Operator, ...]] = {
-        "mlp F": (opened,), "mlp I": (replace(opened, direction="I"),), "mlp W": (into, divided),
-    }  # fmt: skip
-    return {phase: (*ops, *extra.get(phase, ())) for phase, ops in operators.items()}
-
-
 def copied_parameters(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, zero_stage: int
 ) -> dict[Phase, tuple[Operator, ...]]:
@@ -234,3 +202,31 @@ def copied_parameters(
         if phase in result:
             result[phase] = (*result[phase], op)
     return result
+
+
+def copies_of_single_groups(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, recipe: Precision
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Add what FSDP2 runs for `parameters` of a block on one GPU whose sharding group has one member.
+
+    There is no collective, but before each pass the parameters are cast (where they are kept in a wider
+    format) and copied; the gradients are packed into a buffer, divided into a second and copied into a third
+    (torch 2.11 `_fsdp_param_group.py`, `wait_for_unshard`, and `_fsdp_collectives.py`, `foreach_reduce`).
+    """
+    held, gathered, reduced = (
+        BYTES_PER_ELEMENT[of] for of in (recipe.parameters, recipe.parameter_gather, recipe.gradient_reduce)
+    )
+    cast = held != gathered
+    out = move(
+        "fsdp.single_copy", "copy", "F", parameters * (held * cast + gathered),
+        parameters * gathered * (1 + cast), variant="flat",
+    )  # fmt: skip
+    back = move(
+        "fsdp.single_gradient", "copy", "W", parameters * (BF16 + 2 * reduced), parameters * 3 * reduced,
+        variant="flat",
+    )  # fmt: skip
+    extra: dict[Phase, Operator] = {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": back}
+    return {
+        phase: (*ops, extra[phase]) if phase in extra and parameters else ops
+        for phase, ops in operators.items()
+    }

@@ -8,10 +8,10 @@ from moesim.simulator.model.eager import (
     added_gradients,
     chained_loss,
     copied_parameters,
+    copies_of_single_groups,
     eager_operators,
     flat_gradients,
     narrow_accumulators,
-    wrapped_alone,
 )
 from moesim.simulator.model.expert_biases import clamped_activations, split_biases
 from moesim.simulator.model.fused_experts import fused_experts
@@ -29,12 +29,11 @@ def apply_framework(
     zero_stage: int,
     parameters: float,
     sharded: float,
-    alone: float = 0.0,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas, `alone` the experts' that no other rank shares.
+    replicas; the groups of the others have one member.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -61,6 +60,6 @@ def apply_framework(
             adapted = clamped_activations(adapted)
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage)
-        if software.fsdp_of_one and zero_stage == 3:
-            adapted = wrapped_alone(adapted, alone, BYTES_PER_ELEMENT[recipe.parameters])
+        if software.single_groups_copied and zero_stage == 3:
+            adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted

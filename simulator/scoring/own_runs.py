@@ -116,7 +116,7 @@ def scenario_of(name: str, *overrides: str) -> Scenario:
             "kernels": "eager",
             "expert_biases": "repeated" if run.attention == "flex" else "fused",
             "parameters_copied": True,
-            "fsdp_of_one": True,
+            "single_groups_copied": True,
             "overlap_data_parallel": True,
             "host": "emerald-rapids-vm",
         },

@@ -1,8 +1,10 @@
-"""Predicted GPU time of our own runs by class of kernel, to be put beside a profile's."""
+"""Predicted and measured GPU time of our own runs by class of kernel."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.predict.prepared import Prepared
@@ -83,3 +85,81 @@ def _compute(prepared: Prepared) -> defaultdict[str, float]:
             for op, cost in zip(operators, costs, strict=True):
                 found[class_of(op, block.is_head)] += times * cost.seconds
     return found
+
+
+_ROWS = frozenset(
+    [
+        "index",
+        "index_select",
+        "index_add_",
+        "_index_put_impl_",
+        "index_put",
+        "sort",
+        "topk",
+        "histc",
+        "histogram",
+        "cumsum",
+        "gather",
+        "scatter",
+        "scatter_add_",
+        "bmm",
+        "arange",
+        "floor_divide",
+        "remainder",
+        "argsort",
+        "clamp_min",
+        "bincount",
+    ]
+)
+_OPTIMIZER = frozenset(["_fused_adamw_", "_foreach_norm", "_foreach_mul_", "linalg_vector_norm"])
+_FSDP = frozenset(["_chunk_cat", "split_with_sizes_copy", "_foreach_copy_", "div"])
+_LOSS = frozenset(["_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "embedding", "embedding_dense_backward"])  # fmt: skip
+_LARGE = 1_000_000
+
+
+def measured_class(operator: str, shapes: str, kernel: str, vocabulary: int, hidden: int) -> str:
+    """Class of a profiled kernel by its name, and by the operator that launched it with its input shapes."""
+    name, low = operator.removeprefix("aten::"), kernel.lower()
+    first = shapes.removeprefix("[").split("]")[0].strip("[")
+    sizes = [int(part) for part in first.split(",") if part.strip().isdigit()]
+    if "nccl" in low:
+        kinds = {"sendrecv": "all-to-all", "allreduce": "optimizer and clipping"}
+        return next((v for k, v in kinds.items() if k in low), "collectives of FSDP")
+    if "attention" in low or "attention" in name or "cudnn::fusion" in low:
+        return "attention"
+    if name == "_grouped_mm":
+        return "grouped GEMM"
+    if name in ("mm", "addmm"):
+        return "GEMM of the head" if str(vocabulary) in shapes else "GEMM of a layer"
+    if name in _OPTIMIZER:
+        return "optimizer and clipping"
+    if name in _FSDP or (len(sizes) == 1 and sizes[0] >= _LARGE):
+        return "copies of FSDP"
+    if name in _LOSS or str(vocabulary) in shapes:
+        return "embedding, loss, logits"
+    if "rms_norm" in name:
+        return "norm"
+    rows = len(sizes) == 2 and sizes[1] == hidden and name in ("fill_", "cat", "copy_", "zero_")
+    weighted = len(sizes) == 3 and sizes[-1] == hidden and name == "copy_"
+    if name in _ROWS or rows or weighted or "fill_indices" in low:
+        return "routing and rows"
+    return "activation, rope, residual, bias"
+
+
+def measured_classes(
+    rows: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]], vocabulary: int, hidden: int
+) -> dict[str, float]:
+    """Measured seconds of a profiled step by class.
+
+    `rows`: kernels with their operators. Collectives, whose kernels also wait, are taken from `kernels`, a
+    step that was profiled without operators.
+    """
+    found: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        if "nccl" not in row["kernel"].lower():
+            kind = measured_class(row["operator"], row["shapes"], row["kernel"], vocabulary, hidden)
+            found[kind] += row["seconds"]
+    for row in kernels:
+        if "nccl" in row["name"].lower():
+            found[measured_class("", "", row["name"], vocabulary, hidden)] += row["seconds"]
+    return {kind: found.get(kind, 0.0) for kind in CLASSES}

@@ -141,11 +141,7 @@ def scenario_of_run(run: Run) -> Scenario:
         variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
         run=RunPlan(tokens=float(run.sequences * run.sequence)),
         software=Software(
-            kernels="eager",
-            parameters_copied=True,
-            fsdp_of_one=True,
-            overlap_data_parallel=True,
-            host="emerald-rapids-vm",
+            kernels="eager", parameters_copied=True, overlap_data_parallel=True, host="emerald-rapids-vm"
         ),
     )
 

@@ -54,13 +54,13 @@ def test_flat_parameters_join_and_cast_gradients_of_sharded_blocks_only() -> Non
 
 
 def test_experts_that_no_rank_shares_are_cast_copied_and_divided() -> None:
-    software = Software(parameters_copied=True, fsdp_of_one=True)
+    software = Software(parameters_copied=True, single_groups_copied=True)
     for stored, each in (("fp32", 42.0), ("bf16", 30.0)):
         recipe = RECIPE.model_copy(update={"parameters": stored})
-        plain = apply_framework(phases(), software, recipe, 3, 3e6, 0.0)  # type: ignore[arg-type]
-        found = apply_framework(phases(), software, recipe, 3, 3e6, 0.0, 2e6)  # type: ignore[arg-type]
+        plain = apply_framework(phases(), software, recipe, 3, 0.0, 0.0)  # type: ignore[arg-type]
+        found = apply_framework(phases(), software, recipe, 3, 2e6, 0.0)  # type: ignore[arg-type]
         assert moved(found) - moved(plain) == pytest.approx(each * 2e6)  # type: ignore[arg-type]
-    shared = apply_framework(phases(), software, RECIPE, 2, 3e6, 0.0, 2e6)  # type: ignore[arg-type]
+    shared = apply_framework(phases(), software, RECIPE, 2, 2e6, 0.0)  # type: ignore[arg-type]
     assert shared == phases()  # ZeRO-2 keeps parameters
 
 
