@@ -104,6 +104,9 @@ def activation_bytes(
     }
     unfused, block = software.attention == "unfused", shape.block(kind)
     tensors = cached_tensors(shape, kind, precision, policy, unfused)
+    if policy == "op" and block.layer is not None and not software.op_keeps_transfers:
+        sent = {tensor.name for tensor in block.layer.feed_forward.kept_by_op(shape.hidden)}
+        tensors = tuple(tensor for tensor in tensors if tensor.name not in sent)
     static = software.static_experts
     rows = 1.0 if static is None else static.kept
     kept = fsum(tokens * t.bytes_per_token * (rows if t.routed else 1.0) / cut[t.sharding] for t in tensors)

@@ -45,12 +45,13 @@ SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
 """Projections whose bias is added outside the GEMM, by `software.expert_biases`."""
 
 
-CLAMPED_FORWARD, CLAMPED_BACKWARD = (22.0, 14.0), (50.0, 38.0)
+CLAMPED_FORWARD, CLAMPED_BACKWARD = (22.0, 14.0), (58.0, 42.0)
 """Bytes read and written per element of the experts' intermediate rows by torchtitan's clamped SwiGLU (same
 file, `swiglu`). Forward: two clamps of every second column (4 + 2 each), two scalings, a sigmoid (2 + 2
-each) and two products (4 + 2 each). Backward: four products (16 + 8), gradients of sigmoid (4 + 2), scaling
-(2 + 2) and clamps (12 + 4), a sum (4 + 2), both slices into zeroed buffers (4 + 16) and their sum (8 + 4)."""
-CLAMPED_FORWARD_KERNELS, CLAMPED_BACKWARD_KERNELS = 7, 15
+each) and two products (4 + 2 each). Backward: four products (16 + 8), gradients of sigmoid (4 + 2) and
+scaling (2 + 2), comparisons and choices of both clamps (20 + 8), a sum (4 + 2), both slices into zeroed
+buffers (4 + 16) and their sum (8 + 4)."""
+CLAMPED_FORWARD_KERNELS, CLAMPED_BACKWARD_KERNELS = 7, 18
 EAGER_FORWARD_BYTES, EAGER_BACKWARD_BYTES = 10.0, 18.0
 """Bytes per such element of eager SwiGLU (`simulator/model/eager.py`)."""
 

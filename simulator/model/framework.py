@@ -15,6 +15,7 @@ from moesim.simulator.model.eager import (
 )
 from moesim.simulator.model.expert_biases import clamped_activations, split_biases
 from moesim.simulator.model.fused_experts import fused_experts
+from moesim.simulator.model.gradient_sums import summed_gradients
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.padded_rows import padded_rows
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
@@ -56,6 +57,8 @@ def apply_framework(
         adapted = chained_loss(adapted, compiled=software.loss == "compiled")
     if software.kernels == "eager":
         adapted = eager_operators(adapted)
+        if software.gradient_sums:
+            adapted = summed_gradients(adapted, software.expert_biases == "repeated")
         if software.expert_biases == "repeated":
             adapted = clamped_activations(adapted)
     if software.parameters_copied and zero_stage > 1:

@@ -40,6 +40,9 @@ class Software(BaseModel):
     attention: Literal["flash", "flex", "unfused"] = "flash"
     """`flash`: a fused kernel of a library; `flex`: PyTorch's compiled flex_attention, which is slower;
     `unfused`: two batched GEMMs and a softmax kernel, whose scores go through memory."""
+    op_keeps_transfers: bool = True
+    """The recompute policy `op` keeps what came through dispatch and combine (torchtitan's lists for Llama 4,
+    DeepSeek-V3 and gpt-oss); false: the backward repeats both transfers (its list for Qwen3)."""
     dropout: bool = False
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
@@ -73,6 +76,9 @@ class Software(BaseModel):
     (torchtitan's gpt_oss)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
+    gradient_sums: bool = False
+    """With `kernels: eager`: queries, keys and values, and gate and up, are linear layers of their own, whose
+    input gradients autograd adds (torchtitan)."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
     single_groups_copied: bool = False

@@ -24,7 +24,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.uncertainty import with_uncertainty
 
-FILE, FROZEN = "own-runs.yaml", "own-runs-frozen.csv"
+FILE, FROZEN, MEASURED = "own-runs.yaml", "own-runs-frozen.csv", "own-runs-measured.csv"
 GPUS = 2
 
 
@@ -40,8 +40,9 @@ class OwnRun(Frozen):
 
 
 class OwnModel(Frozen):
-    """A model: arguments of torchtitan's class, and its shape for a scenario."""
+    """A model: arguments of torchtitan's class, its shape for a scenario, and what its code does."""
 
+    software: dict[str, Any]
     torchtitan: dict[str, Any]
     shape: dict[str, Any]
 
@@ -68,6 +69,23 @@ class FrozenPrediction(Frozen):
     p90_s: PositiveFloat
     active_gib: PositiveFloat
     reserved_gib: PositiveFloat
+
+
+class Measurement(Frozen):
+    """What was measured of a run on rank 0; source: benchmarks/gpu/results/2026-11-22-h200-x2-train-runs.json."""
+
+    name: str
+    step_s: PositiveFloat
+    """Median of the wall clock of steps 6 to 12."""
+    least_s: PositiveFloat
+    most_s: PositiveFloat
+    peak_active_gib: PositiveFloat
+    """Tensors at the peak of a step, from the allocator's events."""
+    peak_reserved_gib: PositiveFloat
+    idle_s: PositiveFloat
+    """Seconds of a profiled step in which no kernel ran."""
+    exposed_s: PositiveFloat
+    """Seconds of a profiled step in which collectives ran alone."""
 
 
 class Prediction(NamedTuple):
@@ -102,24 +120,16 @@ def run_named(name: str) -> OwnRun:
 
 def scenario_of(name: str, *overrides: str) -> Scenario:
     """The scenario of a run, with `key=value` overrides as for `load_scenario`."""
-    run = run_named(name)
-    sequences = run.microbatch * GPUS
+    run, common = run_named(name), file().common
+    model, sequences = file().models[run.model], run.microbatch * GPUS
     data = {
-        **file().common,
+        **common,
         "name": run.name,
-        "model": file().models[run.model].shape,
+        "model": model.shape,
         "parallel": {"ep": GPUS, "microbatch": run.microbatch, "zero_stage": 3},
         "batch": {"sequences": sequences, "sequence_length": run.sequence},
         "recompute": run.recompute,
-        "software": {
-            "attention": run.attention,
-            "kernels": "eager",
-            "expert_biases": "repeated" if run.attention == "flex" else "fused",
-            "parameters_copied": True,
-            "single_groups_copied": True,
-            "overlap_data_parallel": True,
-            "host": "emerald-rapids-vm",
-        },
+        "software": {**common["software"], **model.software},
         "run": {"tokens": float(sequences * run.sequence)},
     }
     scenario = validate_model(Scenario, data, f"{FILE}: {name}")
@@ -149,6 +159,14 @@ def frozen() -> tuple[FrozenPrediction, ...]:
     """The frozen predictions, oldest first. Raises InputError for a malformed line."""
     lines = csv.DictReader(io.StringIO(_text(FROZEN)))
     return tuple(validate_model(FrozenPrediction, line, FROZEN) for line in lines)
+
+
+@lru_cache(maxsize=1)
+def measured() -> dict[str, Measurement]:
+    """The measurements by run. Raises InputError for a malformed line."""
+    lines = csv.DictReader(io.StringIO(_text(MEASURED)))
+    found = (validate_model(Measurement, line, MEASURED) for line in lines)
+    return {one.name: one for one in found}
 
 
 def digest(lines: Sequence[FrozenPrediction]) -> str:

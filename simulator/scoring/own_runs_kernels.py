@@ -87,33 +87,18 @@ def _compute(prepared: Prepared) -> defaultdict[str, float]:
     return found
 
 
-_ROWS = frozenset(
-    [
-        "index",
-        "index_select",
-        "index_add_",
-        "_index_put_impl_",
-        "index_put",
-        "sort",
-        "topk",
-        "histc",
-        "histogram",
-        "cumsum",
-        "gather",
-        "scatter",
-        "scatter_add_",
-        "bmm",
-        "arange",
-        "floor_divide",
-        "remainder",
-        "argsort",
-        "clamp_min",
-        "bincount",
-    ]
-)
-_OPTIMIZER = frozenset(["_fused_adamw_", "_foreach_norm", "_foreach_mul_", "linalg_vector_norm"])
-_FSDP = frozenset(["_chunk_cat", "split_with_sizes_copy", "_foreach_copy_", "div"])
-_LOSS = frozenset(["_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "embedding", "embedding_dense_backward"])  # fmt: skip
+_OPERATORS: dict[str, tuple[str, ...]] = {
+    "routing and rows": (
+        "index", "index_select", "index_add_", "_index_put_impl_", "index_put", "sort", "topk", "histc",
+        "cumsum", "gather", "scatter", "scatter_add_", "bmm", "arange", "floor_divide", "argsort",
+    ),
+    "optimizer and clipping": ("_fused_adamw_", "_foreach_norm", "_foreach_mul_", "linalg_vector_norm"),
+    "copies of FSDP": ("_chunk_cat", "split_with_sizes_copy", "_foreach_copy_", "div"),
+    "embedding, loss, logits": (
+        "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "embedding",
+        "embedding_dense_backward",
+    ),
+}  # fmt: skip
 _LARGE = 1_000_000
 
 
@@ -131,17 +116,17 @@ def measured_class(operator: str, shapes: str, kernel: str, vocabulary: int, hid
         return "grouped GEMM"
     if name in ("mm", "addmm"):
         return "GEMM of the head" if str(vocabulary) in shapes else "GEMM of a layer"
-    if name in _OPTIMIZER:
+    if name in _OPERATORS["optimizer and clipping"]:
         return "optimizer and clipping"
-    if name in _FSDP or (len(sizes) == 1 and sizes[0] >= _LARGE):
+    if name in _OPERATORS["copies of FSDP"] or (len(sizes) == 1 and sizes[0] >= _LARGE):
         return "copies of FSDP"
-    if name in _LOSS or str(vocabulary) in shapes:
+    if name in _OPERATORS["embedding, loss, logits"] or str(vocabulary) in shapes:
         return "embedding, loss, logits"
     if "rms_norm" in name:
         return "norm"
     rows = len(sizes) == 2 and sizes[1] == hidden and name in ("fill_", "cat", "copy_", "zero_")
     weighted = len(sizes) == 3 and sizes[-1] == hidden and name == "copy_"
-    if name in _ROWS or rows or weighted or "fill_indices" in low:
+    if name in _OPERATORS["routing and rows"] or rows or weighted or "fill_indices" in low:
         return "routing and rows"
     return "activation, rope, residual, bias"
 
