@@ -72,7 +72,7 @@ class FrozenPrediction(Frozen):
 
 
 class Measurement(Frozen):
-    """What was measured of a run on rank 0; source: benchmarks/gpu/results/2026-11-22-h200-x2-train-runs.json."""
+    """What was measured of a run on rank 0 (benchmarks/gpu/results/2026-11-22-h200-x2-train-runs.json)."""
 
     name: str
     step_s: PositiveFloat

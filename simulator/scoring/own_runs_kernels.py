@@ -10,7 +10,7 @@ from moesim.simulator.model.operator import Operator
 from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.predict.trace import chrome_trace, trace_info
-from moesim.simulator.predict.trace_events import COMMUNICATION, COMPUTE, SHARDING, ShownGpus
+from moesim.simulator.predict.trace_events import COMMUNICATION, COMPUTE, INSIDE, SHARDING, ShownGpus
 from moesim.simulator.scoring.own_runs import scenario_of
 
 CLASSES = (
@@ -65,8 +65,9 @@ def predicted_classes(name: str, *overrides: str) -> dict[str, float]:
         if event["ph"] != "X":
             continue
         label, seconds = str(event["name"]), float(event["dur"]) * 1e-6
-        if event["tid"] == COMMUNICATION and "notify" not in label and "prepare" not in label:
-            found["all-to-all"] += seconds
+        waits = "notify" in label or "prepare" in label
+        if event["tid"] == INSIDE or (event["tid"] == COMMUNICATION and not waits):
+            found["all-to-all"] += seconds  # inside a phase: those that recompute repeats
         elif event["tid"] == SHARDING:
             found["collectives of FSDP"] += seconds
         elif event["tid"] == COMPUTE and label == "optimizer":

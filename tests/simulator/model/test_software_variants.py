@@ -116,7 +116,7 @@ def test_repeated_biases_are_added_by_row_and_the_activation_is_clamped() -> Non
 
 def test_autograd_adds_the_gradients_of_layers_that_read_one_tensor() -> None:
     def added(shape: ModelShape, biases: str = "fused") -> float:
-        software = Software(kernels="eager", expert_biases=biases)  # type: ignore[arg-type]
+        software = Software(kernels="eager", expert_biases=biases)
         with_sums = software.model_copy(update={"gradient_sums": True})
         return moved(adapted(shape, with_sums)) - moved(adapted(shape, software))
 
