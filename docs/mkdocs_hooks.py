@@ -30,6 +30,7 @@ WRITTEN_INTO = {
     "docs/validation-notes.md": "validation.md",
     "docs/scoreboard-notes.md": "validation.md",
     "docs/kernels-notes.md": "kernels.md",
+    "docs/own-runs-notes.md": "own-runs.md",
 }
 """Sources of generated pages, and the page that shows each with its figures."""
 

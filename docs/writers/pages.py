@@ -1,12 +1,12 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
 docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/models.md,
-docs/sparse-attention.md, docs/mlperf-v6.md, docs/api.md and the examples' outputs.
+docs/sparse-attention.md, docs/mlperf-v6.md, docs/own-runs.md, docs/api.md and the examples' outputs.
 
     python docs/writers/pages.py [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
-scoreboard, docs/mlperf-v6.md and the searches of docs/planner.md (minutes) are computed anew with
-`--scoreboard` only, and kept as they stand otherwise.
+scoreboard, docs/mlperf-v6.md, docs/own-runs.md and the searches of docs/planner.md (minutes) are computed
+anew with `--scoreboard` only, and kept as they stand otherwise.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from key_tables import filled
 from mlperf_page import PAGE as MLPERF
 from mlperf_page import page as mlperf_page
 from models_page import page as models_page
+from own_runs_page import PAGE as OWN_RUNS
+from own_runs_page import page as own_runs_page
 from planner_page import search_all, section
 from planner_page import section_on as searches_on
 from scoreboard_page import scoreboard_section, section_on
@@ -323,7 +325,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         API: api_page(),
         MODELS: models_page(),
         SPARSE: sparse_page(),
-        **({MLPERF: mlperf_page()} if scoreboard else {}),
+        **({MLPERF: mlperf_page(), OWN_RUNS: own_runs_page()} if scoreboard else {}),
         **example_outputs(),
     }
 

@@ -67,7 +67,8 @@ def with_collectives(
     if pricer.scenario.software.end_collectives and plan.tp > 1 and block.layer is None:
         gemms = {phase: _core_seconds(pricer, kind, phase) for phase, _ in bare.compute}
         exposed, evidence = end_collectives(pricer, block, gemms)
-    if repeated_communication(block, pricer.scenario.recompute).experts:
+    keeps = pricer.scenario.software.op_keeps_transfers
+    if repeated_communication(block, pricer.scenario.recompute, keeps).experts:
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)
         for transfer in repeated:

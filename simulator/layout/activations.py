@@ -76,6 +76,11 @@ def _kept_by_op(
     yield from feed_forward.kept_by_op(shape.hidden)
 
 
+CLAMPED_ELEMENTS = 3
+"""BF16 elements that torchtitan's clamped SwiGLU keeps beyond those of eager SwiGLU, for each element of its
+output: the clamped gate, its sigmoid, their product and the raised second factor, less the SiLU."""
+
+
 def activation_bytes(
     shape: ModelShape,
     kind: BlockKind,
@@ -99,6 +104,9 @@ def activation_bytes(
     }
     unfused, block = software.attention == "unfused", shape.block(kind)
     tensors = cached_tensors(shape, kind, precision, policy, unfused)
+    if policy == "op" and block.layer is not None and not software.op_keeps_transfers:
+        sent = {tensor.name for tensor in block.layer.feed_forward.kept_by_op(shape.hidden)}
+        tensors = tuple(tensor for tensor in tensors if tensor.name not in sent)
     static = software.static_experts
     rows = 1.0 if static is None else static.kept
     kept = fsum(tokens * t.bytes_per_token * (rows if t.routed else 1.0) / cut[t.sharding] for t in tensors)
@@ -107,7 +115,7 @@ def activation_bytes(
     if block.is_head:
         kept -= tokens * _not_kept_by_loss(shape, precision, software) / plan.tp
     if software.kernels == "eager":
-        kept += tokens * _eager_bytes(shape, block, precision, policy) / plan.tp
+        kept += tokens * _eager_bytes(shape, block, precision, policy, software) / plan.tp
     if unfused and block.layer is not None and not _drops_scores(policy):
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
         kept += tokens * score * block.layer.attention.unfused_scores(sequence) / plan.tp
@@ -140,7 +148,9 @@ def _masks(block: BlockShape, policy: Recompute) -> int:
     return 0 if policy in ("op", "full") else block.layer.halves
 
 
-def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute) -> float:
+def _eager_bytes(
+    shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute, software: Software
+) -> float:
     """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8).
 
     In its backward pass the head holds the log-softmax and two gradients in FP32, but no longer the 16-bit
@@ -154,6 +164,8 @@ def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, pol
         return 0.0
     attention, feed_forward = block.layer.attention, block.layer.feed_forward
     narrow, wide = feed_forward.eager_elements(shape.hidden, repeated)
+    if software.expert_biases == "repeated" and block.routed and shape.moe is not None:
+        narrow += CLAMPED_ELEMENTS * round(shape.moe.routed_rows * shape.moe.expert_ffn)
     return row_bytes(attention.eager_elements() + narrow, "bf16") + row_bytes(wide, "fp32")
 
 

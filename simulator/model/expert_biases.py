@@ -37,8 +37,43 @@ SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
         "gate_up": SplitBias(8.0, 6.0, 1, 1),
         "down": SplitBias(28.0, 28.0, 2, 3),
     },
+    # torchtitan repeats both biases by row (2), joins them to rows of padding (2 + 2) and adds them (4 + 2);
+    # the gradient of a bias is a sum over rows, which every framework has. torchtitan 0.2.2
+    # torchtitan/models/gpt_oss/model/moe.py, `_run_experts_grouped_mm`.
+    "repeated": {"gate_up": SplitBias(12.0, 0.0, 8, 0), "down": SplitBias(12.0, 0.0, 8, 0)},
 }
 """Projections whose bias is added outside the GEMM, by `software.expert_biases`."""
+
+
+CLAMPED_FORWARD, CLAMPED_BACKWARD = (22.0, 14.0), (58.0, 42.0)
+"""Bytes read and written per element of the experts' intermediate rows by torchtitan's clamped SwiGLU (same
+file, `swiglu`). Forward: two clamps of every second column (4 + 2 each), two scalings, a sigmoid (2 + 2
+each) and two products (4 + 2 each). Backward: four products (16 + 8), gradients of sigmoid (4 + 2) and
+scaling (2 + 2), comparisons and choices of both clamps (20 + 8), a sum (4 + 2), both slices into zeroed
+buffers (4 + 16) and their sum (8 + 4)."""
+CLAMPED_FORWARD_KERNELS, CLAMPED_BACKWARD_KERNELS = 7, 18
+EAGER_FORWARD_BYTES, EAGER_BACKWARD_BYTES = 10.0, 18.0
+"""Bytes per such element of eager SwiGLU (`simulator/model/eager.py`)."""
+
+
+def clamped_activations(
+    operators: Mapping[Phase, tuple[Operator, ...]],
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Replace eager SwiGLU of routed experts by torchtitan's clamped one, a kernel for every operator."""
+    return {phase: tuple(map(_clamped, ops)) for phase, ops in operators.items()}
+
+
+def _clamped(op: Operator) -> Operator:
+    base = op.name.removesuffix(".recompute")
+    if base not in ("experts.swiglu", "experts.swiglu.backward"):
+        return op
+    backward = base.endswith("backward")
+    elements = (op.bytes_read + op.bytes_written) / (
+        EAGER_BACKWARD_BYTES if backward else EAGER_FORWARD_BYTES
+    )
+    read, written = CLAMPED_BACKWARD if backward else CLAMPED_FORWARD
+    kernels = CLAMPED_BACKWARD_KERNELS if backward else CLAMPED_FORWARD_KERNELS
+    return replace(op, bytes_read=elements * read, bytes_written=elements * written, launches=kernels)
 
 
 def split_biases(
@@ -56,13 +91,15 @@ def _split(op: Operator, how: str) -> tuple[Operator, ...]:
         return ()
     for projection, bias in SPLIT_BIASES[how].items():
         if base == f"experts.{projection}":
-            return op, _added(op, projection, bias.forward_bytes, bias.forward_kernels)
+            return op, _added(op, projection, bias.forward_bytes, bias.forward_kernels, how != "repeated")
+        if not bias.backward_kernels:
+            continue
         if base == f"experts.{projection}.dgrad":
             return _added(op, projection, bias.backward_bytes, bias.backward_kernels), op
     return (op,)
 
 
-def _added(gemm: Operator, projection: str, size: float, kernels: int) -> Operator:
+def _added(gemm: Operator, projection: str, size: float, kernels: int, by_expert: bool = True) -> Operator:
     """The kernels around a grouped GEMM; rows and columns are those of the projection's output."""
     assert gemm.gemm is not None
     shape = gemm.gemm
@@ -73,6 +110,6 @@ def _added(gemm: Operator, projection: str, size: float, kernels: int) -> Operat
         name = f"experts.{projection}.bias.backward"
     op = move(
         name, "elementwise", gemm.direction, half, half,
-        variant="add", launches=kernels * shape.groups, per_received_row=True,
+        variant="add", launches=kernels * (shape.groups if by_expert else 1), per_received_row=True,
     )  # fmt: skip
     return replace(op, recompute=gemm.recompute)

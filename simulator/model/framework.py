@@ -8,12 +8,14 @@ from moesim.simulator.model.eager import (
     added_gradients,
     chained_loss,
     copied_parameters,
+    copies_of_single_groups,
     eager_operators,
     flat_gradients,
     narrow_accumulators,
 )
-from moesim.simulator.model.expert_biases import split_biases
+from moesim.simulator.model.expert_biases import clamped_activations, split_biases
 from moesim.simulator.model.fused_experts import fused_experts
+from moesim.simulator.model.gradient_sums import summed_gradients
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.padded_rows import padded_rows
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
@@ -32,7 +34,7 @@ def apply_framework(
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas.
+    replicas; the groups of the others have one member.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -55,6 +57,12 @@ def apply_framework(
         adapted = chained_loss(adapted, compiled=software.loss == "compiled")
     if software.kernels == "eager":
         adapted = eager_operators(adapted)
+        if software.gradient_sums:
+            adapted = summed_gradients(adapted, software.expert_biases == "repeated")
+        if software.expert_biases == "repeated":
+            adapted = clamped_activations(adapted)
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage)
+        if software.single_groups_copied and zero_stage == 3:
+            adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted

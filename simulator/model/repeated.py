@@ -23,12 +23,17 @@ class RepeatedCommunication(NamedTuple):
     """Dispatch and combine, and the collectives of ranks that split an expert."""
 
 
-def repeated_communication(block: BlockShape, recompute: Recompute) -> RepeatedCommunication:
-    """Communication that the backward of a block runs again; blocks without a layer repeat none."""
+def repeated_communication(
+    block: BlockShape, recompute: Recompute, op_keeps_transfers: bool = True
+) -> RepeatedCommunication:
+    """Communication that the backward of a block runs again; blocks without a layer repeat none.
+
+    `op_keeps_transfers`: whether the policy `op` keeps results of dispatch and combine.
+    """
     if block.layer is None or recompute == "full":
         return RepeatedCommunication(layer=block.layer is not None, experts=block.routed)
     if isinstance(recompute, str):
-        return RepeatedCommunication()
+        return RepeatedCommunication(experts=recompute == "op" and block.routed and not op_keeps_transfers)
     attention, feed_forward = block.layer.attention, block.layer.feed_forward
     chosen = frozenset(recompute)
     return RepeatedCommunication(

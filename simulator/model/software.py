@@ -43,6 +43,9 @@ class Software(BaseModel):
     attention: Literal["flash", "flex", "unfused"] = "flash"
     """`flash`: a fused kernel of a library; `flex`: PyTorch's compiled flex_attention, which is slower;
     `unfused`: two batched GEMMs and a softmax kernel, whose scores go through memory."""
+    op_keeps_transfers: bool = True
+    """The recompute policy `op` keeps what came through dispatch and combine (torchtitan's lists for Llama 4,
+    DeepSeek-V3 and gpt-oss); false: the backward repeats both transfers (its list for Qwen3)."""
     dropout: bool = False
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
@@ -68,14 +71,23 @@ class Software(BaseModel):
     """Kernels between the grouped GEMMs of experts: `separate`; `fused`, activation, routing weights and the
     quantisation by rows and columns run in the GEMMs' epilogues (Transformer Engine's fused grouped MLP,
     `use_transformer_engine_op_fuser`), for block-scaled FP8 on Blackwell."""
-    expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
+    expert_biases: Literal["fused", "split", "split-fp32", "repeated"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
     `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);
-    `split-fp32`, for both projections, and with weights in FP32 (NeMo Automodel)."""
+    `split-fp32`, for both projections, and with weights in FP32 (NeMo Automodel); `repeated`, biases are
+    repeated by row, and with `kernels: eager` the activation between them is clamped in single operators
+    (torchtitan's gpt_oss)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
+    gradient_sums: bool = False
+    """With `kernels: eager`: queries, keys and values, and gate and up, are linear layers of their own, whose
+    input gradients autograd adds (torchtitan)."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    single_groups_copied: bool = False
+    """With `parameters_copied` and ZeRO-3, FSDP2 also wraps parameters whose sharding group has one member
+    (torchtitan's experts where expert parallelism takes all ranks): it casts and copies them before each
+    pass, and packs, divides and copies their gradients."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     gradients_divided: bool = False

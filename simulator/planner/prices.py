@@ -225,8 +225,9 @@ class PriceBook:
 
     def repeats_transfers(self, plan: ParallelPlan, policy: Recompute) -> bool:
         """Whether the backward dispatches tokens again, so that compute depends on the communication SMs."""
+        keeps = self.scenario.software.op_keeps_transfers
         return plan.ep > 1 and any(
-            repeated_communication(self.shape.block(kind), policy).experts for kind in self.routed
+            repeated_communication(self.shape.block(kind), policy, keeps).experts for kind in self.routed
         )
 
     def table(

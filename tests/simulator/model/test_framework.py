@@ -53,6 +53,17 @@ def test_flat_parameters_join_and_cast_gradients_of_sharded_blocks_only() -> Non
     assert run(Software(flat_parameters=True)) == phases()
 
 
+def test_experts_that_no_rank_shares_are_cast_copied_and_divided() -> None:
+    software = Software(parameters_copied=True, single_groups_copied=True)
+    for stored, each in (("fp32", 42.0), ("bf16", 30.0)):
+        recipe = RECIPE.model_copy(update={"parameters": stored})
+        plain = apply_framework(phases(), software, recipe, 3, 0.0, 0.0)  # type: ignore[arg-type]
+        found = apply_framework(phases(), software, recipe, 3, 2e6, 0.0)  # type: ignore[arg-type]
+        assert moved(found) - moved(plain) == pytest.approx(each * 2e6)  # type: ignore[arg-type]
+    shared = apply_framework(phases(), software, RECIPE, 2, 2e6, 0.0)  # type: ignore[arg-type]
+    assert shared == phases()  # ZeRO-2 keeps parameters
+
+
 def test_a_chained_loss_reads_the_logits_as_often_as_its_kernels() -> None:
     logits = 4096 * LLAMA.vocab * 4.0
     (fused,) = [op for op in phases("head")["mlp F"] if op.name == "loss"]

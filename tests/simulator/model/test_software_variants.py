@@ -102,6 +102,29 @@ def test_biases_added_by_expert_split_and_join_the_rows(how: str, up: float, dow
     assert adapted(QWEN, Software(expert_biases=how)) == phases(QWEN, BF16)
 
 
+def test_repeated_biases_are_added_by_row_and_the_activation_is_clamped() -> None:
+    eager = adapted(GPT_OSS, Software(kernels="eager"))
+    repeated = adapted(GPT_OSS, Software(kernels="eager", expert_biases="repeated"))
+    h = f = 2880
+    removed = moved(eager, "experts.down.bias")
+    activation = (36 - 10) + (100 - 18)
+    assert moved(repeated) - moved(eager) + removed == pytest.approx(
+        ROWS * (12 * (2 * f + h) + activation * f)
+    )
+    assert adapted(QWEN, Software(expert_biases="repeated")) == phases(QWEN, BF16)
+
+
+def test_autograd_adds_the_gradients_of_layers_that_read_one_tensor() -> None:
+    def added(shape: ModelShape, biases: str = "fused") -> float:
+        software = Software(kernels="eager", expert_biases=biases)
+        with_sums = software.model_copy(update={"gradient_sums": True})
+        return moved(adapted(shape, with_sums)) - moved(adapted(shape, software))
+
+    assert added(LLAMA) == pytest.approx(6 * 3 * TOKENS * 4096)  # two of q, k, v; one of gate and up
+    assert added(QWEN) == pytest.approx(6 * (3 * TOKENS + ROWS) * 2048)  # one of the router, one of experts
+    assert added(GPT_OSS) - added(GPT_OSS, "repeated") == pytest.approx(6 * ROWS * 2880)
+
+
 def test_a_fused_router_has_few_kernels_and_a_fixed_choice_none() -> None:
     def gate(operators: Phases) -> list[Operator]:
         return [op for ops in operators.values() for op in ops if op.name.split(".")[0] == "gate"]

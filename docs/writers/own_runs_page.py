@@ -1,0 +1,230 @@
+"""docs/own-runs.md: training runs of our own on two H200, predicted first and measured after.
+
+    python docs/writers/own_runs_page.py            writes the page from the frozen and fresh predictions
+    python docs/writers/own_runs_page.py --freeze   appends today's predictions to the frozen ones
+
+The page fails where a frozen line was changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moesim.simulator.predict.driver import predict
+from moesim.simulator.scoring import own_runs
+from moesim.simulator.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_classes
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "own-runs.md"
+DATA = ROOT / "simulator" / "data" / "published" / own_runs.FROZEN
+RESULTS = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-train-runs.json"
+NOTES_PAGE = ROOT / "docs" / "own-runs-notes.md"
+GIB = 2.0**30
+NOTES = {
+    "2026-11-22 20:39": (
+        "Also before the measurement: reading FSDP2 and torchtitan's gpt_oss showed copies that the first",
+        "freeze lacks (`software.single_groups_copied`, eq. O32, and `software.expert_biases=repeated`).",
+    ),
+}
+"""What a later freeze adds to the one before it."""
+ABLATIONS = (
+    "software.single_groups_copied=false",
+    "software.expert_biases=fused",
+    "software.gradient_sums=false",
+    "software.op_keeps_transfers=true",
+    "software.step_kernels=plain",
+    "software.host=null",
+)
+
+
+def page() -> str:
+    """The page from fresh predictions; exits where a frozen line was changed."""
+    changed = own_runs.changed_freezes()
+    if changed:
+        sys.exit(f"{own_runs.FROZEN}: the freezes of {', '.join(changed)} are not those that were frozen")
+    lines = [
+        "# Runs of our own on two H200",
+        "",
+        "Three training runs with torchtitan 0.2.2 on two H200 of one host, with shapes that no scored row",
+        "has (`simulator/data/published/own-runs.yaml`). Their predictions were frozen here before anything",
+        "was measured. `kernels/calibrate/studies/train_runs.py` trains them, and",
+        "`docs/writers/own_runs_page.py` writes this page.",
+        "",
+        *_frozen_section(),
+        "",
+        *_measured_section(),
+        "",
+        *_classes_section(),
+        "",
+        *_ablations_section(),
+        "",
+    ]
+    return "\n".join(lines) + "\n" + NOTES_PAGE.read_text("utf-8")
+
+
+def _error(predicted: float, measured: float) -> str:
+    return f"{predicted / measured - 1.0:+.1%}"
+
+
+def _measured_section() -> list[str]:
+    lines = [
+        "## Measured",
+        "",
+        "Measured on 2026-11-22, once, after both freezes: two H200 (driver 580.159.04), torch 2.11.0,",
+        "NCCL 2.28.9, NVLink multicast off, segments of fixed size (no `expandable_segments`). Steps are",
+        "the median of steps 6 to 12 by the wall clock of rank 0. Active is the peak of the allocator's",
+        "events in one step, because torchtitan resets the counter after every step that it logs. *In",
+        "80 %* says whether the step lies between P10 and P90.",
+        "",
+        "| run | step (ms) | least to most | frozen | error | in 80 % | today | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    memory = [
+        "| run | active | frozen | error | today | error | reserved | frozen | error | today | error |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    now = {run.name: own_runs.prediction(run.name) for run in own_runs.file().runs}
+    for line in own_runs.frozen():
+        one, today = own_runs.measured()[line.name], now[line.name]
+        name = f"{line.name}, frozen {line.date[-5:]}"
+        covered = "yes" if line.p10_s <= one.step_s <= line.p90_s else "no"
+        active, reserved = today.active_bytes / GIB, today.reserved_bytes / GIB
+        lines.append(
+            f"| {name} | {1e3 * one.step_s:.1f} | {1e3 * one.least_s:.1f} to {1e3 * one.most_s:.1f} | "
+            f"{1e3 * line.step_s:.1f} | {_error(line.step_s, one.step_s)} | {covered} | "
+            f"{1e3 * today.step_s:.1f} | {_error(today.step_s, one.step_s)} |"
+        )
+        memory.append(
+            f"| {name} | {one.peak_active_gib:.2f} | {line.active_gib:.2f} | "
+            f"{_error(line.active_gib, one.peak_active_gib)} | {active:.2f} | "
+            f"{_error(active, one.peak_active_gib)} | "
+            f"{one.peak_reserved_gib:.2f} | {line.reserved_gib:.2f} | "
+            f"{_error(line.reserved_gib, one.peak_reserved_gib)} | {reserved:.2f} | "
+            f"{_error(reserved, one.peak_reserved_gib)} |"
+        )
+    return [*lines, "", *memory]
+
+
+def _classes_section() -> list[str]:
+    data: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))
+    lines = [
+        "## Where the time goes",
+        "",
+        "GPU time of one step by class of kernel on rank 0 (ms), as predicted today and as profiled.",
+        "Kernels beside each other all count, so a class that shares the GPU takes longer than alone;",
+        "collectives include waits for the other rank. *Exposed* is the time of collectives alone, *idle*",
+        "that without any kernel (predicted: waits for launches). The profiled steps were 1 to 5 % longer.",
+    ]
+    for run in data["runs"]:
+        shape = own_runs.file().models[run["run"]["model"]].shape
+        found = measured_classes(
+            run["operators"]["by_operator"], run["kernels"]["by_name"], shape["vocab"], shape["hidden"]
+        )
+        name, one = run["name"], own_runs.measured()[run["name"]]
+        predicted, result = predicted_classes(name), predict(own_runs.scenario_of(name)).result
+        waits = result.host.wait_s if result.host else 0.0
+        rows = [(kind, predicted[kind], found[kind]) for kind in CLASSES]
+        rows.append(("exposed collectives", result.breakdown_s.exposed_communication, one.exposed_s))
+        rows.append(("idle", waits, one.idle_s))
+        lines += ["", f"| {name} | predicted | measured | difference |", "|---|---|---|---|"]
+        lines += [f"| {kind} | {1e3 * p:.1f} | {1e3 * m:.1f} | {1e3 * (p - m):+.1f} |" for kind, p, m in rows]
+    return lines
+
+
+def _ablations_section() -> list[str]:
+    names = [run.name for run in own_runs.file().runs]
+    lines = [
+        "## Without each mechanism",
+        "",
+        "Error of the step without a mechanism, by the override that takes it away.",
+        "",
+        f"| without | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
+    ]
+    for override in ("", *ABLATIONS):
+        cells = []
+        for name in names:
+            step = predict(own_runs.scenario_of(name, *([override] if override else []))).result.step.time_s
+            cells.append(_error(step, own_runs.measured()[name].step_s))
+        lines.append(f"| {f'`{override}`' if override else 'nothing'} | {' | '.join(cells)} |")
+    return lines
+
+
+def _frozen_section() -> list[str]:
+    lines = ["## Frozen predictions", ""]
+    now = {run.name: own_runs.prediction(run.name) for run in own_runs.file().runs}
+    for date, text in own_runs.FREEZES.items():
+        block = [line for line in own_runs.frozen() if line.date == date]
+        lines += [*NOTES[date], ""] if date in NOTES else []
+        lines += [
+            f"Frozen on {date} from commit `{block[0].commit}`; SHA-256 of the lines `{text[:16]}...`.",
+            "A test and this page's writer fail where a frozen line differs from its digest. *Today* is the",
+            "prediction of the tree that wrote this page. Memory is that of tensors on one GPU at its peak",
+            "(GiB); reserved adds the allocator's slack.",
+            "",
+            "| run | step (ms) | P10 | P50 | P90 | active | reserved | today: step | active | reserved |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for line in block:
+            today = now[line.name]
+            times = (line.step_s, line.p10_s, line.p50_s, line.p90_s)
+            lines.append(
+                f"| {line.name} | {' | '.join(f'{1e3 * value:.1f}' for value in times)} | "
+                f"{line.active_gib:.2f} | {line.reserved_gib:.2f} | {1e3 * today.step_s:.1f} | "
+                f"{today.active_bytes / GIB:.2f} | {today.reserved_bytes / GIB:.2f} |"
+            )
+        lines.append("")
+    return lines[:-1]
+
+
+def freeze() -> None:
+    """Append today's predictions of all runs, and print the digest that goes into the code."""
+    date = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M")
+    if DATA.exists() and own_runs.changed_freezes():
+        sys.exit(f"{own_runs.FROZEN}: an earlier freeze was changed; restore it first")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    block = []
+    for run in own_runs.file().runs:
+        one = own_runs.prediction(run.name)
+        times = {f"{key}_s": round(x, 4) for key, x in zip(("step", "p10", "p50", "p90"), one, strict=False)}
+        memory = {
+            "active_gib": round(one.active_bytes / GIB, 3),
+            "reserved_gib": round(one.reserved_bytes / GIB, 3),
+        }
+        block.append(
+            own_runs.FrozenPrediction.model_validate(
+                {"name": run.name, "date": date, "commit": commit, **times, **memory}
+            )
+        )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(own_runs.FrozenPrediction.model_fields), lineterminator="\n")
+    if not DATA.exists():
+        writer.writeheader()
+    writer.writerows(line.model_dump() for line in block)
+    with DATA.open("a", encoding="utf-8") as file:
+        file.write(text.getvalue())
+    print(f'add to FREEZES in simulator/scoring/own_runs.py:\n    "{date}": "{own_runs.digest(block)}",')
+
+
+def main() -> None:
+    """Write the page, or freeze."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--freeze", action="store_true", help="append today's predictions to the frozen ones")
+    if parser.parse_args().freeze:
+        freeze()
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Training runs of our own on two H200, as scenarios, with the predictions frozen before they were run.
+
+`own-runs.yaml` holds shapes and plans, `own-runs-frozen.csv` what was predicted before anything was measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+from pydantic import PositiveFloat, PositiveInt
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
+from moesim.simulator.predict.driver import predict
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.uncertainty import with_uncertainty
+
+FILE, FROZEN, MEASURED = "own-runs.yaml", "own-runs-frozen.csv", "own-runs-measured.csv"
+GPUS = 2
+
+
+class OwnRun(Frozen):
+    """One run: a model of the file, its batch, what is recomputed, and the kernel of attention."""
+
+    name: str
+    model: str
+    sequence: PositiveInt
+    microbatch: PositiveInt
+    recompute: Literal["none", "op", "full"]
+    attention: Literal["flash", "flex"]
+
+
+class OwnModel(Frozen):
+    """A model: arguments of torchtitan's class, its shape for a scenario, and what its code does."""
+
+    software: dict[str, Any]
+    torchtitan: dict[str, Any]
+    shape: dict[str, Any]
+
+
+class OwnRuns(Frozen):
+    """The file `own-runs.yaml`."""
+
+    common: dict[str, Any]
+    overrides: tuple[str, ...]
+    models: dict[str, OwnModel]
+    runs: tuple[OwnRun, ...]
+
+
+class FrozenPrediction(Frozen):
+    """What was predicted for a run on a day: the step (s) with its 80 % interval, and memory (GiB)."""
+
+    name: str
+    date: str
+    commit: str
+    """Tree that predicted it."""
+    step_s: PositiveFloat
+    p10_s: PositiveFloat
+    p50_s: PositiveFloat
+    p90_s: PositiveFloat
+    active_gib: PositiveFloat
+    reserved_gib: PositiveFloat
+
+
+class Measurement(Frozen):
+    """What was measured of a run on rank 0 (benchmarks/gpu/results/2026-11-22-h200-x2-train-runs.json)."""
+
+    name: str
+    step_s: PositiveFloat
+    """Median of the wall clock of steps 6 to 12."""
+    least_s: PositiveFloat
+    most_s: PositiveFloat
+    peak_active_gib: PositiveFloat
+    """Tensors at the peak of a step, from the allocator's events."""
+    peak_reserved_gib: PositiveFloat
+    idle_s: PositiveFloat
+    """Seconds of a profiled step in which no kernel ran."""
+    exposed_s: PositiveFloat
+    """Seconds of a profiled step in which collectives ran alone."""
+
+
+class Prediction(NamedTuple):
+    """Step (s), its 80 % interval with the median, and tensors' bytes at the peak, active and reserved."""
+
+    step_s: float
+    p10_s: float
+    p50_s: float
+    p90_s: float
+    active_bytes: float
+    reserved_bytes: float
+
+
+@lru_cache(maxsize=1)
+def file() -> OwnRuns:
+    """The file's content."""
+    return validate_model(OwnRuns, parse_mapping(_text(FILE), FILE), FILE)
+
+
+def _text(name: str) -> str:
+    return resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+
+
+def run_named(name: str) -> OwnRun:
+    """The run of this name; raises InputError with the valid names for any other."""
+    names = [run.name for run in file().runs]
+    for run in file().runs:
+        if run.name == name:
+            return run
+    raise InputError(f"{FILE}: no run {name!r}{nearest(name, names)}; runs: {', '.join(names)}")
+
+
+def scenario_of(name: str, *overrides: str) -> Scenario:
+    """The scenario of a run, with `key=value` overrides as for `load_scenario`."""
+    run, common = run_named(name), file().common
+    model, sequences = file().models[run.model], run.microbatch * GPUS
+    data = {
+        **common,
+        "name": run.name,
+        "model": model.shape,
+        "parallel": {"ep": GPUS, "microbatch": run.microbatch, "zero_stage": 3},
+        "batch": {"sequences": sequences, "sequence_length": run.sequence},
+        "recompute": run.recompute,
+        "software": {**common["software"], **model.software},
+        "run": {"tokens": float(sequences * run.sequence)},
+    }
+    scenario = validate_model(Scenario, data, f"{FILE}: {name}")
+    return scenario.overridden(*file().overrides, *overrides)
+
+
+def prediction(name: str, *overrides: str) -> Prediction:
+    """Predict a run with its interval; memory is what the allocator counts, which is tensors only."""
+    scenario = scenario_of(name, *overrides)
+    result = with_uncertainty(scenario)
+    assert result.uncertainty is not None
+    band = result.uncertainty.bands["step_time_s"]
+    active = predict(scenario).result.memory.total_bytes - FRAMEWORK_BYTES.value
+    reserved = active * (1.0 + ALLOCATOR_SLACK.value)
+    return Prediction(result.step.time_s, band.p10, band.p50, band.p90, active, reserved)
+
+
+FREEZES: dict[str, str] = {
+    "2026-11-22 20:26": "90e535fb608b15842ee2df091b01e7658fcfa3876d5719b9d73dc12206b01a2a",
+    "2026-11-22 20:39": "8e12491bd0a040b5a0bd55e7c6723680a695ee64c9fbcf5401d0c1c39a3cbe38",
+}
+"""Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
+
+
+@lru_cache(maxsize=1)
+def frozen() -> tuple[FrozenPrediction, ...]:
+    """The frozen predictions, oldest first. Raises InputError for a malformed line."""
+    lines = csv.DictReader(io.StringIO(_text(FROZEN)))
+    return tuple(validate_model(FrozenPrediction, line, FROZEN) for line in lines)
+
+
+@lru_cache(maxsize=1)
+def measured() -> dict[str, Measurement]:
+    """The measurements by run. Raises InputError for a malformed line."""
+    lines = csv.DictReader(io.StringIO(_text(MEASURED)))
+    found = (validate_model(Measurement, line, MEASURED) for line in lines)
+    return {one.name: one for one in found}
+
+
+def digest(lines: Sequence[FrozenPrediction]) -> str:
+    """SHA-256 of frozen predictions."""
+    text = "\n".join(",".join(str(value) for value in line.model_dump().values()) for line in lines)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def changed_freezes() -> tuple[str, ...]:
+    """Dates of freezes whose lines are not those that were frozen, and of freezes without a digest."""
+    dates = dict.fromkeys([*FREEZES, *(line.date for line in frozen())])
+    return tuple(
+        date for date in dates if FREEZES.get(date) != digest([x for x in frozen() if x.date == date])
+    )
