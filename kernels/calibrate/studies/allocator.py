@@ -3,8 +3,8 @@
     python kernels/calibrate/studies/allocator.py --out DIR [--seconds 75] [--cpu]
 
 One GPU is enough. Collectives of FSDP2 move nothing (a process group of 8 ranks without peers), so buffers
-and streams are those of 8 ranks. The script writes allocator.json and rewrites it after every part; a part that
-fails is reported and the others continue. `--cpu` runs every path with tiny sizes without a GPU.
+and streams are those of 8 ranks. The script writes allocator.json and rewrites it after every part; a part
+that fails is reported and the others continue. `--cpu` runs every path with tiny sizes without a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import gc
 import importlib.util
 import json
 import platform
-import random
 import subprocess
 import sys
 import time
@@ -27,96 +26,9 @@ from types import ModuleType
 from typing import Any
 
 SEQUENCES, BUSY_SEQUENCES, EXPANDABLE_SEQUENCES = 160, 30, 40
-OPERATIONS, LIVE_BYTES = 80, 24 << 30
-BUSY_CYCLES = 250_000_000
-"""Clock cycles for which a stream is kept busy: about 0.14 s."""
-
-Operation = tuple[Any, ...]
-"""("alloc", id, bytes, stream), ("free", id), ("record", id, stream), ("busy", stream) or ("idle",)."""
 
 
-def random_sequence(seed: int, busy: bool) -> list[Operation]:
-    """Allocations, frees and uses on two streams; with `busy`, one stream runs for a part of the sequence.
-
-    A block that the busy stream uses is not free before the stream is idle. Sizes go from one byte to 4 GiB.
-    """
-    draw = random.Random(seed)
-    operations: list[Operation] = []
-    live: dict[int, int] = {}
-    working = -1
-    for n in range(OPERATIONS):
-        if busy and n == OPERATIONS // 4:
-            working = draw.randrange(2)
-            operations.append(("busy", working))
-        if busy and n == 3 * OPERATIONS // 4:
-            working = -1
-            operations.append(("idle",))
-        kind = draw.random()
-        if live and (kind < 0.4 or sum(live.values()) > LIVE_BYTES):
-            block = draw.choice(sorted(live))
-            del live[block]
-            operations.append(("free", block))
-        elif live and kind < 0.5:
-            operations.append(("record", draw.choice(sorted(live)), draw.randrange(2)))
-        else:
-            size = _random_size(draw)
-            live[n] = size
-            operations.append(("alloc", n, size, draw.randrange(2)))
-    return operations
-
-
-def _random_size(draw: random.Random) -> int:
-    """Bytes of one allocation: often a repeated size, as in a training step, else anything up to 4 GiB."""
-    if draw.random() < 0.4:
-        return draw.choice((512, 65536, 1 << 20, 3 << 20, 10 << 20, 33554432, 100663296, 1 << 30))
-    low, high = draw.choice(((1, 4096), (4096, 1 << 20), (1 << 20, 10 << 20), (10 << 20, 1 << 28)))
-    if draw.random() < 0.06:
-        low, high = 1 << 28, 4 << 30
-    return draw.randint(low, high)
-
-
-def replay_on_device(operations: list[Operation], cpu: bool) -> tuple[list[list[int]], bool]:
-    """Run a sequence through torch: [reserved, active, allocated] bytes after every operation.
-
-    The flag says whether the busy stream was still busy when its operations ended.
-    """
-    import torch
-
-    if cpu:
-        return [[0, 0, 0] for _ in operations], True
-    device = torch.cuda.current_device()
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    tensors: dict[int, Any] = {}
-    working, rows, busy = -1, [], True
-    for operation in operations:
-        match operation:
-            case ("alloc", block, size, stream):
-                with torch.cuda.stream(streams[stream]):
-                    tensors[block] = torch.empty(size, dtype=torch.uint8, device="cuda")
-            case ("free", block):
-                del tensors[block]
-            case ("record", block, stream):
-                tensors[block].record_stream(streams[stream])
-            case ("busy", stream):
-                working = stream
-                with torch.cuda.stream(streams[stream]):
-                    torch.cuda._sleep(BUSY_CYCLES)
-            case ("idle",):
-                busy = not streams[working].query()
-                working = -1
-        for n, s in enumerate(streams):
-            if n != working:
-                s.synchronize()
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        rows.append(
-            [stats[k]["all"]["current"] for k in ("reserved_bytes", "active_bytes", "allocated_bytes")]
-        )
-    tensors.clear()
-    torch.cuda.synchronize()
-    return rows, busy
-
-
-def sequences_part(cpu: bool, deadline: float) -> list[dict[str, Any]]:
+def sequences_part(sequences: ModuleType, cpu: bool, deadline: float) -> list[dict[str, Any]]:
     """Reserved, active and allocated bytes of every random sequence, from an empty allocator each."""
     import torch
 
@@ -137,8 +49,8 @@ def sequences_part(cpu: bool, deadline: float) -> list[dict[str, Any]]:
                     torch.cuda.empty_cache()
                     row["before"] = torch.cuda.memory_reserved()
                 started = time.perf_counter()
-                row["bytes"], row["stayed_busy"] = replay_on_device(
-                    random_sequence(seed, kind == "busy"), cpu
+                row["bytes"], row["stayed_busy"] = sequences.replay_on_device(
+                    sequences.random_sequence(seed, kind == "busy"), cpu
                 )
                 row["seconds"] = round(time.perf_counter() - started, 4)
             except Exception:
@@ -458,7 +370,8 @@ def main() -> None:
         target.write_text(json.dumps(out, separators=(",", ":")) + "\n")
 
     cpu = options.cpu
-    part("sequences", lambda: sequences_part(cpu, start + 0.35 * options.seconds))
+    sequences = _sibling("allocator_sequences")
+    part("sequences", lambda: sequences_part(sequences, cpu, start + 0.35 * options.seconds))
     blocks = _sibling("allocator_blocks")
     for case in cases(blocks):
         chosen = case.small() if cpu else case

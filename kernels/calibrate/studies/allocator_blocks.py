@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -83,7 +84,7 @@ def rotate(x: torch.Tensor, wave: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * wave[None, : x.shape[1], None, :]).flatten(3).to(x.dtype)
 
 
-class GroupedAttention(nn.Module):
+class GroupedAttention(nn.Module):  # type: ignore[misc]
     """Attention with grouped keys and values."""
 
     def __init__(self, case: Case) -> None:
@@ -105,7 +106,7 @@ class GroupedAttention(nn.Module):
         return self.wo(out.transpose(1, 2).contiguous().view(b, s, -1))
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(nn.Module):  # type: ignore[misc]
     """Attention whose keys and values come from a latent of 384 elements, without a latent of queries."""
 
     def __init__(self, case: Case) -> None:
@@ -134,7 +135,7 @@ class LatentAttention(nn.Module):
         return self.wo(out.transpose(1, 2).contiguous().view(b, s, -1))
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Module):  # type: ignore[misc]
     """A gated feed-forward network."""
 
     def __init__(self, hidden: int, width: int) -> None:
@@ -149,7 +150,7 @@ class FeedForward(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
-class Experts(nn.Module):
+class Experts(nn.Module):  # type: ignore[misc]
     """The experts of one rank."""
 
     def __init__(self, case: Case) -> None:
@@ -163,7 +164,7 @@ class Experts(nn.Module):
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Map rows, grouped by expert, to rows."""
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        mm = partial(torch._grouped_mm, offs=ends)
+        mm: Callable[..., torch.Tensor] = partial(torch._grouped_mm, offs=ends)
         if rows.device.type == "cpu":
             mm = lambda a, w: torch.bmm(a.view(len(w), -1, a.shape[-1]), w).flatten(0, 1)  # noqa: E731
         inner = F.silu(mm(rows, self.w1.transpose(-2, -1)))
@@ -171,7 +172,7 @@ class Experts(nn.Module):
         return mm(inner, self.w2.transpose(-2, -1))
 
 
-class MoE(nn.Module):
+class MoE(nn.Module):  # type: ignore[misc]
     """Routed and shared experts; tokens go to the experts in turn, and an exchange copies its rows."""
 
     def __init__(self, case: Case) -> None:
@@ -219,7 +220,7 @@ class MoE(nn.Module):
         return (common + routed).reshape(shape)
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]
     """A pre-norm layer."""
 
     def __init__(self, case: Case, dense: bool) -> None:
@@ -235,7 +236,7 @@ class Layer(nn.Module):
         return h + self.ffn(self.ffn_norm(h))
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     """Embedding, layers, norm and head; the first layer of a model with experts is dense."""
 
     def __init__(self, case: Case) -> None:
