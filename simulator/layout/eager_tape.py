@@ -189,10 +189,11 @@ def run_backward(
     `gradient` is taken over. A frame that is not complete runs its forward again first. With `weights_later`
     all that was saved stays, with the gradients of the outputs of operators that have weights.
     """
+    again = None if frame.complete else frame.block_input
     if not frame.complete:
-        _forward(tape, ops, frame.block_input, "all", frame, (enter, _nothing), again=True)
-        tape.drop(frame.block_input)
-        frame.complete = True
+        _forward(tape, ops, again, "all", frame, (enter, _nothing), again=True)
+        if not weights_later:
+            tape.drop(again)
     gradients: dict[str, Tensor | None] = {ops[-1].output: gradient}
     weights: list[Tensor | None] = []
     of_unit: list[Tensor | None] = []
@@ -209,30 +210,52 @@ def run_backward(
             workspace = tape.new(op.backward_bytes)
             for name, size in op.gradients:
                 part = tape.new(size) if size else tape.hold(incoming)
-                if gradients.get(name) is not None:
-                    tape.drop(part)  # added in place
-                else:
-                    gradients[name] = part
+                gradients[name] = _added(tape, gradients.get(name), part)
             if not weights_later:
                 (of_unit if unit else weights).extend(tape.new(size) for size in op.weights)
             tape.drop(workspace)
         if weights_later:
-            waiting[place] = [*saved, tape.hold(incoming) if op.weights else None]
-        else:
+            waiting[place] = [*(saved if again is None else ()), tape.hold(incoming) if op.weights else None]
+        if not weights_later or again is not None:
             tape.drop_all(saved)
         tape.drop(incoming)
     for leftover in frame.kept.values():
         tape.drop_all(leftover)
+    if weights_later and not frame.complete:
+        waiting[-1] = [again]
     return gradients.pop(INPUT, None), weights, waiting
 
 
-def run_weights(tape: Tape, ops: Sequence[EagerOp], waiting: Held) -> list[Tensor | None]:
-    """Compute the weight gradients of a block that `run_backward` left for later."""
+def run_weights(
+    tape: Tape, ops: Sequence[EagerOp], waiting: Held
+) -> tuple[list[Tensor | None], dict[str, list[Tensor | None]]]:
+    """Compute the weight gradients that `run_backward` left for later: the block's own, and by unit.
+
+    A block that is recomputed runs its forward once more, because W is another pass of autograd.
+    """
+    frame = Frame(None, {}, {}, complete=True)
+    for again in waiting.pop(-1, ()):
+        _forward(tape, ops, again, "all", frame, (_nothing, _nothing), again=True)
+        tape.drop(again)
     weights: list[Tensor | None] = []
+    of_units: dict[str, list[Tensor | None]] = {}
     for place, tensors in waiting.items():
-        weights += [tape.new(size) for size in ops[place].weights]
+        unit = ops[place].unit
+        target = of_units.setdefault(unit, []) if unit else weights
+        target.extend(tape.new(size) for size in ops[place].weights)
         tape.drop_all(tensors)
-    return weights
+        tape.drop_all(frame.saved.pop(place, []))
+    return weights, of_units
+
+
+def _added(tape: Tape, gradient: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Add a gradient to another as autograd does: into the one that nobody else holds."""
+    if gradient is None or part is None:
+        return part if gradient is None else gradient
+    if gradient.holders > 1:
+        gradient, part = part, gradient
+    tape.drop(part)
+    return gradient
 
 
 def _nothing(unit: str, gradients: list[Tensor | None]) -> None:

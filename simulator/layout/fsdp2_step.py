@@ -278,6 +278,8 @@ class _Rank:
             self.gather(self.units[number][place - 1][""])
 
     def _leave_backward(self, unit: _Unit, gradients: list[Tensor | None]) -> None:
+        if not gradients and unit.sizes:
+            return  # they are computed later
         unit.gradients = list(gradients)
         self.after_backward(unit)
 
@@ -287,10 +289,9 @@ class _Rank:
         for place, held in zip(
             range(len(blocks) - 1, -1, -1), self.waiting.pop((number, microbatch)), strict=True
         ):
-            ops, units = blocks[place], self.units[number][place]
-            for name, unit in units.items():
-                own = {n: held[n] for n in held if ops[n].unit == name}
-                self._leave_backward(unit, run_weights(self.tape, ops, own))
+            own, of_units = run_weights(self.tape, blocks[place], held)
+            for name, unit in self.units[number][place].items():
+                self._leave_backward(unit, of_units.get(name, []) if name else own)
 
     # -- steps -------------------------------------------------------------------------------------------
 
