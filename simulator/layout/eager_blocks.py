@@ -148,9 +148,18 @@ def _head(out: _Block, shape: ModelShape) -> None:
     out.linear("logits", "normalised", out.tokens, shape.hidden, shape.vocab)
 
 
-def eager_loss(vocabulary: int, tokens: float) -> tuple[EagerOp, ...]:
-    """Operators of the loss, which no module of the model contains: cross-entropy of logits cast to FP32."""
+def eager_loss(vocabulary: int, tokens: float, compiled: bool = False) -> tuple[EagerOp, ...]:
+    """Operators of the loss, which no module of the model contains: cross-entropy of logits cast to FP32.
+
+    `compiled` by `torch.compile` it keeps the 16-bit logits alone and writes their gradient at once.
+    """
     out, logits = _Block(tokens, vocabulary), tokens * vocabulary
+    if compiled:
+        narrow = NARROW * logits
+        out.add(
+            "loss", (INPUT,), 1, WIDE, saves=(INPUT,), gradients=((INPUT, narrow),), extra_bytes=WIDE * tokens
+        )
+        return tuple(out.ops)
     out.convert("wide logits", INPUT, logits, WIDE)
     wide = WIDE * logits
     out.add(

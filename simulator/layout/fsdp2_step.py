@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 from moesim.simulator.layout.allocator import Event
 from moesim.simulator.layout.eager_tape import (
@@ -22,6 +21,7 @@ from moesim.simulator.layout.eager_tape import (
     run_forward,
     run_weights,
 )
+from moesim.simulator.schedules.action import Action
 
 COMPUTE, COPY_IN, REDUCE = 0, 1, 2
 """Streams: operators and unsharded parameters; buffers of all-gathers; reduced gradients."""
@@ -50,12 +50,17 @@ class EagerStage:
     is_last: bool
 
 
-class Pass(NamedTuple):
-    """One action of a rank: the forward, the whole backward, or one half of it, of a micro-batch of a stage."""
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How the steps of a rank run."""
 
-    kind: Literal["F", "B", "Bi", "W"]
-    stage: int
-    microbatch: int
+    microbatches: int
+    pipeline: bool
+    """Gradients of all micro-batches are added in FP32 without a reduction, which ends the step."""
+    reshard: bool
+    """Parameters are freed after each forward, except those of the last module."""
+    states: int
+    """FP32 tensors of the optimizer for each parameter."""
 
 
 @dataclass(slots=True)
@@ -85,8 +90,8 @@ class _Unit:
 class _Rank:
     """Runs the steps of one rank on a tape."""
 
-    def __init__(self, stages: Sequence[EagerStage], accumulate: bool) -> None:
-        self.tape, self.stages, self.accumulate = Tape(), stages, accumulate
+    def __init__(self, stages: Sequence[EagerStage], plan: StepPlan) -> None:
+        self.tape, self.stages, self.plan = Tape(), stages, plan
         self.units: list[list[dict[str, _Unit]]] = [
             [self._units_of(stage, n) for n in range(len(stage.blocks))] for stage in stages
         ]
@@ -99,10 +104,10 @@ class _Rank:
         self.received: dict[tuple[int, int], Tensor | None] = {}
         self.received_gradients: dict[tuple[int, int], Tensor | None] = {}
 
-    def receive_into(self, microbatches: int) -> None:
+    def receive_into(self) -> None:
         """Allocate the buffers into which a pipeline receives: inputs and gradients of every micro-batch."""
         for number, stage in enumerate(self.stages):
-            for microbatch in range(microbatches):
+            for microbatch in range(self.plan.microbatches):
                 if not stage.is_first:
                     self.received[number, microbatch] = self.tape.new(stage.hidden_bytes)
                 if not stage.is_last:
@@ -115,7 +120,7 @@ class _Rank:
         for name in names:
             sizes = tuple(w / NARROW for op in stage.blocks[place] if op.unit == name for w in op.weights)
             ranks = stage.unit_shards if name else stage.shards
-            units[name] = _Unit(sizes, ranks, reshard=not self.accumulate and not last)
+            units[name] = _Unit(sizes, ranks, reshard=self.plan.reshard and not last)
         return units
 
     # -- parameters --------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ class _Rank:
 
     def after_backward(self, unit: _Unit) -> None:
         """Reduce the gradients of a unit, or add them to those of earlier micro-batches in FP32."""
-        if not self.accumulate:
+        if not self.plan.pipeline:
             self.reduce(unit)
             return
         if not unit.accumulated:
@@ -190,14 +195,14 @@ class _Rank:
 
     # -- passes ------------------------------------------------------------------------------------------
 
-    def run(self, action: Pass) -> None:
+    def run(self, action: Action) -> None:
         """Run one action."""
         if action.kind == "F":
             self.forward(action.stage, action.microbatch)
         elif action.kind == "W":
             self.weights(action.stage, action.microbatch)
         else:
-            self.backward(action.stage, action.microbatch, action.kind == "Bi")
+            self.backward(action.stage, action.microbatch, action.kind == "I")
 
     def forward(self, number: int, microbatch: int) -> None:
         """Run the forward of a micro-batch through the blocks of a stage."""
@@ -217,7 +222,7 @@ class _Rank:
             )
             self._after_forward(units[""])
             is_loss = stage.is_last and place == len(stage.blocks) - 1
-            if is_loss and self.accumulate:  # a pipeline's stage holds its output, the logits
+            if is_loss and self.plan.pipeline:  # a pipeline's stage holds its output, the logits
                 self.outputs[number, microbatch] = self.tape.hold(x)
             self.tape.drop(x)
             frames.append(frame)
@@ -295,36 +300,33 @@ class _Rank:
 
     # -- steps -------------------------------------------------------------------------------------------
 
-    def step(self, passes: Iterable[Pass]) -> None:
+    def step(self, passes: Iterable[Action]) -> None:
         """Run all passes and the reductions that were left for the end of the step."""
         for unit in self.all_units():
             self.tape.drop(unit.reduced)
             unit.reduced = None
         for action in passes:
             self.run(action)
-        if self.accumulate:
+        if self.plan.pipeline:
             for unit in reversed(list(self.all_units())):
                 self.reduce(unit)
         self.tape.drop(self.reducing)
         self.reducing = None
 
 
-def events_of_rank(
-    stages: Sequence[EagerStage], passes: Sequence[Pass], accumulate: bool, states: int
-) -> list[Event]:
+def events_of_rank(stages: Sequence[EagerStage], passes: Sequence[Action], plan: StepPlan) -> list[Event]:
     """Events of the first two steps of a rank, after which the allocator takes nothing more.
 
-    The first step runs without optimizer states, which its end allocates: `states` FP32 tensors a parameter.
-    `passes` names stages by their position in `stages`. With `accumulate` (pipelines) parameters stay gathered
-    and gradients are reduced at the end of a step.
+    The first step runs without optimizer states, which its end allocates. `passes` names stages by their
+    position in `stages`.
     """
-    rank = _Rank(stages, accumulate)
+    rank = _Rank(stages, plan)
     for _ in range(GEMM_THREADS):
         rank.tape.new(GEMM_WORKSPACE_BYTES)
     rank.store(1)
-    if accumulate:
-        rank.receive_into(1 + max(action.microbatch for action in passes))
+    if plan.pipeline:
+        rank.receive_into()
     rank.step(passes)
-    rank.store(states)
+    rank.store(plan.states)
     rank.step(passes)
     return rank.tape.events

@@ -10,6 +10,7 @@ from math import fsum
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
+from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
@@ -112,6 +113,8 @@ class MemoryReport:
     by_rank: tuple[RankMemory, ...]
     notes: tuple[str, ...]
     """Sentences about extrapolated inputs."""
+    allocator: AllocatorBytes | None = None
+    """Peaks of PyTorch's allocator on the fullest rank, where its steps were replayed (eq. M43)."""
 
 
 @dataclass(frozen=True, slots=True)
