@@ -1,8 +1,8 @@
 """Allocations of PyTorch's eager operators and of its autograd, as events of the allocator (eq. M41).
 
-A block is a list of `EagerOp` in the order of its forward. The backward runs the same list from its end, as
-autograd does: an operator allocates the gradients of its inputs, then its saved tensors and the gradient of its
-output are freed.
+A block is a list of `EagerOp` in the order of its forward. The backward runs the same list from its end,
+as autograd does: an operator allocates the gradients of its inputs, then its saved tensors and the gradient
+of its output are freed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ class EagerOp:
     """Inputs that get a gradient, with its bytes; 0 where the gradient of the output is passed on."""
     weights: tuple[float, ...] = ()
     """Bytes of the gradients of its weights."""
-    forward_bytes: float = 0.0
-    """Temporary bytes while it runs."""
-    backward_bytes: float = 0.0
-    """Temporary bytes while its backward runs."""
     kept: bool = False
     """Whether a policy that keeps outputs of single operators keeps this one."""
     extra_bytes: float = 0.0
     """A second output that only the backward needs, such as a log-sum-exp."""
     until: str = ""
-    """Operator (named by its output) up to which a variable in Python holds the output; none: its last use."""
+    """Operator, named by its output, up to which a variable in Python holds this output; none: its last
+    use."""
     unit: str = ""
     """Part of the block whose parameters are sharded on their own; none: those of the block."""
 
@@ -94,8 +91,8 @@ class Tape:
 Held: TypeAlias = dict[int, list[Tensor | None]]
 """Tensors that the operators of a block hold, by the place of the operator."""
 UnitHook: TypeAlias = Callable[[str, list[Tensor | None]], None]
-"""Called with the name of a unit inside a block, such as its experts, where it begins or ends; at the end of its
-backward with the gradients of its weights."""
+"""Called with the name of a unit inside a block, such as its experts, where it begins or ends; at the end of
+its backward with the gradients of its weights."""
 
 
 @dataclass(slots=True)
@@ -117,7 +114,7 @@ def run_forward(
     enter: UnitHook,
     leave: UnitHook,
 ) -> tuple[Tensor | None, Frame]:
-    """Run a block forward and return its output, held once, and its frame; the caller keeps its hold of `x`."""
+    """Run a block forward: its output, held once, and its frame; the caller keeps its hold of `x`."""
     frame = Frame(None if saving == "all" else tape.hold(x), {}, {}, saving == "all")
     output = _forward(tape, ops, x, saving, frame, (enter, leave))
     return output, frame
@@ -170,9 +167,7 @@ def _run(
         return kept[0], kept[1]
     if op.size_bytes <= 0:
         return tape.hold(values[op.inputs[0]]), None
-    outputs = tape.new(op.size_bytes), tape.new(op.extra_bytes)
-    tape.drop(tape.new(op.forward_bytes))
-    return outputs
+    return tape.new(op.size_bytes), tape.new(op.extra_bytes)
 
 
 def run_backward(
@@ -207,13 +202,11 @@ def run_backward(
         incoming = gradients.pop(op.output, None)
         saved = frame.saved.pop(place, [])
         if incoming is not None:
-            workspace = tape.new(op.backward_bytes)
             for name, size in op.gradients:
                 part = tape.new(size) if size else tape.hold(incoming)
                 gradients[name] = _added(tape, gradients.get(name), part)
             if not weights_later:
                 (of_unit if unit else weights).extend(tape.new(size) for size in op.weights)
-            tape.drop(workspace)
         if weights_later:
             waiting[place] = [*(saved if again is None else ()), tape.hold(incoming) if op.weights else None]
         if not weights_later or again is not None:

@@ -35,8 +35,8 @@ NARROW, WIDE = 2, 4
 class EagerStage:
     """Blocks of a stage, as their operators and the number of ranks over which each is sharded.
 
-    `unit_shards` is that of routed experts. `is_first` and `is_last` say whether the stage has the embedding and
-    the head.
+    `unit_shards` is that of routed experts. `is_first` and `is_last` say whether the stage has the embedding
+    and the head.
     """
 
     blocks: tuple[tuple[EagerOp, ...], ...]
@@ -274,7 +274,7 @@ class _Rank:
         self._prefetch(number, place, name)
 
     def _prefetch(self, number: int, place: int, name: str) -> None:
-        """Gather the unit that the forward ended before this one: a unit in the block, or the block before."""
+        """Gather what the forward ended before this unit: a unit in the block, or the block before."""
         units = self.units[number][place]
         inner = [unit for key, unit in units.items() if key]
         if not name and inner:

@@ -28,7 +28,7 @@ FSDP2_PRECISION = {
     "gradient_reduce": "fp32",
     "activation_cache": "bf16",
 }
-"""The mixed precision of FSDP2 that is described: FP32 parameters and reductions, BF16 compute and gathers."""
+"""FSDP2's mixed precision that is described: FP32 parameters and reductions, BF16 compute and gathers."""
 
 
 def replayed_peaks(

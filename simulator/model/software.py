@@ -76,7 +76,7 @@ class Software(BaseModel):
     allocator: Literal["none", "segments", "expandable"] = "none"
     """What replays the step's allocations, for the peaks of active and reserved memory: `none`; PyTorch's
     caching allocator with `segments` of fixed size, its default; or `expandable` ones
-    (`expandable_segments:True`, which torchtitan's `run_train.sh` sets). Eager kernels under FSDP2 are described."""
+    (`expandable_segments:True`, which torchtitan's `run_train.sh` sets). It needs eager kernels and FSDP2."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     gradients_divided: bool = False
@@ -148,7 +148,8 @@ class Software(BaseModel):
         if self.allocator != "none" and not (eager and not self.dropout and self.static_experts is None):
             raise ValueError(
                 f"allocator={self.allocator} replays eager kernels under FSDP2; set kernels: eager, "
-                "parameters_copied: true, attention: flash, without dropout and static_experts, or allocator: none"
+                "parameters_copied: true and attention: flash, without dropout and static_experts, or "
+                "allocator: none"
             )
         return self
 

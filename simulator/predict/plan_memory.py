@@ -8,8 +8,8 @@ from dataclasses import replace
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.layout.memory import MemoryInputs, MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.step_replay import replayed_peaks
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.layout.step_replay import replayed_peaks
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
@@ -27,8 +27,8 @@ def memory_of(
 ) -> MemoryReport:
     """Memory of a scenario's plan for given stages, by kind and pipeline rank (eq. M1 to M5).
 
-    `shape` and `cluster`: the scenario's model and cluster, already loaded. With a `schedule`, the fullest rank's
-    steps are also replayed through the allocator that `software.allocator` names (eq. M43).
+    `shape` and `cluster`: the scenario's model and cluster, already loaded. With a `schedule`, the steps of
+    the fullest rank are also replayed through the allocator that `software.allocator` names (eq. M43).
     """
     inputs = MemoryInputs(
         shape,
