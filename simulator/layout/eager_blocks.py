@@ -259,8 +259,8 @@ def _moe(out: _Block, moe: MoE, ep: int) -> None:
     chosen = 2 * INDEX * rows
     out.add(EagerOp("weights", ("scores",), WIDE * rows, gradients=(("scores", size),), extra_bytes=chosen))
     out.add(EagerOp("order", ("weights",), INDEX * rows, until="unsorted"))
-    gradients = (("ffn input", NARROW * t * h),)
-    out.add(EagerOp("gathered", ("ffn input", "order"), NARROW * rows * h, ("order",), gradients))
+    gathered = (("ffn input", NARROW * t * h),)
+    out.add(EagerOp("gathered", ("ffn input", "order"), NARROW * rows * h, ("order",), gathered))
     _experts(out, moe, rows, moe.experts // ep)
     if moe.shared_width:
         _ffn(out, "shared ", moe.shared_width, "shared output")

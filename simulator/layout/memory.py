@@ -18,6 +18,7 @@ from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     RankTerms,
     StateFormats,
+    adds_whole_gradients,
     bytes_freed_by_head,
     moments_of,
     placeholder_bytes,
@@ -193,6 +194,7 @@ class _OnePlan:
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)
         self.framework = FRAMEWORK_BYTES.value
         self.single_pass = inputs.single_pass
+        self.whole_gradients = adds_whole_gradients(plan.pp, inputs.software)
         self._kept: dict[BlockKind, float] = {}
 
     def kept(self, kind: BlockKind) -> float:
