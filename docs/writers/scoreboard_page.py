@@ -41,14 +41,14 @@ def section(scored: list[ScoredRun], board: Board, without: Mapping[str, Sequenc
         "## Five real runs on 8x H200",
         "",
         "The runs used torchtitan 0.2.2 unmodified; the predictions use the profile `h200-8gpu`. Active",
-        "bytes are the allocator's peak of live tensors, compared with the predicted tensors. Reserved",
-        "bytes are what the allocator took from the device, with fragments and caches. They are compared",
-        "with the prediction that includes the framework's own bytes, which is also compared with the",
-        "device's memory.",
+        "bytes are the peak of live tensors in PyTorch's allocator, reserved bytes what it took from the",
+        "device. Both are predicted by a replay of the step's allocations (eq. M43). *Needed* are the",
+        "predicted tensors by kind with the framework's own bytes (eq. M5), which decide whether a plan",
+        "fits.",
         "",
         "| run | step (s) | predicted | error | P10 to P90 | active (GiB) | predicted | error | "
-        "reserved (GiB) | predicted | error | fits | exposed (s) | predicted |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "reserved (GiB) | predicted | error | needed (GiB) | fits | exposed (s) | predicted |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_run(run) for run in scored),
         "",
         "Exposed communication was profiled for two of the runs. It is the time of collectives beside which",
@@ -228,8 +228,8 @@ def _run(run: ScoredRun) -> str:
         f"{run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
         f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f} | "
         f"{run.memory_bytes / GIB:.1f} | {run.predicted_memory_bytes / GIB:.1f} | {run.memory_error:+.1%} | "
-        f"{run.reserved_bytes / GIB:.1f} | {run.needed_bytes / GIB:.1f} | "
-        f"{run.needed_bytes / run.reserved_bytes - 1.0:+.1%} | {'yes' if run.fits else 'no'} | "
+        f"{run.reserved_bytes / GIB:.1f} | {run.predicted_reserved_bytes / GIB:.1f} | "
+        f"{run.reserved_error:+.1%} | {run.needed_bytes / GIB:.1f} | {'yes' if run.fits else 'no'} | "
         f"{exposed} | {run.predicted_exposed_s:.3f} |"
     )
 

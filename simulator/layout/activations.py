@@ -65,7 +65,7 @@ def _kept_by_op(
 
     It keeps the block input, the outputs of the core attention and of both all-to-alls, and the output of the
     first, third, ... dense GEMM. The GEMMs are ordered as in torchtitan 0.2.2, which counts calls and leaves
-    out grouped GEMMs.
+    out grouped GEMMs and routers (its default of `per_op_sac_force_recompute_mm_shapes_by_fqns`).
     """
     assert block.layer is not None
     attention, feed_forward = block.layer.attention, block.layer.feed_forward
@@ -113,9 +113,9 @@ def activation_bytes(
     if software.dropout:
         kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
     if block.is_head:
-        kept -= tokens * _not_kept_by_loss(shape, precision, software) / plan.tp
+        kept -= tokens * _not_kept_by_loss(shape, precision, software, plan.pp > 1) / plan.tp
     if software.kernels == "eager":
-        kept += tokens * _eager_bytes(shape, block, precision, policy, software) / plan.tp
+        kept += tokens * _eager_bytes(shape, block, policy, software) / plan.tp
     if unfused and block.layer is not None and not _drops_scores(policy):
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
         kept += tokens * score * block.layer.attention.unfused_scores(sequence) / plan.tp
@@ -126,13 +126,21 @@ def _drops_scores(policy: Recompute) -> bool:
     return "scores" in RECOMPUTED[policy] if isinstance(policy, str) else "core_attn" in policy
 
 
-def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Software) -> float:
-    """Bytes per token of the logits that Megatron-LM's losses free in their forward (eq. M30).
+def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Software, pipeline: bool) -> float:
+    """Bytes per token of the logits that a loss in FP32 does not keep until its backward (eqs. M30, M44).
 
-    They keep the softmax in FP32 alone, in the place of its input: neither the 16-bit logits, which the cast
-    frees, nor a second copy (NVIDIA/Megatron-LM@core_v0.10.0 `cross_entropy.py`, `fused_cross_entropy.py`).
+    Megatron-LM's losses keep the softmax in FP32 alone, in the place of its input: neither the 16-bit logits,
+    which the cast frees, nor a second copy (NVIDIA/Megatron-LM@core_v0.10.0 `cross_entropy.py`,
+    `fused_cross_entropy.py`). PyTorch's own keeps its log-softmax, compiled the 16-bit logits; the last stage
+    of a pipeline holds these in any case.
     """
-    if precision.loss != "fp32" or software.loss == "fused":
+    if precision.loss != "fp32":
+        return 0.0
+    if software.kernels == "eager":
+        logits, wide = row_bytes(shape.vocab, precision.logits), row_bytes(shape.vocab, "fp32")
+        kept = logits if software.loss == "compiled" else wide + logits * pipeline
+        return logits + 2 * wide - kept
+    if software.loss == "fused":
         return 0.0
     return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
 
@@ -148,25 +156,15 @@ def _masks(block: BlockShape, policy: Recompute) -> int:
     return 0 if policy in ("op", "full") else block.layer.halves
 
 
-def _eager_bytes(
-    shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute, software: Software
-) -> float:
-    """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8).
-
-    In its backward pass the head holds the log-softmax and two gradients in FP32, but no longer the 16-bit
-    logits: 12 bytes a logit instead of 10.
-    """
-    if block.is_head and precision.loss == "fp32":
-        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.logits)
-        return more - 2 * row_bytes(shape.vocab, "fp32")
+def _eager_bytes(shape: ModelShape, block: BlockShape, policy: Recompute, software: Software) -> float:
+    """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8)."""
     repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
     if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
         return 0.0
-    attention, feed_forward = block.layer.attention, block.layer.feed_forward
-    narrow, wide = feed_forward.eager_elements(shape.hidden, repeated)
+    narrow, wide = block.layer.feed_forward.eager_elements(shape.hidden, repeated)
     if software.expert_biases == "repeated" and block.routed and shape.moe is not None:
         narrow += CLAMPED_ELEMENTS * round(shape.moe.routed_rows * shape.moe.expert_ffn)
-    return row_bytes(attention.eager_elements() + narrow, "bf16") + row_bytes(wide, "fp32")
+    return row_bytes(narrow, "bf16") + row_bytes(wide, "fp32")
 
 
 def working_bytes(

@@ -10,6 +10,7 @@ from math import fsum
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
+from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
@@ -17,6 +18,7 @@ from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     RankTerms,
     StateFormats,
+    adds_whole_gradients,
     bytes_freed_by_head,
     moments_of,
     placeholder_bytes,
@@ -112,6 +114,8 @@ class MemoryReport:
     by_rank: tuple[RankMemory, ...]
     notes: tuple[str, ...]
     """Sentences about extrapolated inputs."""
+    allocator: AllocatorBytes | None = None
+    """Peaks of PyTorch's allocator on the fullest rank, where its steps were replayed (eq. M43)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,7 @@ class _OnePlan:
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)
         self.framework = FRAMEWORK_BYTES.value
         self.single_pass = inputs.single_pass
+        self.whole_gradients = adds_whole_gradients(plan.pp, inputs.software)
         self._kept: dict[BlockKind, float] = {}
 
     def kept(self, kind: BlockKind) -> float:

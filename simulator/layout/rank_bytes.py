@@ -97,6 +97,10 @@ class PlanNumbers(Protocol):
     def single_pass(self) -> bool | BoolArray:
         """Whether gradients replace activations one by one (one micro-batch, no pipeline)."""
 
+    @property
+    def whole_gradients(self) -> bool:
+        """Whether micro-batches add into gradients that are not sharded (`adds_whole_gradients`)."""
+
     def kept(self, kind: BlockKind) -> Amount:
         """Activation bytes that a block keeps for one micro-batch."""
 
@@ -132,6 +136,9 @@ class RankTerms:
     workspace: Amount
     expert_buffers: Amount
 
+
+UNSHARDED = 4
+"""Above every ZeRO stage: what no stage shards."""
 
 Moment: TypeAlias = Sequence[tuple[int, Amount]]
 """Micro-batches in flight at one moment, as pairs (position of the stage on its rank, number)."""
@@ -194,7 +201,7 @@ def _state_bytes(
     parts = [plan.parameters(stage.kinds) for stage in stages]
     all_other = total_of(part.other for part in parts)
     duplicates = all_other - plan.parameters(kinds).other
-    elements: dict[int, Amount] = dict.fromkeys((1, 2, 3), 0.0)
+    elements: dict[int, Amount] = dict.fromkeys((1, 2, 3, UNSHARDED), 0.0)
     for stage, part in zip(stages, parts, strict=True):
         if not stage.kinds:
             continue  # a stage that only passes activations on holds nothing
@@ -214,9 +221,12 @@ def _state_bytes(
     # whole gradient until that is reduced and scattered.
     gathered = np.where(plan.zero_stage >= 3, 2 * largest * formats.gathered, 0.0)
     unscattered = np.where(plan.zero_stage >= 2, largest * formats.gradient, 0.0)
+    gradients: Amount = elements[2] * formats.gradient + unscattered
+    if plan.whole_gradients:
+        gradients = elements[UNSHARDED] * formats.gradient
     return (
         elements[3] * formats.weight + gathered,
-        elements[2] * formats.gradient + unscattered,
+        gradients,
         elements[1] * formats.optimizer,
     )
 
@@ -232,14 +242,25 @@ def workspace_bytes(
     """Workspace bytes of a block (eq. M3).
 
     A head whose FP32 tensors count as kept activations needs none; beside what Megatron-LM's losses keep, it
-    needs the 16-bit logits and their gradient (eq. M30).
+    needs the 16-bit logits and their gradient (eq. M30). PyTorch's own loss needs two gradients in FP32
+    beside its log-softmax, compiled a 16-bit one (eq. M44).
     """
     if kind == HEAD and precision.loss == "fp32":
+        tokens = plan.microbatch * sequence / plan.cp
+        if software.kernels == "eager" and software.loss != "compiled":
+            return 2 * tokens * row_bytes(shape.vocab, "fp32") / plan.tp
         if software.loss == "fused":
             return 0.0
-        tokens = plan.microbatch * sequence / plan.cp
         return tokens * row_bytes(shape.vocab, precision.head) / plan.tp
     return working_bytes(shape, kind, plan, precision, sequence, software)
+
+
+def adds_whole_gradients(pp: int, software: Software) -> bool:
+    """Whether micro-batches add into unsharded gradients, as torch's pipelines do with FSDP2 (eq. M45).
+
+    They switch its reductions off up to the end of the step (torch 2.11 `distributed/pipelining/stage.py`).
+    """
+    return pp > 1 and software.parameters_copied
 
 
 def placeholder_bytes(shape: ModelShape, kind: BlockKind, plan: ParallelPlan, software: Software) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
@@ -88,6 +88,10 @@ class Software(BaseModel):
     """With `parameters_copied` and ZeRO-3, FSDP2 also wraps parameters whose sharding group has one member
     (torchtitan's experts where expert parallelism takes all ranks): it casts and copies them before each
     pass, and packs, divides and copies their gradients."""
+    allocator: Literal["none", "segments", "expandable"] = "none"
+    """What replays the step's allocations, for the peaks of active and reserved memory: `none`; PyTorch's
+    caching allocator with `segments` of fixed size, its default; or `expandable` ones
+    (`expandable_segments:True`, which torchtitan's `run_train.sh` sets). It needs eager kernels and FSDP2."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     gradients_divided: bool = False
@@ -159,6 +163,17 @@ class Software(BaseModel):
     with what prepares the dispatch, the experts, or the whole step."""
     static_experts: StaticExperts | None = None
     """Buffers of routed experts have a fixed size; absent: as many rows as arrive, which the host reads."""
+
+    @model_validator(mode="after")
+    def _allocations_are_described(self) -> Self:
+        eager = self.kernels == "eager" and self.parameters_copied and self.attention == "flash"
+        if self.allocator != "none" and not (eager and not self.dropout and self.static_experts is None):
+            raise ValueError(
+                f"allocator={self.allocator} replays eager kernels under FSDP2; set kernels: eager, "
+                "parameters_copied: true and attention: flash, without dropout and static_experts, or "
+                "allocator: none"
+            )
+        return self
 
 
 PLAIN = Software()

@@ -17,6 +17,7 @@ from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     Moment,
     StateFormats,
+    adds_whole_gradients,
     bytes_freed_by_head,
     moments_of,
     placeholder_bytes,
@@ -176,6 +177,7 @@ class _ManyPlans:
         self.framework = FRAMEWORK_BYTES.value
         once = [float(pattern.pp == 1 and f.microbatches == 1) for f in frames]
         self.single_pass = _by_frame(once) > 0.0
+        self.whole_gradients = adds_whole_gradients(pattern.pp, book.scenario.software)
 
     def kept(self, kind: BlockKind) -> FloatArray:
         return np.array([self._book.activations(frame, kind) for frame in self._frames])
@@ -201,9 +203,9 @@ def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
     return np.asarray(values, dtype=np.float64)[:, None, None, None, None]
 
 
-def _split(frame: Frame) -> tuple[int, int, int]:
-    """The part of a plan that decides the tensor sizes of a block on one GPU."""
-    return frame.plan.tp, frame.plan.cp, frame.plan.microbatch
+def _split(frame: Frame) -> tuple[int, int, int, bool]:
+    """The part of a plan that decides the tensors of a block on one GPU; the last says if it is a pipeline."""
+    return frame.plan.tp, frame.plan.cp, frame.plan.microbatch, frame.plan.pp > 1
 
 
 def _different_ranks(

@@ -121,7 +121,7 @@ def _pool(
     order = scenario.communication.order_of(scenario.schedule)
     priced = PricedSchedule(schedule, kinds, costs, order)
     programs, whole = _programs(job, priced, pricer, draws)
-    memory = memory_of(scenario, shape, job.cluster, stages, rank_stages(schedule), count)
+    memory = memory_of(scenario, shape, job.cluster, stages, rank_stages(schedule), count, schedule)
     return PreparedPool(part, job, schedule, stages, pricer, draws, programs, memory, whole)
 
 

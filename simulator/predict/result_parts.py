@@ -49,6 +49,8 @@ class MemoryResult(Finite):
 
     `range_bytes`: least and most bytes, depending on the framework's own memory and the fragmentation of its
     allocator; `total_bytes`, which decides `fits`, lies between them (docs/model.md, eq. M10).
+    `active_bytes` and `reserved_bytes`: peaks of PyTorch's allocator in a replay of the steps, as torch
+    counts them (eq. M43); None unless `software.allocator` asks for them and the replay describes the plan.
     """
 
     total_bytes: float
@@ -56,6 +58,8 @@ class MemoryResult(Finite):
     capacity_bytes: float
     fits: bool
     by_kind_bytes: dict[str, float]
+    active_bytes: float | None = None
+    reserved_bytes: float | None = None
 
     @property
     def verdict(self) -> Literal["fits", "tight", "does not fit"]:

@@ -234,10 +234,6 @@ class DSA(MLA):
         """0 where keys are left out: the sparse kernels are fused."""
         return 0.0 if self.sparse(sequence) else super().unfused_scores(sequence)
 
-    def eager_elements(self) -> int:
-        """0: the latent is not copied for the heads."""
-        return 0
-
     def context_elements(self, sequence: int) -> float:
         """Elements of the latent, the rotated key and the indexer's key of a token, for all heads."""
         index = 0 if self.indexer.shared else self.indexer.head_dim

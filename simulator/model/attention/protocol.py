@@ -94,10 +94,6 @@ class Attention(ModelPart, ABC):
         """Scores that unfused kernels write for one query token, over all heads; 0 without scores."""
         return 0.0
 
-    def eager_elements(self) -> int:
-        """Further BF16 elements per token that PyTorch's eager operators keep."""
-        return 0
-
     # -- recompute -----------------------------------------------------------------------------------
 
     @property

@@ -151,11 +151,6 @@ class SoftmaxAttention(Attention):
         """Scores over the whole sequence, for every head."""
         return float(self.heads * sequence)
 
-    def eager_elements(self) -> int:
-        """Elements of the copies that repeat keys and values for all query heads."""
-        heads, kv_heads, qk_head_dim, v_head_dim = self.sizes
-        return (heads - kv_heads) * (qk_head_dim + v_head_dim)
-
     @property
     def modules(self) -> frozenset[Module]:
         """The core attention."""

@@ -290,8 +290,7 @@ class MoE(ModelPart):
             )
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
-        """Outputs of the router, latent projections and shared experts; grouped GEMMs do not count."""
-        yield GemmOutput("gate", self.scored, "tokens")
+        """Outputs of latent projections and shared experts; router and grouped GEMMs do not count."""
         if self.latent:
             yield GemmOutput("latent_down", self.latent, "tokens")
         if self.shared_experts:

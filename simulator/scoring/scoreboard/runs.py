@@ -75,6 +75,9 @@ class ScoredRun(BaseModel):
     memory_error: float
     reserved_bytes: float
     """Peak bytes that the allocator reserved on the device, fragments and caches included."""
+    predicted_reserved_bytes: float
+    """Reserved bytes of the replayed allocator; the predicted tensors where nothing is replayed."""
+    reserved_error: float
     needed_bytes: float
     """Predicted peak with the framework's own bytes, which decides whether a plan fits."""
     capacity_bytes: float
@@ -100,7 +103,9 @@ def runs() -> tuple[Run, ...]:
 def score_run(run: Run) -> ScoredRun:
     """Score one run, predicted with the profile that was measured on the same kind of host."""
     prepared, executions, result = predict(scenario_of_run(run))
-    memory = result.memory.total_bytes - FRAMEWORK_BYTES.value  # the allocator counts tensors only
+    tensors = result.memory.total_bytes - FRAMEWORK_BYTES.value  # the allocator counts tensors only
+    memory = tensors if result.memory.active_bytes is None else result.memory.active_bytes
+    held = tensors if result.memory.reserved_bytes is None else result.memory.reserved_bytes
     measured = run.peak_active_gib * 2.0**30
     return ScoredRun(
         name=run.name,
@@ -111,6 +116,8 @@ def score_run(run: Run) -> ScoredRun:
         predicted_memory_bytes=memory,
         memory_error=memory / measured - 1.0,
         reserved_bytes=run.peak_reserved_gib * 2.0**30,
+        predicted_reserved_bytes=held,
+        reserved_error=held / (run.peak_reserved_gib * 2.0**30) - 1.0,
         needed_bytes=result.memory.total_bytes,
         capacity_bytes=result.memory.capacity_bytes,
         fits=result.memory.fits,
@@ -144,7 +151,11 @@ def scenario_of_run(run: Run) -> Scenario:
         variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
         run=RunPlan(tokens=float(run.sequences * run.sequence)),
         software=Software(
-            kernels="eager", parameters_copied=True, overlap_data_parallel=True, host="emerald-rapids-vm"
+            kernels="eager",
+            parameters_copied=True,
+            allocator="expandable",
+            overlap_data_parallel=True,
+            host="emerald-rapids-vm",
         ),
     )
 

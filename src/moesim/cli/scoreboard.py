@@ -27,8 +27,7 @@ def scoreboard(as_json: bool, workers: int) -> None:
 
 
 def print_runs(scored: list[ScoredRun]) -> None:
-    """Print the five runs, with the predicted tensors against the allocator's active peak, and the whole
-    predicted memory against its reserved peak."""
+    """Print the five runs, with the predicted peaks of the allocator, active and reserved, beside theirs."""
     cells = [
         (
             run.name,
@@ -39,22 +38,23 @@ def print_runs(scored: list[ScoredRun]) -> None:
             f"{run.predicted_memory_bytes / GIB:.1f}",
             percent(run.memory_error),
             f"{run.reserved_bytes / GIB:.1f}",
+            f"{run.predicted_reserved_bytes / GIB:.1f}",
+            percent(run.reserved_error),
             f"{run.needed_bytes / GIB:.1f}",
-            percent(run.needed_bytes / run.reserved_bytes - 1.0),
             "yes" if run.fits else "no",
             f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f}",
         )
         for run in scored
     ]
     headers = (
-        "run", "step (s)", "predicted", "error", "active (GiB)", "tensors", "error", "reserved (GiB)", "all",
-        "error", "fits", "P10 to P90 (s)",
+        "run", "step (s)", "predicted", "error", "active (GiB)", "predicted", "error", "reserved (GiB)",
+        "predicted", "error", "needed (GiB)", "fits", "P10 to P90 (s)",
     )  # fmt: skip
-    print_table(headers, cells, right=tuple(range(1, 10)))
+    print_table(headers, cells, right=tuple(range(1, 11)))
     print_text(
-        "active: the allocator's peak of live tensors, beside the predicted tensors; reserved: "
-        "what it took from the device, beside the prediction with the framework's own bytes, which "
-        "decides whether a plan fits"
+        "active: the allocator's peak of live tensors; reserved: what it took from the device; both "
+        "predicted by a replay of its allocations; needed: predicted tensors by kind and the framework's own "
+        "bytes, which decide whether a plan fits"
     )
 
 

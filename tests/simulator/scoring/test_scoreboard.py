@@ -193,10 +193,11 @@ def test_a_summary_leaves_out_what_was_refused() -> None:
 
 @pytest.mark.parametrize("run", runs(), ids=lambda r: r.name)
 def test_runs_on_h200_hold_step_and_memory(run: Run) -> None:
-    """The targets: step within 10 %, peak memory within 5 %."""
+    """The targets: step within 10 %, peaks of active memory within 1 % and of reserved memory within 5 %."""
     result = score_run(run)
     assert abs(result.step_error) < 0.10
-    assert abs(result.memory_error) < 0.05
+    assert abs(result.memory_error) < 0.01
+    assert abs(result.reserved_error) < 0.05
 
 
 def test_fsdp_hides_its_collectives_as_the_profiled_run_did() -> None:
