@@ -1,9 +1,9 @@
-"""How much longer the busiest link behind the NICs takes than a NIC, when all rings of data parallelism run at once.
+"""How much longer the busiest link behind the NICs takes than a NIC when all data-parallel rings run at once.
 
     python benchmarks/ring_contention.py
 
-Two-layer fat-trees of 64-port switches on nodes of eight GPUs; ranks in order, one ring a rail. Dense groups are
-the GPUs of a pipeline rank, groups of experts the replicas of one GPU's experts.
+Two-layer fat-trees of 64-port switches on nodes of eight GPUs; ranks in order, one ring a rail. Dense groups
+are the GPUs of a pipeline rank, groups of experts the replicas of one GPU's experts.
 """
 
 from __future__ import annotations
