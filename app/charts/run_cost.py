@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREY, ORANGE, PURPLE, RED, SERIES, YELLOW, styled
+from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, YELLOW, styled
 from moesim.simulator.run.report import CauseReport, GpuHours, OutlookRow
 
 OVERHEADS: Mapping[str, tuple[str, str]] = {
+    "startup": ("start-up", GREEN),
     "checkpoints": ("checkpoints", YELLOW),
     "lost": ("done again", RED),
     "detection": ("detection", ORANGE),

@@ -15,7 +15,12 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Schedule, awaiting, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 2_000_000
-RANGED_KEYS = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
+RANGED_KEYS = (
+    "routing.expert_load_cv",
+    "routing.load.max_vio",
+    "variation.clock_cv",
+    "variation.jitter_cv",
+)
 """Keys of a scenario whose range intervals use."""
 SHIPPED_SECTIONS = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
 """Sections that mostly come from shipped data, whose numbers have ranges."""

@@ -105,6 +105,8 @@ class GpuHours(Frozen):
     """
 
     productive: float
+    startup: float
+    """Before the first step of a job; after an interruption it is part of `restart`."""
     checkpoints: float
     lost: float
     detection: float

@@ -56,10 +56,11 @@ def simulate_run(
     interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
     spare_nodes = plan.spares.count if plan.spares else 0
     bill = rates(cluster, plan.price, spare_nodes)
-    book = wide = _Book(phases, outcome, cluster.n_gpus, bill)
+    start_s = plan.start_s(cluster.n_gpus)
+    book = wide = _Book(phases, outcome, cluster.n_gpus, bill, start_s)
     if factors is not None:
         drawn = simulate_failures(work, interruptions.model, replicas, seed, factors)
-        wide = _Book(phases, drawn, cluster.n_gpus, bill)
+        wide = _Book(phases, drawn, cluster.n_gpus, bill, start_s)
     days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
     hours = days.predicted * HOURS_PER_DAY
     return RunReport(
@@ -68,7 +69,9 @@ def simulate_run(
         finish=_finish(plan.start, wide.wall_s, mean(book.wall_s)),
         gpu_hours=book.gpu_hours(),
         goodput=_spread(wide.goodput(), mean(book.goodput())),
-        goodput_expected=math.fsum(work) / interruptions.expected_seconds(work) if work else 1.0,
+        goodput_expected=math.fsum(work) / (interruptions.expected_seconds(work) + book.startup_s)
+        if work
+        else 1.0,
         interruptions=_spread(wide.interruptions(), mean(book.interruptions())),
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
@@ -140,6 +143,13 @@ class _Book:
     outcome: RunOutcome
     gpus: int
     bill: Rates
+    start_s: float
+    """Seconds of one start of the job."""
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds of all starts that no interruption causes (eq. J10)."""
+        return self.start_s * sum(phase.starts for phase in self.phases)
 
     @property
     def stated_s(self) -> float:
@@ -148,7 +158,7 @@ class _Book:
     @property
     def wall_s(self) -> FloatArray:
         """Seconds of the whole run, [replicas]."""
-        return np.asarray(self.outcome.wall.sum(axis=0) + self.stated_s)
+        return np.asarray(self.outcome.wall.sum(axis=0) + self.stated_s + self.startup_s)
 
     @property
     def hours(self) -> FloatArray:
@@ -160,7 +170,7 @@ class _Book:
         return np.asarray(self.outcome.interruptions.sum(axis=(0, 1)), dtype=np.float64)
 
     def goodput(self) -> FloatArray:
-        wall = self.outcome.wall.sum(axis=0)
+        wall = self.outcome.wall.sum(axis=0) + self.startup_s
         return np.asarray(
             np.where(wall > 0.0, self.outcome.work.sum(axis=0) / np.where(wall > 0, wall, 1.0), 1.0)
         )
@@ -176,6 +186,7 @@ class _Book:
                 wall_s = work_s = phase.seconds
             else:
                 wall_s, work_s = mean(self.outcome.wall[simulated]), mean(self.outcome.work[simulated])
+                wall_s += self.start_s * phase.starts
                 simulated += 1
             reports.append(
                 PhaseReport(
@@ -201,6 +212,7 @@ class _Book:
         total = mean(self.wall_s) * self.gpus / SECONDS_PER_HOUR
         return GpuHours(
             productive=self._hours(o.work) + stated,
+            startup=self.startup_s * self.gpus / SECONDS_PER_HOUR,
             checkpoints=self._hours(o.checkpoints),
             lost=self._hours(o.lost),
             detection=self._hours(o.detection),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import SECONDS_PER_HOUR
@@ -42,6 +42,8 @@ class PhaseWork:
     seconds: float
     interpolation_error: float = 0.0
     notes: tuple[str, ...] = ()
+    starts: bool = False
+    """Whether a job starts with it: the first phase, and every later one with another plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
     """
     scenario, plan = job.scenario, job.scenario.run
     main = _Stretch("main", job, plan.tokens, None, plan.ramp, "")
-    works = [_simulated(main, measure)]
+    works = [replace(_simulated(main, measure), starts=True)]
     for phase in plan.phases:
         if phase.gpu_hours is not None:
             works.append(_stated(phase, job.cluster.n_gpus))
@@ -77,7 +79,7 @@ def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
         try:
             own = job.changed_to(phase_scenario(scenario, phase))
             stretch = _Stretch(phase.name, own, phase.tokens, phase.steps, phase.ramp, phase.assumption)
-            works.append(_simulated(stretch, measure))
+            works.append(replace(_simulated(stretch, measure), starts=bool(phase.override)))
         except InputError as error:
             raise InputError(f"run.phases {phase.name!r}: {error}") from None
     return works

@@ -119,6 +119,31 @@ class Checkpoint(Section):
         return None if self.interval == OPTIMAL else parse_quantity(self.interval, "s")
 
 
+class StartUp(Section):
+    """What a job does before its first step; a restart's recovery contains it already."""
+
+    communicators: SourcedSeconds = SourcedSeconds(
+        value=0.0027,
+        kind="published",
+        source="NCCL's 265 s at 96k GPUs (arXiv 2510.20171, read in a public summary), and MegaScale's upper "
+        "limits of 5 s at 2,048 and 30 s above 10,000 GPUs (arXiv 2402.15627): 2.4 to 2.9 ms a GPU",
+        date="2025-10",
+        note="0.25 ms with NCCLX; 510 ms with the first store of the same MegaScale job",
+    )
+    """Set-up of all groups of communicators, for each GPU of the job (eq. J10)."""
+    build: SourcedSeconds = SourcedSeconds(
+        value=0.0,
+        kind="assumed",
+        source="nobody published it apart from the rest of a restart",
+        date="2026-11-22",
+    )
+    """Model build, loading and the first step's compilation or graph capture."""
+
+    def seconds(self, gpus: int) -> float:
+        """Time of one start on a number of GPUs (eq. J10)."""
+        return gpus * self.communicators.value + self.build.value
+
+
 class Spares(Section):
     """Nodes that stand by, paid like the others, and how long a broken node is away."""
 
@@ -164,6 +189,9 @@ class RunPlan(Section):
     """A shipped rate, a file, or `{interruptions: "4 /1000 node-days"}`; needs checkpoint and restart."""
     restart: RestartRef | None = None
     """A shipped restart, a file, or `{detection: "5 min", recovery: "10 min"}`."""
+    startup: StartUp | None = None
+    """`{communicators: "2.7 ms", build: "5 min"}`, at the start of the run and of every later phase with
+    overrides; absent: the published set-up of communicators where `restart` is given, else nothing."""
     spares: Spares | None = None
     """Nodes that stand by; absent: always at hand and unpaid."""
     start: datetime.date | None = None
@@ -193,6 +221,11 @@ class RunPlan(Section):
         if self.checkpoint is not None and self.checkpoint.interval == OPTIMAL and self.failures is None:
             raise ValueError("run.checkpoint.interval: optimal needs run.failures; or state a time")
         return self
+
+    def start_s(self, gpus: int) -> float:
+        """Seconds of one start of the job on a number of GPUs."""
+        startup = self.startup or (StartUp() if self.restart is not None else None)
+        return 0.0 if startup is None else startup.seconds(gpus)
 
     @property
     def asks_for_more(self) -> bool:

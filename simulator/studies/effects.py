@@ -16,12 +16,13 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.host import load_host
-from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
 from moesim.simulator.engine.records import Execution, last_group, step_time_s
+from moesim.simulator.layout.expert_load_spec import popularity_of
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
@@ -39,6 +40,7 @@ from moesim.simulator.studies.sources import (
     CLUSTER,
     HOST,
     JITTER,
+    MAX_VIO,
     SESSION,
     SPREADS,
     Source,
@@ -166,8 +168,8 @@ def _spread_effect(
     """Effect of a spread with a range, wider or narrower with the same draws (eqs. U5 and U6)."""
     scenario = prepared.scenario
     number = _spread_of(scenario, key)
-    source = ranged(key, number)
-    if source is None or scenario.faults:
+    source = None if number is None else ranged(key, number)
+    if number is None or source is None or scenario.faults:
         return None
     low, high = source.points()
     seconds = []
@@ -181,10 +183,9 @@ def _spread_effect(
     return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
 
 
-def _spread_of(scenario: Scenario, key: str) -> SourcedFraction:
-    section, name = key.split(".")
-    number: SourcedFraction = getattr(getattr(scenario, section), name)
-    return number
+def _spread_of(scenario: Scenario, key: str) -> Sourced | None:
+    """The number of a spread; None where the scenario has another kind of load."""
+    return dict(sourced_numbers(scenario.model_copy(update={"profile": ""}))).get(key)
 
 
 def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Program:
@@ -194,7 +195,13 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
         variation = replace(variation, jitter_cv=value)
     else:
         draws = prepared.draws
-        loads = replace(draws, spec=replace(draws.spec, expert_cv=value)).loads(program.group)
+        spec = replace(draws.spec, expert_cv=value)
+        if key == MAX_VIO:
+            moe = draws.job.shape.moe
+            assert moe is not None
+            popularity, _ = popularity_of(with_value(scenario, key, value), moe, draws.layers)
+            spec = replace(draws.spec, popularity=popularity)
+        loads = replace(draws, spec=spec).loads(program.group)
         if loads is None:
             return program
         full = variation.loads.shape
@@ -234,7 +241,9 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
     scenario, profile, cluster = prepared.scenario, prepared.profile, prepared.cluster
     for id_, change in changes.items():
         if id_ in SPREADS:
-            scenario = scenario.replace(**{id_: _spread_of(scenario, id_).value * (1.0 + change)})
+            number = _spread_of(scenario, id_)
+            if number is not None:
+                scenario = scenario.replace(**{id_: number.value * (1.0 + change)})
             continue
         if id_ == HOST:
             scenario = scenario.replace(**{HOST: scenario.software.host_slowness * (1.0 + change)})

@@ -47,6 +47,7 @@ NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 
 CLOCK = "variation.clock_cv"
 JITTER = "variation.jitter_cv"
+MAX_VIO = "routing.load.max_vio"
 SPREADS = RANGED_KEYS
 """Scenario keys of spreads, which are sources if they state a range."""
 

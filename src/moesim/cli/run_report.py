@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from moesim.cli.console import percent, short
@@ -84,10 +85,11 @@ def _goodput(report: RunReport) -> str:
 
 def _hours(report: RunReport) -> str:
     hours = report.gpu_hours
-    if hours.total == hours.billed == hours.productive:
+    if hours.total == hours.billed and isclose(hours.total, hours.productive + hours.startup):
         return ""
     parts = {
         "productive": hours.productive,
+        "start-up": hours.startup,
         "done again": hours.lost,
         "detection": hours.detection,
         "restart": hours.restart,

@@ -35,6 +35,9 @@ def linear(job: ResolvedJob) -> StepFigures:
     return StepFigures(1.0 + 0.01 * tokens / (128 * 4096), 1.0, 2.0)
 
 
+START = 'run.startup={build: "0 s"}'
+
+
 def report(*overrides: str, factors: list[float] | None = None) -> RunReport:
     scenario = load_scenario(HOME, overrides)
     plan, cluster = scenario.run, scenario.machine
@@ -53,6 +56,20 @@ def test_tokens_alone_give_the_old_run() -> None:
     assert plain.cost_usd.predicted == pytest.approx(2 * plain.gpu_hours.total)
     assert (plain.goodput.predicted, plain.goodput_expected, plain.replicas) == (1.0, 1.0, 1)
     assert plain.checkpoint is None and plain.causes == () and plain.finish is None
+
+
+def test_a_job_starts_once_and_again_with_another_plan() -> None:
+    """2.7 ms a GPU for communicators; the context extensions of DeepSeek-V3 have plans of their own."""
+    one = 2048 * 0.0027
+    plain = report(START)
+    assert plain.gpu_hours.startup == pytest.approx(one * 2048 / 3600)
+    assert plain.days.predicted - report().days.predicted == pytest.approx(one / 86400, rel=1e-6)
+    assert 1.0 - plain.goodput.predicted == pytest.approx(one / (plain.days.predicted * 86400))
+    whole = report("run=deepseek-v3", 'run.startup.build="5 min"')
+    assert whole.gpu_hours.startup == pytest.approx(3 * (one + 300.0) * 2048 / 3600)
+    assert whole.gpu_hours.total == pytest.approx(sum(row.gpu_hours_with_stops for row in whole.phases))
+    stopped = report(*STOPS)  # an interruption's start-up is part of its restart
+    assert stopped.gpu_hours.startup == plain.gpu_hours.startup and stopped.gpu_hours.restart > 0.0
 
 
 def test_a_linear_step_time_makes_a_ramp_exact() -> None:
@@ -81,7 +98,10 @@ def test_phases_take_their_batch_length_and_overrides() -> None:
 def test_stops_are_booked_and_agree_with_the_closed_form() -> None:
     stopped = report(*STOPS, "run.replicas=2000")
     hours = stopped.gpu_hours
-    stops = (hours.checkpoints, hours.lost, hours.detection, hours.restart, hours.waiting_for_spares)
+    stops = (
+        hours.startup, hours.checkpoints, hours.lost, hours.detection, hours.restart,
+        hours.waiting_for_spares,
+    )  # fmt: skip
     assert math.fsum((hours.productive, *stops)) == pytest.approx(hours.total, rel=1e-9)
     assert stopped.goodput.predicted == pytest.approx(stopped.goodput_expected, rel=2e-3)
     by_cause = {row.cause: row for row in stopped.causes}

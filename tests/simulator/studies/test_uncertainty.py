@@ -22,6 +22,7 @@ from moesim.simulator.studies.response import path_weights, response_s
 from moesim.simulator.studies.sensitivity import sensitivity
 from moesim.simulator.studies.sources import (
     CLOCK,
+    MAX_VIO,
     SESSION,
     Source,
     cluster_sources,
@@ -326,6 +327,21 @@ def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
     other = spread.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
     exact = moesim.simulate(other).step.time_s - result.step.time_s
     assert exact > 0.0 and effect.seconds[1] == pytest.approx(exact, rel=0.35)
+
+
+def test_the_range_of_max_vio_is_a_source_and_moves_the_load(small: Scenario) -> None:
+    """Against the engine at the other load, the same seeds."""
+    number = {"value": 0.52, "between": [0.04, 0.72], "kind": "assumed", "source": "test", "date": "2026"}
+    loaded = small.replace(**{"routing.load": {"kind": "maxvio", "max_vio": number}})
+    prepared, executions, result = predict(loaded)
+    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == MAX_VIO)
+    assert effect.source.low == pytest.approx(0.04 / 0.52 - 1.0)
+    assert effect.seconds[0] < 0.0 < effect.seconds[1]
+    lower = 0.52 * (1.0 + effect.at[0])
+    exact = moesim.simulate(loaded.replace(**{MAX_VIO: lower})).step.time_s - result.step.time_s
+    assert effect.seconds[0] == pytest.approx(exact, rel=0.35)
+    assert moved(prepared, {MAX_VIO: effect.at[0]}, ()).scenario.routing.load.now == pytest.approx(lower)  # type: ignore[union-attr]
+    assert not any(e.source.id == MAX_VIO for e in entry_effects(*predict(small)[:2]))
 
 
 # -- full resolution, the whole run --------------------------------------------------------------------
