@@ -31,7 +31,7 @@ GIB = 2.0**30
 NOTES = {
     "2026-11-22 20:39": (
         "Also before the measurement: reading FSDP2 and torchtitan's gpt_oss showed copies that the first",
-        "freeze lacks (`software.single_groups_copied`, eq. O32, and `software.expert_biases=repeated`).",
+        "freeze lacks (`software.single_groups_copied`, eq. O31, and `software.expert_biases=repeated`).",
     ),
 }
 """What a later freeze adds to the one before it."""
@@ -202,12 +202,12 @@ def freeze() -> None:
             "reserved_gib": round(one.reserved_bytes / GIB, 3),
         }
         block.append(
-            own_runs.FrozenPrediction.model_validate(
+            own_runs.FrozenRun.model_validate(
                 {"name": run.name, "date": date, "commit": commit, **times, **memory}
             )
         )
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(own_runs.FrozenPrediction.model_fields), lineterminator="\n")
+    writer = csv.DictWriter(text, list(own_runs.FrozenRun.model_fields), lineterminator="\n")
     if not DATA.exists():
         writer.writeheader()
     writer.writerows(line.model_dump() for line in block)

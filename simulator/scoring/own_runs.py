@@ -56,7 +56,7 @@ class OwnRuns(Frozen):
     runs: tuple[OwnRun, ...]
 
 
-class FrozenPrediction(Frozen):
+class FrozenRun(Frozen):
     """What was predicted for a run on a day: the step (s) with its 80 % interval, and memory (GiB)."""
 
     name: str
@@ -71,7 +71,7 @@ class FrozenPrediction(Frozen):
     reserved_gib: PositiveFloat
 
 
-class Measurement(Frozen):
+class MeasuredRun(Frozen):
     """What was measured of a run on rank 0 (benchmarks/gpu/results/2026-11-22-h200-x2-train-runs.json)."""
 
     name: str
@@ -88,7 +88,7 @@ class Measurement(Frozen):
     """Seconds of a profiled step in which collectives ran alone."""
 
 
-class Prediction(NamedTuple):
+class PredictedRun(NamedTuple):
     """Step (s), its 80 % interval with the median, and tensors' bytes at the peak, active and reserved."""
 
     step_s: float
@@ -136,7 +136,7 @@ def scenario_of(name: str, *overrides: str) -> Scenario:
     return scenario.overridden(*file().overrides, *overrides)
 
 
-def prediction(name: str, *overrides: str) -> Prediction:
+def prediction(name: str, *overrides: str) -> PredictedRun:
     """Predict a run with its interval; memory is what the allocator counts, which is tensors only."""
     scenario = scenario_of(name, *overrides)
     result = with_uncertainty(scenario)
@@ -144,7 +144,7 @@ def prediction(name: str, *overrides: str) -> Prediction:
     band = result.uncertainty.bands["step_time_s"]
     active = predict(scenario).result.memory.total_bytes - FRAMEWORK_BYTES.value
     reserved = active * (1.0 + ALLOCATOR_SLACK.value)
-    return Prediction(result.step.time_s, band.p10, band.p50, band.p90, active, reserved)
+    return PredictedRun(result.step.time_s, band.p10, band.p50, band.p90, active, reserved)
 
 
 FREEZES: dict[str, str] = {
@@ -155,21 +155,21 @@ FREEZES: dict[str, str] = {
 
 
 @lru_cache(maxsize=1)
-def frozen() -> tuple[FrozenPrediction, ...]:
+def frozen() -> tuple[FrozenRun, ...]:
     """The frozen predictions, oldest first. Raises InputError for a malformed line."""
     lines = csv.DictReader(io.StringIO(_text(FROZEN)))
-    return tuple(validate_model(FrozenPrediction, line, FROZEN) for line in lines)
+    return tuple(validate_model(FrozenRun, line, FROZEN) for line in lines)
 
 
 @lru_cache(maxsize=1)
-def measured() -> dict[str, Measurement]:
+def measured() -> dict[str, MeasuredRun]:
     """The measurements by run. Raises InputError for a malformed line."""
     lines = csv.DictReader(io.StringIO(_text(MEASURED)))
-    found = (validate_model(Measurement, line, MEASURED) for line in lines)
+    found = (validate_model(MeasuredRun, line, MEASURED) for line in lines)
     return {one.name: one for one in found}
 
 
-def digest(lines: Sequence[FrozenPrediction]) -> str:
+def digest(lines: Sequence[FrozenRun]) -> str:
     """SHA-256 of frozen predictions."""
     text = "\n".join(",".join(str(value) for value in line.model_dump().values()) for line in lines)
     return hashlib.sha256(text.encode()).hexdigest()
