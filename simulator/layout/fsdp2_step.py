@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from moesim.simulator.layout.allocator import Event
 from moesim.simulator.layout.eager_tape import (
+    BlockFrame,
     EagerOp,
-    Frame,
     Held,
     Saving,
     Tape,
@@ -21,7 +21,7 @@ from moesim.simulator.layout.eager_tape import (
     run_forward,
     run_weights,
 )
-from moesim.simulator.layout.fsdp2_units import NARROW, Communication, Unit
+from moesim.simulator.layout.fsdp2_units import NARROW, ShardBuffers, Unit
 from moesim.simulator.schedules.action import Action
 
 GEMM_WORKSPACE_BYTES, GEMM_THREADS = 32 << 20, 2
@@ -68,8 +68,8 @@ class _Rank:
         self.units: list[list[dict[str, Unit]]] = [
             [self._units_of(stage, n) for n in range(len(stage.blocks))] for stage in stages
         ]
-        self.shards = Communication(self.tape, plan.pipeline)
-        self.frames: dict[tuple[int, int], list[Frame]] = {}
+        self.shards = ShardBuffers(self.tape, plan.pipeline)
+        self.frames: dict[tuple[int, int], list[BlockFrame]] = {}
         self.outputs: dict[tuple[int, int], Tensor | None] = {}
         self.losses: dict[tuple[int, int], Tensor | None] = {}
         self.waiting: dict[tuple[int, int], list[Held]] = {}

@@ -35,7 +35,7 @@ class Unit:
         return sum(self.sizes)
 
 
-class Communication:
+class ShardBuffers:
     """Gathers and reduces units of parameters on a tape.
 
     With `whole_gradients` gradients are added in FP32 and reduced by the caller, at the end of a step.
