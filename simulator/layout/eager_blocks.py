@@ -31,7 +31,7 @@ STATE_BYTES = 512.0
 
 
 @dataclass
-class _Block:
+class _BlockOps:
     """Collects the operators of a block and counts its GEMMs."""
 
     tokens: float
@@ -94,7 +94,7 @@ def eager_block(shape: ModelShape, block: BlockShape, tokens: float, ep: int) ->
     Described are embedding, head, and layers of grouped-query or latent attention with a gated FFN or routed
     experts. Experts receive as many rows as are sent.
     """
-    out = _Block(tokens, shape.hidden)
+    out = _BlockOps(tokens, shape.hidden)
     if block.is_embedding:
         size, table = NARROW * tokens * shape.hidden, NARROW * shape.vocab * shape.hidden
         return (EagerOp("y", (INPUT,), size, weights=(table,), extra_bytes=STATE_BYTES),)
@@ -135,7 +135,7 @@ def eager_loss(vocabulary: int, tokens: float, compiled: bool = False) -> tuple[
 # -- attention ---------------------------------------------------------------------------------------------
 
 
-def _attention(out: _Block, attention: Attention) -> bool:
+def _attention(out: _BlockOps, attention: Attention) -> bool:
     """Append the attention half between its norm and its sum; False if it is not described."""
     if attention.features != {attention.kind}:
         return False
@@ -148,7 +148,7 @@ def _attention(out: _Block, attention: Attention) -> bool:
     return True
 
 
-def _core(out: _Block, inputs: dict[str, float], heads: int, width: float) -> None:
+def _core(out: _BlockOps, inputs: dict[str, float], heads: int, width: float) -> None:
     """Append the core attention, which saves its inputs, its output and a log-sum-exp.
 
     `inputs`: columns of the gradients of queries, keys and values.
@@ -168,7 +168,7 @@ def _core(out: _Block, inputs: dict[str, float], heads: int, width: float) -> No
     out.linear("attention output", "attended", width, out.hidden)
 
 
-def _grouped_query(out: _Block, attention: GroupedQueryAttention) -> None:
+def _grouped_query(out: _BlockOps, attention: GroupedQueryAttention) -> None:
     heads, kv_heads, qk, value = attention.sizes
     columns = {"q": heads * qk, "k": kv_heads * qk}
     for name in columns:
@@ -189,7 +189,7 @@ def _grouped_query(out: _Block, attention: GroupedQueryAttention) -> None:
     _core(out, inputs, heads, heads * value)
 
 
-def _latent(out: _Block, attention: MLA) -> None:
+def _latent(out: _BlockOps, attention: MLA) -> None:
     t, heads, nope = out.tokens, attention.heads, attention.qk_nope_dim
     rope, value, latent = attention.qk_rope_dim, attention.v_dim, attention.kv_lora_rank
     queries, keys_values = heads * (nope + rope), heads * (nope + value)
@@ -219,7 +219,7 @@ def _latent(out: _Block, attention: MLA) -> None:
 # -- feed-forward ------------------------------------------------------------------------------------------
 
 
-def _feed_forward(out: _Block, feed_forward: FeedForward, ep: int) -> bool:
+def _feed_forward(out: _BlockOps, feed_forward: FeedForward, ep: int) -> bool:
     """Append the feed-forward half between its norm and its sum; False if it is not described."""
     if isinstance(feed_forward, DenseFFN) and feed_forward.gated:
         _ffn(out, "", feed_forward.width, "ffn output")
@@ -230,7 +230,7 @@ def _feed_forward(out: _Block, feed_forward: FeedForward, ep: int) -> bool:
     return True
 
 
-def _ffn(out: _Block, name: str, width: int, output: str) -> None:
+def _ffn(out: _BlockOps, name: str, width: int, output: str) -> None:
     out.linear(f"{name}gate", "ffn input", out.hidden, width)
     _activation(
         out, name, out.tokens * width, lambda: out.linear(f"{name}up", "ffn input", out.hidden, width)
@@ -238,7 +238,7 @@ def _ffn(out: _Block, name: str, width: int, output: str) -> None:
     out.linear(output, f"{name}product", width, out.hidden)
 
 
-def _activation(out: _Block, name: str, elements: float, up: Callable[[], None]) -> None:
+def _activation(out: _BlockOps, name: str, elements: float, up: Callable[[], None]) -> None:
     """Append the SiLU of the gate, the up projection, and their product."""
     size, gate = NARROW * elements, f"{name}gate"
     out.add(EagerOp(f"{name}silu", (gate,), size, saves=(gate,), gradients=((gate, size),)))
@@ -248,7 +248,7 @@ def _activation(out: _Block, name: str, elements: float, up: Callable[[], None])
     out.add(EagerOp(f"{name}product", inputs, size, saves=inputs, gradients=gradients))
 
 
-def _moe(out: _Block, moe: MoE, ep: int) -> None:
+def _moe(out: _BlockOps, moe: MoE, ep: int) -> None:
     t, h = out.tokens, out.hidden
     rows, scores = t * moe.top_k, t * moe.experts
     # torchtitan's default of `per_op_sac_force_recompute_mm_shapes_by_fqns` names the router.
@@ -277,7 +277,7 @@ def _moe(out: _Block, moe: MoE, ep: int) -> None:
         out.narrow("ffn output", "summed wide", t * h)
 
 
-def _experts(out: _Block, moe: MoE, rows: float, here: int) -> None:
+def _experts(out: _BlockOps, moe: MoE, rows: float, here: int) -> None:
     """Append both exchanges, the grouping of rows by expert, and the grouped GEMMs of `here` experts."""
     h, width = out.hidden, moe.expert_ffn
     sent, longer = NARROW * rows * h, NARROW * (rows + 1) * h

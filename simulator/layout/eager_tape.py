@@ -96,7 +96,7 @@ its backward with the gradients of its weights."""
 
 
 @dataclass(slots=True)
-class Frame:
+class BlockFrame:
     """What one micro-batch of a block holds between its forward and its backward."""
 
     block_input: Tensor | None
@@ -113,9 +113,9 @@ def run_forward(
     saving: Saving,
     enter: UnitHook,
     leave: UnitHook,
-) -> tuple[Tensor | None, Frame]:
+) -> tuple[Tensor | None, BlockFrame]:
     """Run a block forward: its output, held once, and its frame; the caller keeps its hold of `x`."""
-    frame = Frame(None if saving == "all" else tape.hold(x), {}, {}, saving == "all")
+    frame = BlockFrame(None if saving == "all" else tape.hold(x), {}, {}, saving == "all")
     output = _forward(tape, ops, x, saving, frame, (enter, leave))
     return output, frame
 
@@ -125,7 +125,7 @@ def _forward(
     ops: Sequence[EagerOp],
     x: Tensor | None,
     saving: Saving,
-    frame: Frame,
+    frame: BlockFrame,
     hooks: tuple[UnitHook, UnitHook],
     again: bool = False,
 ) -> Tensor | None:
@@ -173,7 +173,7 @@ def _run(
 def run_backward(
     tape: Tape,
     ops: Sequence[EagerOp],
-    frame: Frame,
+    frame: BlockFrame,
     gradient: Tensor | None,
     enter: UnitHook,
     leave: UnitHook,
@@ -226,7 +226,7 @@ def run_weights(
 
     A block that is recomputed runs its forward once more, because W is another pass of autograd.
     """
-    frame = Frame(None, {}, {}, complete=True)
+    frame = BlockFrame(None, {}, {}, complete=True)
     for again in waiting.pop(-1, ()):
         _forward(tape, ops, again, "all", frame, (_nothing, _nothing), again=True)
         tape.drop(again)

@@ -7,12 +7,12 @@ Which buffer lives on which stream, and until when, is read from torch 2.11
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moesim.simulator.layout.allocator import Event
 from moesim.simulator.layout.eager_tape import (
+    BlockFrame,
     EagerOp,
-    Frame,
     Held,
     Saving,
     Tape,
@@ -21,14 +21,11 @@ from moesim.simulator.layout.eager_tape import (
     run_forward,
     run_weights,
 )
+from moesim.simulator.layout.fsdp2_units import NARROW, ShardBuffers, Unit
 from moesim.simulator.schedules.action import Action
 
-COMPUTE, COPY_IN, REDUCE = 0, 1, 2
-"""Streams: operators and unsharded parameters; buffers of all-gathers; reduced gradients."""
 GEMM_WORKSPACE_BYTES, GEMM_THREADS = 32 << 20, 2
 """Workspace of cuBLAS, which the threads of forward and backward each keep; measured on an H200."""
-NARROW, WIDE = 2, 4
-"""Bytes of an element of a gathered parameter and its gradient, and of a stored parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +60,16 @@ class StepPlan:
     """FP32 tensors of the optimizer for each parameter."""
 
 
-@dataclass(slots=True)
-class _Unit:
-    """Parameters that FSDP2 gathers and reduces together."""
-
-    sizes: tuple[float, ...]
-    """Elements of each parameter."""
-    ranks: int
-    reshard: bool
-    gathering: Tensor | None = None
-    gathered: list[Tensor | None] = field(default_factory=list)
-    gradients: list[Tensor | None] = field(default_factory=list)
-    """Gradients of the last backward."""
-    accumulated: list[Tensor | None] = field(default_factory=list)
-    """FP32 gradients of earlier micro-batches."""
-    reduced: Tensor | None = None
-    stored: list[Tensor | None] = field(default_factory=list)
-    open: bool = False
-
-    @property
-    def elements(self) -> float:
-        """Elements of all parameters."""
-        return sum(self.sizes)
-
-
 class _Rank:
     """Runs the steps of one rank on a tape."""
 
     def __init__(self, stages: Sequence[EagerStage], plan: StepPlan) -> None:
         self.tape, self.stages, self.plan = Tape(), stages, plan
-        self.units: list[list[dict[str, _Unit]]] = [
+        self.units: list[list[dict[str, Unit]]] = [
             [self._units_of(stage, n) for n in range(len(stage.blocks))] for stage in stages
         ]
-        self.last_gather: Tensor | None = None
-        self.reducing: Tensor | None = None
-        self.frames: dict[tuple[int, int], list[Frame]] = {}
+        self.shards = ShardBuffers(self.tape, plan.pipeline)
+        self.frames: dict[tuple[int, int], list[BlockFrame]] = {}
         self.outputs: dict[tuple[int, int], Tensor | None] = {}
         self.losses: dict[tuple[int, int], Tensor | None] = {}
         self.waiting: dict[tuple[int, int], list[Held]] = {}
@@ -113,85 +85,21 @@ class _Rank:
                 if not stage.is_last:
                     self.received_gradients[number, microbatch] = self.tape.new(stage.hidden_bytes)
 
-    def _units_of(self, stage: EagerStage, place: int) -> dict[str, _Unit]:
+    def _units_of(self, stage: EagerStage, place: int) -> dict[str, Unit]:
         names = dict.fromkeys(op.unit for op in stage.blocks[place])
         last = stage.is_last and place >= len(stage.blocks) - 2  # head and loss
         units = {}
         for name in names:
             sizes = tuple(w / NARROW for op in stage.blocks[place] if op.unit == name for w in op.weights)
             ranks = stage.unit_shards if name else stage.shards
-            units[name] = _Unit(sizes, ranks, reshard=self.plan.reshard and not last)
+            units[name] = Unit(sizes, ranks, reshard=self.plan.reshard and not last)
         return units
 
     # -- parameters --------------------------------------------------------------------------------------
 
-    def all_units(self) -> Iterable[_Unit]:
+    def all_units(self) -> Iterable[Unit]:
         """All units in the order of the model."""
         return (unit for stage in self.units for block in stage for unit in block.values())
-
-    def store(self, copies: int) -> None:
-        """Allocate `copies` FP32 tensors for the shard of every parameter."""
-        for unit in self.all_units():
-            for size in unit.sizes:
-                unit.stored += [self.tape.new(WIDE * size / unit.ranks) for _ in range(copies)]
-
-    def gather(self, unit: _Unit) -> None:
-        """Start the all-gather of a unit; a unit of one rank needs none."""
-        if unit.open or unit.gathering is not None or unit.ranks == 1:
-            return
-        shard = self.tape.new(NARROW * unit.elements / unit.ranks, COPY_IN)
-        unit.gathering = self.tape.new(NARROW * unit.elements, COPY_IN)
-        self.tape.drop(shard)
-
-    def unshard(self, unit: _Unit, forward: bool) -> None:
-        """Copy the parameters of a unit out of its all-gather."""
-        if unit.open:
-            return
-        self.gather(unit)
-        if forward:
-            self.tape.drop(self.last_gather)
-            self.last_gather = None
-        for size in unit.sizes:
-            cast = self.tape.new(NARROW * size) if unit.ranks == 1 else None
-            unit.gathered.append(self.tape.new(NARROW * size))
-            self.tape.drop(cast)
-        if forward:
-            self.last_gather = unit.gathering
-        else:
-            self.tape.drop(unit.gathering)
-        unit.gathering, unit.open = None, True
-
-    def reshard(self, unit: _Unit) -> None:
-        """Free the parameters of a unit."""
-        self.tape.drop_all(unit.gathered)
-        unit.open = False
-
-    def reduce(self, unit: _Unit) -> None:
-        """Reduce and scatter the gradients of a unit."""
-        self.reshard(unit)
-        self.tape.drop(self.reducing)
-        self.reducing = self.tape.new(WIDE * unit.elements)
-        self.tape.drop_all(unit.gradients)
-        self.tape.drop_all(unit.accumulated)
-        reduced = self.tape.new(WIDE * unit.elements / unit.ranks, REDUCE)
-        if unit.ranks == 1:  # divided out of place and copied, as nothing is reduced
-            self.tape.drop(self.tape.new(WIDE * unit.elements, REDUCE))
-        if unit.reduced is None:
-            unit.reduced = reduced
-        else:
-            self.tape.drop(reduced)  # added to the gradient of earlier micro-batches
-
-    def after_backward(self, unit: _Unit) -> None:
-        """Reduce the gradients of a unit, or add them to those of earlier micro-batches in FP32."""
-        if not self.plan.pipeline:
-            self.reduce(unit)
-            return
-        if not unit.accumulated:
-            for place, size in enumerate(unit.sizes):
-                unit.accumulated.append(self.tape.new(WIDE * size))
-                self.tape.drop(unit.gradients[place])
-            unit.gradients.clear()
-        self.tape.drop_all(unit.gradients)
 
     # -- passes ------------------------------------------------------------------------------------------
 
@@ -211,13 +119,13 @@ class _Rank:
         frames = []
         for place, ops in enumerate(stage.blocks):
             units = self.units[number][place]
-            self.unshard(units[""], forward=True)
+            self.shards.unshard(units[""], forward=True)
             y, frame = run_forward(
                 self.tape,
                 ops,
                 x,
                 stage.recomputed[place],
-                lambda name, _: self.unshard(units[name], forward=True),  # noqa: B023
+                lambda name, _: self.shards.unshard(units[name], forward=True),  # noqa: B023
                 lambda name, _: self._after_forward(units[name]),  # noqa: B023
             )
             self._after_forward(units[""])
@@ -227,17 +135,16 @@ class _Rank:
             self.tape.drop(x)
             frames.append(frame)
             x = y
-        self.tape.drop(self.last_gather)
-        self.last_gather = None
+        self.shards.end_forward()
         self.frames[number, microbatch] = frames
         if stage.is_last:
             self.losses[number, microbatch] = x
         else:
             self.outputs[number, microbatch] = x
 
-    def _after_forward(self, unit: _Unit) -> None:
+    def _after_forward(self, unit: Unit) -> None:
         if unit.reshard:
-            self.reshard(unit)
+            self.shards.reshard(unit)
 
     def backward(self, number: int, microbatch: int, weights_later: bool) -> None:
         """Run the backward of a micro-batch, or only its input gradients."""
@@ -249,7 +156,7 @@ class _Rank:
         waiting: list[Held] = []
         for place in range(len(stage.blocks) - 1, -1, -1):
             units = self.units[number][place]
-            self.unshard(units[""], forward=False)
+            self.shards.unshard(units[""], forward=False)
             self._prefetch(number, place, "")
             gradient, weights, later = run_backward(
                 tape,
@@ -270,7 +177,7 @@ class _Rank:
             self.waiting[number, microbatch] = waiting
 
     def _enter_backward(self, number: int, place: int, name: str) -> None:
-        self.unshard(self.units[number][place][name], forward=False)
+        self.shards.unshard(self.units[number][place][name], forward=False)
         self._prefetch(number, place, name)
 
     def _prefetch(self, number: int, place: int, name: str) -> None:
@@ -278,15 +185,15 @@ class _Rank:
         units = self.units[number][place]
         inner = [unit for key, unit in units.items() if key]
         if not name and inner:
-            self.gather(inner[-1])
+            self.shards.gather(inner[-1])
         elif place:
-            self.gather(self.units[number][place - 1][""])
+            self.shards.gather(self.units[number][place - 1][""])
 
-    def _leave_backward(self, unit: _Unit, gradients: list[Tensor | None]) -> None:
+    def _leave_backward(self, unit: Unit, gradients: list[Tensor | None]) -> None:
         if not gradients and unit.sizes:
             return  # they are computed later
         unit.gradients = list(gradients)
-        self.after_backward(unit)
+        self.shards.after_backward(unit)
 
     def weights(self, number: int, microbatch: int) -> None:
         """Compute the weight gradients that were left for later."""
@@ -303,15 +210,13 @@ class _Rank:
     def step(self, passes: Iterable[Action]) -> None:
         """Run all passes and the reductions that were left for the end of the step."""
         for unit in self.all_units():
-            self.tape.drop(unit.reduced)
-            unit.reduced = None
+            self.shards.drop_gradient(unit)
         for action in passes:
             self.run(action)
         if self.plan.pipeline:
             for unit in reversed(list(self.all_units())):
-                self.reduce(unit)
-        self.tape.drop(self.reducing)
-        self.reducing = None
+                self.shards.reduce(unit)
+        self.shards.end_step()
 
 
 def events_of_rank(stages: Sequence[EagerStage], passes: Sequence[Action], plan: StepPlan) -> list[Event]:
@@ -323,10 +228,12 @@ def events_of_rank(stages: Sequence[EagerStage], passes: Sequence[Action], plan:
     rank = _Rank(stages, plan)
     for _ in range(GEMM_THREADS):
         rank.tape.new(GEMM_WORKSPACE_BYTES)
-    rank.store(1)
+    for unit in rank.all_units():
+        rank.shards.store(unit, 1)
     if plan.pipeline:
         rank.receive_into()
     rank.step(passes)
-    rank.store(plan.states)
+    for unit in rank.all_units():
+        rank.shards.store(unit, plan.states)
     rank.step(passes)
     return rank.tape.events

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from moesim.simulator.layout.allocator import AllocatorBytes, peak_bytes
 from moesim.simulator.layout.eager_blocks import eager_block, eager_loss
 from moesim.simulator.layout.eager_tape import EagerOp, Saving
-from moesim.simulator.layout.fsdp2_step import WIDE, EagerStage, StepPlan, events_of_rank
+from moesim.simulator.layout.fsdp2_step import EagerStage, StepPlan, events_of_rank
+from moesim.simulator.layout.fsdp2_units import NARROW, WIDE
 from moesim.simulator.layout.memory import MemoryInputs
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.schedules.action import Action, actions_of
 from moesim.simulator.schedules.schedule import Schedule
 
-NARROW_BYTES = 2
-"""Bytes of an element of a hidden state."""
+MOST_OPERATORS = 400_000
+"""Operators of two steps that are replayed at most: about two seconds."""
 LEFT_BY_FORWARD: dict[str, Saving] = {"none": "all", "op": "some", "full": "none"}
 """What the forward of a layer leaves, by recompute policy."""
 FSDP2_PRECISION = {
@@ -51,9 +52,12 @@ def replayed_peaks(
     actions = [action for step in schedule.ranks[rank] for action in actions_of(step)]
     places = {number: place for place, number in enumerate(numbers)}
     plan = inputs.layout.plan
+    passes = [Action(places[a.stage], a.kind, a.microbatch) for a in _first_microbatches(actions)]
+    if 2 * sum(len(ops) for a in passes for ops in stages[a.stage].blocks) > MOST_OPERATORS:
+        return f"its steps have more than {MOST_OPERATORS} operators on a rank"
     events = events_of_rank(
         stages,
-        [Action(places[a.stage], a.kind, a.microbatch) for a in _first_microbatches(actions)],
+        passes,
         StepPlan(
             microbatches=schedule.microbatches,
             pipeline=plan.pp > 1,
@@ -111,7 +115,7 @@ def _eager_stage(inputs: MemoryInputs, blocks: tuple[Block, ...]) -> EagerStage 
         tuple(left),
         of_others,
         of_experts,
-        NARROW_BYTES * tokens * shape.hidden,
+        NARROW * tokens * shape.hidden,
         is_first=any(block.is_embedding for block in blocks),
         is_last=any(block.is_head for block in blocks),
     )

@@ -204,7 +204,7 @@ def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
 
 
 def _split(frame: Frame) -> tuple[int, int, int, bool]:
-    """The part of a plan that decides the tensors of a block on one GPU; the last says if it has stages."""
+    """What decides the tensor sizes of a block on one GPU; the last says whether there is a pipeline."""
     return frame.plan.tp, frame.plan.cp, frame.plan.microbatch, frame.plan.pp > 1
 
 

@@ -281,7 +281,7 @@ def waiting_logits(cpu: bool, compiled: bool) -> dict[str, Any]:
 
 def cases(blocks: ModuleType) -> list[Any]:
     """The models, most telling first; none has a width of the scored runs."""
-    case = blocks.Case
+    case = blocks.SmallModel
     moe = {"hidden": 2560, "heads": 20, "kv_heads": 20, "ffn": 6912, "experts": 64, "mla": True, "layers": 5}
     return [
         case("dense, op", recompute="op"),
@@ -378,12 +378,12 @@ def main() -> None:
         with no_peers(chosen.ranks):
             part(case.name, lambda c=chosen: step_of_model(blocks, c, cpu))  # type: ignore[misc]
     for recompute in ("none", "full"):
-        split = blocks.Case(f"split {recompute}", layers=4, recompute=recompute)
+        split = blocks.SmallModel(f"split {recompute}", layers=4, recompute=recompute)
         split = split.small() if cpu else split
         part(f"split backward, {recompute}", lambda c=split: split_backward(blocks, c, cpu))  # type: ignore[misc]
     for compiled in (False, True):
         part(f"waiting logits, compiled {compiled}", lambda c=compiled: waiting_logits(cpu, c))  # type: ignore[misc]
-    compiled_case = blocks.Case("dense, op, compiled loss", recompute="op", loss="compiled")
+    compiled_case = blocks.SmallModel("dense, op, compiled loss", recompute="op", loss="compiled")
     compiled_case = compiled_case.small() if cpu else compiled_case
     with no_peers(compiled_case.ranks):
         part(compiled_case.name, lambda: step_of_model(blocks, compiled_case, cpu))

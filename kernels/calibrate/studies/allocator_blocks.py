@@ -15,7 +15,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
-class Case:
+class SmallModel:
     """One model and the way it is trained. `experts` are those of all ranks, 1 / `ep` of them are here."""
 
     name: str
@@ -41,7 +41,7 @@ class Case:
     expandable: bool = False
     steps: int = 3
 
-    def small(self) -> Case:
+    def small(self) -> SmallModel:
         """The same case with tiny sizes, for a run on a CPU."""
         values = {
             **vars(self),
@@ -52,7 +52,7 @@ class Case:
             "layers": 2,
             "vocabulary": 128,
         }
-        return Case(**values | {"sequence": 32, "expert_ffn": 32, "shared_ffn": 48, "steps": 2})
+        return SmallModel(**values | {"sequence": 32, "expert_ffn": 32, "shared_ffn": 48, "steps": 2})
 
 
 @torch.library.custom_op("moesim_allocator::exchange", mutates_args=())
@@ -87,7 +87,7 @@ def rotate(x: torch.Tensor, wave: torch.Tensor) -> torch.Tensor:
 class GroupedAttention(nn.Module):  # type: ignore[misc]
     """Attention with grouped keys and values."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SmallModel) -> None:
         """Build the four projections."""
         super().__init__()
         self.heads, self.kv_heads, self.size = case.heads, case.kv_heads, case.hidden // case.heads
@@ -109,7 +109,7 @@ class GroupedAttention(nn.Module):  # type: ignore[misc]
 class LatentAttention(nn.Module):  # type: ignore[misc]
     """Attention whose keys and values come from a latent of 384 elements, without a latent of queries."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SmallModel) -> None:
         """Build the projections."""
         super().__init__()
         self.heads, self.latent, self.nope, self.rope, self.value = case.heads, 384, 96, 32, 96
@@ -135,7 +135,7 @@ class LatentAttention(nn.Module):  # type: ignore[misc]
         return self.wo(out.transpose(1, 2).contiguous().view(b, s, -1))
 
 
-class FeedForward(nn.Module):  # type: ignore[misc]
+class GatedFeedForward(nn.Module):  # type: ignore[misc]
     """A gated feed-forward network."""
 
     def __init__(self, hidden: int, width: int) -> None:
@@ -153,7 +153,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 class Experts(nn.Module):  # type: ignore[misc]
     """The experts of one rank."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SmallModel) -> None:
         """Build the weights of 1 / ep of the experts."""
         super().__init__()
         here, h, f = case.experts // case.ep, case.hidden, case.expert_ffn
@@ -172,16 +172,16 @@ class Experts(nn.Module):  # type: ignore[misc]
         return mm(inner, self.w2.transpose(-2, -1))
 
 
-class MoE(nn.Module):  # type: ignore[misc]
+class RoutedLayer(nn.Module):  # type: ignore[misc]
     """Routed and shared experts; tokens go to the experts in turn, and an exchange copies its rows."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SmallModel) -> None:
         """Build router and experts."""
         super().__init__()
         self.case = case
         self.gate = nn.Linear(case.hidden, case.experts, bias=False)
         self.experts = Experts(case)
-        self.shared = FeedForward(case.hidden, case.shared_ffn)
+        self.shared = GatedFeedForward(case.hidden, case.shared_ffn)
         self.register_buffer("bias", torch.zeros(case.experts))
         self.register_buffer("seen", torch.zeros(case.experts))
 
@@ -220,15 +220,15 @@ class MoE(nn.Module):  # type: ignore[misc]
         return (common + routed).reshape(shape)
 
 
-class Layer(nn.Module):  # type: ignore[misc]
+class PreNormLayer(nn.Module):  # type: ignore[misc]
     """A pre-norm layer."""
 
-    def __init__(self, case: Case, dense: bool) -> None:
+    def __init__(self, case: SmallModel, dense: bool) -> None:
         """Build both halves; `dense` layers have no experts."""
         super().__init__()
         self.attention_norm, self.ffn_norm = nn.RMSNorm(case.hidden), nn.RMSNorm(case.hidden)
         self.attention = LatentAttention(case) if case.mla else GroupedAttention(case)
-        self.ffn: nn.Module = FeedForward(case.hidden, case.ffn) if dense else MoE(case)
+        self.ffn: nn.Module = GatedFeedForward(case.hidden, case.ffn) if dense else RoutedLayer(case)
 
     def forward(self, x: torch.Tensor, wave: torch.Tensor) -> torch.Tensor:
         """Map (batch, sequence, hidden) to the same shape."""
@@ -239,11 +239,13 @@ class Layer(nn.Module):  # type: ignore[misc]
 class Model(nn.Module):  # type: ignore[misc]
     """Embedding, layers, norm and head; the first layer of a model with experts is dense."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SmallModel) -> None:
         """Build all blocks."""
         super().__init__()
         self.embedding = nn.Embedding(case.vocabulary, case.hidden)
-        self.layers = nn.ModuleList(Layer(case, not case.experts or i == 0) for i in range(case.layers))
+        self.layers = nn.ModuleList(
+            PreNormLayer(case, not case.experts or i == 0) for i in range(case.layers)
+        )
         self.norm = nn.RMSNorm(case.hidden)
         self.head = nn.Linear(case.hidden, case.vocabulary, bias=False)
         width = 32 if case.mla else case.hidden // case.heads
@@ -295,7 +297,7 @@ def checkpointed(layer: nn.Module, recompute: str) -> nn.Module:
     return checkpoint_wrapper(layer, context_fn=contexts, preserve_rng_state=False)
 
 
-def sharded(case: Case, device: str) -> nn.Module:
+def sharded(case: SmallModel, device: str) -> nn.Module:
     """Build the model with FSDP2 over `case.ranks` ranks whose collectives move nothing.
 
     Buffers and streams are FSDP2's own. Experts are sharded over a group of ranks / ep members.
@@ -314,7 +316,7 @@ def sharded(case: Case, device: str) -> nn.Module:
     whole(model.embedding)
     for layer in model.layers:
         inner = getattr(layer, "_checkpoint_wrapped_module", layer)
-        if isinstance(inner.ffn, MoE):
+        if isinstance(inner.ffn, RoutedLayer):
             shard(inner.ffn.experts, mesh=mesh["one"] if case.ep == case.ranks else mesh["dp"])
         whole(layer)
     whole([model.norm, model.head], reshard_after_forward=False)
