@@ -1,9 +1,11 @@
 """Pieces of the work between GEMMs as PyTorch frameworks write them (part of between_gemms.py).
 
-A piece has a call, the tensors that its backward differentiates, and the bytes that one pass over its operands
-would move. Shapes are those of models that no row of the scoreboard has (hidden sizes of 3,072, 5,120, 6,144).
-Pieces are made one at a time: a piece's tensors are those of its turn, so it must be timed before the next is made.
+A piece has a call, the tensors that its backward differentiates, and the bytes that one pass over them
+would move. Shapes are neighbours of those of the scoreboard's rows, none the same. Pieces are
+made one at a time: a piece's tensors are those of its turn, so it must be timed before the next is made.
 """
+
+# ruff: noqa: B023 -- see above: a piece is used before the loop goes on
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def add_norm(x: torch.Tensor, r: torch.Tensor, weight: torch.Tensor) -> tuple[to
 
 
 def norms(make: Make) -> Iterator[Piece]:
-    """Norms and residuals at TP 1, 2 and 8: all tokens without sequence parallelism, a share of them with it."""
+    """Norms and residuals: all tokens without sequence parallelism, a half and an eighth of them with it."""
     for hidden in (5120, 6144, 3072):
         for rows in (TOKENS, TOKENS // 2, TOKENS // 8):
             x, r = make.normal(rows, hidden, grad=True), make.normal(rows, hidden, grad=True)
@@ -187,8 +189,8 @@ def activations(make: Make) -> Iterator[Piece]:
 # --- loss ---------------------------------------------------------------------------------------------
 
 
-class VocabularyParallel(torch.autograd.Function):
-    """The chain of kernels of a cross-entropy over a part of the vocabulary, without its three all-reduces."""
+class VocabularyParallel(torch.autograd.Function):  # type: ignore[misc]
+    """The kernels of a cross-entropy over a part of the vocabulary, without its three all-reduces."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -231,7 +233,7 @@ def chunked_loss(logits: torch.Tensor, labels: torch.Tensor, chunks: int = 8) ->
 
 
 def losses(make: Make) -> Iterator[Piece]:
-    """Logits to FP32 and cross-entropy: eager, compiled, chunked, over a part of the vocabulary at TP 1, 2, 8."""
+    """Logits to FP32 and cross-entropy: eager, compiled, chunked, and of a part of the vocabulary."""
     for tokens, vocabulary in ((4096, 100352), (8192, 64000)):
         x = make.normal(tokens, vocabulary, grad=True)
         labels = torch.randint(0, x.shape[1], (x.shape[0],), device=make.device)

@@ -2,10 +2,10 @@
 
     python kernels/calibrate/studies/between_gemms.py --out DIR [--seconds 95] [--dry]
 
-A time is the median of calls between two CUDA events with a cold L2; a spinning kernel in front keeps the GPU busy
-while the host launches. Pieces smaller than the L2 cache are also timed without the flush (`warm`). Eager pieces come
-first, then GEMMs beside copies, then what torch.compile makes, then the kernels of each eager piece from the profiler.
-`between_gemms.json` is written every few pieces. `--dry` runs tiny sizes on the CPU.
+A time is the median of calls between two CUDA events with a cold L2; a spinning kernel in front keeps the GPU
+busy while the host launches. Small pieces are also timed without the flush (`warm`). Eager pieces come
+first, then GEMMs beside copies, then what torch.compile makes, then the kernels of each eager piece from
+the profiler. `between_gemms.json` is written every few pieces. `--dry` runs tiny sizes on the CPU.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 
 if not __package__:  # as a script, without what the packages import: a lent GPU has PyTorch alone
     names = ("moesim.kernels.calibrate.studies", "moesim.kernels.calibrate", "moesim.kernels", "moesim")
@@ -41,6 +42,7 @@ SPIN_CYCLES = 4_000_000
 """About 2.2 ms at 1.8 GHz, longer than the host takes to launch the kernels of one piece."""
 WARM_BYTES = 120e6
 """Pieces that move less are also timed without a flush of the L2 cache (60 MB)."""
+SHOWN = ("rows", "hidden", "width", "tokens", "vocabulary", "shards", "heads")
 Makers = dict[str, Callable[[Make], Iterator[Piece]]]
 MAKERS: Makers = {
     "sharded parameters": ends.sharded_parameters,
@@ -130,7 +132,7 @@ def measured(piece: Piece, clock: Clock) -> dict[str, Any]:
 
 
 def kernels_of(piece: Piece) -> dict[str, Any]:
-    """Kernels of the forward and backward of a piece: (name, calls, microseconds), as the profiler sees them."""
+    """Kernels of the forward and backward of a piece by the profiler: (name, calls, microseconds)."""
     from torch.profiler import ProfilerActivity, profile
 
     rows: dict[str, Any] = {"name": piece.name, "compiled": piece.compiled} | piece.sizes
@@ -184,7 +186,9 @@ class Study:
         """Seconds since the start."""
         return time.monotonic() - self.began
 
-    def run(self, rows: str, makers: Makers, compiled: bool, until_s: float, of: Callable[[Piece], Any]) -> None:
+    def run(
+        self, rows: str, makers: Makers, compiled: bool, until_s: float, of: Callable[[Piece], Any]
+    ) -> None:
         """Add what `of` says of every eager or compiled piece, until the time is over."""
         for name, maker in makers.items():
             try:
@@ -245,7 +249,7 @@ def main() -> None:
     if study.cuda:
         study.run("kernels", MAKERS, False, args.seconds, kernels_of)
     for row in study.result["rows"]:
-        at = [v for k, v in row.items() if k in ("rows", "hidden", "width", "tokens", "vocabulary", "shards", "heads")]
+        at = [value for key, value in row.items() if key in SHOWN]
         rates = [
             f"{kind} {row[f'{kind}_us']:.0f} us {row[f'{kind}_bytes'] / row[f'{kind}_us'] * 1e-3:.0f} GB/s"
             for kind in ("forward", "backward")

@@ -1,20 +1,23 @@
 """Pieces of FSDP2, clipping and optimizers, and GEMMs beside copies (part of between_gemms.py)."""
 
+# ruff: noqa: B023 -- a piece is used before the loop goes on (see between_cases.py)
+
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from moesim.kernels.calibrate.studies.between_cases import BF16, EXPERTS, FP32, LAYER, Make, Piece
+from moesim.kernels.calibrate.studies.between_cases import BF16, EXPERTS, LAYER, Make, Piece
 
 
 def sharded_parameters(make: Make) -> Iterator[Piece]:
     """What FSDP2 runs around its collectives for one group of parameters, at 1, 8 and 64 shards.
 
-    The calls are those of torch.distributed.fsdp._fully_shard._fsdp_collectives; a group of one member runs them too.
+    The calls are those of torch's `_fsdp_collectives.py`; a group of one member runs them too.
     """
     for title, shapes in (("dense layer", LAYER), ("experts", EXPERTS)):
         for world in (1, 8, 64):
@@ -50,14 +53,17 @@ def _gathered(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world
 
 
 def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world: int) -> Iterator[Piece]:
-    """Packing of gradients, the copy that replaces a reduce-scatter of one member, division and accumulation."""
+    """Packing of gradients, the copy in place of a reduce-scatter of one member, division, accumulation."""
     sides = [tuple(make.size(n) for n in shape) for shape in shapes]
     grads = [torch.randn(shape, device=make.device, dtype=BF16) for shape in sides]
     padded = sum(math.prod(_padded(shape, world)) for shape in sides)
     real = float(sum(g.numel() for g in grads))
     wide = torch.empty(padded, device=make.device)
     narrow = torch.empty(padded, device=make.device, dtype=BF16)
-    shard, total = torch.randn(padded // world, device=make.device), torch.zeros(padded // world, device=make.device)
+    shard, total = (
+        torch.randn(padded // world, device=make.device),
+        torch.zeros(padded // world, device=make.device),
+    )
     at = {"group": title, "shards": world, "parameters": padded, "tensors": len(grads)}
 
     def pack(out: torch.Tensor) -> Callable[[], Any]:
@@ -76,7 +82,11 @@ def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world:
 
 def steps(make: Make) -> Iterator[Piece]:
     """Global norm, clipping and Adam: few large tensors, and many small shards of 64 members."""
-    for title, layers, world in (("one layer whole", 1, 1), ("four layers whole", 4, 1), ("32 layers of 64 shards", 32, 64)):
+    for title, layers, world in (
+        ("one layer whole", 1, 1),
+        ("four layers whole", 4, 1),
+        ("32 layers of 64 shards", 32, 64),
+    ):
         shapes = [tuple(make.size(n) for n in shape) for shape in LAYER * layers]
         counts = [math.ceil(math.prod(shape) / world) for shape in shapes]
         values = [torch.randn(count, device=make.device) for count in counts]
@@ -87,12 +97,12 @@ def steps(make: Make) -> Iterator[Piece]:
         at = {"tensors": len(counts), "parameters": int(n), "title": title}
         one = torch.ones((), device=make.device)
 
-        def norm(grads: list[Any] = grads) -> torch.Tensor:
+        def norm() -> torch.Tensor:
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
 
         yield Piece("global norm", norm, 4 * n, sizes=at)
-        yield Piece("clipping", lambda grads=grads: torch._foreach_mul_(grads, one), 8 * n, sizes=at)
-        yield Piece("zero gradients", lambda grads=grads: torch._foreach_zero_(grads), 4 * n, sizes=at)
+        yield Piece("clipping", lambda: torch._foreach_mul_(grads, one), 8 * n, sizes=at)
+        yield Piece("zero gradients", lambda: torch._foreach_zero_(grads), 4 * n, sizes=at)
         for kind in ("fused", "foreach"):
             if kind == "foreach" and layers == 4:
                 continue  # its temporaries would take 20 GB
@@ -101,7 +111,7 @@ def steps(make: Make) -> Iterator[Piece]:
             adam.state.clear()
         if layers != 4:
             narrow = [torch.empty_like(value, dtype=BF16) for value in values]
-            yield Piece("masters to bf16", lambda a=narrow, b=values: torch._foreach_copy_(a, b), 6 * n, sizes=at)
+            yield Piece("masters to bf16", lambda: torch._foreach_copy_(narrow, values), 6 * n, sizes=at)
         if layers == 1:
             yield from _narrow_adam(make, counts, at)
 
@@ -118,15 +128,14 @@ def _narrow_adam(make: Make, counts: list[int], at: dict[str, Any]) -> Iterator[
 def beside_copies(make: Make, seconds: Callable[[Callable[[], Any], int], float]) -> Iterator[dict[str, Any]]:
     """GEMMs alone and beside copies on another stream: over PCIe either way, on the device, and by few SMs.
 
-    `seconds(call, repeats)` times repeated calls on the current stream. A copy over PCIe moves about what a pipeline
-    send moves over a NIC, without SMs; a copy kernel on 4 or 16 thread blocks stands for NCCL's sends.
+    `seconds(call, repeats)` times repeated calls on the current stream. A copy over PCIe moves about what
+    a pipeline send moves over a NIC, without SMs; a copy kernel on few thread blocks stands for NCCL's sends.
     """
     aside = torch.cuda.Stream()
     host = torch.empty(512 * 2**20, dtype=torch.uint8).pin_memory()
     source = torch.randint(0, 255, (512 * 2**20,), device=make.device, dtype=torch.uint8)
     target = torch.empty_like(source)
     from moesim.kernels.calibrate.studies.block_copy import copy as kernel
-
 
     def blocks(count: int) -> Callable[[], Any]:
         words, a, b = source.numel() // 4, source.view(torch.int32), target.view(torch.int32)
@@ -176,6 +185,6 @@ def _beside(
     took = seconds(gemm, repeats)
     still = not aside.query()
     torch.cuda.synchronize()
-    beside = sorted(x.elapsed_time(y) * 1e-3 for x, y in zip(events[:-1], events[1:], strict=True))
+    beside = sorted(x.elapsed_time(y) * 1e-3 for x, y in itertools.pairwise(events))
     return {"beside": name, "gemm_s": took, "copy_alone_s": once, "copy_s": beside[len(beside) // 2],
             "copy_outlasted": still}  # fmt: skip

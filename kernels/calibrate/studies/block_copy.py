@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def copy(source: Any, target: Any, words: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def copy(source, target, words, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Copy `words` 32-bit words; every thread block takes one block of BLOCK words after the other."""
     first = tl.program_id(0) * BLOCK
     stride = tl.num_programs(0) * BLOCK

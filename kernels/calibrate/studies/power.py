@@ -1,11 +1,11 @@
-"""Power, clocks and rates of kernels under load on one GPU: a long soak, then segments of classes, mixes and duties.
+"""Power, clocks and rates of kernels under load on one GPU: a long soak, then classes, mixes and duties.
 
     python kernels/calibrate/studies/power.py --out DIR [--seconds 430] [--soak 240] [--dry]
 
-NVML is sampled every 50 ms by a process of its own. The parts in order: bursts of the cold card, a soak with a mix
-like a training step's (until clock and temperature are steady), segments on the hot card, bursts of the hot card,
-and the same shapes back to back. `power.json` is written after each part. No clock and no limit is set. `--dry`
-runs all paths in tiny sizes on the CPU.
+NVML is sampled every 50 ms by a process of its own. The parts in order: bursts of the cold card, a soak with
+a mix like a training step's (until clock and temperature are steady), segments on the hot card, bursts of the
+hot card, and the same shapes back to back. `power.json` is written after each part. No clock and no limit is
+set. `--dry` runs all paths in tiny sizes on the CPU.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if not __package__:  # as a script, without what the packages import: a lent GPU
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [str(folder)]
 
-from moesim.kernels.calibrate.studies import power_samples  # noqa: E402
-from moesim.kernels.calibrate.studies.power_work import (  # noqa: E402
+from moesim.kernels.calibrate.studies import power_samples
+from moesim.kernels.calibrate.studies.power_work import (
     Load,
     Maker,
     Marks,
@@ -43,7 +43,7 @@ from moesim.kernels.calibrate.studies.power_work import (  # noqa: E402
 )
 
 INTERVAL_S = 0.05
-SEGMENT_S, SETTLE_S = 6.0, 2.0
+SEGMENT_S, SETTLE_S = 5.0, 1.5
 BURST_SHAPES = (
     (8192, 10240, 6144), (4096, 6144, 6144), (4096, 5120, 3072), (2048, 6144, 5120), (16384, 18432, 6144),
 )  # fmt: skip
@@ -249,7 +249,7 @@ def segments_of(run: Run, loads: dict[str, list[Load]]) -> dict[str, Callable[[]
 
 
 def loads_of_mix(loads: dict[str, list[Load]]) -> list[tuple[Load, int]]:
-    """The kernels of two layers, forward and backward: mostly GEMMs, some attention, norms and elementwise."""
+    """The kernels of two layers, forward and backward: mostly GEMMs, then attention and norms."""
     gemm, (forward, backward), memory = loads["gemm"], loads["attention"], loads["mix memory"]
     parts = [(gemm[1], 2), (forward, 1), (gemm[2], 2), (memory[3], 4), (gemm[0], 3), (memory[0], 4)]
     return [*parts, (backward, 1), (gemm[1], 4), (memory[1], 2), (gemm[0], 4), (memory[2], 2)]

@@ -1,4 +1,4 @@
-"""Samples power, clocks, temperature and throttle reasons of one GPU in a process of its own (part of power.py)."""
+"""Samples power, clocks, temperature and throttle reasons of a GPU in a process of its own (for power.py)."""
 
 from __future__ import annotations
 
@@ -61,19 +61,17 @@ def _of(read: Any) -> float:
 
 def sample(nvml: Any, handle: Any) -> list[float]:
     """One row of samples; a failed query gives -1."""
-    power, energy = nvml.nvmlDeviceGetPowerUsage, nvml.nvmlDeviceGetTotalEnergyConsumption
-    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons
     instant = _of(lambda: _field(nvml, handle, INSTANT_POWER))
     return [
         time.monotonic(),
-        _of(lambda: power(handle) / 1e3),
+        _of(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
         instant / 1e3 if instant > 0 else -1.0,
-        _of(lambda: energy(handle)),
+        _of(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
         _of(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         _of(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
         _of(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         _of(lambda: _field(nvml, handle, MEMORY_TEMPERATURE)),
-        _of(lambda: reasons(handle)),
+        _of(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
     ]
 
 
@@ -109,7 +107,7 @@ def main() -> None:
         while os.getppid() == parent:
             began = time.monotonic()
             row = sample(nvml, handle) if nvml else [began] + [-1.0] * (len(COLUMNS) - 1)
-            out.write(",".join(f"{value:.6g}" if value != row[0] else f"{value:.4f}" for value in row) + "\n")
+            out.write(",".join(f"{value:.4f}".rstrip("0").rstrip(".") for value in row) + "\n")
             out.flush()
             time.sleep(max(0.0, began + interval_s - time.monotonic()))
 

@@ -1,12 +1,13 @@
-"""Kernels, time marks and timed segments of power.py: loads of one class or a mix, with and without idle gaps."""
+"""Kernels, time marks and timed segments of power.py: one class or a mix, with and without idle gaps."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -350,8 +351,4 @@ def burst(marks: Marks, load: Load, idle_s: float, calls: int) -> list[float]:
         load.run(i)
         taken.append(marks.take())
     marks.sync()
-    return [marks.between(a, b) for a, b in _pairs(taken)]
-
-
-def _pairs(values: list[Any]) -> Iterator[tuple[Any, Any]]:
-    yield from zip(values[:-1], values[1:], strict=True)
+    return [marks.between(a, b) for a, b in itertools.pairwise(taken)]
