@@ -237,6 +237,9 @@ def segments_of(run: Run, loads: dict[str, list[Load]]) -> dict[str, Callable[[]
         "gemm spread 0.02": lambda: run_parts([share(loads["small spread"][0], 10e-3)]),
         "gemm and attention": lambda: run_parts([share(small, 8e-3), *both]),
         "duty 0.5 of 100 ms, host gap": duty(small, 0.5, 100.0, True),
+        "gemm and copies on few blocks": lambda: run_parts(
+            [share(small, 5e-3), *(share(load, 5e-3) for load in loads["few blocks"])]
+        ),
         "fp8 duty 0.5 of 10 ms": duty(loads["fp8"][0], 0.5, 10.0) if loads["fp8"] else lambda: None,
         "memory duty 0.5": lambda: run_parts(all_memory, 8e-3),
         "gemm short": lambda: run_parts([share(loads["gemm"][3], 10e-3)]),
@@ -266,11 +269,16 @@ def make(run: Run) -> dict[str, list[Load]]:
         "zeros": [maker.gemm(*BURST_SHAPES[0], spread=0.0, name="zeros")],
         "small spread": [maker.gemm(*BURST_SHAPES[0], spread=0.02, name="spread 0.02")],
         "fp8": [],
+        "few blocks": [],
     }
     try:
         loads["fp8"] = [maker.gemm_fp8(8192, 10240, 6144)]
     except Exception:
         run.result["failed"]["fp8"] = traceback.format_exc()[-600:]
+    try:
+        loads["few blocks"] = [maker.few_blocks(16, 32 * 2**20)]
+    except Exception:
+        run.result["failed"]["few blocks"] = traceback.format_exc()[-600:]
     for group in loads.values():
         tune(run.marks, group)
     return loads

@@ -166,6 +166,19 @@ class Maker:
             Load("rms_norm", "memory", lambda i: F.rms_norm(rows, (6144,), gain), 1, 0.0, 4.0 * n),
         ]
 
+    def few_blocks(self, blocks: int, words: int) -> Load:
+        """A copy by few thread blocks, as kernels of collectives run while nothing computes."""
+        from moesim.kernels.calibrate.studies.block_copy import copy
+
+        source = torch.randint(0, 2**31 - 1, (words,), device=self.device, dtype=torch.int32)
+        target = torch.empty_like(source)
+
+        def run(i: int) -> None:
+            copy[(blocks,)](source, target, words, BLOCK=4096, num_warps=16)
+
+        run(0)
+        return Load(f"copy on {blocks} blocks", "few_blocks", run, 1, 0.0, 8.0 * words)
+
 
 def _cudnn() -> Callable[[], Any]:
     """The context that chooses cuDNN's attention; an empty one where that does not run."""
