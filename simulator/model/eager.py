@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import BF16, FP32, move
 
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
@@ -201,3 +202,31 @@ def copied_parameters(
         if phase in result:
             result[phase] = (*result[phase], op)
     return result
+
+
+def copies_of_single_groups(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, recipe: Precision
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Add what FSDP2 runs for `parameters` of a block on one GPU whose sharding group has one member.
+
+    There is no collective, but before each pass the parameters are cast (where they are kept in a wider
+    format) and copied; the gradients are packed into a buffer, divided into a second and copied into a third
+    (torch 2.11 `_fsdp_param_group.py`, `wait_for_unshard`, and `_fsdp_collectives.py`, `foreach_reduce`).
+    """
+    held, gathered, reduced = (
+        BYTES_PER_ELEMENT[of] for of in (recipe.parameters, recipe.parameter_gather, recipe.gradient_reduce)
+    )
+    cast = held != gathered
+    out = move(
+        "fsdp.single_copy", "copy", "F", parameters * (held * cast + gathered),
+        parameters * gathered * (1 + cast), variant="flat",
+    )  # fmt: skip
+    back = move(
+        "fsdp.single_gradient", "copy", "W", parameters * (BF16 + 2 * reduced), parameters * 3 * reduced,
+        variant="flat",
+    )  # fmt: skip
+    extra: dict[Phase, Operator] = {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": back}
+    return {
+        phase: (*ops, extra[phase]) if phase in extra and parameters else ops
+        for phase, ops in operators.items()
+    }

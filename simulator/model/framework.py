@@ -8,6 +8,7 @@ from moesim.simulator.model.eager import (
     added_gradients,
     chained_loss,
     copied_parameters,
+    copies_of_single_groups,
     eager_operators,
     flat_gradients,
     narrow_accumulators,
@@ -32,7 +33,7 @@ def apply_framework(
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas.
+    replicas; the groups of the others have one member.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -57,4 +58,6 @@ def apply_framework(
         adapted = eager_operators(adapted)
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage)
+        if software.single_groups_copied and zero_stage == 3:
+            adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted

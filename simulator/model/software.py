@@ -73,6 +73,10 @@ class Software(BaseModel):
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    single_groups_copied: bool = False
+    """With `parameters_copied` and ZeRO-3, FSDP2 also wraps parameters whose sharding group has one member
+    (torchtitan's experts where expert parallelism takes all ranks): it casts and copies them before each
+    pass, and packs, divides and copies their gradients."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     gradients_divided: bool = False
