@@ -49,9 +49,7 @@ def shortened(raw: dict[str, Any]) -> dict[str, Any]:
         elif name.startswith("transient"):
             out["other"][name] = [[round(t, 5), round(s, 8)] for t, s in result[::4]]
         else:
-            out["other"][name] = [
-                {**row, "seconds": [round(s, 8) for s in row["seconds"]]} for row in result
-            ]
+            out["other"][name] = [{**row, "seconds": [round(s, 8) for s in row["seconds"]]} for row in result]
     origin = raw["samples"][0][0]
     out["sample_columns"] = columns
     out["samples"] = [[round(row[0] - origin, 2), *row[1:]] for row in raw["samples"][::10]]
@@ -163,7 +161,9 @@ def modelled(own: dict[str, float], segments: dict[str, Segment]) -> PowerLaw:
     )  # fmt: skip
 
 
-def checks(law: PowerLaw, own: dict[str, float], segments: dict[str, Segment]) -> dict[str, tuple[float, float]]:
+def checks(
+    law: PowerLaw, own: dict[str, float], segments: dict[str, Segment]
+) -> dict[str, tuple[float, float]]:
     """(measured, predicted) clock in MHz of mixes, from their shares of time as measured."""
     out = {}
     for name in CHECKED:

@@ -356,7 +356,9 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     update: dict[str, Any] = {}
     for field in ("gemm_tables", "curves", "laws", "priors"):
         update[field] = (*getattr(profile, field), *(e for e in getattr(other, field) if e.id not in have))
-    update |= {f: getattr(other, f) for f in ("launch_gap", "kernel_floor", "power") if getattr(profile, f) is None}
+    update |= {
+        f: getattr(other, f) for f in ("launch_gap", "kernel_floor", "power") if getattr(profile, f) is None
+    }
     if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
         update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)

@@ -45,7 +45,12 @@ def law_of(pricer: Pricer) -> PowerLaw | None:
 
 
 def at_load(
-    pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Collection[Mode], waits: Waits
+    pricer: Pricer,
+    kind: BlockKind,
+    compute: Compute,
+    transfer: Transfers,
+    modes: Collection[Mode],
+    waits: Waits,
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block at the clock of its own load, alone and in pairs; empty without a law.
 
@@ -58,7 +63,9 @@ def at_load(
     for load, chosen in (("alone", ("alone",)), ("overlapped", ("sms_reserved", "overlapped"))):
         present = [mode for mode in chosen if mode in modes]
         if present:
-            clock = _clock(pricer, law, kind, compute, transfer, "alone" if load == "alone" else "overlapped", waits)
+            clock = _clock(
+                pricer, law, kind, compute, transfer, "alone" if load == "alone" else "overlapped", waits
+            )
             out |= at_clock(pricer, kind, compute, present, clock)
     return out
 
@@ -165,7 +172,10 @@ def _duties(profile: CalibrationProfile) -> Mapping[str, str]:
     if known is None:
         if len(_known) >= 32:
             _known.clear()
-        known = _known[id(profile)] = profile, _read_duties(profile)  # holds the profile, so its id stays its own
+        known = _known[id(profile)] = (
+            profile,
+            _read_duties(profile),
+        )  # holds the profile, so its id stays its own
     return known[1]
 
 

@@ -54,7 +54,9 @@ def inside_step(
 
     if law_of(pricer) is None:
         return stalled(compute), moved
-    waits = Waits(_host_s(stalled(compute)) if pricer.scenario.software.host else 0.0, _unhidden(kind, compute, alone))
+    waits = Waits(
+        _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0, _unhidden(kind, compute, alone)
+    )
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
     return clocked | stalled({**compute, **clocked}), moved
 
@@ -68,7 +70,11 @@ def _unhidden(kind: BlockKind, compute: Compute, alone_s: Mapping[Phase, float])
     """Seconds of ZeRO-3's collectives that are longer than the pass of the block beside them."""
     unhidden = 0.0
     for forward, collectives in ((True, ("gather F",)), (False, ("gather B", "scatter W"))):
-        own = (c for k, c in compute.items() if k[0] == kind and k[2] == "alone" and k[1].endswith(" F") == forward)
+        own = (
+            c
+            for k, c in compute.items()
+            if k[0] == kind and k[2] == "alone" and k[1].endswith(" F") == forward
+        )
         beside = fsum(alone_s.get(phase, 0.0) for phase in collectives)  # type: ignore[call-overload]
         unhidden += max(0.0, beside - fsum(cost.fixed_s + cost.row_s for cost in own))
     return unhidden

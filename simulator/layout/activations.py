@@ -124,7 +124,7 @@ def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Softwar
     They keep the softmax in FP32 alone, in the place of its input: neither the 16-bit logits, which the cast
     frees, nor a second copy (NVIDIA/Megatron-LM@core_v0.10.0 `cross_entropy.py`, `fused_cross_entropy.py`).
     """
-    if precision.loss != "fp32" or software.loss == "fused":
+    if precision.loss != "fp32" or software.loss in ("fused", "eager"):
         return 0.0
     return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
 

@@ -235,7 +235,7 @@ def workspace_bytes(
     needs the 16-bit logits and their gradient (eq. M30).
     """
     if kind == HEAD and precision.loss == "fp32":
-        if software.loss == "fused":
+        if software.loss in ("fused", "eager"):
             return 0.0
         tokens = plan.microbatch * sequence / plan.cp
         return tokens * row_bytes(shape.vocab, precision.head) / plan.tp
