@@ -2,9 +2,9 @@
 
     python benchmarks/between_curves.py benchmarks/gpu/results/2026-11-22-h200-between-gemms.json h200 > ...
 
-x of a curve are the bytes that moesim counts for an operator, y those over the GPU time of the kernels that it
-stands for, with a cold L2. On H100 and H800 kernels that reach half of an H200's nominal memory bandwidth keep
-their share of the bandwidth; slower ones are bound by instructions and keep their rate.
+x of a curve are the bytes that moesim counts for an operator, y those over the GPU time of the kernels that
+it stands for, with a cold L2. On H100 and H800, kernels that reach half of an H200's nominal memory bandwidth
+keep their share of the bandwidth; slower ones are bound by instructions and keep their rate.
 """
 
 from __future__ import annotations
@@ -75,16 +75,18 @@ CURVES: dict[str, tuple[str, Callable[[list[Row]], list[Reading]]]] = {
     "optimizer.norm": ("optimizer/norm", plain("global norm")),
     "optimizer.adamw": ("optimizer/adamw", plain("adamw fused fp32")),
 }
+RESULT = "benchmarks/gpu/results/2026-11-22-h200-between-gemms.json"
 HEAD = """\
 # Written by benchmarks/between_curves.py from benchmarks/gpu/results/2026-11-22-h200-between-gemms.json.
 name: {gpu}-between
-accelerator: {gpu}-sxm
-{also}software: "torch 2.11.0, CUDA 13.0, driver 580.159.04"
-description: Kernels of PyTorch between GEMMs and at the end of a step, {where} (part of other profiles).
+accelerator: any
+software: "torch 2.11.0, CUDA 13.0, driver 580.159.04"
+description: PyTorch's kernels between GEMMs and at the end of a step, {where} (part of others).
 evidence: >-
-  GPU time of single pieces with a cold L2 (kernels/calibrate/studies/between_gemms.py): casts, FSDP2's packing,
-  additions into FP32 gradients, the loss as PyTorch and as Megatron-LM's vocabulary-parallel one, residuals, norm of
-  the gradients and fused AdamW in FP32. Shapes are neighbours of those of the scoreboard. No step was looked at.
+  GPU time of single pieces with a cold L2 (kernels/calibrate/studies/between_gemms.py): casts, FSDP2's
+  packing, additions into FP32 gradients, the loss as PyTorch and as Megatron-LM's vocabulary-parallel one,
+  residuals, norm of the gradients and fused AdamW in FP32. Shapes are neighbours of those of the scoreboard.
+  No step was looked at.
 curves:
 """
 
@@ -114,9 +116,8 @@ def main() -> None:
     """Print a profile."""
     data, gpu = json.loads(Path(sys.argv[1]).read_text("utf-8")), sys.argv[2]
     own = gpu == "h200"
-    where = "on one H200" if own else "carried from an H200"
-    also = "" if own else "also_for: [h800-sxm]\n"
-    print(HEAD.format(gpu=gpu, also=also, where=where), end="")
+    where = "on one H200" if own else "carried to H100 and H800"
+    print(HEAD.format(gpu=gpu, where=where), end="")
     for name, (use, readings) in CURVES.items():
         found: dict[float, list[float]] = defaultdict(list)
         for size, micros in readings(data["rows"]):
@@ -125,7 +126,7 @@ def main() -> None:
         print("    x_name: bytes read and written\n    x_unit: MB")
         print("    y_name: effective bandwidth\n    y_unit: GB/s")
         print(f"    used_for: [{use}]")
-        print('    source: "moesim between_gemms.py on one H200, driver 580.159.04, torch 2.11.0"')
+        print(f'    source: "moesim measurement on one H200: {RESULT}"')
         print(f'    kind: {"measured" if own else "derived"}\n    date: "2026-11-22"')
         error = 0.05 if own else 0.1
         meaning = "spread between shapes at like bytes" + ("" if own else ", and 5 to 10 % for the transfer")

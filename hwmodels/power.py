@@ -20,7 +20,7 @@ Exponent = Annotated[float, Field(ge=0.0, le=6.0)]
 
 
 class ClassPower(PlainPart):
-    """Power of one class while its kernels run, over the board's limit, and how its rate follows the clock."""
+    """Power of one class of kernels over the board's limit, and how its rate follows the clock."""
 
     power: Annotated[float, Field(gt=0.0, le=3.0)]
     """Power at the reference clock."""

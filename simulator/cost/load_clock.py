@@ -1,9 +1,9 @@
 """Prices compute at the clock that the load of its own block leaves (eq. C32 of docs/model.md).
 
-Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or runs
-kernels that need less power, its mean power would be below the limit, so the clock rises until it is not. The
-power control of a GPU looks at some 50 ms, which is longer than a block and shorter than a pipeline's bubble: a
-block's own waits count, bubbles and the end of the step do not.
+Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or
+runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is not.
+The power control of a GPU looks at some 50 ms, which is longer than a block and shorter than a pipeline's
+bubble: a block's own waits count, bubbles and the end of the step do not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
 
 
 class Share(NamedTuple):
-    """Seconds of kernels of one class whose rates were measured at one clock; 0 for a rate of no known clock."""
+    """A class of kernels and the clock at which their rates were measured; 0 where it is not known."""
 
     of: LoadClass
     measured_at: float
@@ -79,7 +79,7 @@ def _clock(
     mode: Mode,
     waits: Waits,
 ) -> float:
-    """Clock over the reference of a block in one mode; in pairs, transfers count as far as compute is shorter."""
+    """Clock of a block in one mode; in pairs, transfers wait as far as compute is shorter."""
     own = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] == mode}
     totals: dict[Share, float] = {}
     for _, phase, _ in own:
