@@ -241,12 +241,12 @@ HEAD = """\
 name: h200-power
 accelerator: any
 software: "torch 2.11.0 (cuBLAS, cuDNN), CUDA 13.0, driver 580.159.04"
-description: Power of kernel classes against the clock, and the clock that a mix leaves (part of other profiles).
+description: Power of kernel classes against the clock, and the clock of a mix (part of other profiles).
 evidence: >-
-  NVML beside kernels on one H200 at its limit of 700 W, after a soak of 160 s in which clock and rates stayed
-  within 0.3 %. The numbers stand on GEMMs, attention and memory-bound kernels alone and with idle gaps, and on
-  one mix; mixes like a training step's had no part in them and are met within 1 % of the clock. `collective`
-  is assumed. H100 and H800 have the same die and the same limit. No training step was looked at.
+  NVML beside kernels on one H200 at its limit of 700 W, after a soak of 160 s in which clock and rates
+  stayed within 0.3 %. The numbers stand on GEMMs, attention and memory-bound kernels alone and with idle
+  gaps, and on one mix. Mixes like a training step's had no part in them and are met within 1 % of the clock.
+  `collective` is assumed. H100 and H800 have the same die and the same limit. No training step was looked at.
 """
 
 CARRIED = """\

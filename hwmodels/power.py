@@ -46,12 +46,7 @@ class PowerLaw(Entry):
     def power(self, of: LoadClass, clock: float) -> float:
         """Power of a class over the limit, at a clock over the reference."""
         own = self.classes[of]
-        return self.wait + (own.power - self.wait) * clock**own.power_exponent
-
-    def slow_down(self, of: LoadClass, clock: float) -> float:
-        """Time at a clock over the time that a sustained rate of this class alone gives."""
-        own = self.classes[of]
-        return float((own.alone_clock / clock) ** own.rate_exponent)
+        return float(self.wait + (own.power - self.wait) * clock**own.power_exponent)
 
 
 def load_clock(

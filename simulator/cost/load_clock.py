@@ -2,8 +2,8 @@
 
 Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or
 runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is not.
-The power control of a GPU looks at some 50 ms, which is longer than a block and shorter than a pipeline's
-bubble: a block's own waits count, bubbles and the end of the step do not.
+The power control of a GPU looks at some 50 ms, longer than a block and shorter than a pipeline's bubble: the
+waits of a block count, bubbles and the end of the step do not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moesim.hwmodels.power import LoadClass, PowerLaw, load_clock
 from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.table import PAIR_MODES, Mode, PhaseCost, TransferCost
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
 
 Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
@@ -60,13 +60,11 @@ def at_load(
     if law is None:
         return {}
     out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
-    for load, chosen in (("alone", ("alone",)), ("overlapped", ("sms_reserved", "overlapped"))):
-        present = [mode for mode in chosen if mode in modes]
-        if present:
-            clock = _clock(
-                pricer, law, kind, compute, transfer, "alone" if load == "alone" else "overlapped", waits
-            )
-            out |= at_clock(pricer, kind, compute, present, clock)
+    loads: tuple[tuple[Mode, tuple[Mode, ...]], ...] = (("alone", ("alone",)), ("overlapped", PAIR_MODES))
+    for load, chosen in loads:
+        if load in modes:
+            clock = _clock(pricer, law, kind, compute, transfer, load, waits)
+            out |= at_clock(pricer, kind, compute, chosen, clock)
     return out
 
 

@@ -43,6 +43,7 @@ PHASES_OF: dict[str, tuple[Phase, ...]] = {
 }
 
 
+_ALONE: tuple[Mode, ...] = ("alone",)
 _ROUTED: frozenset[Phase] = frozenset(
     {"mlp F", "mlp I", "mlp W", "dispatch F", "combine F", "combine B", "dispatch B"}
 )
@@ -226,7 +227,7 @@ class PriceBook:
         if self.profile.power is not None:  # no load leaves a higher clock
             pricer = self.pricer(plan, recipe, policy, sms)
             for kind in self.kinds:
-                compute |= at_clock(pricer, kind, compute, ("alone",), self.profile.power.most_clock)
+                compute |= at_clock(pricer, kind, compute, _ALONE, self.profile.power.most_clock)
         return CostTable(compute, {}, 0.0, 0.0, ())
 
     def repeats_transfers(self, plan: ParallelPlan, policy: Recompute) -> bool:
