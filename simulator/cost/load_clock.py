@@ -1,8 +1,8 @@
 """Prices compute at the clock that the load of its own block leaves (eq. C32 of docs/model.md).
 
 Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or
-runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is not.
-The power control of a GPU looks at some 50 ms, longer than a block and shorter than a pipeline's bubble: the
+runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is at
+it. The power control of a GPU looks at some 50 ms, longer than a block and shorter than a pipeline's bubble: the
 waits of a block count, bubbles and the end of the step do not.
 """
 
