@@ -2,8 +2,8 @@
 
 Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or
 runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is at
-it. The power control of a GPU looks at some 50 ms, longer than a block and shorter than a pipeline's bubble: the
-waits of a block count, bubbles and the end of the step do not.
+it. The power control of a GPU looks at some 50 ms, longer than a block and shorter than a pipeline's bubble:
+the waits of a block count, bubbles and the end of the step do not.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ EXPERTS = ((16, 3072, 3072), (16, 3072, 3072), (16, 3072, 3072), (64, 3072), (30
 
 
 @dataclass
-class Piece:
+class TimedPiece:
     """One piece of work: `call()` runs the forward; with `leaves` its backward is timed too."""
 
     name: str
@@ -73,7 +73,7 @@ def add_norm(x: torch.Tensor, r: torch.Tensor, weight: torch.Tensor) -> tuple[to
     return total, F.rms_norm(total, (total.shape[-1],), weight, 1e-6)
 
 
-def norms(make: Make) -> Iterator[Piece]:
+def norms(make: Make) -> Iterator[TimedPiece]:
     """Norms and residuals: all tokens without sequence parallelism, a half and an eighth of them with it."""
     for hidden in (5120, 6144, 3072):
         for rows in (TOKENS, TOKENS // 2, TOKENS // 8):
@@ -81,36 +81,69 @@ def norms(make: Make) -> Iterator[Piece]:
             gain, bias = make.normal(hidden, grad=True), make.normal(hidden, grad=True)
             size, width = 2.0 * x.numel(), (x.shape[-1],)
             at = {"rows": x.shape[0], "hidden": x.shape[1]}
-            yield Piece("rms_norm", lambda: F.rms_norm(x, width, gain, 1e-6), 2 * size, [x, gain], 3 * size,
-                        sizes=at)  # fmt: skip
-            yield Piece("layer_norm", lambda: F.layer_norm(x, width, gain, bias), 2 * size, [x, gain, bias],
-                        3 * size, sizes=at)  # fmt: skip
-            yield Piece("residual add", lambda: x.detach() + r.detach(), 3 * size, sizes=at)
+            yield TimedPiece(
+                "rms_norm", lambda: F.rms_norm(x, width, gain, 1e-6), 2 * size, [x, gain], 3 * size, sizes=at
+            )
+            yield TimedPiece(
+                "layer_norm",
+                lambda: F.layer_norm(x, width, gain, bias),
+                2 * size,
+                [x, gain, bias],
+                3 * size,
+                sizes=at,
+            )
+            yield TimedPiece("residual add", lambda: x.detach() + r.detach(), 3 * size, sizes=at)
             if hidden == 5120:
-                yield Piece("rms_norm of plain operators", lambda: plain_rms(x, gain), 2 * size, [x, gain],
-                            3 * size, sizes=at)  # fmt: skip
+                yield TimedPiece(
+                    "rms_norm of plain operators",
+                    lambda: plain_rms(x, gain),
+                    2 * size,
+                    [x, gain],
+                    3 * size,
+                    sizes=at,
+                )
                 if rows != TOKENS // 2:
-                    yield Piece("rms_norm of plain operators", lambda: plain_rms(x, gain), 2 * size,
-                                [x, gain], 3 * size, True, at)  # fmt: skip
-                    yield Piece("residual and rms_norm", lambda: add_norm(x, r, gain), 4 * size, [x, r, gain],
-                                5 * size, True, at)  # fmt: skip
+                    yield TimedPiece(
+                        "rms_norm of plain operators",
+                        lambda: plain_rms(x, gain),
+                        2 * size,
+                        [x, gain],
+                        3 * size,
+                        True,
+                        at,
+                    )
+                    yield TimedPiece(
+                        "residual and rms_norm",
+                        lambda: add_norm(x, r, gain),
+                        4 * size,
+                        [x, r, gain],
+                        5 * size,
+                        True,
+                        at,
+                    )
     for heads in (48, 8):
         q, gain = make.normal(TOKENS, heads, HEAD, grad=True), make.normal(HEAD, grad=True)
         size, width = 2.0 * q.numel(), (q.shape[-1],)
-        yield Piece("rms_norm of heads", lambda: F.rms_norm(q, width, gain, 1e-6), 2 * size, [q, gain],
-                    3 * size, sizes={"rows": q.shape[0] * q.shape[1], "hidden": q.shape[2]})  # fmt: skip
+        yield TimedPiece(
+            "rms_norm of heads",
+            lambda: F.rms_norm(q, width, gain, 1e-6),
+            2 * size,
+            [q, gain],
+            3 * size,
+            sizes={"rows": q.shape[0] * q.shape[1], "hidden": q.shape[2]},
+        )
 
 
-def casts(make: Make) -> Iterator[Piece]:
+def casts(make: Make) -> Iterator[TimedPiece]:
     """Casts between BF16 and FP32, and additions into FP32 gradients."""
     for hidden in (3072, 6144, 12288):
         x = make.normal(TOKENS, hidden)
         wide = make.normal(TOKENS, hidden, dtype=FP32)
         n, at = float(x.numel()), {"elements": x.numel()}
-        yield Piece("cast to fp32", lambda: x.to(FP32), 6 * n, sizes=at)
-        yield Piece("cast to bf16", lambda: wide.to(BF16), 6 * n, sizes=at)
-        yield Piece("fp32 gradient += bf16", lambda: wide.add_(x), 10 * n, sizes=at)
-        yield Piece("bf16 gradient += bf16", lambda: x.add_(x), 6 * n, sizes=at)
+        yield TimedPiece("cast to fp32", lambda: x.to(FP32), 6 * n, sizes=at)
+        yield TimedPiece("cast to bf16", lambda: wide.to(BF16), 6 * n, sizes=at)
+        yield TimedPiece("fp32 gradient += bf16", lambda: wide.add_(x), 10 * n, sizes=at)
+        yield TimedPiece("bf16 gradient += bf16", lambda: x.add_(x), 6 * n, sizes=at)
 
 
 # --- rope ---------------------------------------------------------------------------------------------
@@ -135,7 +168,7 @@ def rope_halves(
     return q * cosine + _half(q) * sine, k * cosine + _half(k) * sine
 
 
-def ropes(make: Make) -> Iterator[Piece]:
+def ropes(make: Make) -> Iterator[TimedPiece]:
     """Rotary embeddings of the heads that TP 1, 2 and 8 leave a rank."""
     for tp in (1, 2, 8):
         q, k = make.normal(TOKENS, 40 // tp, HEAD, grad=True), make.normal(TOKENS, 8 // tp, HEAD, grad=True)
@@ -145,9 +178,12 @@ def ropes(make: Make) -> Iterator[Piece]:
         cosine, sine = both.cos().to(BF16), both.sin().to(BF16)
         n, at = float(q.numel() + k.numel()), {"heads": 48 // tp, "rows": q.shape[0]}
         for compiled in (False, True) if tp != 2 else (False,):
-            yield Piece("rope complex", lambda: rope_complex(q, k, turn), 4 * n, [q, k], 4 * n, compiled, at)
-            yield Piece("rope halves", lambda: rope_halves(q, k, cosine, sine), 4 * n, [q, k], 4 * n,
-                        compiled, at)  # fmt: skip
+            yield TimedPiece(
+                "rope complex", lambda: rope_complex(q, k, turn), 4 * n, [q, k], 4 * n, compiled, at
+            )
+            yield TimedPiece(
+                "rope halves", lambda: rope_halves(q, k, cosine, sine), 4 * n, [q, k], 4 * n, compiled, at
+            )
 
 
 # --- activations --------------------------------------------------------------------------------------
@@ -160,19 +196,21 @@ def clamped_swiglu(x: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) ->
     return (up + 1) * (gate * torch.sigmoid(alpha * gate))
 
 
-def activations(make: Make) -> Iterator[Piece]:
+def activations(make: Make) -> Iterator[TimedPiece]:
     """SwiGLU of dense FFNs at TP 1, 2 and 8 and of experts; clamped with biases, as gpt-oss' experts."""
     for width in (13824, 6912, 1728):
         g, u = make.normal(TOKENS, width, grad=True), make.normal(TOKENS, width, grad=True)
         size, at = 2.0 * g.numel(), {"rows": g.shape[0], "width": g.shape[1]}
         for compiled in (False, True) if width != 6912 else (False,):
-            yield Piece("swiglu", lambda: F.silu(g) * u, 3 * size, [g, u], 5 * size, compiled, at)
+            yield TimedPiece("swiglu", lambda: F.silu(g) * u, 3 * size, [g, u], 5 * size, compiled, at)
     for width in (2560, 3072):
         rows, experts = TOKENS * 4, 32
         x = make.normal(rows, 2 * width, grad=True)
         size, at = float(x.numel()), {"rows": x.shape[0], "width": x.shape[1] // 2}  # bytes of the output
         for compiled in (False, True) if width == 3072 else (False,):
-            yield Piece("clamped swiglu", lambda: clamped_swiglu(x), 3 * size, [x], 5 * size, compiled, at)
+            yield TimedPiece(
+                "clamped swiglu", lambda: clamped_swiglu(x), 3 * size, [x], 5 * size, compiled, at
+            )
         bias = make.normal(experts, 2 * width, grad=True)
         counts = torch.full((experts,), x.shape[0] // experts, device=make.device)
         total = int(x.shape[0] // experts * experts)
@@ -180,10 +218,18 @@ def activations(make: Make) -> Iterator[Piece]:
         def biased() -> torch.Tensor:
             return x[:total] + bias.repeat_interleave(counts, dim=0, output_size=total)
 
-        yield Piece("biases of experts repeated and added", biased, 4 * size, [x, bias], 4 * size, sizes=at)
+        yield TimedPiece(
+            "biases of experts repeated and added", biased, 4 * size, [x, bias], 4 * size, sizes=at
+        )
         out, score = make.normal(rows, width, grad=True), make.normal(rows, 1, dtype=FP32, grad=True)
-        yield Piece("rows times routing weights in fp32", lambda: (out.float() * score).to(BF16), 2 * size,
-                    [out, score], 3 * size, sizes=at)  # fmt: skip
+        yield TimedPiece(
+            "rows times routing weights in fp32",
+            lambda: (out.float() * score).to(BF16),
+            2 * size,
+            [out, score],
+            3 * size,
+            sizes=at,
+        )
 
 
 # --- loss ---------------------------------------------------------------------------------------------
@@ -232,17 +278,19 @@ def chunked_loss(logits: torch.Tensor, labels: torch.Tensor, chunks: int = 8) ->
     return torch.stack(losses).sum()
 
 
-def losses(make: Make) -> Iterator[Piece]:
+def losses(make: Make) -> Iterator[TimedPiece]:
     """Logits to FP32 and cross-entropy: eager, compiled, chunked, and of a part of the vocabulary."""
     for tokens, vocabulary in ((4096, 100352), (8192, 64000)):
         x = make.normal(tokens, vocabulary, grad=True)
         labels = torch.randint(0, x.shape[1], (x.shape[0],), device=make.device)
         size, at = 2.0 * x.numel(), {"tokens": x.shape[0], "vocabulary": x.shape[1]}
-        yield Piece("loss eager", lambda: plain_loss(x, labels), size, [x], 2 * size, sizes=at)
+        yield TimedPiece("loss eager", lambda: plain_loss(x, labels), size, [x], 2 * size, sizes=at)
         if tokens == 4096:
-            yield Piece("loss eager", lambda: plain_loss(x, labels), size, [x], 2 * size, True, at)
-            yield Piece("loss in 8 chunks", lambda: chunked_loss(x, labels), size, [x], 2 * size, sizes=at)
-        yield Piece("logits to fp32", lambda: x.detach().float(), 3 * size, sizes=at)
+            yield TimedPiece("loss eager", lambda: plain_loss(x, labels), size, [x], 2 * size, True, at)
+            yield TimedPiece(
+                "loss in 8 chunks", lambda: chunked_loss(x, labels), size, [x], 2 * size, sizes=at
+            )
+        yield TimedPiece("logits to fp32", lambda: x.detach().float(), 3 * size, sizes=at)
     for tp in (1, 2, 8):
         whole = 100352 if tp > 1 else 50176
         x = make.normal(4096, whole // tp, grad=True)
@@ -258,4 +306,4 @@ def losses(make: Make) -> Iterator[Piece]:
             error = (ours - theirs).norm() / theirs.norm() + (a.float() - b.float()).norm() / b.float().norm()
             return float(error)
 
-        yield Piece("loss of a part of the vocabulary", call, size, [x], 2 * size, sizes=at, check=check)
+        yield TimedPiece("loss of a part of the vocabulary", call, size, [x], 2 * size, sizes=at, check=check)

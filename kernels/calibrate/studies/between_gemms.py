@@ -35,7 +35,7 @@ if not __package__:  # as a script, without what the packages import: a lent GPU
 
 from moesim.kernels.calibrate.studies import between_cases as cases
 from moesim.kernels.calibrate.studies import between_steps as ends
-from moesim.kernels.calibrate.studies.between_cases import Make, Piece
+from moesim.kernels.calibrate.studies.between_cases import Make, TimedPiece
 
 REPEATS, WARM = 13, 2
 SPIN_CYCLES = 4_000_000
@@ -43,7 +43,7 @@ SPIN_CYCLES = 4_000_000
 WARM_BYTES = 120e6
 """Pieces that move less are also timed without a flush of the L2 cache (60 MB)."""
 SHOWN = ("rows", "hidden", "width", "tokens", "vocabulary", "shards", "heads")
-Makers = dict[str, Callable[[Make], Iterator[Piece]]]
+Makers = dict[str, Callable[[Make], Iterator[TimedPiece]]]
 MAKERS: Makers = {
     "sharded parameters": ends.sharded_parameters,
     "losses": cases.losses,
@@ -98,7 +98,7 @@ class Clock:
         return marks[0].elapsed_time(marks[1]) * 1e-3 / repeats
 
 
-def passes(piece: Piece) -> Iterator[tuple[str, Callable[[], Any], float]]:
+def passes(piece: TimedPiece) -> Iterator[tuple[str, Callable[[], Any], float]]:
     """The forward and, for pieces with leaves, the backward: (name, call, bytes)."""
     call = torch.compile(piece.call, dynamic=False) if piece.compiled else piece.call
     yield "forward", call, piece.bytes
@@ -114,7 +114,7 @@ def passes(piece: Piece) -> Iterator[tuple[str, Callable[[], Any], float]]:
         )
 
 
-def measured(piece: Piece, clock: Clock) -> dict[str, Any]:
+def measured(piece: TimedPiece, clock: Clock) -> dict[str, Any]:
     """Times and bytes of a piece."""
     row: dict[str, Any] = {"name": piece.name, "compiled": piece.compiled} | piece.sizes
     if piece.check is not None:
@@ -131,7 +131,7 @@ def measured(piece: Piece, clock: Clock) -> dict[str, Any]:
     return row
 
 
-def kernels_of(piece: Piece) -> dict[str, Any]:
+def kernels_of(piece: TimedPiece) -> dict[str, Any]:
     """Kernels of the forward and backward of a piece by the profiler: (name, calls, microseconds)."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -187,7 +187,7 @@ class Study:
         return time.monotonic() - self.began
 
     def run(
-        self, rows: str, makers: Makers, compiled: bool, until_s: float, of: Callable[[Piece], Any]
+        self, rows: str, makers: Makers, compiled: bool, until_s: float, of: Callable[[TimedPiece], Any]
     ) -> None:
         """Add what `of` says of every eager or compiled piece, until the time is over."""
         for name, maker in makers.items():

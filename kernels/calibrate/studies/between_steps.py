@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from moesim.kernels.calibrate.studies.between_cases import BF16, EXPERTS, LAYER, Make, Piece
+from moesim.kernels.calibrate.studies.between_cases import BF16, EXPERTS, LAYER, Make, TimedPiece
 
 
-def sharded_parameters(make: Make) -> Iterator[Piece]:
+def sharded_parameters(make: Make) -> Iterator[TimedPiece]:
     """What FSDP2 runs around its collectives for one group of parameters, at 1, 8 and 64 shards.
 
     The calls are those of torch's `_fsdp_collectives.py`; a group of one member runs them too.
@@ -29,7 +29,9 @@ def _padded(shape: tuple[int, ...], world: int) -> tuple[int, ...]:
     return (math.ceil(shape[0] / world) * world, *shape[1:])
 
 
-def _gathered(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world: int) -> Iterator[Piece]:
+def _gathered(
+    make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world: int
+) -> Iterator[TimedPiece]:
     """The cast of the shards, their copy into the gathered buffer, and the copies out of it."""
     whole = [_padded(tuple(make.size(n) for n in shape), world) for shape in shapes]
     counts = [math.prod(shape) // world for shape in whole]
@@ -42,17 +44,17 @@ def _gathered(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world
     views = [out.view(world, -1) for out in outputs]
     at = {"group": title, "shards": world, "parameters": total * world, "tensors": len(counts)}
 
-    yield Piece("fsdp cast of shards to bf16", lambda: torch._foreach_copy_(slots, shards), 6.0 * total,
+    yield TimedPiece("fsdp cast of shards to bf16", lambda: torch._foreach_copy_(slots, shards), 6.0 * total,
                 sizes=at)  # fmt: skip
-    yield Piece("fsdp copy in", lambda: torch._foreach_copy_(parts, slots), 4.0 * total, sizes=at)
-    yield Piece(
+    yield TimedPiece("fsdp copy in", lambda: torch._foreach_copy_(parts, slots), 4.0 * total, sizes=at)
+    yield TimedPiece(
         "fsdp copy out",
         lambda: torch.split_with_sizes_copy(gathered.view(world, -1), counts, dim=1, out=views),
         4.0 * total * world, sizes=at,
     )  # fmt: skip
 
 
-def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world: int) -> Iterator[Piece]:
+def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world: int) -> Iterator[TimedPiece]:
     """Packing of gradients, the copy in place of a reduce-scatter of one member, division, accumulation."""
     sides = [tuple(make.size(n) for n in shape) for shape in shapes]
     grads = [torch.randn(shape, device=make.device, dtype=BF16) for shape in sides]
@@ -69,18 +71,20 @@ def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world:
     def pack(out: torch.Tensor) -> Callable[[], Any]:
         return lambda: torch._chunk_cat(grads, dim=0, num_chunks=world, out=out.view(world, -1))
 
-    yield Piece("fsdp packing of gradients to fp32", pack(wide), 2 * real + 4.0 * padded, sizes=at)
-    yield Piece("fsdp packing of gradients in bf16", pack(narrow), 2 * real + 2.0 * padded, sizes=at)
-    yield Piece("fsdp division of the buffer", lambda: wide.div_(8.0), 8.0 * padded, sizes=at)
-    yield Piece("fsdp accumulation of the shard", lambda: total.add_(shard), 12.0 * padded / world, sizes=at)
+    yield TimedPiece("fsdp packing of gradients to fp32", pack(wide), 2 * real + 4.0 * padded, sizes=at)
+    yield TimedPiece("fsdp packing of gradients in bf16", pack(narrow), 2 * real + 2.0 * padded, sizes=at)
+    yield TimedPiece("fsdp division of the buffer", lambda: wide.div_(8.0), 8.0 * padded, sizes=at)
+    yield TimedPiece(
+        "fsdp accumulation of the shard", lambda: total.add_(shard), 12.0 * padded / world, sizes=at
+    )
     if world == 1:
         out = torch.empty_like(wide)
-        yield Piece("fsdp copy of one member", lambda: out.copy_(wide), 8.0 * padded, sizes=at)
-        yield Piece("fsdp division and copy of one member", lambda: out.copy_(wide / 8.0), 16.0 * padded,
+        yield TimedPiece("fsdp copy of one member", lambda: out.copy_(wide), 8.0 * padded, sizes=at)
+        yield TimedPiece("fsdp division and copy of one member", lambda: out.copy_(wide / 8.0), 16.0 * padded,
                     sizes=at)  # fmt: skip
 
 
-def steps(make: Make) -> Iterator[Piece]:
+def steps(make: Make) -> Iterator[TimedPiece]:
     """Global norm, clipping and Adam: few large tensors, and many small shards of 64 members."""
     for title, layers, world in (
         ("one layer whole", 1, 1),
@@ -100,29 +104,29 @@ def steps(make: Make) -> Iterator[Piece]:
         def norm() -> torch.Tensor:
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
 
-        yield Piece("global norm", norm, 4 * n, sizes=at)
-        yield Piece("clipping", lambda: torch._foreach_mul_(grads, one), 8 * n, sizes=at)
-        yield Piece("zero gradients", lambda: torch._foreach_zero_(grads), 4 * n, sizes=at)
+        yield TimedPiece("global norm", norm, 4 * n, sizes=at)
+        yield TimedPiece("clipping", lambda: torch._foreach_mul_(grads, one), 8 * n, sizes=at)
+        yield TimedPiece("zero gradients", lambda: torch._foreach_zero_(grads), 4 * n, sizes=at)
         for kind in ("fused", "foreach"):
             if kind == "foreach" and layers == 4:
                 continue  # its temporaries would take 20 GB
             adam = torch.optim.AdamW(values, lr=1e-5, fused=kind == "fused", foreach=kind == "foreach")
-            yield Piece(f"adamw {kind} fp32", adam.step, 28 * n, sizes=at)
+            yield TimedPiece(f"adamw {kind} fp32", adam.step, 28 * n, sizes=at)
             adam.state.clear()
         if layers != 4:
             narrow = [torch.empty_like(value, dtype=BF16) for value in values]
-            yield Piece("masters to bf16", lambda: torch._foreach_copy_(narrow, values), 6 * n, sizes=at)
+            yield TimedPiece("masters to bf16", lambda: torch._foreach_copy_(narrow, values), 6 * n, sizes=at)
         if layers == 1:
             yield from _narrow_adam(make, counts, at)
 
 
-def _narrow_adam(make: Make, counts: list[int], at: dict[str, Any]) -> Iterator[Piece]:
+def _narrow_adam(make: Make, counts: list[int], at: dict[str, Any]) -> Iterator[TimedPiece]:
     """Fused Adam with weights, gradients and moments in BF16."""
     values = [torch.randn(count, device=make.device, dtype=BF16) for count in counts]
     for value in values:
         value.grad = torch.randn_like(value)
     adam = torch.optim.AdamW(values, lr=1e-5, fused=True)
-    yield Piece("adamw fused bf16", adam.step, 14.0 * sum(counts), sizes=at)
+    yield TimedPiece("adamw fused bf16", adam.step, 14.0 * sum(counts), sizes=at)
 
 
 def beside_copies(make: Make, seconds: Callable[[Callable[[], Any], int], float]) -> Iterator[dict[str, Any]]:

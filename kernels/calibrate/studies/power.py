@@ -55,7 +55,7 @@ DUTIES = (
 """Share of the time with GEMMs and period (ms) of the segments with gaps, the most telling ones first."""
 
 
-class Run:
+class PowerRun:
     """The state of a run: its clock, samples, result and file."""
 
     def __init__(self, out: Path, seconds: float, dry: bool) -> None:
@@ -130,7 +130,7 @@ def machine(dry: bool) -> dict[str, Any]:
     }
 
 
-def bursts(run: Run, loads: list[Load]) -> list[dict[str, Any]]:
+def bursts(run: PowerRun, loads: list[Load]) -> list[dict[str, Any]]:
     """Twelve calls of each load after an idle second: three to warm up and nine that a planner would time."""
     rows = []
     for load in loads:
@@ -139,7 +139,7 @@ def bursts(run: Run, loads: list[Load]) -> list[dict[str, Any]]:
     return rows
 
 
-def transient(run: Run, load: Load) -> list[list[float]]:
+def transient(run: PowerRun, load: Load) -> list[list[float]]:
     """(time since the start, seconds of a call) of every call of 600 ms of GEMMs after two idle seconds."""
     calls = max(4, int(0.6 * run.scale / load.seconds))
     took = burst(run.marks, load, 2.0 * run.scale, calls)
@@ -150,7 +150,7 @@ def transient(run: Run, load: Load) -> list[list[float]]:
     return rows
 
 
-def back_to_back(run: Run, loads: list[Load]) -> list[dict[str, Any]]:
+def back_to_back(run: PowerRun, loads: list[Load]) -> list[dict[str, Any]]:
     """Rate of each load in 1.6 s without a gap, of which the first 0.8 s do not count."""
     return [
         {"name": load.name, "flop": load.flop}
@@ -159,7 +159,7 @@ def back_to_back(run: Run, loads: list[Load]) -> list[dict[str, Any]]:
     ]
 
 
-def idle(run: Run, seconds: float, spinning: bool) -> dict[str, float]:
+def idle(run: PowerRun, seconds: float, spinning: bool) -> dict[str, float]:
     """Seconds without work, or with one spinning thread; the samples say what they cost."""
     start = time.monotonic()
     while time.monotonic() - start < seconds * run.scale:
@@ -171,7 +171,7 @@ def idle(run: Run, seconds: float, spinning: bool) -> dict[str, float]:
     return {"from_s": start, "to_s": time.monotonic()}
 
 
-def soak(run: Run, parts: list[tuple[Load, int]], seconds: float) -> dict[str, Any]:
+def soak(run: PowerRun, parts: list[tuple[Load, int]], seconds: float) -> dict[str, Any]:
     """The mix like a training step's for the given time, in stretches of 20 s until nothing changes."""
     stretches: list[dict[str, Any]] = []
     began, steady = time.monotonic(), False
@@ -195,7 +195,7 @@ def _steady(rows: list[list[float]]) -> bool:
     return same and abs(mean(first, warm) - mean(second, warm)) < 0.7
 
 
-def segments_of(run: Run, loads: dict[str, list[Load]]) -> dict[str, Callable[[], Any]]:
+def segments_of(run: PowerRun, loads: dict[str, list[Load]]) -> dict[str, Callable[[], Any]]:
     """The segments in the order of their worth; those for which no time is left are not run."""
     big, small = loads["gemm"][0], loads["gemm"][2]
 
@@ -258,7 +258,7 @@ def loads_of_mix(loads: dict[str, list[Load]]) -> list[tuple[Load, int]]:
     return [*parts, (backward, 1), (gemm[1], 4), (memory[1], 2), (gemm[0], 4), (memory[2], 2)]
 
 
-def make(run: Run) -> dict[str, list[Load]]:
+def make(run: PowerRun) -> dict[str, list[Load]]:
     """All kernels of the run; FP8 is left out where it does not run."""
     maker = run.maker
     loads: dict[str, list[Load]] = {
@@ -292,7 +292,7 @@ def main() -> None:
     parser.add_argument("--soak", type=float, default=240.0)
     parser.add_argument("--dry", action="store_true")
     args = parser.parse_args()
-    run = Run(args.out, args.seconds, args.dry)
+    run = PowerRun(args.out, args.seconds, args.dry)
     try:
         loads = make(run)
         gemms = loads["gemm"] + loads["fp8"]
