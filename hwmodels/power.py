@@ -1,4 +1,4 @@
-"""Board power of classes of kernels against the clock, and the clock that a mix of them leaves (eq. C32)."""
+"""Board power of classes of kernels against the clock, and the clock that a mix of them leaves (eq. C33)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load_clock(
     wait: float = 0.0,
     collective: float = 0.0,
 ) -> float:
-    """Clock over the reference at which the mean power is the limit, or the highest clock (eq. C32).
+    """Clock over the reference at which the mean power is the limit, or the highest clock (eq. C33).
 
     `seconds`: time of each class at a clock. `wait`, `collective`: seconds without compute, alone and beside
     kernels of collectives. The clock may be below the reference.

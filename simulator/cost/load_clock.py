@@ -1,4 +1,4 @@
-"""Prices compute at the clock that the load of its own block leaves (eq. C32 of docs/model.md).
+"""Prices compute at the clock that the load of its own block leaves (eq. C33 of docs/model.md).
 
 Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or
 runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is at

@@ -176,5 +176,5 @@ class Variation(Section):
     )
     power_clock: Literal["load", "full-load"] = "load"
     """Clock of GEMMs and attention, where the profile has a power law: `load`, that which the power of the
-    block's own mix of kernels and waits leaves (eq. C32); `full-load`, that of kernels of one class back to
+    block's own mix of kernels and waits leaves (eq. C33); `full-load`, that of kernels of one class back to
     back."""

@@ -1,4 +1,4 @@
-"""The clock of a block follows the power of its own mix (eq. C32), and prices follow the clock."""
+"""The clock of a block follows the power of its own mix (eq. C33), and prices follow the clock."""
 
 from __future__ import annotations
 
