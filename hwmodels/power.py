@@ -55,18 +55,21 @@ def load_clock(
     *,
     wait: float = 0.0,
     collective: float = 0.0,
+    beside: float = 0.0,
 ) -> float:
     """Clock over the reference at which the mean power is the limit, or the highest clock (eq. C33).
 
     `seconds`: time of each class at a clock. `wait`, `collective`: seconds without compute, alone and beside
-    kernels of collectives. The clock may be below the reference.
+    kernels of collectives. `beside`: seconds of compute beside which collectives run. The clock may be below
+    the reference.
     """
 
     def above(clock: float) -> bool:
         parts = seconds(clock)
         total = fsum(parts.values()) + wait + collective
         spent = fsum(law.power(of, clock) * s for of, s in parts.items())
-        return spent + law.wait * wait + law.collective * collective > total
+        drawn = law.wait * wait + law.collective * collective + (law.collective - law.wait) * beside
+        return spent + drawn > total
 
     low, high = 0.3, law.most_clock
     if not above(high):

@@ -33,10 +33,14 @@ class Share(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Seconds of a block in which nothing computes: for the host, and for collectives."""
+    """Seconds of a block in which nothing computes: for the host, and for collectives.
+
+    `beside`: seconds in which collectives run beside compute.
+    """
 
     host: float = 0.0
     collective: float = 0.0
+    beside: float = 0.0
 
 
 def law_of(pricer: Pricer) -> PowerLaw | None:
@@ -84,8 +88,7 @@ def _clock(
         for share, (fixed, row) in _shares(pricer, kind, phase, mode).items():
             totals[share] = totals.get(share, 0.0) + fixed + row
     moved = fsum(t.launch_s + t.payload_s for key, t in transfer.items() if key[0] == kind and key[2] == mode)
-    if mode != "alone":
-        moved = max(0.0, moved - fsum(totals.values()))
+    hidden = 0.0 if mode == "alone" else min(moved, fsum(totals.values()))
     exposed = fsum(cost.exposed_s for cost in own.values())
 
     def seconds(clock: float) -> dict[LoadClass, float]:
@@ -94,7 +97,8 @@ def _clock(
             parts[share.of] = parts.get(share.of, 0.0) + took * factor(law, share, clock)
         return parts
 
-    return load_clock(law, seconds, wait=waits.host, collective=waits.collective + moved + exposed)
+    alone_s = waits.collective + moved - hidden + exposed
+    return load_clock(law, seconds, wait=waits.host, collective=alone_s, beside=waits.beside + hidden)
 
 
 def at_clock(

@@ -54,9 +54,8 @@ def inside_step(
 
     if law_of(pricer) is None:
         return stalled(compute), moved
-    waits = Waits(
-        _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0, _unhidden(kind, compute, alone)
-    )
+    host_s = _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0
+    waits = Waits(host_s, *_beside(kind, compute, alone))
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
     return clocked | stalled({**compute, **clocked}), moved
 
@@ -66,18 +65,22 @@ def _host_s(prices: Compute) -> float:
     return fsum(cost.host_s for (_, _, mode), cost in prices.items() if mode == "alone")
 
 
-def _unhidden(kind: BlockKind, compute: Compute, alone_s: Mapping[Phase, float]) -> float:
-    """Seconds of ZeRO-3's collectives that are longer than the pass of the block beside them."""
-    unhidden = 0.0
-    for forward, collectives in ((True, ("gather F",)), (False, ("gather B", "scatter W"))):
+def _beside(kind: BlockKind, compute: Compute, alone_s: Mapping[Phase, float]) -> tuple[float, float]:
+    """Seconds of ZeRO-3's collectives (longer than the pass of the block, beside its compute)."""
+    unhidden = hidden = 0.0
+    passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
+        (True, ("gather F",)), (False, ("gather B", "scatter W"))
+    )  # fmt: skip
+    for forward, collectives in passes:
         own = (
-            c
-            for k, c in compute.items()
-            if k[0] == kind and k[2] == "alone" and k[1].endswith(" F") == forward
+            cost.fixed_s + cost.row_s
+            for (k, phase, mode), cost in compute.items()
+            if k == kind and mode == "alone" and phase.endswith(" F") == forward
         )
-        beside = fsum(alone_s.get(phase, 0.0) for phase in collectives)  # type: ignore[call-overload]
-        unhidden += max(0.0, beside - fsum(cost.fixed_s + cost.row_s for cost in own))
-    return unhidden
+        passed, moved = fsum(own), fsum(alone_s.get(phase, 0.0) for phase in collectives)
+        unhidden += max(0.0, moved - passed)
+        hidden += min(moved, passed)
+    return unhidden, hidden
 
 
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:

@@ -82,3 +82,10 @@ def test_a_layer_that_waits_runs_its_gemms_faster() -> None:
 
 def test_rates_measured_in_place_keep_their_clock() -> None:
     assert load_profile("h800-trace").power is None
+
+
+def test_collectives_beside_compute_take_power_from_it(law: PowerLaw) -> None:
+    def gemms(clock: float) -> dict[LoadClass, float]:
+        return {"gemm": 1.0}
+
+    assert load_clock(law, gemms, beside=1.0) < load_clock(law, gemms, beside=0.3) < load_clock(law, gemms)
