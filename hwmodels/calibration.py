@@ -31,6 +31,7 @@ from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
+from moesim.hwmodels.power import PowerLaw
 from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
 from moesim.hwmodels.replaced_curve import ReplacedCurve
 from moesim.hwmodels.validation import validate_model
@@ -213,6 +214,9 @@ class CalibrationProfile(PlainPart):
     """Shortest duration of a kernel."""
     lost_beside_nccl: SourcedFraction = LOST_BESIDE_NCCL
     """Seconds that compute loses per second that an overlapped NCCL collective would take alone."""
+    power: Annotated[PowerLaw | None, Field(exclude_if=lambda value: value is None)] = None
+    """Power of classes of kernels, by which the clock follows the load; without it the clock is that of GEMMs
+    back to back."""
     in_situ_groups: tuple[AnyLawGroup, ...] = ()
     """Groups whose rates were measured beside communication and are also used where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
@@ -352,7 +356,9 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     update: dict[str, Any] = {}
     for field in ("gemm_tables", "curves", "laws", "priors"):
         update[field] = (*getattr(profile, field), *(e for e in getattr(other, field) if e.id not in have))
-    update |= {f: getattr(other, f) for f in ("launch_gap", "kernel_floor") if getattr(profile, f) is None}
+    update |= {
+        f: getattr(other, f) for f in ("launch_gap", "kernel_floor", "power") if getattr(profile, f) is None
+    }
     if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
         update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)

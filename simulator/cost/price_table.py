@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import fsum
 
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import send_seconds
 from moesim.simulator.cost.end_of_step import step_end
 from moesim.simulator.cost.launches import Compute, Transfers, launch_stalls
+from moesim.simulator.cost.load_clock import Waits, at_load, law_of
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases, slowed_by_overlap
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
@@ -37,17 +39,48 @@ def inside_step(
 ) -> tuple[dict[tuple[BlockKind, Phase, Mode], PhaseCost], dict[tuple[BlockKind, Phase, Mode], TransferCost]]:
     """Prices of a block that change inside a step, and the transfers that the step adds.
 
-    ZeRO-3 gathers parameters and scatters gradients beside the compute, and launch stalls lengthen the
-    compute. Raises InputError for an unknown host.
+    The clock follows the load of the block, ZeRO-3 gathers parameters and scatters gradients beside the
+    compute, and launch stalls lengthen the compute. Raises InputError for an unknown host.
     """
     moved: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
-    slowed: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    alone: dict[Phase, float] = {}
     if pricer.scenario.parallel.zero_stage == 3:
         sharded, alone = sharded_phases(pricer, kind)
         moved = {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-        slowed = slowed_by_overlap(kind, compute, alone, pricer.lost_beside_library)
-    stalled = launch_stalls(pricer, kind, {**compute, **slowed}, {**transfer, **moved}, modes)
-    return slowed | stalled, moved
+
+    def stalled(prices: Compute) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+        slowed = slowed_by_overlap(kind, prices, alone, pricer.lost_beside_library) if alone else {}
+        return slowed | launch_stalls(pricer, kind, {**prices, **slowed}, {**transfer, **moved}, modes)
+
+    if law_of(pricer) is None:
+        return stalled(compute), moved
+    host_s = _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0
+    waits = Waits(host_s, *_beside(kind, compute, alone))
+    clocked = at_load(pricer, kind, compute, transfer, modes, waits)
+    return clocked | stalled({**compute, **clocked}), moved
+
+
+def _host_s(prices: Compute) -> float:
+    """Seconds in which a block alone waits for launches."""
+    return fsum(cost.host_s for (_, _, mode), cost in prices.items() if mode == "alone")
+
+
+def _beside(kind: BlockKind, compute: Compute, alone_s: Mapping[Phase, float]) -> tuple[float, float]:
+    """Seconds of ZeRO-3's collectives (longer than the pass of the block, beside its compute)."""
+    unhidden = hidden = 0.0
+    passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
+        (True, ("gather F",)), (False, ("gather B", "scatter W"))
+    )  # fmt: skip
+    for forward, collectives in passes:
+        own = (
+            cost.fixed_s + cost.row_s
+            for (k, phase, mode), cost in compute.items()
+            if k == kind and mode == "alone" and phase.endswith(" F") == forward
+        )
+        passed, moved = fsum(own), fsum(alone_s.get(phase, 0.0) for phase in collectives)
+        unhidden += max(0.0, moved - passed)
+        hidden += min(moved, passed)
+    return unhidden, hidden
 
 
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:

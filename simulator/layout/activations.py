@@ -140,7 +140,7 @@ def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Softwar
         logits, wide = row_bytes(shape.vocab, precision.logits), row_bytes(shape.vocab, "fp32")
         kept = logits if software.loss == "compiled" else wide + logits * pipeline
         return logits + 2 * wide - kept
-    if software.loss == "fused":
+    if software.loss in ("fused", "eager"):
         return 0.0
     return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
 

@@ -249,7 +249,7 @@ def workspace_bytes(
         tokens = plan.microbatch * sequence / plan.cp
         if software.kernels == "eager" and software.loss != "compiled":
             return 2 * tokens * row_bytes(shape.vocab, "fp32") / plan.tp
-        if software.loss == "fused":
+        if software.loss in ("fused", "eager"):
             return 0.0
         return tokens * row_bytes(shape.vocab, precision.head) / plan.tp
     return working_bytes(shape, kind, plan, precision, sequence, software)

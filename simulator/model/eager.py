@@ -117,7 +117,7 @@ def flat_gradients(
         copies = [move("fsdp.join", "copy", "W", parameters * BF16, parameters * BF16, variant="flat")]
         if reduce_bytes > BF16:
             wide = parameters * reduce_bytes
-            copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="flat"))
+            copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="widen"))
         if divided:
             wide = parameters * reduce_bytes
             copies.append(move("fsdp.divide", "copy", "W", wide, wide, variant="flat"))
@@ -141,23 +141,43 @@ def added_gradients(
     """
     result = written_gradients(operators)
     if how in ADDED_BYTES and parameters and "mlp W" in result:
-        half = parameters * ADDED_BYTES[how] / 2
-        result["mlp W"] = (*result["mlp W"], move("gradients.add", "copy", "W", half, half, variant="flat"))
+        cast = (BF16 + FP32) * parameters if how == "added-fp32" else 0.0
+        half = (parameters * ADDED_BYTES[how] - cast) / 2
+        added = [move("gradients.add", "copy", "W", half, half, variant="flat")]
+        if cast:
+            added.insert(0, move("gradients.cast", "copy", "W", cast / 3, cast / 3 * 2, variant="widen"))
+        result["mlp W"] = (*result["mlp W"], *added)
     return result
 
 
-def chained_loss(
-    operators: Mapping[Phase, tuple[Operator, ...]], compiled: bool = False
+EAGER_LOSS, EAGER_BACKWARD = 3 / 2, 4 / 2
+"""As above for PyTorch's `cross_entropy`: its log-softmax reads the logits twice and writes them; backward, a
+gradient of zeros is written, then read with the softmax, and the result is written."""
+
+
+def passes_of_loss(
+    operators: Mapping[Phase, tuple[Operator, ...]], how: str
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Replace the fused loss by Megatron-LM's vocabulary-parallel one, with more passes over the logits."""
-    passes, kernels = (LOSS_COMPILED, COMPILED_KERNELS) if compiled else (LOSS_CHAIN, LOSS_KERNELS)
+    """Replace the fused loss by another value of `software.loss`, with more passes over the logits."""
+    forward, kernels = {
+        "compiled": (LOSS_COMPILED, COMPILED_KERNELS),
+        "chain": (LOSS_CHAIN, LOSS_KERNELS),
+        "eager": (EAGER_LOSS, 2),
+    }[how]
+    measured = how in ("chain", "eager")
 
-    def chained(op: Operator) -> Operator:
-        if op.cls != "loss" or op.direction != "F":
+    def changed(op: Operator) -> Operator:
+        if op.cls != "loss":
             return op
-        return replace(op, bytes_read=op.bytes_read * passes, launches=kernels)
+        variant = f"{how}_{op.variant}" if measured else op.variant
+        if op.direction == "F":
+            return replace(op, bytes_read=op.bytes_read * forward, launches=kernels, variant=variant)
+        more = EAGER_BACKWARD if how == "eager" else 1.0
+        return replace(
+            op, bytes_read=op.bytes_read * more, bytes_written=op.bytes_written * more, variant=variant
+        )
 
-    return {phase: tuple(map(chained, ops)) for phase, ops in operators.items()}
+    return {phase: tuple(map(changed, ops)) for phase, ops in operators.items()}
 
 
 def narrow_accumulators(
@@ -188,9 +208,9 @@ def copied_parameters(
     if not parameters:
         return dict(operators)
     out = move("fsdp.copy_out", "copy", "F", parameters * BF16, parameters * BF16, variant="flat")
-    into = move("fsdp.copy_in", "copy", "W", parameters * BF16, parameters * FP32, variant="flat")
+    into = move("fsdp.copy_in", "copy", "W", parameters * BF16, parameters * FP32, variant="pack")
     added = move(
-        "fsdp.accumulate", "copy", "W", parameters * (BF16 + FP32), parameters * FP32, variant="flat"
+        "fsdp.accumulate", "copy", "W", parameters * (BF16 + FP32), parameters * FP32, variant="add_widened"
     )
     result = dict(operators)
     extra: dict[Phase, Operator] = (
@@ -221,12 +241,11 @@ def copies_of_single_groups(
         "fsdp.single_copy", "copy", "F", parameters * (held * cast + gathered),
         parameters * gathered * (1 + cast), variant="flat",
     )  # fmt: skip
-    back = move(
-        "fsdp.single_gradient", "copy", "W", parameters * (BF16 + 2 * reduced), parameters * 3 * reduced,
-        variant="flat",
-    )  # fmt: skip
-    extra: dict[Phase, Operator] = {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": back}
-    return {
-        phase: (*ops, extra[phase]) if phase in extra and parameters else ops
-        for phase, ops in operators.items()
-    }
+    pack = move("fsdp.single_pack", "copy", "W", parameters * BF16, parameters * reduced, variant="pack")
+    divide = move(
+        "fsdp.single_divide", "copy", "W", parameters * 2 * reduced, parameters * 2 * reduced, variant="flat"
+    )
+    extra: dict[Phase, tuple[Operator, ...]] = {
+        "mlp F": (out,), "mlp I": (replace(out, direction="I"),), "mlp W": (pack, divide),
+    }  # fmt: skip
+    return {phase: (*ops, *extra.get(phase, ())) if parameters else ops for phase, ops in operators.items()}

@@ -63,7 +63,7 @@ def head_operators(
     if wide:
         narrow = t * columns * BYTES_PER_ELEMENT[precision.logits]
         forward.insert(len(forward) - 1, move("logits.widen", "copy", "F", narrow, logits, variant="widen"))
-        backward.insert(1, move("logits.narrow", "copy", "I", logits, narrow, variant="widen"))
+        backward.insert(1, move("logits.narrow", "copy", "I", logits, narrow, variant="narrow"))
     return forward, backward, [weight]
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from moesim.simulator.model.eager import (
     added_gradients,
-    chained_loss,
     copied_parameters,
     copies_of_single_groups,
     eager_operators,
     flat_gradients,
     narrow_accumulators,
+    passes_of_loss,
 )
 from moesim.simulator.model.expert_biases import clamped_activations, split_biases
 from moesim.simulator.model.fused_experts import fused_experts
@@ -55,7 +55,7 @@ def apply_framework(
             adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce], divided=software.gradients_divided
         )
     if software.loss != "fused":
-        adapted = chained_loss(adapted, compiled=software.loss == "compiled")
+        adapted = passes_of_loss(adapted, software.loss)
     if software.kernels == "eager":
         adapted = eager_operators(adapted)
         if software.gradient_sums:

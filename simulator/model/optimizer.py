@@ -14,16 +14,23 @@ def optimizer_operators(
     """Gradient norm and AdamW update of the parameters that this GPU owns; only bytes are counted.
 
     `local_parameters` are those whose BF16 copy this GPU quantises after the update (0 in BF16).
-    Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy.
+    Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy; parameters in the
+    format of the masters are the masters, without a copy.
     """
     gradient = BYTES_PER_ELEMENT[precision.gradients]
     state = BYTES_PER_ELEMENT[precision.master_weights] + 2 * BYTES_PER_ELEMENT[precision.moments]
     copy = BYTES_PER_ELEMENT[precision.parameters]
+    written_copy = copy if precision.parameters != precision.master_weights else 0.0
     n = owned_parameters
     out = [
         move("optimizer.gradient_norm", "optimizer", "W", n * gradient, 0.0, variant="norm"),
         move(
-            "optimizer.adamw", "optimizer", "W", n * (gradient + state), n * (state + copy), variant="update"
+            "optimizer.adamw",
+            "optimizer",
+            "W",
+            n * (gradient + state),
+            n * (state + written_copy),
+            variant="adamw",
         ),
     ]
     if precision.linear != "bf16" and local_parameters:

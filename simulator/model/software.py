@@ -117,10 +117,10 @@ class Software(BaseModel):
     placeholder_gradients: bool = False
     """Transformer Engine from 2.3 on: autograd receives a 16-bit placeholder for every weight gradient that a
     GEMM added into a buffer, and one of each shape stays in memory (eq. M31)."""
-    loss: Literal["fused", "compiled", "chain"] = "fused"
+    loss: Literal["fused", "compiled", "chain", "eager"] = "fused"
     """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
-    `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
-    (Transformer Engine)."""
+    `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `eager`: PyTorch's
+    `cross_entropy` of logits cast to FP32; `fused`: one kernel (Transformer Engine)."""
     overlap_tensor_parallel: TensorOverlap = "none"
     """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
     weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them, at no cost

@@ -10,6 +10,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
 from moesim.simulator.cost.end_of_step import by_chunk, rank_step_end
+from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases
@@ -42,6 +43,7 @@ PHASES_OF: dict[str, tuple[Phase, ...]] = {
 }
 
 
+_ALONE: tuple[Mode, ...] = ("alone",)
 _ROUTED: frozenset[Phase] = frozenset(
     {"mlp F", "mlp I", "mlp W", "dispatch F", "combine F", "combine B", "dispatch B"}
 )
@@ -217,11 +219,16 @@ class PriceBook:
     def alone(
         self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int | None = None
     ) -> CostTable:
-        """Cost table of compute outside overlapped pairs, without transfers.
+        """Cost table of compute outside overlapped pairs at the highest clock, without transfers.
 
         `sms`: communication SMs of transfers that recompute repeats; None for the scenario's.
         """
-        return CostTable(self.compute(plan, recipe, policy, ("alone",), sms), {}, 0.0, 0.0, ())
+        compute = dict(self.compute(plan, recipe, policy, ("alone",), sms))
+        if self.profile.power is not None:  # no load leaves a higher clock
+            pricer = self.pricer(plan, recipe, policy, sms)
+            for kind in self.kinds:
+                compute |= at_clock(pricer, kind, compute, _ALONE, self.profile.power.most_clock)
+        return CostTable(compute, {}, 0.0, 0.0, ())
 
     def repeats_transfers(self, plan: ParallelPlan, policy: Recompute) -> bool:
         """Whether the backward dispatches tokens again, so that compute depends on the communication SMs."""
@@ -251,7 +258,7 @@ class PriceBook:
         if paired:
             compute |= self.compute(plan, recipe, policy, ("sms_reserved", "overlapped"), sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if zero3 or self.scenario.software.host is not None:
+        if zero3 or self.scenario.software.host is not None or self.profile.power is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
             modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:

@@ -184,3 +184,7 @@ class Variation(Section):
         description="Relative spread of one phase's duration from run to run on one GPU. Absent: as in a "
         "published timeline of an H800, with a range.",
     )
+    power_clock: Literal["load", "full-load"] = "load"
+    """Clock of GEMMs and attention, where the profile has a power law: `load`, that which the power of the
+    block's own mix of kernels and waits leaves (eq. C33); `full-load`, that of kernels of one class back to
+    back."""

@@ -154,8 +154,13 @@ def scenario_of_run(run: Run) -> Scenario:
             kernels="eager",
             parameters_copied=True,
             allocator="expandable",
+            gradient_sums=True,
+            single_groups_copied=True,
             overlap_data_parallel=True,
             host="emerald-rapids-vm",
+            weight_gradients="written",
+            loss="eager",
+            step_kernels="torch" if zero == 3 else "torch-fsdp2",
         ),
     )
 

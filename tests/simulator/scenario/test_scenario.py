@@ -183,7 +183,8 @@ def test_an_unknown_key_in_a_file_names_file_key_and_nearest(tmp_path: Path) -> 
 def test_every_quantity_of_a_preset_carries_its_source() -> None:
     for name in preset_names():
         scenario = load_scenario(name)
-        for part in (scenario.routing.expert_load_cv, *dict(scenario.variation).values()):
+        spread = scenario.variation
+        for part in (scenario.routing.expert_load_cv, spread.clock_cv, spread.jitter_cv):
             assert part.kind in ("measured", "derived", "published", "assumed")
             assert len(part.source) > 20
             assert part.date != "undated"

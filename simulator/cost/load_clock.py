@@ -1,0 +1,189 @@
+"""Prices compute at the clock that the load of its own block leaves (eq. C33 of docs/model.md).
+
+Rates of a profile belong to kernels back to back at the board's power limit. Where a block also waits, or
+runs kernels that need less power, its mean power would be below the limit, so the clock rises until it is at
+it. The power control of a GPU looks at some 50 ms, longer than a block and shorter than a pipeline's bubble:
+the waits of a block count, bubbles and the end of the step do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import fsum
+from typing import NamedTuple
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.power import LoadClass, PowerLaw, load_clock
+from moesim.simulator.cost.compute import OperatorCost
+from moesim.simulator.cost.price_evidence import PriceEvidence
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.table import PAIR_MODES, Mode, PhaseCost, TransferCost
+from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
+
+Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
+Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
+
+
+class Share(NamedTuple):
+    """A class of kernels and the clock at which their rates were measured; 0 where it is not known."""
+
+    of: LoadClass
+    measured_at: float
+
+
+class Waits(NamedTuple):
+    """Seconds of a block in which nothing computes: for the host, and for collectives.
+
+    `beside`: seconds in which collectives run beside compute.
+    """
+
+    host: float = 0.0
+    collective: float = 0.0
+    beside: float = 0.0
+
+
+def law_of(pricer: Pricer) -> PowerLaw | None:
+    """The power law that a scenario's prices follow; None where they keep the clock of the measurements."""
+    return pricer.profile.power if pricer.scenario.variation.power_clock == "load" else None
+
+
+def at_load(
+    pricer: Pricer,
+    kind: BlockKind,
+    compute: Compute,
+    transfer: Transfers,
+    modes: Collection[Mode],
+    waits: Waits,
+) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+    """Compute of a block at the clock of its own load, alone and in pairs; empty without a law.
+
+    `waits`: those that `compute` and `transfer` do not hold.
+    """
+    law = law_of(pricer)
+    if law is None:
+        return {}
+    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    loads: tuple[tuple[Mode, tuple[Mode, ...]], ...] = (("alone", ("alone",)), ("overlapped", PAIR_MODES))
+    for load, chosen in loads:
+        if load in modes:
+            clock = _clock(pricer, law, kind, compute, transfer, load, waits)
+            out |= at_clock(pricer, kind, compute, chosen, clock)
+    return out
+
+
+def _clock(
+    pricer: Pricer,
+    law: PowerLaw,
+    kind: BlockKind,
+    compute: Compute,
+    transfer: Transfers,
+    mode: Mode,
+    waits: Waits,
+) -> float:
+    """Clock of a block in one mode; in pairs, transfers wait as far as compute is shorter."""
+    own = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] == mode}
+    totals: dict[Share, float] = {}
+    for _, phase, _ in own:
+        for share, (fixed, row) in _shares(pricer, kind, phase, mode).items():
+            totals[share] = totals.get(share, 0.0) + fixed + row
+    moved = fsum(t.launch_s + t.payload_s for key, t in transfer.items() if key[0] == kind and key[2] == mode)
+    hidden = 0.0 if mode == "alone" else min(moved, fsum(totals.values()))
+    exposed = fsum(cost.exposed_s for cost in own.values())
+
+    def seconds(clock: float) -> dict[LoadClass, float]:
+        parts: dict[LoadClass, float] = {}
+        for share, took in totals.items():
+            parts[share.of] = parts.get(share.of, 0.0) + took * factor(law, share, clock)
+        return parts
+
+    alone_s = waits.collective + moved - hidden + exposed
+    return load_clock(law, seconds, wait=waits.host, collective=alone_s, beside=waits.beside + hidden)
+
+
+def at_clock(
+    pricer: Pricer, kind: BlockKind, compute: Compute, modes: Collection[Mode], clock: float
+) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+    """Compute of a block at a clock over the reference."""
+    law = law_of(pricer)
+    if law is None:
+        return {}
+    note = f"clock by the load of each block ({law.id}): the power while only collectives run is assumed"
+    evidence, out = PriceEvidence.of([], [note]), {}
+    for key, cost in compute.items():
+        if key[0] != kind or key[2] not in modes:
+            continue
+        fixed = row = 0.0
+        for share, parts in _shares(pricer, *key).items():
+            more = factor(law, share, clock) - 1.0
+            fixed, row = fixed + parts[0] * more, row + parts[1] * more
+        before = cost.fixed_s + cost.row_s - cost.exposed_s - cost.host_s
+        ratio = 1.0 + (fixed + row) / before if before > 0.0 else 1.0
+        out[key] = replace(
+            cost,
+            fixed_s=cost.fixed_s + fixed,
+            row_s=cost.row_s + row,
+            best_s=cost.best_s * min(1.0, ratio),
+            worst_s=max(cost.worst_s, cost.fixed_s + fixed + cost.row_s + row),
+            evidence=cost.evidence | evidence if fixed + row else cost.evidence,
+        )
+    return out
+
+
+def factor(law: PowerLaw, share: Share, clock: float) -> float:
+    """Time at a clock over the time as measured."""
+    if share.measured_at == 0.0:
+        return 1.0
+    return float((share.measured_at / clock) ** law.classes[share.of].rate_exponent)
+
+
+def _shares(pricer: Pricer, kind: BlockKind, phase: Phase, mode: Mode) -> dict[Share, tuple[float, float]]:
+    """(fixed, by received rows) seconds of a phase by class and clock of the measurement."""
+    law = pricer.profile.power
+    assert law is not None
+    out: dict[Share, tuple[float, float]] = {}
+    costs = pricer.operator_costs(kind, phase, mode)
+    for op, cost in zip(pricer.operators(kind).get(phase, ()), costs, strict=True):
+        share = _share(pricer.profile, law, op, cost)
+        fixed, row = out.get(share, (0.0, 0.0))
+        if op.per_received_row:
+            row += cost.seconds
+        else:
+            fixed += cost.seconds
+        out[share] = fixed, row
+    return out
+
+
+def _share(profile: CalibrationProfile, law: PowerLaw, op: Operator, cost: OperatorCost) -> Share:
+    """Class of an operator, and the clock at which its rate was measured."""
+    if cost.bound != "compute":
+        return Share("memory", 0.0)
+    of: LoadClass = "gemm" if op.cls in GEMM_CLASSES else "attention"
+    duty = _duties(profile).get(cost.curve_ids[0], "")
+    if duty == "sustained" or (duty == "burst" and len(cost.curve_ids) > 1):
+        return Share(of, law.classes[of].alone_clock)
+    return Share(of, law.most_clock if duty == "burst" else 0.0)
+
+
+_known: dict[int, tuple[CalibrationProfile, dict[str, str]]] = {}
+
+
+def _duties(profile: CalibrationProfile) -> Mapping[str, str]:
+    """Duty of every rate of GEMMs and attention; none for those measured beside communication."""
+    known = _known.get(id(profile))
+    if known is None:
+        if len(_known) >= 32:
+            _known.clear()
+        known = _known[id(profile)] = (
+            profile,
+            _read_duties(profile),
+        )  # holds the profile, so its id stays its own
+    return known[1]
+
+
+def _read_duties(profile: CalibrationProfile) -> dict[str, str]:
+    return {
+        entry.id: entry.conditions.duty or ""
+        for entry in (*profile.gemm_tables, *profile.curves)
+        if not entry.conditions.beside_communication
+    }

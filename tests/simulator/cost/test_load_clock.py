@@ -1,0 +1,91 @@
+"""The clock of a block follows the power of its own mix (eq. C33), and prices follow the clock."""
+
+from __future__ import annotations
+
+import json
+from math import fsum
+from pathlib import Path
+
+import pytest
+
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.power import LoadClass, PowerLaw, load_clock
+from moesim.simulator.cost.block_prices import block_compute
+from moesim.simulator.cost.price_table import inside_step
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.scenario import load_scenario
+
+RESULT = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-22-h200-power.json"
+OVERRIDES = ["profile=h200-products", "precision=bf16"]
+
+
+@pytest.fixture(scope="module")
+def law() -> PowerLaw:
+    found = load_profile("h200-products").power
+    assert found is not None
+    return found
+
+
+def test_gemms_back_to_back_run_at_the_reference_and_waits_raise_the_clock(law: PowerLaw) -> None:
+    def gemms(clock: float) -> dict[LoadClass, float]:
+        return {"gemm": 1.0}
+
+    assert load_clock(law, gemms) == pytest.approx(1.0, abs=1e-3)
+    clocks = [load_clock(law, gemms, wait=wait) for wait in (0.05, 0.2, 0.4, 2.0)]
+    assert clocks == sorted(clocks) and clocks[0] > 1.02 and clocks[-1] == law.most_clock
+    # A wait for collectives draws more than an idle GPU, so it leaves less.
+    assert load_clock(law, gemms, collective=0.2) < clocks[1]
+
+
+def test_attention_alone_runs_at_its_own_clock_and_memory_is_not_limited(law: PowerLaw) -> None:
+    alone = load_clock(law, lambda clock: {"attention": 1.0})
+    assert alone == pytest.approx(law.classes["attention"].alone_clock, rel=0.01)
+    assert load_clock(law, lambda clock: {"memory": 1.0}) == law.most_clock
+
+
+@pytest.mark.parametrize("name", ["soak", "mix with a fifth idle", "gemm and attention"])
+def test_clocks_of_mixes_that_had_no_part_in_the_law(law: PowerLaw, name: str) -> None:
+    data = json.loads(RESULT.read_text("utf-8"))["segments"]
+    segment, reference = data[name], data["gemm large"]["sm_mhz"]
+    seconds: dict[LoadClass, float] = {}
+    for cls, row in segment["classes"].items():
+        key: LoadClass = cls.split("_")[0]
+        seconds[key] = seconds.get(key, 0.0) + row["seconds"]
+    wait = fsum(seconds.values()) * (1.0 / segment["busy_share"] - 1.0)
+    clock = load_clock(law, lambda clock: seconds, wait=wait)
+    assert clock * reference == pytest.approx(segment["sm_mhz"], rel=0.02)
+
+
+def table(*more: str) -> tuple[Pricer, float, float]:
+    """The pricer of a small plan, and its seconds of GEMM-bound and of memory-bound phases of a layer."""
+    scenario = load_scenario("llama-3-70b-64xh100", [*OVERRIDES, "cluster.accelerator=h200-sxm", *more])
+    pricer = Pricer(resolve(scenario))
+    compute = block_compute(pricer, "dense", ("alone",))
+    inside, _ = inside_step(pricer, "dense", compute, {}, ("alone",))
+    after = {**compute, **inside}
+    total = fsum(cost.fixed_s for key, cost in after.items() if key[0] == "dense")
+    waits = fsum(cost.exposed_s for key, cost in after.items() if key[0] == "dense")
+    return pricer, total, waits
+
+
+def test_a_layer_that_waits_runs_its_gemms_faster() -> None:
+    _, load_s, waits = table("software.overlap_tensor_parallel=none")
+    _, full_s, same = table("software.overlap_tensor_parallel=none", "variation.power_clock=full-load")
+    assert waits == same > 0.0
+    assert 0.85 * full_s < load_s < 0.99 * full_s
+    # Without the waits less is gained.
+    hidden = table("software.overlap_tensor_parallel=full")[1]
+    hidden_full = table("software.overlap_tensor_parallel=full", "variation.power_clock=full-load")[1]
+    assert load_s / full_s < hidden / hidden_full < 1.01
+
+
+def test_rates_measured_in_place_keep_their_clock() -> None:
+    assert load_profile("h800-trace").power is None
+
+
+def test_collectives_beside_compute_take_power_from_it(law: PowerLaw) -> None:
+    def gemms(clock: float) -> dict[LoadClass, float]:
+        return {"gemm": 1.0}
+
+    assert load_clock(law, gemms, beside=1.0) < load_clock(law, gemms, beside=0.3) < load_clock(law, gemms)
