@@ -36,6 +36,7 @@ class _BlockOps:
 
     tokens: float
     hidden: int
+    transfers_kept: bool = True
     ops: list[EagerOp] = field(default_factory=list)
     gemms: int = 0
     unit: str = ""
@@ -88,13 +89,16 @@ class _BlockOps:
         self.add(EagerOp(output, (first, second), size, gradients=((first, 0.0), (second, 0.0))))
 
 
-def eager_block(shape: ModelShape, block: BlockShape, tokens: float, ep: int) -> tuple[EagerOp, ...] | None:
+def eager_block(
+    shape: ModelShape, block: BlockShape, tokens: float, ep: int, transfers_kept: bool = True
+) -> tuple[EagerOp, ...] | None:
     """Operators of one block for a micro-batch of `tokens` tokens; None for blocks that are not described.
 
     Described are embedding, head, and layers of grouped-query or latent attention with a gated FFN or routed
-    experts. Experts receive as many rows as are sent.
+    experts. Experts receive as many rows as are sent. `transfers_kept`: selective policies keep the results of
+    dispatch and combine.
     """
-    out = _BlockOps(tokens, shape.hidden)
+    out = _BlockOps(tokens, shape.hidden, transfers_kept)
     if block.is_embedding:
         size, table = NARROW * tokens * shape.hidden, NARROW * shape.vocab * shape.hidden
         return (EagerOp("y", (INPUT,), size, weights=(table,), extra_bytes=STATE_BYTES),)
@@ -284,7 +288,9 @@ def _experts(out: _BlockOps, moe: MoE, rows: float, here: int) -> None:
     padded = rows + PADDED_ROWS * here
     grouped = NARROW * padded * h
     out.unit = EXPERTS
-    out.add(EagerOp("received", ("gathered",), sent, gradients=(("gathered", sent),), kept=True))
+    out.add(
+        EagerOp("received", ("gathered",), sent, gradients=(("gathered", sent),), kept=out.transfers_kept)
+    )
     out.add(EagerOp("longer", ("received",), longer, gradients=(("received", 0.0),)))
     places = INDEX * padded
     out.add(EagerOp("grouped", ("longer",), grouped, gradients=(("longer", longer),), extra_bytes=places))
@@ -299,5 +305,6 @@ def _experts(out: _BlockOps, moe: MoE, rows: float, here: int) -> None:
     out.add(EagerOp("routed down", source, grouped, source, gradients, weight, until="home"))
     out.add(EagerOp("scattered", ("routed down",), longer, gradients=(("routed down", grouped),)))
     gradients = (("scattered", longer),)
-    out.add(EagerOp("home", ("scattered",), sent, gradients=gradients, kept=True, until="ffn output"))
+    kept = out.transfers_kept
+    out.add(EagerOp("home", ("scattered",), sent, gradients=gradients, kept=kept, until="ffn output"))
     out.unit = ""

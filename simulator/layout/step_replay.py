@@ -100,7 +100,9 @@ def _eager_stage(inputs: MemoryInputs, blocks: tuple[Block, ...]) -> EagerStage 
     left: list[Saving] = []
     for block in blocks:
         if block.kind not in described:
-            described[block.kind] = eager_block(shape, shape.block(block.kind), tokens, plan.ep)
+            described[block.kind] = eager_block(
+                shape, shape.block(block.kind), tokens, plan.ep, inputs.software.op_keeps_transfers
+            )
         ops = described[block.kind]
         if ops is None:
             return None

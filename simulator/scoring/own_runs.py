@@ -137,13 +137,16 @@ def scenario_of(name: str, *overrides: str) -> Scenario:
 
 
 def prediction(name: str, *overrides: str) -> PredictedRun:
-    """Predict a run with its interval; memory is what the allocator counts, which is tensors only."""
+    """Predict a run with its interval; memory is a replay's, or tensors and slack without one."""
     scenario = scenario_of(name, *overrides)
     result = with_uncertainty(scenario)
     assert result.uncertainty is not None
     band = result.uncertainty.bands["step_time_s"]
-    active = predict(scenario).result.memory.total_bytes - FRAMEWORK_BYTES.value
-    reserved = active * (1.0 + ALLOCATOR_SLACK.value)
+    memory = predict(scenario).result.memory
+    active, reserved = memory.active_bytes, memory.reserved_bytes
+    if active is None or reserved is None:  # flex_attention: its allocations are not replayed
+        active = memory.total_bytes - FRAMEWORK_BYTES.value
+        reserved = active * (1.0 + ALLOCATOR_SLACK.value)
     return PredictedRun(result.step.time_s, band.p10, band.p50, band.p90, active, reserved)
 
 
