@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,3 +70,16 @@ def test_a_full_disk_is_told() -> None:
         pytest.skip("no /dev/full here")
     done = _shell("moesim schema scenario > /dev/full")
     assert done.returncode == 1 and done.stderr.startswith("moesim: error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_report_gives_the_peaks_of_a_replayed_allocator(run: Run) -> None:
+    fsdp2 = [
+        "model=qwen3-8b", "parallel={zero_stage: 3, microbatch: 1}",
+        "batch={sequences: 32, sequence_length: 4096}",
+        "precision={linear: bf16, parameters: fp32, loss: fp32}",
+        "software={kernels: eager, parameters_copied: true, allocator: expandable}",
+    ]  # fmt: skip
+    code, out, err = run("simulate", str(SMALL_SCENARIO), *(word for key in fsdp2 for word in ("--set", key)))
+    assert code == 0, err
+    peaks = re.search(r"([0-9.]+) active and ([0-9.]+) reserved at the peaks of PyTorch's allocator", out)
+    assert peaks is not None and 0.0 < float(peaks[1]) < float(peaks[2]) < 141.0

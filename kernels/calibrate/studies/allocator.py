@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SEQUENCES, BUSY_SEQUENCES, EXPANDABLE_SEQUENCES = 160, 30, 40
+SEQUENCES, BUSY_SEQUENCES, EXPANDABLE_SEQUENCES = 100, 28, 40
 
 
 def sequences_part(sequences: ModuleType, cpu: bool, deadline: float) -> list[dict[str, Any]]:

@@ -81,8 +81,16 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
         f"{short(run.gpu_hours)} GPU-hours, {cost}",
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
         f"{FITS[memory.fits, memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
-        f"{_gib(memory.range_bytes[1])} by framework and allocator",
+        f"{_gib(memory.range_bytes[1])} by framework and allocator{_allocator(memory)}",
     }
+
+
+def _allocator(memory: MemoryResult) -> str:
+    """The replayed peaks of PyTorch's allocator, where there are any."""
+    if memory.active_bytes is None or memory.reserved_bytes is None:
+        return ""
+    peaks = f"{_gib(memory.active_bytes)} active and {_gib(memory.reserved_bytes)} reserved"
+    return f"; {peaks} at the peaks of PyTorch's allocator"
 
 
 FITS = {
