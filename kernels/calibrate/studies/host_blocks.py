@@ -41,7 +41,7 @@ import torch
 import torch.distributed as dist
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
-from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, Case
+from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 from moesim.kernels.calibrate.studies.host_launch import machine
 
 SHALLOW, DEEP = 2, 8
@@ -155,7 +155,7 @@ def passes(study: Study, forward: Callable[[], torch.Tensor], clear: Callable[[]
     return {name: spread(values) for name, values in times.items()}
 
 
-def whole(study: Study, case: Case) -> dict[str, Any]:
+def whole(study: Study, case: BlockCase) -> dict[str, Any]:
     """Times of a whole model."""
     model = models.build(case, study.device)
     tokens = torch.randint(0, VOCABULARY, (1, TOKENS[case.size]), device=study.device)
@@ -171,7 +171,7 @@ def whole(study: Study, case: Case) -> dict[str, Any]:
     return out
 
 
-def launches(study: Study, case: Case) -> dict[str, float]:
+def launches(study: Study, case: BlockCase) -> dict[str, float]:
     """Kernels, copies and clears that one block's forward and backward launch, counted by the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -214,7 +214,7 @@ def host_reads(study: Study, forward: Callable[[], torch.Tensor]) -> dict[str, i
     return counts
 
 
-def block(study: Study, case: Case) -> dict[str, Any]:
+def block(study: Study, case: BlockCase) -> dict[str, Any]:
     """Host time of one block of a case: the slope between two depths; both depths are kept."""
     depths = (SHALLOW, SHALLOW + 2) if study.dry else (SHALLOW, DEEP)
     if case.size == "real" or case.compile:
