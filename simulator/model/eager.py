@@ -221,12 +221,11 @@ def copies_of_single_groups(
         "fsdp.single_copy", "copy", "F", parameters * (held * cast + gathered),
         parameters * gathered * (1 + cast), variant="flat",
     )  # fmt: skip
-    back = move(
-        "fsdp.single_gradient", "copy", "W", parameters * (BF16 + 2 * reduced), parameters * 3 * reduced,
-        variant="flat",
-    )  # fmt: skip
-    extra: dict[Phase, Operator] = {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": back}
-    return {
-        phase: (*ops, extra[phase]) if phase in extra and parameters else ops
-        for phase, ops in operators.items()
-    }
+    pack = move("fsdp.single_pack", "copy", "W", parameters * BF16, parameters * reduced, variant="pack")
+    divide = move(
+        "fsdp.single_divide", "copy", "W", parameters * 2 * reduced, parameters * 2 * reduced, variant="flat"
+    )
+    extra: dict[Phase, tuple[Operator, ...]] = {
+        "mlp F": (out,), "mlp I": (replace(out, direction="I"),), "mlp W": (pack, divide),
+    }  # fmt: skip
+    return {phase: (*ops, *extra.get(phase, ())) if parameters else ops for phase, ops in operators.items()}
