@@ -31,7 +31,7 @@ GIB = 2.0**30
 NOTES = {
     "2026-11-22 20:39": (
         "Also before the measurement: reading FSDP2 and torchtitan's gpt_oss showed copies that the first",
-        "freeze lacks (`software.single_groups_copied`, eq. O31, and `software.expert_biases=repeated`).",
+        "freeze lacks (`software.single_groups_copied` and `software.expert_biases=repeated`).",
     ),
 }
 """What a later freeze adds to the one before it."""

@@ -110,16 +110,25 @@ def activation_bytes(
     static = software.static_experts
     rows = 1.0 if static is None else static.kept
     kept = fsum(tokens * t.bytes_per_token * (rows if t.routed else 1.0) / cut[t.sharding] for t in tensors)
+    if software.expert_biases == "repeated" and software.kernels == "eager" and policy == "none":
+        kept += tokens * _clamped_bytes(shape, block) / plan.tp
     if software.dropout:
         kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
     if block.is_head:
         kept -= tokens * _not_kept_by_loss(shape, precision, software, plan.pp > 1) / plan.tp
     if software.kernels == "eager":
-        kept += tokens * _eager_bytes(shape, block, policy, software) / plan.tp
+        kept += tokens * _eager_bytes(shape, block, policy) / plan.tp
     if unfused and block.layer is not None and not _drops_scores(policy):
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
         kept += tokens * score * block.layer.attention.unfused_scores(sequence) / plan.tp
     return kept
+
+
+def _clamped_bytes(shape: ModelShape, block: BlockShape) -> float:
+    """Bytes per token that the clamped activation of routed experts keeps beyond an eager one."""
+    if not block.routed or shape.moe is None:
+        return 0.0
+    return row_bytes(CLAMPED_ELEMENTS * shape.moe.routed_rows * shape.moe.expert_ffn, "bf16")
 
 
 def _drops_scores(policy: Recompute) -> bool:
@@ -156,14 +165,12 @@ def _masks(block: BlockShape, policy: Recompute) -> int:
     return 0 if policy in ("op", "full") else block.layer.halves
 
 
-def _eager_bytes(shape: ModelShape, block: BlockShape, policy: Recompute, software: Software) -> float:
+def _eager_bytes(shape: ModelShape, block: BlockShape, policy: Recompute) -> float:
     """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8)."""
     repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
     if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
         return 0.0
     narrow, wide = block.layer.feed_forward.eager_elements(shape.hidden, repeated)
-    if software.expert_biases == "repeated" and block.routed and shape.moe is not None:
-        narrow += CLAMPED_ELEMENTS * round(shape.moe.routed_rows * shape.moe.expert_ffn)
     return row_bytes(narrow, "bf16") + row_bytes(wide, "fp32")
 
 

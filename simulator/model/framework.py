@@ -35,7 +35,6 @@ def apply_framework(
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
     replicas; the groups of the others have one member.
-    Copies in such groups follow eq. O31.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
