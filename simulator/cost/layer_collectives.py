@@ -128,6 +128,14 @@ class LayerCollectives:
             priced.append(self._rows(shape, tokens))
         return combined((price.evidence, 1.0) for price in priced)
 
+    def tensor_s(self, shape: ModelShape, tokens: int) -> float:
+        """Seconds of all tensor-parallel collectives of a layer, forward and backward, hidden or not."""
+        if self.scenario.parallel.tp == 1:
+            return 0.0
+        gather, scatter = (priced.seconds for priced in self._tensor(shape, tokens))
+        again = gather if self.scenario.parallel.sequence_parallel else 0.0  # for the weight gradients
+        return 2.0 * (2.0 * (gather + scatter) + again)
+
     @property
     def _slow_down(self) -> OverlapSlowDown:
         """Slow-down of compute; that of these collectives beside GEMMs was not measured."""

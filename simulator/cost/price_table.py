@@ -9,6 +9,7 @@ from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import send_seconds
 from moesim.simulator.cost.end_of_step import step_end
 from moesim.simulator.cost.launches import Compute, Transfers, launch_stalls
+from moesim.simulator.cost.layer_collectives import LayerCollectives
 from moesim.simulator.cost.load_clock import Waits, at_load, law_of
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases, slowed_by_overlap
@@ -55,7 +56,8 @@ def inside_step(
     if law_of(pricer) is None:
         return stalled(compute), moved
     host_s = _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0
-    waits = Waits(host_s, *_beside(kind, compute, alone))
+    unhidden, hidden = _beside(kind, compute, alone)
+    waits = Waits(host_s, unhidden, hidden + _tensor_beside(pricer, kind, compute))
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
     return clocked | stalled({**compute, **clocked}), moved
 
@@ -63,6 +65,15 @@ def inside_step(
 def _host_s(prices: Compute) -> float:
     """Seconds in which a block alone waits for launches."""
     return fsum(cost.host_s for (_, _, mode), cost in prices.items() if mode == "alone")
+
+
+def _tensor_beside(pricer: Pricer, kind: BlockKind, compute: Compute) -> float:
+    """Seconds of a layer's tensor-parallel collectives that run beside its compute."""
+    if pricer.shape.block(kind).layer is None or pricer.scenario.parallel.tp == 1:
+        return 0.0
+    collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator)
+    exposed = fsum(cost.exposed_s for (k, _, mode), cost in compute.items() if k == kind and mode == "alone")
+    return max(0.0, collectives.tensor_s(pricer.shape, pricer.tokens) - exposed)
 
 
 def _beside(kind: BlockKind, compute: Compute, alone_s: Mapping[Phase, float]) -> tuple[float, float]:

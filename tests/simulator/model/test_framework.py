@@ -96,3 +96,26 @@ def test_gradients_in_16_bits_are_added_into_half_the_bytes() -> None:
     narrow = {str(phase): ops for phase, ops in found.items()}
     assert fsum(op.accumulated_bytes for ops in narrow.values() for op in ops) == pytest.approx(4.0 * weights)
     assert moved(phases()) - moved(narrow) == pytest.approx(4.0 * weights)
+
+
+def test_groups_of_one_member_are_cast_copied_packed_and_divided() -> None:
+    recipe = RECIPE.model_copy(update={"parameters": "fp32", "gradient_reduce": "fp32"})
+    plain = phases()
+    alone = Software(parameters_copied=True, single_groups_copied=True)
+    found = apply_framework(plain, alone, recipe, 3, PARAMETERS, 0.0)  # type: ignore[arg-type]
+    # Cast 6 B and copy 4 B before each pass; pack 6 B, divide 8 B and copy 8 B of gradients.
+    assert moved({str(k): v for k, v in found.items()}) - moved(plain) == pytest.approx(42e6)
+    shared = apply_framework(plain, alone, recipe, 3, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
+    assert not any("single" in op.name for ops in shared.values() for op in ops)
+
+
+def test_an_eager_loss_moves_more_than_a_fused_one_in_both_directions() -> None:
+    def bytes_of(loss: str, phase: str) -> float:
+        ops = run(Software.model_validate({"loss": loss}), "head")[phase]
+        (op,) = [op for op in ops if op.cls == "loss"]
+        assert (op.variant.startswith(loss)) == (loss in ("eager", "chain"))
+        return op.bytes_read + op.bytes_written
+
+    assert bytes_of("eager", "mlp F") == pytest.approx(1.5 * bytes_of("fused", "mlp F"), rel=1e-3)
+    assert bytes_of("eager", "mlp I") == pytest.approx(2.0 * bytes_of("fused", "mlp I"))
+    assert bytes_of("chain", "mlp I") == bytes_of("fused", "mlp I")
