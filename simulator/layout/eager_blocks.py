@@ -95,8 +95,8 @@ def eager_block(
     """Operators of one block for a micro-batch of `tokens` tokens; None for blocks that are not described.
 
     Described are embedding, head, and layers of grouped-query or latent attention with a gated FFN or routed
-    experts. Experts receive as many rows as are sent. `transfers_kept`: selective policies keep the results of
-    dispatch and combine.
+    experts. Experts receive as many rows as are sent. `transfers_kept` says whether selective policies keep
+    the results of dispatch and combine.
     """
     out = _BlockOps(tokens, shape.hidden, transfers_kept)
     if block.is_embedding:
