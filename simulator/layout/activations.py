@@ -145,11 +145,11 @@ def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Softwar
     """
     if precision.loss != "fp32":
         return 0.0
-    if software.kernels == "eager":
+    if "eager" in (software.kernels, software.loss):
         logits, wide = row_bytes(shape.vocab, precision.logits), row_bytes(shape.vocab, "fp32")
         kept = logits if software.loss == "compiled" else wide + logits * pipeline
         return logits + 2 * wide - kept
-    if software.loss in ("fused", "eager"):
+    if software.loss == "fused":
         return 0.0
     return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
 

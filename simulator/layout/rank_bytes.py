@@ -247,9 +247,9 @@ def workspace_bytes(
     """
     if kind == HEAD and precision.loss == "fp32":
         tokens = plan.microbatch * sequence / plan.cp
-        if software.kernels == "eager" and software.loss != "compiled":
+        if "eager" in (software.kernels, software.loss) and software.loss != "compiled":
             return 2 * tokens * row_bytes(shape.vocab, "fp32") / plan.tp
-        if software.loss in ("fused", "eager"):
+        if software.loss == "fused":
             return 0.0
         return tokens * row_bytes(shape.vocab, precision.head) / plan.tp
     return working_bytes(shape, kind, plan, precision, sequence, software)
