@@ -104,13 +104,17 @@ class _Rank:
     # -- passes ------------------------------------------------------------------------------------------
 
     def run(self, action: Action) -> None:
-        """Run one action."""
+        """Run one action; the first stage, whose input has no gradient, leaves all of its backward to W."""
+        number, microbatch = action.stage, action.microbatch
+        deferred = self.stages[number].is_first
         if action.kind == "F":
-            self.forward(action.stage, action.microbatch)
+            self.forward(number, microbatch)
+        elif action.kind == "B" or (action.kind == "W" and deferred):
+            self.backward(number, microbatch, weights_later=False)
         elif action.kind == "W":
-            self.weights(action.stage, action.microbatch)
-        else:
-            self.backward(action.stage, action.microbatch, action.kind == "I")
+            self.weights(number, microbatch)
+        elif not deferred:
+            self.backward(number, microbatch, weights_later=True)
 
     def forward(self, number: int, microbatch: int) -> None:
         """Run the forward of a micro-batch through the blocks of a stage."""

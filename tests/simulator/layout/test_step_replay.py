@@ -221,3 +221,21 @@ def test_the_allocator_of_other_kernels_is_refused() -> None:
 
     with pytest.raises(InputError, match="kernels: eager"):
         simulate(load_scenario("deepseek-v3-2048xh800", ["software={allocator: segments}"]))
+
+
+def test_what_waits_for_w_costs_memory_behind_the_first_stage() -> None:
+    """The first stage leaves its whole backward to W, so it keeps no more than its activations."""
+    shape = shape_of(measured()["models"]["dense, none"]["case"])
+    layers = tuple(Block("dense", n) for n in range(3))
+    stages = StageAssignment(
+        ((Block("embedding"), *layers), layers, layers, (*layers, Block("head"))),
+    )
+    software = Software(kernels="eager", parameters_copied=True, allocator="expandable")
+    layout = Layout(ParallelPlan(pp=4, zero_stage=2), 8, 8)
+    inputs = MemoryInputs(shape, layout, MIXED, "none", 4096, 0, "nccl", software=software)
+    active: dict[str, list[int]] = {}
+    for name in ("1f1b", "zb-h1"):
+        peaks = [replayed_peaks(inputs, stages, build(name, 4, 8), rank) for rank in range(4)]
+        active[name] = [p.active for p in peaks if isinstance(p, AllocatorBytes)]
+    more = [later - whole for whole, later in zip(active["1f1b"], active["zb-h1"], strict=True)]
+    assert more[0] < min(more[1:3]) and min(more[1:3]) > 0
