@@ -34,6 +34,8 @@ class Launch:
 
     host_s: float
     device_s: float
+    reads: bool = False
+    """Whether the host first reads a result of all work before it, which empties the queue again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,15 @@ def launch_stall_s(one: PassLaunches) -> float:
     """Eq. L2 and L3: seconds in which the device is idle because the next launch has not arrived.
 
     Without a drained queue the host is ahead by whole blocks, and only the sums matter. After a drained queue
-    the device restarts with the first launch, and no work can start before its own launch.
+    the device restarts with the first launch, and no work can start before its own launch. A further read
+    holds the host until the device is done.
     """
     device = fsum(launch.device_s for launch in one.launches)
     if not one.drains:
         return max(0.0, fsum(launch.host_s for launch in one.launches) - device)
     clock = done = 0.0
     for launch in one.launches:
-        clock += launch.host_s
+        clock = (max(clock, done) if launch.reads else clock) + launch.host_s
         done = max(done, clock) + launch.device_s
     return done - device
 

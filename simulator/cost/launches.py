@@ -170,6 +170,7 @@ def _phase_launches(
     factor = (price.fixed_s + price.row_s - price.exposed_s) / total if total else 0.0
     launches = []
     for op, seconds in zip(operators, alone, strict=True):
+        launches += device_reads(op, software)
         graphed = part_of(op, phase) in software.cuda_graphs
         calls = () if graphed else calls_of(op, software.modules)
         launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
@@ -188,6 +189,20 @@ def _exchange(
     price = transfer.get((kind, phase, "alone"))
     device = 0.0 if price is None else price.launch_s + price.payload_s
     return Launch(times.call_s(call, forward), device)
+
+
+def device_reads(op: Operator, software: Software) -> list[Launch]:
+    """Reads of the device before an operator, beside those of token counts.
+
+    Biases of experts that are repeated by row take three: `repeat_interleave` checks its counts and reads
+    their sum, and the last offset becomes a Python number (torchtitan 0.2.2
+    torchtitan/models/gpt_oss/model/moe.py, `_run_experts_grouped_mm`).
+    """
+    repeated = software.expert_biases == "repeated" and op.name in (
+        "experts.gate_up.bias",
+        "experts.down.bias",
+    )
+    return [Launch(0.0, 0.0, reads=True)] if repeated else []
 
 
 def part_of(op: Operator, phase: Phase) -> GraphPart:

@@ -68,7 +68,7 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
             "experts.expand_gradient": back,
         }.get(base, ())
     if op.cls == "elementwise":
-        return (("pointwise", 1),) if op.variant in ("add", "reduce", "join") else ()
+        return (("pointwise", float(op.launches)),) if op.variant in ("add", "reduce", "join") else ()
     return {
         "attention_forward": (("attention", 1.0),),
         "attention_backward": (("attention", 1.0),),
@@ -80,7 +80,7 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
         "scan_backward": (("attention", 1.0), ("pointwise", SCAN_KERNELS)),
         "conv": (("norm", 1.0),),  # a kernel behind an autograd function, like a norm
         "norm": (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add")))),
-        "swiglu": (("pointwise", 2.0),),
+        "swiglu": (("pointwise", float(op.launches) if op.launches > 1 else 2.0),),
         "rope": (("rope", 1.0),),
         "topk": (("gate", float(op.launches)),),
         "copy": (("copy", 1.0),),
