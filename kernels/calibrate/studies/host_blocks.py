@@ -64,6 +64,7 @@ class Study:
         self.budget_s: float = options.budget
         self.device: str = "cpu" if options.dry else "cuda"
         self.dry: bool = options.dry
+        self.only: list[str] = [text for text in options.only.split(",") if text]
         self.passes: int = 3 if options.dry else 25
         self.file = Path(options.out) / file
         self.result: dict[str, Any] = {
@@ -91,7 +92,9 @@ class Study:
         return bool(flag.item())
 
     def run(self, group: str, name: str, call: Callable[[], Any], needs_s: float = 3.0) -> None:
-        """Store what a case returns, or its failure; skip it where too little time is left."""
+        """Store what a case returns, or its failure; leave it out if not asked for, or with too little time."""
+        if self.only and not any(text in name for text in self.only):
+            return
         if not self.agreed(self.left_s() > needs_s):
             self.result[group][name] = {"skipped": f"{self.left_s():.0f} s left"}
             return
@@ -252,6 +255,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", default=".")
     parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--only", default="", help="texts, one of which a case's name has, between commas")
     options = parser.parse_args()
     device = "cpu" if options.dry else "cuda"
     rank, world = models.start_group(device)
