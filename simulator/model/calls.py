@@ -68,7 +68,11 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
             "experts.expand_gradient": back,
         }.get(base, ())
     if op.cls == "elementwise":
-        return (("pointwise", float(op.launches)),) if op.variant in ("add", "reduce", "join") else ()
+        return (
+            (("pointwise", float(op.launches)),)
+            if op.variant in ("add", "reduce", "join", "index_add")
+            else ()
+        )
     return {
         "attention_forward": (("attention", 1.0),),
         "attention_backward": (("attention", 1.0),),

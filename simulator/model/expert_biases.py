@@ -73,7 +73,13 @@ def _clamped(op: Operator) -> Operator:
     )
     read, written = CLAMPED_BACKWARD if backward else CLAMPED_FORWARD
     kernels = CLAMPED_BACKWARD_KERNELS if backward else CLAMPED_FORWARD_KERNELS
-    return replace(op, bytes_read=elements * read, bytes_written=elements * written, launches=kernels)
+    return replace(
+        op,
+        bytes_read=elements * read,
+        bytes_written=elements * written,
+        launches=kernels,
+        variant="clamped_backward" if backward else "clamped_forward",
+    )
 
 
 def split_biases(
@@ -89,6 +95,8 @@ def _split(op: Operator, how: str) -> tuple[Operator, ...]:
     base = op.name.removesuffix(".recompute")
     if base == "experts.down.bias":
         return ()
+    if base == "experts.bias.wgrad" and how == "repeated":
+        return (replace(op, variant="index_add"),)
     for projection, bias in SPLIT_BIASES[how].items():
         if base == f"experts.{projection}":
             return op, _added(op, projection, bias.forward_bytes, bias.forward_kernels, how != "repeated")
