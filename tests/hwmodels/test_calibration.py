@@ -160,7 +160,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     ("name", "hashed"),
     [
         ("h800-trace", "d0b322beddf68c0eeaf1a5b5e98d3e66912abb2756c8b901bdc454d6a4de27d7"),
-        ("h200-8gpu", "fa11dc81a05cf5bc1a3b15a53bf7944f1d5171ab47540ac389563112b28d4bbc"),
+        ("h200-8gpu", "1ae6b184d6a1d560b6844a8fc3a89687087590adc4fefc180c0a134d9dbf0787"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
