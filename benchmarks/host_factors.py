@@ -1,9 +1,10 @@
 """Entries of a host's file from measured blocks: ratios by kind of block, hooks, checkpoints and graphs.
 
-    python benchmarks/host_factors.py ONE.json [TWO.json]
+    python benchmarks/host_factors.py benchmarks/gpu/results/2026-11-22-h200-host-blocks.json
 
-ONE and TWO are results of `kernels/calibrate/studies/host_blocks.py`. For every family the script builds the
-same small model in moesim, counts its calls at the times of single calls, and compares the sum with the block.
+The file holds the results of `kernels/calibrate/studies/host_blocks.py` on one and on two GPUs. For every
+family the script builds the same small model in moesim, counts its calls at the times of single calls, and
+compares the sum with the block. What wraps blocks is the mean difference between wrapped and plain ones.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ FAMILY = {
     "deepseek_v3_groups": "latent routed",
 }
 HOST = "emerald-rapids-vm"
+SIDES = ("forward", "backward")
+EXCHANGE_US = 890.0
+"""Host time of the counts and of two exchanges of rows in a routed block, from the host's file."""
 
 
 def shape(family: str) -> ModelShape:
@@ -93,67 +97,93 @@ def calls_s(family: str, host: Host, recompute: str = "none") -> dict[str, tuple
     return found
 
 
+class Blocks:
+    """Measured microseconds of blocks by case and pass."""
+
+    def __init__(self, results: dict[str, Any]) -> None:
+        """Take the blocks that ran."""
+        both = (results["one"]["blocks"], results["two"]["blocks"])
+        self.rows = {name: row for part in both for name, row in part.items() if "forward_us" in row}
+
+    def us(self, name: str, forward: bool) -> float:
+        """Median of a case."""
+        return float(self.rows[name]["forward_us" if forward else "backward_us"])
+
+    def more(self, name: str, than: str, forward: bool) -> float:
+        """Microseconds that one case takes more than another."""
+        return self.us(name, forward) - self.us(than, forward)
+
+
 def main() -> None:
     """Print what the measured blocks give."""
-    results = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
-    blocks: dict[str, Any] = {k: v for r in results for k, v in r["blocks"].items() if "forward_us" in v}
-    parts: dict[str, Any] = {k: v for r in results for k, v in r["parts"].items()}
-    host = load_host(HOST)
+    results = json.loads(Path(sys.argv[1]).read_text())
+    blocks, host = Blocks(results), load_host(HOST)
+    ratios(blocks, host)
+    wrapped(blocks)
+    checkpointed(blocks, host)
+    graphs = [results["one"]["parts"][f"graphs {family}"]["layer"] for family in ("llama3", "qwen3_moe")]
+    print("graph", [round(statistics.fmean(row[f"{side}_us"] for row in graphs)) for side in SIDES])
+    automatic = results["one"]["parts"]["garbage collection"]["automatic"]
+    spent = fsum(seconds for _, seconds in automatic["collections"])
+    share = spent / (automatic["steps"] * automatic["step"]["us"] * 1e-6)
+    print("collector: share", round(share, 4), "full", automatic["collect 2 after the steps, s"])
 
-    def us(name: str, side: str) -> float:
-        return float(blocks[name][f"{side}_us"])
 
-    print("single calls", {k: {s: round(v, 1) for s, v in row.items()} for k, row in parts["single calls"].items()})
-    ratios: dict[str, list[tuple[str, float, float]]] = {}
+def ratios(blocks: Blocks, host: Host) -> None:
+    """Print the ratios of measured blocks to the sums of their calls, and the range over them."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    totals = []
     for family, group in FAMILY.items():
-        name = f"{family} tiny"
-        if name not in blocks:
-            continue
         own = calls_s(family, host)
-        pair = [us(name, side) * 1e-6 / own[side][0] for side in ("forward", "backward")]
-        ratios.setdefault(group, []).append((family, pair[0], pair[1]))
-        print(
-            f"{name}: measured {us(name, 'forward'):.0f} and {us(name, 'backward'):.0f} us, calls "
-            f"{own['forward'][0] * 1e6:.0f} and {own['backward'][0] * 1e6:.0f} us, ratios {pair[0]:.3f} {pair[1]:.3f}"
-        )
-    for group, rows in ratios.items():
-        means = [statistics.fmean(row[i] for row in rows) for i in (1, 2)]
-        print(f"in_block {group}: forward {means[0]:.3f} backward {means[1]:.3f}")
-    every = [row for rows in ratios.values() for row in rows]
-    for i, side in ((1, "forward"), (2, "backward")):
-        values = [row[i] for row in every]
-        print(f"other {side}: {statistics.fmean(values):.3f}, from {min(values):.3f} to {max(values):.3f}")
-    more(blocks, us, host)
+        measured = [blocks.us(f"{family} tiny", side == "forward") * 1e-6 for side in SIDES]
+        pair = (measured[0] / own["forward"][0], measured[1] / own["backward"][0])
+        groups.setdefault(group, []).append(pair)
+        totals.append((sum(measured), own))
+        print(f"{family}: {[round(m * 1e6) for m in measured]} us, ratios {pair[0]:.3f} {pair[1]:.3f}")
+    for group, rows in groups.items():
+        print(f"in_block {group}: {[round(statistics.fmean(row[i] for row in rows), 3) for i in (0, 1)]}")
+    every = [row for rows in groups.values() for row in rows]
+    mean = [statistics.fmean(row[i] for row in every) for i in (0, 1)]
+    print(f"in_block other: {mean[0]:.3f} {mean[1]:.3f}")
+    spread = [total / (own["forward"][0] * mean[0] + own["backward"][0] * mean[1]) for total, own in totals]
+    print("blocks over what `other` gives:", [round(s, 2) for s in spread])
 
 
-def more(blocks: dict[str, Any], us: Any, host: Host) -> None:
-    """Print the differences between wrapped and plain blocks, and the checkpoints."""
-    for name in blocks:
-        for plain, wrapped in (
-            (" fsdp1", "fsdp of one"),
-            (" fsdp2", "fsdp of two"),
-            (" tp2", "dtensor of two"),
-        ):
-            base = name.split(" ")[0] + " tiny"
-            if name == base + plain and base in blocks:
-                rest = [us(name, side) - us(base, side) for side in ("forward", "backward")]
-                print(f"{wrapped}, {base}: {rest[0]:.0f} and {rest[1]:.0f} us more")
-        for mode in ("op", "full"):
-            tail = f" checkpoint-{mode}"
-            plain = name.removesuffix(tail)
+def wrapped(blocks: Blocks) -> None:
+    """Print what FSDP2, expert parallelism and DTensor add to a block."""
+    for name, pairs in (
+        ("fsdp of one", [(f"{f} tiny fsdp1", f"{f} tiny") for f in ("llama3", "qwen3_moe", "deepseek_v3")]),
+        ("fsdp", [(f"{f} tiny fsdp2", f"{f} tiny") for f in ("llama3", "qwen3_moe")]),
+        ("experts over two", [("qwen3_moe tiny fsdp2 ep2", "qwen3_moe tiny fsdp2")]),
+        ("dtensor", [(f"{f} tiny tp2", f"{f} tiny") for f in ("llama3", "qwen3")]),
+    ):
+        for forward in (True, False):
+            each = [blocks.more(*pair, forward) for pair in pairs]
+            print(name, SIDES[not forward], round(statistics.fmean(each)), [round(e) for e in each])
+
+
+def checkpointed(blocks: Blocks, host: Host) -> None:
+    """Print what checkpoints add: for a block and for a call of its forward."""
+    own = {family: calls_s(family, host)["forward"][1] for family in FAMILY}
+    for mode in ("full", "op"):
+        sums: dict[str, list[tuple[float, float]]] = {}
+        for name in blocks.rows:
+            plain, _, found = name.rpartition(" checkpoint-")
             family = name.split(" ")[0]
-            if name.endswith(tail) and plain in blocks and family in FAMILY:
-                rest = [us(name, side) - us(plain, side) for side in ("forward", "backward")]
-                again = us(family + " tiny", "forward") if family + " tiny" in blocks else 0.0
-                counted = calls_s(family, host, "full" if mode == "full" else "op")
-                print(
-                    f"checkpoint {mode}, {plain}: {rest[0]:.0f} and {rest[1]:.0f} us more; its forward again "
-                    f"{again:.0f} us; forward calls {counted['forward'][1]:.0f}, again {counted['backward'][1]:.0f}"
-                )
-        if " ep2" in name and name.replace(" ep2", "") in blocks:
-            plain = name.replace(" ep2", "")
-            rest = [us(name, side) - us(plain, side) for side in ("forward", "backward")]
-            print(f"expert parallel of two, {plain}: {rest[0]:.0f} and {rest[1]:.0f} us more")
+            if found != mode or family not in own or " tp2" in name:
+                continue
+            again = blocks.us(f"{family} tiny", True)
+            if " ep2" in plain:  # the exchange of rows runs again as well
+                again += EXCHANGE_US
+            forward, backward = (blocks.more(name, plain, side) for side in (True, False))
+            sums.setdefault(family, []).append((forward, backward - again))
+            print(f"{name}: {forward:.0f} and, without the forward again, {backward - again:.0f} us more")
+        for i, side in enumerate(SIDES):
+            points = [(own[f], statistics.fmean(row[i] for row in rows)) for f, rows in sums.items()]
+            slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+            calls = [row[i] / own[f] for f, rows in sums.items() for row in rows]
+            mean = statistics.fmean(calls)
+            print(f"{mode} {side}: {slope:.1f} us a call + {intercept:.0f} us, or {mean:.1f} a call")
 
 
 if __name__ == "__main__":

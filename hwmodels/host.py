@@ -33,8 +33,10 @@ CallKind = Literal[
     "module product",  # linear layer of a module library such as Transformer Engine
     "module attention",
     "module expert",  # each further expert inside a grouped layer of such a library
-    "checkpoint",  # recomputation of a whole block
-    "selective",  # extra cost of every call under selective recompute
+    "checkpoint",  # a checkpointed function inside a block
+    "recomputed",  # extra cost of every call in a block that is checkpointed whole
+    "selective",  # extra cost of every call in a block that is checkpointed by operator
+    "policy",  # such a block's extra cost beside that of its calls
     "fsdp",  # hooks, copies and collectives of FSDP2 around a whole block
     "dtensor",  # tensor parallelism of a whole block through PyTorch's DTensor, with its collectives
     "graph",  # replay of one captured part of a block through autograd
@@ -42,8 +44,8 @@ CallKind = Literal[
 """Kinds of framework calls; each has a host time in the forward and one in the backward."""
 
 BlockFamily = Literal["dense", "routed", "latent routed", "other"]
-"""Kinds of blocks: softmax attention with a dense or a routed FFN, latent attention (MLA) with routed experts,
-and every other block."""
+"""Kinds of blocks: softmax attention with a dense or a routed FFN, latent attention (MLA) with routed
+experts, and every other block."""
 
 
 class HostCall(Frozen):

@@ -1,6 +1,6 @@
 """Computes launch stalls, the waits of compute for the host, by pass and spreads them over phases (pure).
 
-The equations are L1 to L3 of docs/model.md.
+The equations are L1 to L4 of docs/model.md.
 """
 
 from __future__ import annotations

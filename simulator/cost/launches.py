@@ -21,6 +21,7 @@ from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import checkpoints
 from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.schedules.template import EP_PHASES
@@ -30,6 +31,9 @@ FORWARD: tuple[Phase, ...] = ("dispatch F", "mlp F", "combine F", "attn F")
 BACKWARD: tuple[Phase, ...] = ("combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W")
 SOFTMAX = ("gqa", "sliding", "chunked")
 """Kinds of attention whose eager blocks make about the calls of the measured ones."""
+BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
+"""Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
+block, with the read of the token counts, and come to the next block's hooks when the experts are launched."""
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -72,14 +76,17 @@ def pass_launches(
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     reads_counts = software.static_experts is None
     drains = routed and reads_counts and (plan.ep > 1 or software.modules == "transformer-engine")
+    policy = measured_checkpoint(block, scenario.recompute, software)
     passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
         if drains and forward:
             launches.append(Launch(times.call_s("counts", True), 0.0))
-        launches.append(Launch(around_block_s(pricer, block, times, forward), 0.0))
-        extra = times.call_s("selective", forward) if block.layer and scenario.recompute == "op" else 0.0
+        around = Launch(around_block_s(pricer, block, times, forward), 0.0)
+        extra = times.call_s(policy, forward) if policy else 0.0
         for phase in phases:
+            if phase == BLOCK_BEGINS[forward]:
+                launches.append(around)
             price = compute.get((kind, phase, "alone"), PhaseCost(0.0))
             launches += _phase_launches(pricer, times, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
@@ -107,17 +114,35 @@ def host_slowness(host: Host, software: Software) -> float:
     return software.host_slowness * (1.0 + collector.share if collecting and collector else 1.0)
 
 
+def measured_checkpoint(block: BlockShape, recompute: Recompute, software: Software) -> CallKind | None:
+    """The extra cost of each call under PyTorch's own checkpoints of a block, whole or by operator.
+
+    None where a framework's checkpoint, which hooks no tensor, or no whole block is checkpointed.
+    """
+    kinds: dict[Recompute, CallKind] = {"full": "recomputed", "op": "selective"}
+    eager = software.modules == "torch" and software.kernels == "eager"
+    if block.layer is None or not isinstance(recompute, str) or not (eager or recompute == "op"):
+        return None
+    return kinds.get(recompute)
+
+
 def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward: bool) -> float:
-    """Host seconds of what wraps a block: checkpoints, parameter sharding, tensor parallelism and graphs."""
+    """Eq. L4: host seconds of a block's checkpoints, parameter sharding, tensor parallelism and graphs.
+
+    Experts that expert parallelism spreads are a unit of FSDP2 of their own.
+    """
     scenario = pricer.scenario
-    software, plan = scenario.software, scenario.parallel
-    seconds = checkpoints(block, scenario.recompute) * times.call_s("checkpoint", forward)
+    software, plan, recompute = scenario.software, scenario.parallel, scenario.recompute
+    seconds = 0.0
+    if measured_checkpoint(block, recompute, software) is None:
+        seconds += checkpoints(block, recompute) * times.call_s("checkpoint", forward)
     if plan.zero_stage == 3 and software.parameters_copied:
-        seconds += times.call_s("fsdp", forward)
+        seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s("fsdp", forward)
     elif plan.zero_stage == 3:
         seconds += times.call_s("collective", True)
         seconds += 0.0 if forward else times.call_s("collective", False)
     if block.layer is not None:
+        seconds += (recompute == "op") * times.call_s("policy", forward)
         seconds += (plan.tp > 1 and software.dtensor) * times.call_s("dtensor", forward)
         seconds += bool(software.cuda_graphs) * times.call_s("graph", forward)
     return seconds

@@ -11,7 +11,6 @@ from typing import Any
 from moesim.simulator.scoring.scoreboard.configurations import published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
-
 HOSTS = {"GB": "grace-gb200", "A100": "epyc-7742", "MI": "epyc-9004"}
 """Hosts by the beginning of an accelerator's name: of an NVL72 tray, a DGX A100 and an Instinct node."""
 OTHER_HOST = "xeon-8480c"

@@ -5,17 +5,23 @@ from __future__ import annotations
 import pytest
 
 import moesim
-from moesim.hwmodels import InputError
+from moesim.hwmodels import InputError, load_host
 from moesim.simulator.cost.host import Launch, PassLaunches, launch_stall_s
+from moesim.simulator.cost.launches import block_family
 from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.primitives import gemm, move
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import predict
+from moesim.simulator.predict.host_report import BOUND_SHARE
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard import open_rows
 from moesim.simulator.scoring.scoreboard.launching import launching_of
 from moesim.simulator.scoring.scoreboard.runs import runs, scenario_of_run
+from moesim.simulator.studies.effects import entry_effects
+from moesim.simulator.studies.sources import HOST
 
 US = 1e-6
 
@@ -75,7 +81,9 @@ def test_a_run_of_tiny_micro_batches_is_bound_by_the_host_and_says_so() -> None:
 def test_the_measured_run_of_large_micro_batches_is_not() -> None:
     result = moesim.simulate(small_experts(4096, 4))
     assert result.host is not None and not result.host.bound
-    assert 0.0 < result.host.share < 0.03  # only where the queue is drained for the token counts
+    # It waits where the queue is drained for the token counts: a layer's calls, hooks and checkpoints then
+    # take the host about as long as the forward takes the device.
+    assert 0.03 < result.host.share < BOUND_SHARE
     assert "is not bound by the host's launch rate" in str(moesim.explain(result))
 
 
@@ -86,6 +94,41 @@ def test_graphs_take_the_host_away_part_by_part() -> None:
     ]
     assert steps == sorted(steps, reverse=True) and steps[-1] < steps[0] / 2
     assert steps[-1] == moesim.simulate(small_experts(128, 1, host=None)).step.time_s
+
+
+def test_automatic_garbage_collection_takes_its_share_of_the_host() -> None:
+    fixed, automatic = (
+        moesim.simulate(small_experts(128, 1, garbage_collection=how)).step.time_s
+        for how in ("fixed", "automatic")
+    )
+    collector = load_host("emerald-rapids-vm").collector
+    assert collector is not None and collector.share > 0.0
+    assert 1.0 < automatic / fixed <= 1.0 + collector.share
+
+
+def test_fsdp2_takes_the_host_longer_than_its_collectives() -> None:
+    hooks, bare = (
+        moesim.simulate(small_experts(128, 1, parameters_copied=copied)).step.time_s
+        for copied in (True, False)
+    )
+    assert hooks > bare
+
+
+def test_a_measured_kind_of_block_is_priced_by_its_own_ratio() -> None:
+    latent = small_experts(128, 1)
+    block = prepare(latent).shape.block("moe")
+    assert block_family(block, latent.software) == "latent routed"
+    modules = latent.software.model_copy(update={"modules": "transformer-engine"})
+    assert block_family(block, modules) == "other"
+    assert block_family(BlockShape("head"), latent.software) == "other"
+
+
+def test_the_range_of_a_host_enters_the_interval() -> None:
+    prepared, executions, result = predict(small_experts(128, 1, host="grace-gb200"))
+    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == HOST)
+    assert effect.seconds[0] < 0.0 < effect.seconds[1]
+    slower = moesim.simulate(small_experts(128, 1, host="grace-gb200", host_slowness=1.0 + effect.at[1]))
+    assert slower.step.time_s - result.step.time_s == pytest.approx(effect.seconds[1], rel=0.05)
 
 
 def test_without_a_host_a_result_has_no_such_field() -> None:
