@@ -22,7 +22,7 @@ from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.recompute import Recompute
-from moesim.simulator.model.repeated import checkpoints
+from moesim.simulator.model.repeated import checkpoints, feed_forward_checkpoints
 from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.schedules.template import EP_PHASES
 
@@ -34,6 +34,7 @@ SOFTMAX = ("gqa", "sliding", "chunked")
 BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
 """Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
 block, with the read of the token counts, and come to the next block's hooks when the experts are launched."""
+FEED_FORWARD: dict[bool, Phase] = {True: "mlp F", False: "mlp I"}
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -83,10 +84,13 @@ def pass_launches(
         if drains and forward:
             launches.append(Launch(times.call_s("counts", True), 0.0))
         around = Launch(around_block_s(pricer, block, times, forward), 0.0)
+        inner_s = feed_forward_checkpoints(block, scenario.recompute) * times.call_s("checkpoint", forward)
         extra = times.call_s(policy, forward) if policy else 0.0
         for phase in phases:
             if phase == BLOCK_BEGINS[forward]:
                 launches.append(around)
+            if phase == FEED_FORWARD[forward]:
+                launches.append(Launch(inner_s, 0.0))
             price = compute.get((kind, phase, "alone"), PhaseCost(0.0))
             launches += _phase_launches(pricer, times, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
@@ -129,13 +133,15 @@ def measured_checkpoint(block: BlockShape, recompute: Recompute, software: Softw
 def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward: bool) -> float:
     """Eq. L4: host seconds of a block's checkpoints, parameter sharding, tensor parallelism and graphs.
 
-    Experts that expert parallelism spreads are a unit of FSDP2 of their own.
+    Checkpoints inside the feed-forward half are left out. Experts that expert parallelism spreads are a unit
+    of FSDP2 of their own.
     """
     scenario = pricer.scenario
     software, plan, recompute = scenario.software, scenario.parallel, scenario.recompute
     seconds = 0.0
     if measured_checkpoint(block, recompute, software) is None:
-        seconds += checkpoints(block, recompute) * times.call_s("checkpoint", forward)
+        outer = checkpoints(block, recompute) - feed_forward_checkpoints(block, recompute)
+        seconds += outer * times.call_s("checkpoint", forward)
     if plan.zero_stage == 3 and software.parameters_copied:
         seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s("fsdp", forward)
     elif plan.zero_stage == 3:

@@ -48,6 +48,13 @@ def checkpoints(block: BlockShape, recompute: Recompute) -> int:
     return len(modules) + (block.layer.norms - 1 if "layernorm" in modules else 0)
 
 
+def feed_forward_checkpoints(block: BlockShape, recompute: Recompute) -> int:
+    """Number of checkpointed functions in the feed-forward half of a block."""
+    if block.layer is None or isinstance(recompute, str):
+        return 0
+    return len(block.layer.feed_forward.modules & frozenset(recompute))
+
+
 def modules_of_layer(layer: Layer) -> frozenset[Module]:
     """Modules that a layer has and that can be recomputed."""
     norms: frozenset[Module] = frozenset({"layernorm"})

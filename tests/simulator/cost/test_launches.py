@@ -6,8 +6,8 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError, load_host
-from moesim.simulator.cost.host import Launch, PassLaunches, launch_stall_s
-from moesim.simulator.cost.launches import block_family
+from moesim.simulator.cost.host import HostTimes, Launch, PassLaunches, launch_stall_s
+from moesim.simulator.cost.launches import around_block_s, block_family, pass_launches
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
@@ -121,6 +121,20 @@ def test_a_measured_kind_of_block_is_priced_by_its_own_ratio() -> None:
     modules = latent.software.model_copy(update={"modules": "transformer-engine"})
     assert block_family(block, modules) == "other"
     assert block_family(BlockShape("head"), latent.software) == "other"
+
+
+def test_hooks_of_the_next_block_come_behind_the_experts() -> None:
+    prepared = prepare(small_experts(4096, 4))
+    pricer, host = prepared.pricer, load_host("emerald-rapids-vm")
+    forward, _ = pass_launches(pricer, host, "moe", prepared.program.costs.compute, {})
+    times = HostTimes(host, "latent routed")
+    assert forward.drains and forward.launches[0] == Launch(times.call_s("counts", True), 0.0)
+    around = Launch(around_block_s(pricer, prepared.shape.block("moe"), times, True), 0.0)
+    units, policy = 2 * host.calls["fsdp"].forward, host.calls["policy"].forward
+    assert around.host_s == pytest.approx(units + policy)
+    place = forward.launches.index(around)
+    experts = sum(launch.device_s for launch in forward.launches[:place])
+    assert 0.0 < experts < sum(launch.device_s for launch in forward.launches)
 
 
 def test_the_range_of_a_host_enters_the_interval() -> None:
