@@ -32,7 +32,6 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 os.environ.setdefault(
     "TORCHINDUCTOR_COMPILE_THREADS", "1"
 )  # a few small kernels; starting workers takes longer
-warnings.simplefilter("ignore")
 if __name__ == "__main__" and not __package__:  # run as a file: moesim's own imports are not needed
     HERE = Path(__file__).resolve().parent
     NAMES = ("moesim", "moesim.kernels", "moesim.kernels.calibrate", "moesim.kernels.calibrate.studies")
@@ -195,6 +194,7 @@ def run_all(study: Study) -> None:
 
 def main() -> None:
     """Measure and write the results."""
+    warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser()
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", default=".")

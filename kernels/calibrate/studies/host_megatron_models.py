@@ -1,8 +1,8 @@
 """Small models of Megatron core whose Python host_megatron.py measures, without Transformer Engine and apex.
 
 Layers, router, dispatcher, gradient buckets and schedule are Megatron core's own. Linear layers, norms,
-attention and grouped experts are plain calls of PyTorch in the places where Transformer Engine's modules stand.
-Each can run twice (`twice`), so that its own host time inside the layer is known and can be taken out.
+attention and grouped experts are plain calls of PyTorch in the places of Transformer Engine's modules. Each can
+run twice (`twice`), so that its own host time inside the layer is known and can be taken out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 HIDDEN, HEADS, GROUPS, CHANNELS, FFN, EXPERT_FFN = 256, 4, 2, 64, 512, 128
 TOKENS, VOCABULARY = 128, 512
 BF = torch.bfloat16
-Module: Any = torch.nn.Module
 Kind = Literal["linear", "norm", "attention", "grouped"]
 twice: set[Kind] = set()
 """Kinds of plain modules that run twice now."""
@@ -64,7 +63,7 @@ class Case:
         return ", ".join(parts)
 
 
-class PlainLinear(Module):
+class PlainLinear(torch.nn.Module):  # type: ignore[misc]
     """A linear layer in the place of a tensor-parallel one; returns its result and no bias."""
 
     def __init__(self, input_size: int, output_size: int, *_: Any, config: Any = None, **__: Any) -> None:
@@ -79,7 +78,7 @@ class PlainLinear(Module):
         return F.linear(x, self.weight), None
 
 
-class PlainNorm(Module):
+class PlainNorm(torch.nn.Module):  # type: ignore[misc]
     """An RMS norm in the place of Transformer Engine's."""
 
     def __init__(self, *_: Any, hidden_size: int, eps: float = 1e-5, **__: Any) -> None:
@@ -95,7 +94,7 @@ class PlainNorm(Module):
         return F.rms_norm(x, self.shape, self.weight)
 
 
-class PlainAttention(Module):
+class PlainAttention(torch.nn.Module):  # type: ignore[misc]
     """Causal attention of [s, b, heads, channels] in the place of Transformer Engine's."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -111,7 +110,7 @@ class PlainAttention(Module):
         return y.permute(2, 0, 1, 3).reshape(y.shape[2], y.shape[0], -1)
 
 
-class PlainExperts(Module):
+class PlainExperts(torch.nn.Module):  # type: ignore[misc]
     """Experts as Megatron core's TEGroupedMLP runs them, with PyTorch's grouped products."""
 
     def __init__(self, num_local_experts: int, config: Any, **_: Any) -> None:
@@ -282,9 +281,7 @@ def imitate_gpu_on_cpu() -> None:
     """Replace what Megatron core asks of a GPU, for a dry run."""
     from torch.overrides import TorchFunctionMode
 
-    Mode: Any = TorchFunctionMode
-
-    class OnCpu(Mode):
+    class OnCpu(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if "device" in kwargs and "cpu" not in str(kwargs["device"]):

@@ -19,7 +19,7 @@ from megatron.core.transformer.moe import moe_utils
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
 from moesim.kernels.calibrate.studies.host_blocks import Study, spread
-from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, Case, Module
+from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, Case
 
 Call = Callable[..., Any]
 
@@ -278,7 +278,7 @@ def gradient_hooks(study: Study) -> dict[str, Any]:
     return out
 
 
-class Tiny(Module):
+class Tiny(torch.nn.Module):  # type: ignore[misc]
     """One product, with what the schedule asks of a model."""
 
     def __init__(self, config: Any, device: str) -> None:
