@@ -41,7 +41,7 @@ import torch
 import torch.distributed as dist
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
-from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, Case
+from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 from moesim.kernels.calibrate.studies.host_launch import machine
 
 SHALLOW, DEEP = 2, 8
@@ -64,6 +64,7 @@ class Study:
         self.budget_s: float = options.budget
         self.device: str = "cpu" if options.dry else "cuda"
         self.dry: bool = options.dry
+        self.only: list[str] = [text for text in options.only.split(",") if text]
         self.passes: int = 3 if options.dry else 25
         self.file = Path(options.out) / file
         self.result: dict[str, Any] = {
@@ -91,7 +92,9 @@ class Study:
         return bool(flag.item())
 
     def run(self, group: str, name: str, call: Callable[[], Any], needs_s: float = 3.0) -> None:
-        """Store what a case returns, or its failure; skip it where too little time is left."""
+        """Store what a case returns, or its failure; leave it out if not asked for, or with too little time."""
+        if self.only and not any(text in name for text in self.only):
+            return
         if not self.agreed(self.left_s() > needs_s):
             self.result[group][name] = {"skipped": f"{self.left_s():.0f} s left"}
             return
@@ -155,7 +158,7 @@ def passes(study: Study, forward: Callable[[], torch.Tensor], clear: Callable[[]
     return {name: spread(values) for name, values in times.items()}
 
 
-def whole(study: Study, case: Case) -> dict[str, Any]:
+def whole(study: Study, case: BlockCase) -> dict[str, Any]:
     """Times of a whole model."""
     model = models.build(case, study.device)
     tokens = torch.randint(0, VOCABULARY, (1, TOKENS[case.size]), device=study.device)
@@ -171,7 +174,7 @@ def whole(study: Study, case: Case) -> dict[str, Any]:
     return out
 
 
-def launches(study: Study, case: Case) -> dict[str, float]:
+def launches(study: Study, case: BlockCase) -> dict[str, float]:
     """Kernels, copies and clears that one block's forward and backward launch, counted by the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -214,7 +217,7 @@ def host_reads(study: Study, forward: Callable[[], torch.Tensor]) -> dict[str, i
     return counts
 
 
-def block(study: Study, case: Case) -> dict[str, Any]:
+def block(study: Study, case: BlockCase) -> dict[str, Any]:
     """Host time of one block of a case: the slope between two depths; both depths are kept."""
     depths = (SHALLOW, SHALLOW + 2) if study.dry else (SHALLOW, DEEP)
     if case.size == "real" or case.compile:
@@ -252,6 +255,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", default=".")
     parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--only", default="", help="texts, one of which a case's name has, between commas")
     options = parser.parse_args()
     device = "cpu" if options.dry else "cuda"
     rank, world = models.start_group(device)

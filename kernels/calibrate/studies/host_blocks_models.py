@@ -52,7 +52,7 @@ VOCABULARY = 512
 
 
 @dataclass(frozen=True)
-class Case:
+class BlockCase:
     """A family of models, and what wraps its blocks."""
 
     family: str
@@ -138,7 +138,7 @@ def use_untuned_flex_attention() -> None:
     )
 
 
-def _arguments(case: Case) -> tuple[Any, Any]:
+def _arguments(case: BlockCase) -> tuple[Any, Any]:
     """The model class and its arguments."""
     module = case.family.removesuffix("_moe").removesuffix("_groups")
     args = importlib.import_module(f"torchtitan.models.{module}.model.args")
@@ -180,7 +180,7 @@ def meshes(device: str, ep: int) -> dict[str, Any]:
     return {"world": world, "dense": dense, "sparse": sparse}
 
 
-def build(case: Case, device: str) -> Any:
+def build(case: BlockCase, device: str) -> Any:
     """A model on the device, parallelised as torchtitan does it, in BF16, or in FP32 under FSDP's casts."""
     torch.manual_seed(0)
     kind, arguments = _arguments(case)
@@ -221,7 +221,7 @@ def build(case: Case, device: str) -> Any:
     return model
 
 
-def _tensor_parallel(model: Any, plan: Any, case: Case, mesh: Any) -> None:
+def _tensor_parallel(model: Any, plan: Any, case: BlockCase, mesh: Any) -> None:
     """Apply torchtitan's tensor and sequence parallelism."""
     more = {} if case.family == "llama3" else {"enable_async_tp": False}
     apply = plan.apply_tp if case.family == "llama3" else plan.apply_non_moe_tp
@@ -233,7 +233,7 @@ def _tensor_parallel(model: Any, plan: Any, case: Case, mesh: Any) -> None:
         torch._inductor.config._micro_pipeline_tp = True
 
 
-def _compile(model: Any, plan: Any, llama4: Any, case: Case) -> None:
+def _compile(model: Any, plan: Any, llama4: Any, case: BlockCase) -> None:
     """Compile each block as torchtitan does."""
     config = importlib.import_module("torchtitan.config.job_config").Compile(enable=True)
     if case.family == "llama3":
@@ -242,7 +242,7 @@ def _compile(model: Any, plan: Any, llama4: Any, case: Case) -> None:
         llama4.apply_compile(model, config, case.ep > 1)
 
 
-def attention_masks(case: Case, tokens: torch.Tensor) -> dict[str, Any]:
+def attention_masks(case: BlockCase, tokens: torch.Tensor) -> dict[str, Any]:
     """Keyword arguments with the attention masks that a family's forward needs."""
     if case.family != "gpt_oss":
         return {}

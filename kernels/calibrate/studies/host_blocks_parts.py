@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
 from moesim.kernels.calibrate.studies.host_blocks import Study, block, launches, passes, spread
-from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, Case
+from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 
 CHAIN = 60
 FAMILIES = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v3_groups")
@@ -25,33 +25,33 @@ def run_one(study: Study) -> None:
     """All parts on one GPU, the most wanted first."""
     study.run("parts", "single calls", partial(single_calls, study))
     for family in FAMILIES:
-        study.run("blocks", Case(family, 0).name, partial(block, study, Case(family, 0)))
+        study.run("blocks", BlockCase(family, 0).name, partial(block, study, BlockCase(family, 0)))
     for checkpoint in ("none", "op", "full"):
         for family in ("llama3", "qwen3_moe", "deepseek_v3"):
-            case = Case(family, 0, fsdp=1, checkpoint=checkpoint)
+            case = BlockCase(family, 0, fsdp=1, checkpoint=checkpoint)
             study.run("blocks", case.name, partial(block, study, case))
     for family in FAMILIES:
-        case = Case(family, 0)
+        case = BlockCase(family, 0)
         study.run("parts", f"launches {case.name}", partial(launches, study, case))
     study.run("parts", "optimizer", partial(optimizer, study))
     study.run("parts", "garbage collection", partial(garbage, study), 12.0)
     for family in ("llama3", "qwen3_moe"):
         study.run("parts", f"graphs {family}", partial(graphs, study, family))
     for family in ("llama3", "qwen3_moe"):
-        case = Case(family, 0, fsdp=1, size="real")
+        case = BlockCase(family, 0, fsdp=1, size="real")
         study.run("blocks", case.name, partial(block, study, case))
-    for case in (Case("gpt_oss", 0), Case("gpt_oss", 0, fsdp=1, checkpoint="op")):
+    for case in (BlockCase("gpt_oss", 0), BlockCase("gpt_oss", 0, fsdp=1, checkpoint="op")):
         study.run("blocks", case.name, partial(block, study, case), 15.0)
-    study.run("parts", "launches gpt_oss tiny", partial(launches, study, Case("gpt_oss", 0)))
+    study.run("parts", "launches gpt_oss tiny", partial(launches, study, BlockCase("gpt_oss", 0)))
     for case in (
-        Case("llama3", 0, compile=True),
-        Case("llama3", 0, fsdp=1, checkpoint="op", compile=True),
-        Case("qwen3_moe", 0, fsdp=1, compile=True),
-        Case("qwen3_moe", 0, fsdp=1, checkpoint="op", compile=True),
+        BlockCase("llama3", 0, compile=True),
+        BlockCase("llama3", 0, fsdp=1, checkpoint="op", compile=True),
+        BlockCase("qwen3_moe", 0, fsdp=1, compile=True),
+        BlockCase("qwen3_moe", 0, fsdp=1, checkpoint="op", compile=True),
     ):
         study.run("blocks", case.name, partial(block, study, case), 15.0)
     if not study.dry:
-        case = Case("gpt_oss", 0, fsdp=1, size="real")
+        case = BlockCase("gpt_oss", 0, fsdp=1, size="real")
         study.run("blocks", case.name, partial(block, study, case), 15.0)
 
 
@@ -88,7 +88,7 @@ def single_calls(study: Study) -> dict[str, Any]:
     return out
 
 
-class Alone(torch.nn.Module):  # type: ignore[misc]
+class WholeBlock(torch.nn.Module):  # type: ignore[misc]
     """One block with its constants, called with a tensor only, so that a CUDA graph can hold it."""
 
     def __init__(self, block: Any, constant: torch.Tensor) -> None:
@@ -102,116 +102,117 @@ class Alone(torch.nn.Module):  # type: ignore[misc]
         return y
 
 
-class Attention(Alone):
+class FirstHalf(torch.nn.Module):  # type: ignore[misc]
     """The norm and attention of a block, with the residual."""
+
+    def __init__(self, block: Any, constant: torch.Tensor) -> None:
+        """Keep the two modules, and no other parameter of the block."""
+        super().__init__()
+        self.norm, self.attention, self.constant = block.attention_norm, block.attention, constant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The output of a block's first half."""
-        y: torch.Tensor = x + self.block.attention(self.block.attention_norm(x), self.constant, None, None)
+        y: torch.Tensor = x + self.attention(self.norm(x), self.constant, None, None)
         return y
 
 
-class Rest(Alone):
-    """The feed-forward of a block, with the residual."""
+class SecondHalf(torch.nn.Module):  # type: ignore[misc]
+    """The norm and feed-forward of a block, with the residual."""
+
+    def __init__(self, block: Any) -> None:
+        """Keep the two modules."""
+        super().__init__()
+        self.norm = block.ffn_norm
+        self.feed_forward = block.moe if hasattr(block, "moe") else block.feed_forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The output of a block's second half."""
-        own = self.block.moe if hasattr(self.block, "moe") else self.block.feed_forward
-        y: torch.Tensor = x + own(self.block.ffn_norm(x))
+        y: torch.Tensor = x + self.feed_forward(self.norm(x))
         return y
+
+
+GRAPH_LAYERS = 6
 
 
 def graphs(study: Study, family: str) -> dict[str, Any]:
     """Host time of a block without graphs, with its attention, its whole or the whole iteration in one."""
-    layers = 6
     out: dict[str, Any] = {}
-
-    def stack() -> tuple[list[Any], torch.Tensor, torch.Tensor]:
-        model = models.build(Case(family, layers), study.device)
-        constant = getattr(model, "freqs_cis", None)
-        constant = model.rope_cache if constant is None else constant
-        x = torch.randn(1, TOKENS["tiny"], 256, device=study.device, dtype=torch.bfloat16)
-        return list(model.layers.values()), constant, x.requires_grad_()
-
-    def chain(calls: list[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
-        for call in calls:
-            x = call(x)
-        return x
-
-    def measured(make: Callable[[], tuple[list[Any], torch.Tensor, list[Any]]]) -> dict[str, Any]:
-        calls, x, blocks = make()
-
-        def clear() -> None:
-            for one in blocks:
-                for parameter in one.parameters():
-                    parameter.grad = None
-
-        row = passes(study, lambda: chain(calls, x), clear)
-        return {f"{k}_us": row[k]["us"] / layers for k in row}
-
-    def none() -> tuple[list[Any], torch.Tensor, list[Any]]:
-        blocks, constant, x = stack()
-        return [Alone(one, constant) for one in blocks], x, blocks
-
-    def captured(call: Any, x: torch.Tensor) -> Any:
-        sample = x.detach().clone().requires_grad_()
-        return call if study.dry else torch.cuda.make_graphed_callables(call, (sample,))
-
-    def layer() -> tuple[list[Any], torch.Tensor, list[Any]]:
-        blocks, constant, x = stack()
-        return [captured(Alone(one, constant), x) for one in blocks], x, blocks
-
-    def attention() -> tuple[list[Any], torch.Tensor, list[Any]]:
-        blocks, constant, x = stack()
-        calls: list[Any] = []
-        for one in blocks:
-            calls += [captured(Attention(one, constant), x), Rest(one, constant)]
-        return calls, x, blocks
-
-    def iteration() -> dict[str, Any]:
-        blocks, constant, x = stack()
-        calls: list[Any] = [Alone(one, constant) for one in blocks]
-        seed = torch.ones_like(x)
-
-        def step() -> None:
-            for one in blocks:
-                for parameter in one.parameters():
-                    parameter.grad = None
-            chain(calls, x).backward(seed)
-
-        replay: Callable[[], None] = step
-        if not study.dry:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            replay = graph.replay
-        times, done = [], []
-        for _ in range(study.passes):
-            study.synchronise()
-            t0 = time.perf_counter()
-            replay()
-            times.append((time.perf_counter() - t0) / layers)
-            study.synchronise()
-            done.append((time.perf_counter() - t0) / layers)
-        return {"both": spread(times), "both_done": spread(done)}
-
-    for name, call in (
-        ("none", partial(measured, none)),
-        ("layer", partial(measured, layer)),
-        ("attention", partial(measured, attention)),
-        ("iteration", iteration),
-    ):
+    for mode in ("none", "layer", "attention", "iteration"):
         try:
-            out[name] = call()
+            out[mode] = graphed(study, family, mode)
         except Exception as error:
-            out[name] = {"failed": repr(error)[-600:]}
+            out[mode] = {"failed": repr(error)[-600:]}
     return out
+
+
+def graphed(study: Study, family: str, mode: str) -> dict[str, Any]:
+    """Host microseconds of one block of a stack that replays what `mode` says."""
+    model = models.build(BlockCase(family, GRAPH_LAYERS), study.device)
+    constant = model.rope_cache if hasattr(model, "rope_cache") else model.freqs_cis
+    blocks = list(model.layers.values())
+    x = torch.randn(1, TOKENS["tiny"], 256, device=study.device, dtype=torch.bfloat16).requires_grad_()
+    calls: list[Any] = []
+    for one in blocks:
+        if mode == "attention":
+            calls += [captured(study, FirstHalf(one, constant), x), SecondHalf(one)]
+        else:
+            whole = WholeBlock(one, constant)
+            calls.append(captured(study, whole, x) if mode == "layer" else whole)
+
+    def clear() -> None:
+        for one in blocks:
+            for parameter in one.parameters():
+                parameter.grad = None
+
+    def forward() -> torch.Tensor:
+        y = x
+        for call in calls:
+            y = call(y)
+        return y
+
+    if mode == "iteration":
+        return whole_iteration(study, forward, clear)
+    row = passes(study, forward, clear)
+    return {f"{name}_us": row[name]["us"] / GRAPH_LAYERS for name in row}
+
+
+def captured(study: Study, module: Any, x: torch.Tensor) -> Any:
+    """The module as a CUDA graph of its forward and one of its backward; the module itself in a dry run."""
+    sample = x.detach().clone().requires_grad_()
+    return module if study.dry else torch.cuda.make_graphed_callables(module, (sample,))
+
+
+def whole_iteration(
+    study: Study, forward: Callable[[], torch.Tensor], clear: Callable[[], None]
+) -> dict[str, Any]:
+    """Host time of a block where one graph holds the forward and backward of the stack."""
+    seed = torch.ones_like(forward())
+
+    def step() -> None:
+        clear()
+        forward().backward(seed)
+
+    replay: Callable[[], None] = step
+    if not study.dry:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        replay = graph.replay
+    times, done = [], []
+    for _ in range(study.passes):
+        study.synchronise()
+        t0 = time.perf_counter()
+        replay()
+        times.append((time.perf_counter() - t0) / GRAPH_LAYERS)
+        study.synchronise()
+        done.append((time.perf_counter() - t0) / GRAPH_LAYERS)
+    return {"both": spread(times), "both_done": spread(done)}
 
 
 def optimizer(study: Study) -> dict[str, Any]:
@@ -220,7 +221,7 @@ def optimizer(study: Study) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for members in (0, 1):
         for layers in (6, 24):
-            model = models.build(Case("qwen3_moe", layers, fsdp=members), study.device)
+            model = models.build(BlockCase("qwen3_moe", layers, fsdp=members), study.device)
             tokens = torch.randint(0, VOCABULARY, (1, TOKENS["tiny"]), device=study.device)
             y = model(tokens)
             y.backward(torch.ones_like(y))
@@ -262,7 +263,7 @@ def garbage(study: Study) -> dict[str, Any]:
     `fixed` runs as torchtitan does: no automatic collection; one of generation 1 after the steps.
     """
     layers, steps = (2, 2) if study.dry else (24, 7)
-    model = models.build(Case("qwen3_moe", layers, fsdp=1), study.device)
+    model = models.build(BlockCase("qwen3_moe", layers, fsdp=1), study.device)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=study.device == "cuda")
     tokens = torch.randint(0, VOCABULARY, (1, TOKENS["tiny"]), device=study.device)
     log: list[tuple[int, float]] = []

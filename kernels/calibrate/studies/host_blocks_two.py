@@ -14,22 +14,22 @@ import torch.nn.functional as F  # noqa: N812
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
 from moesim.kernels.calibrate.studies.host_blocks import Study, block, passes, spread
-from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, Case
+from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 
 
 def run_two(study: Study) -> None:
     """All parts on two GPUs, the most wanted first; every rank runs the same cases."""
-    cases = [Case(family, 0, fsdp=2) for family in ("llama3", "qwen3_moe")]
-    cases += [Case(family, 0, fsdp=2, ep=2) for family in ("qwen3_moe", "deepseek_v3")]
-    cases += [Case(family, 0, tp=2) for family in ("llama3", "qwen3")]
+    cases = [BlockCase(family, 0, fsdp=2) for family in ("llama3", "qwen3_moe")]
+    cases += [BlockCase(family, 0, fsdp=2, ep=2) for family in ("qwen3_moe", "deepseek_v3")]
+    cases += [BlockCase(family, 0, tp=2) for family in ("llama3", "qwen3")]
     cases += [
-        Case("qwen3_moe", 0, fsdp=2, ep=2, checkpoint="op"),
-        Case("deepseek_v3", 0, fsdp=2, ep=2, checkpoint="op"),
-        Case("llama3", 0, fsdp=2, checkpoint="op"),
-        Case("llama3", 0, tp=2, checkpoint="op"),
-        Case("qwen3_moe", 0, fsdp=2, ep=2, checkpoint="full"),
-        Case("llama3", 0, fsdp=2, checkpoint="full"),
-        Case("llama3", 0, tp=2, checkpoint="full"),
+        BlockCase("qwen3_moe", 0, fsdp=2, ep=2, checkpoint="op"),
+        BlockCase("deepseek_v3", 0, fsdp=2, ep=2, checkpoint="op"),
+        BlockCase("llama3", 0, fsdp=2, checkpoint="op"),
+        BlockCase("llama3", 0, tp=2, checkpoint="op"),
+        BlockCase("qwen3_moe", 0, fsdp=2, ep=2, checkpoint="full"),
+        BlockCase("llama3", 0, fsdp=2, checkpoint="full"),
+        BlockCase("llama3", 0, tp=2, checkpoint="full"),
     ]
     for case in cases:
         study.run("blocks", case.name, partial(block, study, case))
@@ -37,13 +37,13 @@ def run_two(study: Study) -> None:
         study.run("parts", f"counts {family}", partial(counts, study, family))
     for parallel in (False, True):
         study.run("parts", f"loss, parallel {parallel}", partial(loss, study, parallel))
-    case = Case("qwen3_moe", 0, fsdp=2, ep=2, size="real")
+    case = BlockCase("qwen3_moe", 0, fsdp=2, ep=2, size="real")
     study.run("blocks", case.name, partial(block, study, case), 8.0)
     for case in (
-        Case("gpt_oss", 0, fsdp=2, ep=2),
-        Case("llama3", 0, tp=2, compile=True),
-        Case("qwen3_moe", 0, fsdp=2, ep=2, compile=True),
-        Case("llama3", 0, tp=2, compile=True, async_tp=True),
+        BlockCase("gpt_oss", 0, fsdp=2, ep=2),
+        BlockCase("llama3", 0, tp=2, compile=True),
+        BlockCase("qwen3_moe", 0, fsdp=2, ep=2, compile=True),
+        BlockCase("llama3", 0, tp=2, compile=True, async_tp=True),
     ):
         study.run("blocks", case.name, partial(block, study, case), 15.0)
 
@@ -75,7 +75,7 @@ def counts(study: Study, family: str) -> dict[str, Any]:
 
     expert.ExpertParallel._token_dispatch, expert.all_to_all_single_autograd = timed_dispatch, timed_exchange
     try:
-        model = models.build(Case(family, 4, fsdp=2, ep=2), study.device)
+        model = models.build(BlockCase(family, 4, fsdp=2, ep=2), study.device)
         tokens = torch.randint(0, VOCABULARY, (1, TOKENS["tiny"]), device=study.device)
         for i in range(4 if study.dry else 18):
             if i == 3:
@@ -90,7 +90,7 @@ def counts(study: Study, family: str) -> dict[str, Any]:
 
 def loss(study: Study, parallel: bool) -> dict[str, Any]:
     """Host time of norm, head and cross-entropy of a tensor-parallel model without blocks, eager."""
-    model = models.build(Case("llama3", 0, tp=2, loss_parallel=parallel), study.device)
+    model = models.build(BlockCase("llama3", 0, tp=2, loss_parallel=parallel), study.device)
     tokens = torch.randint(0, VOCABULARY, (1, TOKENS["tiny"]), device=study.device)
     context = importlib.import_module("torch.distributed.tensor.parallel").loss_parallel
 
