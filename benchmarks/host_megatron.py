@@ -2,10 +2,10 @@
 
     python benchmarks/host_megatron.py benchmarks/gpu/results/2026-11-22-h200-host-megatron.json
 
-The file holds the results of `kernels/calibrate/studies/host_megatron.py` on one and on two GPUs. Megatron core's
-own Python in a layer is the layer's measured time without the calls that the model counts for it, at the times
-of PyTorch's calls inside a block. Permutations, the choice of experts, exchanges and the reading of counts are
-counted apart and taken out of a routed layer.
+The file holds the results of `kernels/calibrate/studies/host_megatron.py` on one and on two GPUs. The own
+Python of a layer of Megatron core is its measured time without the calls that the model counts for it, at the
+times of PyTorch's calls inside a block. Permutations, the choice of experts, exchanges and the reading of
+counts are counted apart and taken out of a routed layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENGINE_US = 80.0
 Counts = dict[CallKind, tuple[float, float]]
 HALF: Counts = {"product": (2, 2), "attention": (1, 1), "norm": (2, 2), "pointwise": (3, 4)}
 DENSE: Counts = {**HALF, "product": (4, 4), "pointwise": (4, 5)}
-"""Calls of the measured dense layer, forward and backward: four products, two norms, residuals, activation."""
+"""Calls of the measured dense layer by pass: four products, two norms, residuals, activation."""
 EXPERTS: Counts = {"grouped product": (2, 2), "pointwise": (1, 1)}
 EXCHANGE: Counts = {"counts": (1, 0), "collective": (2, 2)}
 GATE: Counts = {"product": (1, 1)}

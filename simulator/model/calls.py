@@ -1,9 +1,9 @@
 """Counts the framework calls that the host makes for an operator, by kind of call.
 
 The counts are not fitted. PyTorch's calls were counted in torchtitan 0.2.2 (`models/llama3`, `deepseek_v3`,
-`moe`). A module library (Transformer Engine) makes one call for each kernel of the operator list, a module call
-for linear layers and attention, and in a grouped layer one more for every expert. Megatron core adds its own
-Python: of a layer, its router and its dispatcher, of a micro-batch, and a hook for every parameter whose
+`moe`). A module library (Transformer Engine) makes one call for each kernel of the operator list, a module
+call for linear layers and attention, and in a grouped layer one more for every expert. Megatron core adds its
+own Python: of a layer, its router and its dispatcher, of a micro-batch, and a hook for every parameter whose
 gradient it takes (the weights of each expert are parameters of their own).
 """
 

@@ -164,6 +164,7 @@ def garbage(study: Study) -> dict[str, Any]:
 def run_all(study: Study) -> None:
     """All cases, the most wanted first; every rank runs the same."""
     from moesim.kernels.calibrate.studies import host_megatron_parts as parts
+    from moesim.kernels.calibrate.studies import host_megatron_step as around
 
     def layers(*cases: Case) -> None:
         for case in cases:
@@ -173,8 +174,8 @@ def run_all(study: Study) -> None:
     layers(Case(), Case(experts=32, aux="aux_loss"), Case(experts=32))
     stages = Case(experts=32, aux="aux_loss")
     study.run("parts", f"stages {stages.name}", partial(parts.stages, study, stages))
-    study.run("parts", "gradient hooks", partial(parts.gradient_hooks, study))
-    study.run("parts", "schedule", partial(parts.schedule, study))
+    study.run("parts", "gradient hooks", partial(around.gradient_hooks, study))
+    study.run("parts", "schedule", partial(around.schedule, study))
     study.run("parts", "plain, dense", partial(plain, study, Case()))
     study.run("parts", "plain, routed", partial(plain, study, Case(experts=32)))
     for case in (Case(experts=8, aux="aux_loss"), Case(experts=128, aux="aux_loss"), Case(experts=128)):
@@ -182,7 +183,7 @@ def run_all(study: Study) -> None:
     layers(Case(experts=128, aux="aux_loss"), Case(rope=True), Case(qk_norm=True), Case(fused=False))
     study.run("parts", "modules", partial(parts.modules, study))
     study.run("parts", "garbage", partial(garbage, study))
-    study.run("parts", "optimizer", partial(parts.optimizer, study), 6.0)
+    study.run("parts", "optimizer", partial(around.optimizer, study), 6.0)
     layers(
         Case(experts=32, bias_routing=True),
         Case(experts=8, aux="aux_loss"),
@@ -201,7 +202,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=80.0)
     options = parser.parse_args()
     if options.dry:
-        models.imitate_gpu_on_cpu()
+        from moesim.kernels.calibrate.studies.host_megatron_dry import imitate_gpu_on_cpu
+
+        imitate_gpu_on_cpu()
     rank, world = models.start("cpu" if options.dry else "cuda")
     study = Study(options, "host_megatron.json" if world == 1 else f"host_megatron_{world}.json", rank)
     study.result["world"], study.result["date"] = world, datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,17 +1,14 @@
 """Small models of Megatron core whose Python host_megatron.py measures, without Transformer Engine and apex.
 
 Layers, router, dispatcher, gradient buckets and schedule are Megatron core's own. Linear layers, norms,
-attention and grouped experts are plain calls of PyTorch in the places of Transformer Engine's modules. Each can
-run twice (`twice`), so that its own host time inside the layer is known and can be taken out.
+attention and grouped experts are plain calls of PyTorch in the places of Transformer Engine's modules. Each
+can run twice (`twice`), so that its own host time inside the layer is known and can be taken out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -275,51 +272,3 @@ def start(device: str) -> tuple[int, int]:
     if device == "cuda":
         model_parallel_cuda_manual_seed(1)
     return rank, world
-
-
-def imitate_gpu_on_cpu() -> None:
-    """Replace what Megatron core asks of a GPU, for a dry run."""
-    from torch.overrides import TorchFunctionMode
-
-    class OnCpu(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if "device" in kwargs and "cpu" not in str(kwargs["device"]):
-                kwargs["device"] = "cpu"
-            return func(*args, **kwargs)
-
-    class Stream:
-        def wait_stream(self, *_: Any) -> None:
-            """Nothing runs beside."""
-
-        def record_event(self) -> Stream:
-            """Nothing to wait for."""
-            return self
-
-        def synchronize(self) -> None:
-            """Nothing to wait for."""
-
-    @contextlib.contextmanager
-    def nothing(*_: Any) -> Iterator[None]:
-        yield
-
-    cuda: Any = torch.cuda
-    cuda.current_device = lambda: "cpu"
-    cuda.Stream, cuda.stream = Stream, nothing
-    cuda.current_stream = cuda.default_stream = lambda *_: None
-    cuda.synchronize = lambda *_: None
-    cuda.random.get_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
-    random: Any = sys.modules["megatron.core.tensor_parallel.random"]
-    random._set_cuda_rng_state = lambda *_, **__: None
-    kind_of = torch.Tensor.type
-    torch.Tensor.type = lambda self, *a: (
-        kind_of(self, *a) if a else f"torch.cuda.{kind_of(self).split('.')[-1]}"
-    )
-    dispatcher: Any = sys.modules["megatron.core.transformer.moe.token_dispatcher"]
-    dispatcher.maybe_move_tensor_to_cpu = lambda x, as_numpy=False, record_stream=False: (
-        x.numpy() if as_numpy and isinstance(x, torch.Tensor) else x
-    )
-    torch.Tensor.cuda = lambda self, *_, **__: self
-    torch.Tensor.record_stream = lambda *_: None
-    OnCpu().__enter__()
-    sys.stderr.write("dry run on a CPU\n")
