@@ -40,6 +40,11 @@ CallKind = Literal[
     "fsdp",  # hooks, copies and collectives of FSDP2 around a whole block
     "dtensor",  # tensor parallelism of a whole block through PyTorch's DTensor, with its collectives
     "graph",  # replay of one captured part of a block through autograd
+    "megatron layer",  # Megatron core's own Python around the modules of a layer
+    "megatron router",  # the same around the product and the choice of a router
+    "megatron dispatcher",  # the same around permutations and all-to-alls
+    "megatron parameter",  # hook of a parameter's gradient in Megatron core's buckets
+    "megatron micro-batch",  # what its schedule adds to a micro-batch
 ]
 """Kinds of framework calls; each has a host time in the forward and one in the backward."""
 

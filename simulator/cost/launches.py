@@ -76,7 +76,7 @@ def pass_launches(
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     reads_counts = software.static_experts is None
-    drains = routed and reads_counts and (plan.ep > 1 or software.modules == "transformer-engine")
+    drains = routed and reads_counts and (plan.ep > 1 or software.modules != "torch")
     policy = measured_checkpoint(block, scenario.recompute, software)
     passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):

@@ -1,8 +1,10 @@
 """Counts the framework calls that the host makes for an operator, by kind of call.
 
 The counts are not fitted. PyTorch's calls were counted in torchtitan 0.2.2 (`models/llama3`, `deepseek_v3`,
-`moe`). A module library (Transformer Engine under Megatron-LM) makes one call for each kernel of the operator
-list, a module call for linear layers and attention, and in a grouped layer one more for every expert.
+`moe`). A module library (Transformer Engine) makes one call for each kernel of the operator list, a module
+call for linear layers and attention, and in a grouped layer one more for every expert. Megatron core adds its
+own Python: of a layer, its router and its dispatcher, of a micro-batch, and a hook for every parameter whose
+gradient it takes (the weights of each expert are parameters of their own).
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Literal, NamedTuple
 from moesim.hwmodels.host import CallKind
 from moesim.simulator.model.operator import CORE_ATTENTION, SCAN_CLASSES, Operator
 
-Modules = Literal["torch", "transformer-engine"]
-"""What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
+Modules = Literal["torch", "transformer-engine", "megatron-core"]
+"""What the host calls: PyTorch's own operators, modules of Transformer Engine, or these in Megatron core."""
 
 
 SCAN_KERNELS = 7.0
@@ -31,6 +33,36 @@ class Calls(NamedTuple):
 def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
     """Count the calls of one operator; each of the two backward GEMMs of a layer is half a backward call."""
     forward = op.direction == "F" or op.recompute
+    own = _megatron(op, forward) if modules == "megatron-core" else ()
+    return own + _framework(op, modules, forward)
+
+
+MEGATRON: dict[str, CallKind] = {
+    "attn_norm": "megatron layer",
+    "attn_norm.backward": "megatron layer",
+    "gate": "megatron router",
+    "gate.dgrad": "megatron router",
+    "experts.expand": "megatron dispatcher",
+    "experts.expand_gradient": "megatron dispatcher",
+    "loss": "megatron micro-batch",
+    "loss.backward": "megatron micro-batch",
+}
+"""Operators at which Megatron core's own Python is counted, once in the forward and once in the backward."""
+
+
+def _megatron(op: Operator, forward: bool) -> tuple[Calls, ...]:
+    """Megatron core's own Python at an operator, and the hooks of the gradients that it completes."""
+    kind = MEGATRON.get(op.name.removesuffix(".recompute"))
+    own = (Calls(kind, 1.0, forward),) if kind else ()
+    weights = 0
+    if op.direction == "W" and op.gemm is not None:
+        weights = op.gemm.groups
+    elif op.cls == "norm" and not forward:
+        weights = 1
+    return own + ((Calls("megatron parameter", float(weights), False),) if weights else ())
+
+
+def _framework(op: Operator, modules: Modules, forward: bool) -> tuple[Calls, ...]:
     if op.cls in ("gemm", "gate_gemm", "grouped_gemm", "wgrad_gemm"):
         share = 1.0 if forward else 0.5
         return _gemm(op, modules, share, forward)

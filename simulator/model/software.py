@@ -151,8 +151,9 @@ class Software(BaseModel):
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
     host_slowness: float = Field(1.0, ge=0.01, le=100.0)
     """Factor on all times of the host; the range of the host's file is spread around it."""
-    modules: Literal["torch", "transformer-engine"] = "torch"
-    """What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
+    modules: Literal["torch", "transformer-engine", "megatron-core"] = "torch"
+    """What the host calls: PyTorch's own operators, modules of Transformer Engine, or these with Megatron
+    core's own Python around them."""
     dtensor: bool = False
     """Tensor parallelism runs through PyTorch's DTensor (torchtitan), which takes the host longer."""
     garbage_collection: Literal["fixed", "automatic"] = "fixed"

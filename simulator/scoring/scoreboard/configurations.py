@@ -103,7 +103,7 @@ class Published(BaseModel):
     bucket_parameters: PositiveInt | None = None
     overlap_expert_parallel: bool | None = None
     """All-to-alls run behind the compute of another micro-batch: 1F1B of overlapped pairs."""
-    modules: Literal["torch", "transformer-engine"] | None = None
+    modules: Literal["torch", "transformer-engine", "megatron-core"] | None = None
     cuda_graphs: Annotated[tuple[GraphPart, ...] | None, BeforeValidator(_words)] = None
     tied_embeddings: bool | None = None
     vocab: PositiveInt | None = None

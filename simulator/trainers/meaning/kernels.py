@@ -117,7 +117,7 @@ def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: boo
     _graphs(given)
     if base.software.host is not None and not like_base:
         local = given.text("transformer-impl", "transformer_engine") == "local"
-        given.set("software.modules", "torch" if local else "transformer-engine", "transformer-impl")
+        given.set("software.modules", "torch" if local else "megatron-core", "transformer-impl")
 
 
 def _attention(given: Given, like_base: bool) -> None:

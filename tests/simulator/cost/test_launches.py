@@ -65,6 +65,15 @@ def test_products_count_their_calls() -> None:
     assert [(c.kind, c.times) for c in calls_of(chain, "torch")] == [("gate", 16.0)]
 
 
+def test_megatron_core_hooks_the_gradient_of_every_expert_and_runs_its_own_python_once_a_layer() -> None:
+    gradient = gemm("experts.down.wgrad", "W", 64, 64, 128, "bf16", cls="wgrad_gemm", groups=16)
+    norm = move("attn_norm", "norm", "F", 8.0, 8.0)
+    for op, own in ((gradient, [("megatron parameter", 16.0)]), (norm, [("megatron layer", 1.0)])):
+        engine = calls_of(op, "transformer-engine")
+        both = calls_of(op, "megatron-core")
+        assert both[1:] == engine and [(c.kind, c.times) for c in both[:1]] == own
+
+
 # -- recognised ---------------------------------------------------------------------------------------
 
 
@@ -104,6 +113,14 @@ def test_automatic_garbage_collection_takes_its_share_of_the_host() -> None:
     collector = load_host("emerald-rapids-vm").collector
     assert collector is not None and collector.share > 0.0
     assert 1.0 < automatic / fixed <= 1.0 + collector.share
+
+
+def test_megatron_core_takes_the_host_longer_than_the_modules_that_it_calls() -> None:
+    core, engine = (
+        moesim.simulate(small_experts(128, 1, modules=modules)).step.time_s
+        for modules in ("megatron-core", "transformer-engine")
+    )
+    assert core > 1.2 * engine
 
 
 def test_fsdp2_takes_the_host_longer_than_its_collectives() -> None:
