@@ -160,7 +160,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     ("name", "hashed"),
     [
         ("h800-trace", "d0b322beddf68c0eeaf1a5b5e98d3e66912abb2756c8b901bdc454d6a4de27d7"),
-        ("h200-8gpu", "88be4eeb1f4869d9bbf068faeb65ab2f68c2d56584deed06d06d45bc3fcb2f32"),
+        ("h200-8gpu", "b216f841b0946b2bb5e944f75ad71ddf2fa2d6750ebecd6fc24e49f4c4c4832f"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
