@@ -92,7 +92,7 @@ class Study:
         return bool(flag.item())
 
     def run(self, group: str, name: str, call: Callable[[], Any], needs_s: float = 3.0) -> None:
-        """Store what a case returns, or its failure; leave it out if not asked for, or with too little time."""
+        """Store what a case returns, or its failure; leave it out if not asked for or without time."""
         if self.only and not any(text in name for text in self.only):
             return
         if not self.agreed(self.left_s() > needs_s):
