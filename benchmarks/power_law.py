@@ -32,6 +32,8 @@ GEMM_DUTIES = (
 )  # fmt: skip
 CHECKED = ("soak", "mix with a fifth idle", "gemm and attention")
 Segment = dict[str, Any]
+COLLECTIVES = Path(__file__).parent / "gpu/results/2026-11-22-h200-x2-power-collectives.json"
+"""Power beside NCCL's collectives of 64 MiB and 1 GiB on two H200 (studies/power_collectives.py)."""
 
 
 def shortened(raw: dict[str, Any]) -> dict[str, Any]:
@@ -165,10 +167,17 @@ def modelled(own: dict[str, float], segments: dict[str, Segment]) -> PowerLaw:
             "conditions": {"device": "NVIDIA H200", "clocks": "not pinned, 1230 to 1980 MHz"},
             "most_clock": round_(MOST_MHZ / reference),
             "wait": round_(own["wait"] / limit),
-            "collective": 0.3,
+            "collective": round_(collective_share()),
             "classes": classes,
         }
     )
+
+
+def collective_share() -> float:
+    """Power while only collectives run, over that of GEMMs: mean of three operations and two sizes."""
+    rows = json.loads(COLLECTIVES.read_text("utf-8"))["segments"]
+    alone = [row["power_w"] for name, row in rows.items() if "GEMM" not in name]
+    return fmean(alone) / float(rows["GEMM"]["power_w"])
 
 
 ASSUMED = {
@@ -246,7 +255,8 @@ evidence: >-
   NVML beside kernels on one H200 at its limit of 700 W, after a soak of 160 s in which clock and rates
   stayed within 0.3 %. The numbers stand on GEMMs, attention and memory-bound kernels alone and with idle
   gaps, and on one mix. Mixes like a training step's had no part in them and are met within 1 % of the clock.
-  `collective` is assumed. H100 and H800 have the same die and the same limit. No training step was looked at.
+  `collective` is the mean of three operations in two sizes (0.40 to 0.56), NCCL on two H200. H100 and H800
+  have the same die and the same limit. No training step was looked at.
 """
 
 CARRIED = """\

@@ -72,18 +72,16 @@ def block_operators(
     routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
     `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
     `flex_attention` is the compiled kernel of PyTorch. `expert_tp` ranks split an expert's FFN, each for the
-    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split element-wise work.
-    `current_scales` and `separate_casts` are choices of `software`; with `own_latents` a rank forms MLA's
-    latents from its own tokens. The result is cached. Raises InputError for an unknown recompute policy, a
-    MoE block without rows, and a TP that does not divide heads or widths.
+    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split element-wise work;
+    with `own_latents` a rank forms MLA's latents from its own tokens. The result is cached. Raises InputError
+    for an unknown recompute policy, a MoE block without rows, and a TP that does not divide heads or widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
         received_tokens = received_rows * expected_received_tokens(shape, ep)
-    tile, tensor = (precision.linear == "fp8" and precision.scaling == way for way in ("tile", "tensor"))
     w = Work(
         hidden=shape.hidden,
-        fp8=tile,
+        fp8=precision.linear == "fp8" and precision.scaling == "tile",
         tokens=tokens / cp,
         sequence=sequence,
         tp=tp,
@@ -95,16 +93,24 @@ def block_operators(
         unfused=unfused_attention,
         flex=flex_attention,
         dropout=dropout,
-        fp8_tensor=tensor,
-        blocks=precision.blocks,
         current_scales=current_scales,
         separate_casts=separate_casts,
-        attention=precision.attention_variant,
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
         own_latents=own_latents,
     )
-    return {phase: tuple(operators) for phase, operators in _phases(shape, block, w, precision).items()}
+    phases = _phases(shape, block, _in_formats(w, precision), precision)
+    return {phase: tuple(operators) for phase, operators in phases.items()}
+
+
+def _in_formats(w: Work, precision: Precision) -> Work:
+    """Return the work with the number formats of `precision` beside FP8 with scales of tiles."""
+    return replace(
+        w,
+        fp8_tensor=precision.linear == "fp8" and precision.scaling == "tensor",
+        blocks=precision.blocks,
+        attention=precision.attention_variant,
+    )
 
 
 def _phases(

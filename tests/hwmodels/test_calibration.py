@@ -160,7 +160,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     ("name", "hashed"),
     [
         ("h800-trace", "d0b322beddf68c0eeaf1a5b5e98d3e66912abb2756c8b901bdc454d6a4de27d7"),
-        ("h200-8gpu", "b216f841b0946b2bb5e944f75ad71ddf2fa2d6750ebecd6fc24e49f4c4c4832f"),
+        ("h200-8gpu", "80c7064ea93440430a4b15e029db6da8307178e9ffce81c273cba3b4acdeed32"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
