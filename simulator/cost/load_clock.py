@@ -108,7 +108,7 @@ def at_clock(
     law = law_of(pricer)
     if law is None:
         return {}
-    note = f"clock by the load of each block ({law.id}): the power while only collectives run is assumed"
+    note = f"clock by the load of each block ({law.id}); collectives draw what they drew inside a node"
     evidence, out = PriceEvidence.of([], [note]), {}
     for key, cost in compute.items():
         if key[0] != kind or key[2] not in modes:
