@@ -55,7 +55,7 @@ MAKERS: Makers = {
 }
 
 
-class Clock:
+class PieceClock:
     """Times calls on the GPU, or on the CPU in dry runs."""
 
     def __init__(self, cuda: bool) -> None:
@@ -114,7 +114,7 @@ def passes(piece: TimedPiece) -> Iterator[tuple[str, Callable[[], Any], float]]:
         )
 
 
-def measured(piece: TimedPiece, clock: Clock) -> dict[str, Any]:
+def measured(piece: TimedPiece, clock: PieceClock) -> dict[str, Any]:
     """Times and bytes of a piece."""
     row: dict[str, Any] = {"name": piece.name, "compiled": piece.compiled} | piece.sizes
     if piece.check is not None:
@@ -168,7 +168,7 @@ def machine(cuda: bool) -> dict[str, Any]:
     }
 
 
-class Study:
+class PieceStudy:
     """Rows so far, the time budget, and the file."""
 
     def __init__(self, out: Path, seconds: float, dry: bool) -> None:
@@ -176,7 +176,7 @@ class Study:
         self.began, self.seconds, self.cuda = time.monotonic(), seconds, not dry
         self.path = out / "between_gemms.json"
         self.make = Make("cpu" if dry else "cuda", 64 if dry else 1)
-        self.clock = Clock(self.cuda)
+        self.clock = PieceClock(self.cuda)
         self.written = 0.0
         self.result: dict[str, Any] = {
             "machine": machine(self.cuda), "rows": [], "beside": [], "kernels": [], "failed": []
@@ -240,7 +240,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(1)
     torch._functorch.config.donated_buffer = False  # the backward of one forward runs many times
-    study = Study(args.out, args.seconds, args.dry)
+    study = PieceStudy(args.out, args.seconds, args.dry)
     study.run("rows", MAKERS, False, 0.45 * args.seconds, lambda piece: measured(piece, study.clock))
     if study.cuda:
         study.beside()

@@ -44,13 +44,13 @@ import torch
 from moesim.kernels.calibrate.studies import host_megatron_models as models
 from moesim.kernels.calibrate.studies.host_blocks import Study, host_reads, passes, stop_late
 from moesim.kernels.calibrate.studies.host_launch import machine
-from moesim.kernels.calibrate.studies.host_megatron_models import Case
+from moesim.kernels.calibrate.studies.host_megatron_models import MegatronCase
 
 SHALLOW, DEEP = 2, 8
 MEASURED = ("forward", "forward_done", "backward", "backward_done")
 
 
-def whole(study: Study, case: Case, reads: bool = False) -> dict[str, Any]:
+def whole(study: Study, case: MegatronCase, reads: bool = False) -> dict[str, Any]:
     """Times of a whole model."""
     model = models.build(case, study.device)
     inputs = models.inputs(study.device)
@@ -69,7 +69,7 @@ def whole(study: Study, case: Case, reads: bool = False) -> dict[str, Any]:
     return out
 
 
-def layer(study: Study, case: Case, own: str | None = None) -> dict[str, Any]:
+def layer(study: Study, case: MegatronCase, own: str | None = None) -> dict[str, Any]:
     """Host time of one layer: the slope between two depths; `own`: a kind of module that runs twice."""
     shallow, deep = (1, 2) if study.dry else (SHALLOW, DEEP)
     more = vars(case)
@@ -77,8 +77,8 @@ def layer(study: Study, case: Case, own: str | None = None) -> dict[str, Any]:
     if own is not None:
         models.twice.add(own)  # type: ignore[arg-type]
     try:
-        low = whole(study, Case(**{**more, "layers": shallow}))
-        high = whole(study, Case(**{**more, "layers": deep}), reads=own is None)
+        low = whole(study, MegatronCase(**{**more, "layers": shallow}))
+        high = whole(study, MegatronCase(**{**more, "layers": deep}), reads=own is None)
     finally:
         models.twice.clear()
     out: dict[str, Any] = {"depths": (shallow, deep), "host_reads deep": high.get("host_reads")}
@@ -90,7 +90,7 @@ def layer(study: Study, case: Case, own: str | None = None) -> dict[str, Any]:
     return out
 
 
-def plain(study: Study, case: Case) -> dict[str, Any]:
+def plain(study: Study, case: MegatronCase) -> dict[str, Any]:
     """Host time of a layer's plain modules inside it, by kind: a layer that runs them twice, less one.
 
     The second run of the forward has no backward, so only forward times are taken.
@@ -106,7 +106,7 @@ def plain(study: Study, case: Case) -> dict[str, Any]:
 def warm_up(study: Study) -> dict[str, Any]:
     """Compile what the layers compile, before anything is timed."""
     seconds = {}
-    for case in (Case(), Case(experts=8, aux="aux_loss", rope=True, qk_norm=True)):
+    for case in (MegatronCase(), MegatronCase(experts=8, aux="aux_loss", rope=True, qk_norm=True)):
         began = time.monotonic()
         model = models.build(case, study.device)
         for _ in range(3):
@@ -119,7 +119,7 @@ def warm_up(study: Study) -> dict[str, Any]:
 def garbage(study: Study) -> dict[str, Any]:
     """Steps of a deep model with Python's automatic garbage collection and without it."""
     depth, steps = (2, 2) if study.dry else (24, 9)
-    model = models.build(Case(depth, experts=32, aux="aux_loss"), study.device)
+    model = models.build(MegatronCase(depth, experts=32, aux="aux_loss"), study.device)
     inputs = models.inputs(study.device)
     log: list[tuple[int, float]] = []
     began = [0.0]
@@ -166,30 +166,39 @@ def run_all(study: Study) -> None:
     from moesim.kernels.calibrate.studies import host_megatron_parts as parts
     from moesim.kernels.calibrate.studies import host_megatron_step as around
 
-    def layers(*cases: Case) -> None:
+    def layers(*cases: MegatronCase) -> None:
         for case in cases:
             study.run("blocks", case.name, partial(layer, study, case))
 
     study.run("parts", "warm-up", partial(warm_up, study), 10.0)
-    layers(Case(), Case(experts=32, aux="aux_loss"), Case(experts=32))
-    stages = Case(experts=32, aux="aux_loss")
+    layers(MegatronCase(), MegatronCase(experts=32, aux="aux_loss"), MegatronCase(experts=32))
+    stages = MegatronCase(experts=32, aux="aux_loss")
     study.run("parts", f"stages {stages.name}", partial(parts.stages, study, stages))
     study.run("parts", "gradient hooks", partial(around.gradient_hooks, study))
     study.run("parts", "schedule", partial(around.schedule, study))
-    study.run("parts", "plain, dense", partial(plain, study, Case()))
-    study.run("parts", "plain, routed", partial(plain, study, Case(experts=32)))
-    for case in (Case(experts=8, aux="aux_loss"), Case(experts=128, aux="aux_loss"), Case(experts=128)):
+    study.run("parts", "plain, dense", partial(plain, study, MegatronCase()))
+    study.run("parts", "plain, routed", partial(plain, study, MegatronCase(experts=32)))
+    for case in (
+        MegatronCase(experts=8, aux="aux_loss"),
+        MegatronCase(experts=128, aux="aux_loss"),
+        MegatronCase(experts=128),
+    ):
         study.run("parts", f"stages {case.name}", partial(parts.stages, study, case))
-    layers(Case(experts=128, aux="aux_loss"), Case(rope=True), Case(qk_norm=True), Case(fused=False))
+    layers(
+        MegatronCase(experts=128, aux="aux_loss"),
+        MegatronCase(rope=True),
+        MegatronCase(qk_norm=True),
+        MegatronCase(fused=False),
+    )
     study.run("parts", "modules", partial(parts.modules, study))
     study.run("parts", "garbage", partial(garbage, study))
     study.run("parts", "optimizer", partial(around.optimizer, study), 6.0)
     layers(
-        Case(experts=32, bias_routing=True),
-        Case(experts=8, aux="aux_loss"),
-        Case(experts=32, aux="global_aux_loss"),
-        Case(checkpoint=True),
-        Case(experts=32, checkpoint=True),
+        MegatronCase(experts=32, bias_routing=True),
+        MegatronCase(experts=8, aux="aux_loss"),
+        MegatronCase(experts=32, aux="global_aux_loss"),
+        MegatronCase(checkpoint=True),
+        MegatronCase(experts=32, checkpoint=True),
     )
 
 

@@ -38,7 +38,7 @@ twice: set[Kind] = set()
 
 
 @dataclass(frozen=True)
-class Case:
+class MegatronCase:
     """What a model has; `aux` is the balancing loss of the router, `fused` the compiled bias-dropout-add."""
 
     layers: int = 2
@@ -151,7 +151,7 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.
     return torch._grouped_mm(x, weight.transpose(-2, -1), offs=ends)
 
 
-def layer_spec(case: Case) -> ModuleSpec:
+def layer_spec(case: MegatronCase) -> ModuleSpec:
     """Megatron core's transformer layer with plain modules."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 
@@ -185,7 +185,7 @@ def layer_spec(case: Case) -> ModuleSpec:
     )
 
 
-def configuration(case: Case, device: str) -> TransformerConfig:
+def configuration(case: MegatronCase, device: str) -> TransformerConfig:
     """The configuration of a case, with sizes for which the device never limits."""
     more: dict[str, Any] = {}
     if case.experts:
@@ -227,7 +227,7 @@ def configuration(case: Case, device: str) -> TransformerConfig:
     )
 
 
-def build(case: Case, device: str) -> GPTModel:
+def build(case: MegatronCase, device: str) -> GPTModel:
     """A model of a case in training mode; losses noted for a model of other depth are forgotten."""
     moe_utils.get_moe_layer_wise_logging_tracker().clear()
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None

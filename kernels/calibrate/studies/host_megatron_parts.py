@@ -14,7 +14,7 @@ from megatron.core.transformer.moe import moe_utils
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
 from moesim.kernels.calibrate.studies.host_blocks import Study, spread
-from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, Case
+from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
 
 Call = Callable[..., Any]
 
@@ -89,9 +89,9 @@ def guarded(call: Callable[[], Any]) -> Any:
         return {"failed": repr(error)[-600:]}
 
 
-def stages(study: Study, case: Case) -> dict[str, Any]:
+def stages(study: Study, case: MegatronCase) -> dict[str, Any]:
     """Stages of a routed layer apart, each with its own backward, and the wait for the token counts."""
-    mlp: Any = models.build(Case(**{**vars(case), "layers": 1}), study.device).decoder.layers[0].mlp
+    mlp: Any = models.build(MegatronCase(**{**vars(case), "layers": 1}), study.device).decoder.layers[0].mlp
     dispatcher, router = mlp.token_dispatcher, mlp.router
     times: dict[str, list[tuple[float, float]]] = {}
     reads: list[float] = []
@@ -137,7 +137,7 @@ def stages(study: Study, case: Case) -> dict[str, Any]:
     return out
 
 
-def inner(study: Study, mlp: Any, x: torch.Tensor, case: Case) -> dict[str, Any]:
+def inner(study: Study, mlp: Any, x: torch.Tensor, case: MegatronCase) -> dict[str, Any]:
     """Calls inside the stages that a module of Transformer Engine would replace."""
     router, dispatcher = mlp.router, mlp.token_dispatcher
     probs, chosen = router(x)
@@ -174,7 +174,7 @@ def inner(study: Study, mlp: Any, x: torch.Tensor, case: Case) -> dict[str, Any]
 
 def modules(study: Study) -> dict[str, Any]:
     """Modules of a layer apart, and plain calls of PyTorch measured the same way."""
-    model: Any = models.build(Case(1), study.device)
+    model: Any = models.build(MegatronCase(1), study.device)
     one, x = model.decoder.layers[0], leaf(study, TOKENS, 1, HIDDEN)
     linear = one.self_attention.linear_proj
     compiled, eager = get_bias_dropout_add(True, True), get_bias_dropout_add(True, False)

@@ -19,11 +19,11 @@ from megatron.core.transformer.moe import moe_utils
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
 from moesim.kernels.calibrate.studies.host_blocks import Study, spread
-from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, Case
+from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
 from moesim.kernels.calibrate.studies.host_megatron_parts import guarded, repeats
 
 
-def wrapped(study: Study, case: Case, **options: Any) -> Any:
+def wrapped(study: Study, case: MegatronCase, **options: Any) -> Any:
     """A model of a case in Megatron core's gradient buckets."""
     model = models.build(case, study.device)
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **options)
@@ -77,7 +77,7 @@ def model_times(study: Study, model: Any, context: Any, added: bool, finish: boo
 
 def gradient_hooks(study: Study) -> dict[str, Any]:
     """Models without and with Megatron core's gradient buckets, on the last micro-batch and earlier."""
-    case = Case(2 if study.dry else 8)
+    case = MegatronCase(2 if study.dry else 8)
     bare = models.build(case, study.device)
     out: dict[str, Any] = {"bare": guarded(lambda: model_times(study, bare, nullcontext, False, False))}
     for sharded in (False, True):
@@ -130,7 +130,7 @@ def schedule(study: Study) -> dict[str, Any]:
     few, many = 4, 16
     out: dict[str, Any] = {"micro-batches": (few, many)}
     run = get_forward_backward_func()
-    for name, case in (("dense", Case(1)), ("routed", Case(1, experts=8, aux="aux_loss"))):
+    for name, case in (("dense", MegatronCase(1)), ("routed", MegatronCase(1, experts=8, aux="aux_loss"))):
         moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
         model = Tiny(models.configuration(case, study.device), study.device)
         x = torch.randn(TOKENS, HIDDEN, dtype=BF, device=study.device)
@@ -176,7 +176,7 @@ def optimizer(study: Study) -> dict[str, Any]:
     """Host time of the distributed optimizer's step by part, of clearing and finishing, for two depths."""
     out: dict[str, Any] = {}
     for layers in (1, 2) if study.dry else (4, 16):
-        model = wrapped(study, Case(layers), overlap_grad_reduce=True, use_distributed_optimizer=True)
+        model = wrapped(study, MegatronCase(layers), overlap_grad_reduce=True, use_distributed_optimizer=True)
         config = OptimizerConfig(
             optimizer="adam",
             lr=1e-6,

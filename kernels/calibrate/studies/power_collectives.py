@@ -31,7 +31,7 @@ SIZES = (2**30, 2**26)
 """Bytes of the buffers of the collectives."""
 
 
-class Sampler:
+class PowerSampler:
     """Samples power (W) and SM clock (MHz) of one GPU in a thread of its own."""
 
     def __init__(self, index: int) -> None:
@@ -57,7 +57,7 @@ class Sampler:
         }
 
 
-def segment(run: Callable[[], None], seconds: float, sampler: Sampler | None) -> dict[str, float]:
+def segment(run: Callable[[], None], seconds: float, sampler: PowerSampler | None) -> dict[str, float]:
     """Repeat a piece of work on all ranks for some seconds; its mean time and rank 0's power and clock."""
     run()
     torch.cuda.synchronize()
@@ -113,7 +113,7 @@ def main() -> None:
     torch.cuda.set_device(rank)
     torch.manual_seed(rank)
     pynvml.nvmlInit()
-    sampler = Sampler(rank) if rank == 0 else None
+    sampler = PowerSampler(rank) if rank == 0 else None
     time.sleep(3.0)
     result: dict[str, object] = {
         "driver": pynvml.nvmlSystemGetDriverVersion(),

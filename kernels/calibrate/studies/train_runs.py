@@ -40,7 +40,7 @@ RUNS = ROOT / "simulator" / "data" / "published" / "own-runs.yaml"
 STEPS, FIRST = 12, 6
 
 
-class Clock:
+class RunClock:
     """Wall clock of this process against the time budget."""
 
     def __init__(self, seconds: float) -> None:
@@ -200,7 +200,7 @@ def main() -> None:
     train_setup.stand_in_for_absent_packages()
     if options.dry:
         train_setup.on_cpu()
-    clock = Clock(options.seconds)
+    clock = RunClock(options.seconds)
     file = yaml.safe_load(RUNS.read_text())
     results: list[dict[str, Any]] = []
     head = environment()
