@@ -227,7 +227,7 @@ def copied_parameters(
 def copies_of_single_groups(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, recipe: Precision
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Add what FSDP2 runs for `parameters` of a block on one GPU whose sharding group has one member.
+    """Add what FSDP2 runs for `parameters` of a block whose sharding group has one member (eq. O31).
 
     There is no collective, but before each pass the parameters are cast (where they are kept in a wider
     format) and copied; the gradients are packed into a buffer, divided into a second and copied into a third
