@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
-from moesim.kernels.calibrate.studies.host_blocks import Study, block, launches, passes, spread
 from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, block, launches, passes, spread
 
 CHAIN = 60
 FAMILIES = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v3_groups")

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
-from moesim.kernels.calibrate.studies.host_blocks import Study, block, passes, spread
 from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, block, passes, spread
 
 
 def run_two(study: Study) -> None:

@@ -42,7 +42,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: moesim's own im
 import torch
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
-from moesim.kernels.calibrate.studies.host_blocks import Study, host_reads, passes, stop_late
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, host_reads, passes, stop_late
 from moesim.kernels.calibrate.studies.host_launch import machine
 from moesim.kernels.calibrate.studies.host_megatron_models import MegatronCase
 

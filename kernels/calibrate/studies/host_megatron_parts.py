@@ -13,7 +13,7 @@ from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer.moe import moe_utils
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
-from moesim.kernels.calibrate.studies.host_blocks import Study, spread
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, spread
 from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
 
 Call = Callable[..., Any]

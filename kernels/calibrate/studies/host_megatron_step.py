@@ -18,7 +18,7 @@ from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.moe import moe_utils
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
-from moesim.kernels.calibrate.studies.host_blocks import Study, spread
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, spread
 from moesim.kernels.calibrate.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
 from moesim.kernels.calibrate.studies.host_megatron_parts import guarded, repeats
 
