@@ -113,6 +113,7 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 FREEZES: dict[str, str] = {
     "2026-11-22 18:44": "6bdb75c0c27ef398fa4118d233d998d11cf93e5a549ec67bb838f0d0bfbce883",
+    "2026-11-22 22:32": "7d9b4b2c21b3dc53b4daed40fb0e05c0d7de0709b1111b0c4780475ee62ba849",
 }
 """Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
 
