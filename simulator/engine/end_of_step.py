@@ -11,20 +11,20 @@ from moesim.simulator.cost import formulas
 from moesim.simulator.cost.formulas import SyncParts
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import StepRecord, SyncRecord, free_ns
+from moesim.simulator.engine.records import SyncRecord
 
 
 def end_of_step(
-    programs: Sequence[Program], ranks: Sequence[Sequence[Sequence[StepRecord]]]
+    programs: Sequence[Program], free_ns: Sequence[Sequence[int]]
 ) -> tuple[list[SyncRecord], int]:
     """The end of the step on every pipeline rank, and the nanosecond at which the step ends (eq. E5).
 
-    `ranks[group][r]`: the records of pipeline rank r of each program. A rank's reduction waits for all groups
-    of all ranks that hold the same parameters (in a bidirectional schedule also the mirror rank); gradient
-    clipping makes the norm a barrier of all ranks.
+    `free_ns[group][r]`: when pipeline rank r of each program was free after its last action. A rank's
+    reduction waits for all groups of all ranks that hold the same parameters (in a bidirectional schedule also
+    the mirror rank); gradient clipping makes the norm a barrier of all ranks.
     """
     schedule, sync = programs[0].schedule, programs[0].costs.sync
-    done = [max(free_ns(group[r]) for group in ranks) for r in range(schedule.pp)]
+    done = [max(group[r] for group in free_ns) for r in range(schedule.pp)]
     slow = [max(program.link_map.sync_slowness(r) for program in programs) for r in range(schedule.pp)]
     parts = [
         SyncParts(

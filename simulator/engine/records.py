@@ -1,17 +1,40 @@
 """The records that an engine returns: the times of every task, transfer, send and end of step of a program.
 
-Times are integer nanoseconds from the start of the step; vectors have one value a member. This module names
-no engine, so code that reads an execution works with every engine.
+Times are integer nanoseconds from the start of the step; vectors have one value a member. An execution holds
+them as arrays over all actions and tasks (`ActionTimes`, in the order of `ActionTable`); `Execution.ranks`
+shows the same numbers action by action. This module names no engine, so code that reads an execution works
+with every engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.engine.action_table import ActionTable, action_table
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import PlacedStep, Program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionTimes:
+    """Times of all actions and tasks of a group in nanoseconds, in the order of its `ActionTable`.
+
+    `start`, `end` and `free` [actions, members] and `ends` [tasks, members] mean what they mean in a
+    `StepRecord`, as do `begins` and `finishes` [tasks], which are -1 for compute tasks.
+    """
+
+    start: IntArray
+    end: IntArray
+    free: IntArray
+    ends: IntArray
+    begins: IntArray
+    finishes: IntArray
 
 
 @dataclass(slots=True)
@@ -54,28 +77,78 @@ class SendRecord:
     end: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, eq=False)
 class Execution:
     """The execution of one group of a step; `engine/protocol.py` lists what an engine guarantees for it.
 
-    `ranks[r]`: one record for every step of `program.ranks[r]`, in that order. `syncs[r]`: the end of the
-    step on pipeline rank r. `sends`: every pipeline send between ranks. `carried_bytes`: bytes that crossed
-    each link of the cluster. `events`: number of tasks that ran. `end_ns`, `syncs` and `carried_bytes` cover
-    all groups together.
+    `times`: when every action and task began and ended. `syncs[r]`: the end of the step on pipeline rank r.
+    `sends`: every pipeline send between ranks, in the order of their ends. `carried_bytes`: bytes on each
+    link of the cluster. `end_ns`, `syncs` and `carried_bytes` cover all groups together.
     """
 
     program: Program
-    ranks: list[list[StepRecord]]
+    times: ActionTimes
     syncs: list[SyncRecord]
-    sends: list[SendRecord]
+    sends: Sequence[SendRecord]
     end_ns: int
     carried_bytes: FloatArray
-    events: int
+
+    @cached_property
+    def table(self) -> ActionTable:
+        """The actions and tasks that `times` follows."""
+        return action_table(self.program)
+
+    @cached_property
+    def ranks(self) -> list[list[StepRecord]]:
+        """One record for every step of `program.ranks[r]`, in that order."""
+        records = step_records(self.table, self.times)
+        bounds = self.table.first_action.tolist()
+        return [records[begin:end] for begin, end in pairwise(bounds)]
 
     @property
+    def events(self) -> int:
+        """Number of tasks that ran."""
+        return len(self.times.ends)
+
+    @property
+    def free_ns(self) -> list[int]:
+        """When each pipeline rank was free after its last action; 0 for a rank without actions."""
+        bounds = self.table.first_action.tolist()
+        return [int(self.times.free[end - 1].max()) if end > begin else 0 for begin, end in pairwise(bounds)]
+
+    @cached_property
     def last_ns(self) -> int:
         """When the last action of the group ended and its rank was free again."""
-        return max(free_ns(records) for records in self.ranks)
+        return max(self.free_ns)
+
+
+def step_records(table: ActionTable, times: ActionTimes) -> list[StepRecord]:
+    """The times of every action as a record of its own, whose vectors are views of `times`."""
+    bounds = table.first_task.tolist()
+    begins, finishes = times.begins.tolist(), times.finishes.tolist()
+    ends = list(times.ends)
+    rows = zip(table.steps, times.start, times.end, times.free, bounds, bounds[1:], strict=False)
+    return [
+        StepRecord(step, start, end, free, ends[a:b], begins[a:b], finishes[a:b])
+        for step, start, end, free, a, b in rows
+    ]
+
+
+def action_times(records: Sequence[Sequence[StepRecord]], members: int) -> ActionTimes:
+    """The arrays of an execution from the records of every pipeline rank."""
+    flat = [record for rank in records for record in rank]
+
+    def rows(vectors: list[IntArray]) -> IntArray:
+        return np.array(vectors, dtype=np.int64).reshape(-1, members)
+
+    return ActionTimes(
+        rows([record.start for record in flat]),
+        rows([record.end for record in flat]),
+        rows([record.free for record in flat]),
+        rows([end for record in flat for end in record.ends]),
+        np.array([begin for record in flat for begin in record.begins], dtype=np.int64),
+        np.array([finish for record in flat for finish in record.finishes], dtype=np.int64),
+    )
 
 
 def free_ns(records: Sequence[StepRecord]) -> int:

@@ -17,7 +17,7 @@ from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import PlacedStep, Program
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, action_times, free_ns
 from moesim.simulator.engine.registry import ENGINES, engine_of
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 from moesim.simulator.model.operator import BlockKind
@@ -42,10 +42,12 @@ class LongestPath:
         groups = [_Group(program) for program in programs]
         for group in groups:
             group.run()
-        syncs, end_ns = end_of_step(programs, [group.records for group in groups])
+        free = [[free_ns(records) for records in group.records] for group in groups]
+        syncs, end_ns = end_of_step(programs, free)
         carried = np.sum([group.carried for group in groups], axis=0)
         return [
-            Execution(g.program, g.records, syncs, g.sends, end_ns, carried, g.tasks_done()) for g in groups
+            Execution(g.program, action_times(g.records, g.program.members), syncs, g.sends, end_ns, carried)
+            for g in groups
         ]
 
 

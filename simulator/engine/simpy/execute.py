@@ -19,7 +19,7 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import CompiledTemplate, PlacedStep, Program
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, action_times, free_ns
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Process = Generator[simpy.Event, Any, None]
@@ -234,19 +234,15 @@ class SimpyEngine:
         with _collector_paused():
             env.run()
         _check_done([(group, rank) for group, rank, process in processes if process.is_alive])
-        syncs, end_ns = end_of_step(programs, [group.records for group in groups])
-        return [
-            Execution(
-                group.program,
-                group.records,
-                syncs,
-                group.sends,
-                end_ns,
-                links.carried_bytes,
-                sum(len(r.ends) for rank in group.records for r in rank),
-            )
-            for group in groups
-        ]
+        done = [[free_ns(records) for records in group.records] for group in groups]
+        syncs, end_ns = end_of_step(programs, done)
+        carried = links.carried_bytes
+        executions = []
+        for group in groups:
+            times = action_times(group.records, group.program.members)
+            group.records.clear()  # the arrays replace them
+            executions.append(Execution(group.program, times, syncs, group.sends, end_ns, carried))
+        return executions
 
 
 def _check_done(stuck: Sequence[tuple[_GroupRun, int]]) -> None:
