@@ -40,14 +40,19 @@ class ExchangePattern:
         """Bytes on each link, from a GPU's bytes and the members' relative rows (docs/model.md, eq. G1)."""
         return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
 
+    def bytes_per_peer(self, nic_bytes: float, scale_up_bytes: float) -> tuple[float, float]:
+        """Bytes of a GPU for each other node and for each other member of its own node."""
+        return nic_bytes / max(1, self.peers[0]), scale_up_bytes / max(1, self.peers[1])
+
     def _on_links(
         self, nic_bytes: float, scale_up_bytes: float, load: FloatArray, node_load: FloatArray
     ) -> FloatArray:
         """Bytes on each of `links`."""
         pair_bytes = np.empty(len(self.loaded))
         outer, inner = self.loaded[: self.outer_pairs], self.loaded[self.outer_pairs :]
-        pair_bytes[: self.outer_pairs] = nic_bytes / max(1, self.peers[0]) * node_load[outer]
-        pair_bytes[self.outer_pairs :] = scale_up_bytes / max(1, self.peers[1]) * load[inner]
+        per_node, per_member = self.bytes_per_peer(nic_bytes, scale_up_bytes)
+        pair_bytes[: self.outer_pairs] = per_node * node_load[outer]
+        pair_bytes[self.outer_pairs :] = per_member * load[inner]
         weights = self.entry_share * pair_bytes[self.entry_pair]
         return np.asarray(np.bincount(self.entry_link, weights, len(self.links)), dtype=np.float64)
 

@@ -11,12 +11,9 @@ import simpy
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.fair_share import MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.simpy.sharing import FewLinks, Flow, Sharing
 from moesim.simulator.engine.simpy.sharing_arrays import ManyLinks
-
-MOST_LINKS_IN_PYTHON = 256
-"""Pools with at most this many links keep their state in plain Python; measured in docs/performance.md."""
-
 
 class LinkPool:
     """Links and the transfers on them.
@@ -51,7 +48,7 @@ class LinkPool:
             )
         self.env = env
         self.capacity_bytes_per_ns = capacity
-        use_arrays = len(capacity) > MOST_LINKS_IN_PYTHON if arrays is None else arrays
+        use_arrays = len(capacity) > MOST_LINKS_IN_STEPS if arrays is None else arrays
         self.sharing: Sharing = ManyLinks(capacity) if use_arrays else FewLinks(capacity)
         self.started = 0
         """Transfers started so far."""

@@ -17,14 +17,8 @@ import simpy
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.fair_share import CAPACITY_UNITS, TIGHT_LOAD
 from moesim.simulator.engine.maxmin import max_min_rates_of_few
-
-CAPACITY_UNITS = 1 << 44
-"""A link's capacity in the integer unit of offered loads. Integers do not drift over any number of starts
-and ends, and their sum does not depend on the order."""
-TIGHT_LOAD = CAPACITY_UNITS + 17
-"""Offered load above which a link may slow flows: its capacity plus 1e-12 of it for rounding."""
-
 
 @dataclass(slots=True, eq=False)
 class Flow:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
+from moesim.simulator.engine.fair_share import CAPACITY_UNITS, TIGHT_LOAD
 from moesim.simulator.engine.maxmin import fair_bandwidths
-from moesim.simulator.engine.simpy.sharing import CAPACITY_UNITS, TIGHT_LOAD, Flow
+from moesim.simulator.engine.simpy.sharing import Flow
 
 LINKS_PER_BLOCK = 256
 """Consecutive link numbers that form one look-up block."""

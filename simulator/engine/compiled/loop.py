@@ -1,0 +1,112 @@
+"""The compiled event loop: takes the events of a step out of the queue, one after the other."""
+
+from __future__ import annotations
+
+from moesim.simulator.engine.compiled.jit import compiled
+from moesim.simulator.engine.compiled.memory import Run, as_run
+from moesim.simulator.engine.compiled.links import end_flow
+from moesim.simulator.engine.compiled.queue import (
+    ARRIVED,
+    BESIDE_ENDED,
+    DEADLINE,
+    INPUT,
+    KINDS,
+    LAUNCH,
+    RESUME,
+    SENT,
+    START,
+    drop_first,
+    schedule,
+)
+from moesim.simulator.engine.compiled.ranks import PROCESSED, SEEN, go, go_beside
+from moesim.simulator.engine.compiled.state import ERROR, EVENTS, NOW
+from moesim.simulator.engine.compiled.transfers import AT_DEADLINE, end_send, go_on, launch_send
+
+
+@compiled
+def start(address: int) -> None:
+    """Schedule the start of every pipeline rank of every group; `address`: that of the table of addresses."""
+    run = as_run(address)
+    for process in range(run.groups * run.ranks):
+        schedule(run, 0, START, process, 0, True)
+
+
+@compiled
+def advance(address: int, events: int) -> int:
+    """Run at most so many events; return how many are left in the queue (0 after an error as well).
+
+    The caller looks at `State.counters[ERROR]`, and can stop a long run between two calls.
+    """
+    run = as_run(address)
+    counters = run.counters
+    for _ in range(events):
+        if counters[EVENTS] == 0 or counters[ERROR] != 0:
+            break
+        counters[NOW] = run.queue_time[0]
+        what, extra = run.queue_what[0], run.queue_extra[0]
+        drop_first(run)
+        _handle(run, what % KINDS, what // KINDS, extra)
+    return 0 if counters[ERROR] != 0 else counters[EVENTS]
+
+
+@compiled
+def _handle(run: Run, kind: int, subject: int, extra: int) -> None:
+    if kind == DEADLINE:
+        _deadline(run, subject, extra)
+    elif kind == RESUME or kind == START:
+        _wake(run, subject)
+    elif kind == ARRIVED:
+        owner = run.flow_owner[subject]
+        if owner >= 0:
+            _wake(run, owner)
+        else:
+            end_send(run, -1 - owner)
+    elif kind == LAUNCH:
+        launch_send(run, subject, extra)
+    elif kind == INPUT:
+        waiter = run.key_waiter[subject]
+        run.key_waiter[subject] = -1
+        go(run, waiter)
+    elif kind == SENT:
+        run.key_sent[subject] = PROCESSED
+        waiter = run.key_sent_waiter[subject]
+        if waiter >= 0:
+            go(run, waiter)
+    elif kind == BESIDE_ENDED:
+        run.beside_state[subject] = SEEN
+        for n in range(2):
+            waiter = run.beside_waiters[2 * subject + n]
+            if waiter >= 0:
+                _continue_actor(run, waiter)
+
+
+@compiled
+def _deadline(run: Run, flow: int, version: int) -> None:
+    """End a flow at its deadline unless that has moved; its actor looks at the flow at the first deadline."""
+    if version == run.flow_version[flow]:
+        end_flow(run, flow)
+    owner = run.flow_owner[flow]
+    if version == 1 and owner >= 0 and run.flow_first[flow] == 1 and run.actor_stage[owner] == AT_DEADLINE:
+        _wake(run, owner)
+
+
+@compiled
+def _wake(run: Run, actor: int) -> None:
+    """Continue the transfer of an actor, and its rank when the transfer has ended."""
+    processes = run.groups * run.ranks
+    if actor >= processes or run.actor_stage[actor] == 0:
+        _continue_actor(run, actor)
+        return
+    action = run.process_action[actor]
+    row = run.code_first[run.action_code[action]] + run.process_task[actor]
+    if go_on(run, actor, row, run.action_microbatches[2 * action + run.task_side[row]]):
+        go(run, actor)
+
+
+@compiled
+def _continue_actor(run: Run, actor: int) -> None:
+    processes = run.groups * run.ranks
+    if actor < processes:
+        go(run, actor)
+    else:
+        go_beside(run, actor - processes, run.beside_owner[actor - processes])

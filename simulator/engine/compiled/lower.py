@@ -1,0 +1,277 @@
+"""Writes the programs of a step into the flat tables that the compiled event loop reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.engine.action_table import ActionTable, action_table
+from moesim.simulator.engine.compiled.tables import (
+    BY_PATTERN,
+    BY_ROW,
+    COMMUNICATION,
+    COMPUTE,
+    SHARDING,
+    Sizes,
+    Tables,
+)
+from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap, ExchangePattern
+from moesim.simulator.engine.link_map import TO_EXPERTS
+from moesim.simulator.engine.program import CompiledTask, CompiledTemplate, Program, TransferRows
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredStep:
+    """The tables of a step.
+
+    `actions`: the action table of each group. `kept`: the arrays behind the addresses, which must live as long
+    as the tables are used.
+    """
+
+    tables: Tables
+    sizes: Sizes
+    actions: tuple[ActionTable, ...]
+    kept: tuple[Any, ...]
+
+
+def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> LoweredStep:
+    """The tables of the programs of all groups.
+
+    `few_links`: which of the two link pools SimPy takes for as many links. `capacity_units`: the integer that
+    stands for the whole capacity of a link.
+    """
+    lowering = _Lowering()
+    actions = tuple(action_table(program) for program in programs)
+    code_base = [lowering.templates(program, table) for program, table in zip(programs, actions, strict=True)]
+    pairs = lowering.pairs(programs, actions)
+    columns = lowering.columns()
+    first, schedule = programs[0], programs[0].schedule
+    task_base = np.cumsum([0, *(table.tasks for table in actions)])
+    action_base = np.cumsum([0, *(len(table.steps) for table in actions)])
+    waits = [wait for rank in range(schedule.pp) for wait in schedule.awaits(rank)]
+    rank_of = [[schedule.rank_of(s, m) for m in range(schedule.microbatches)] for s in range(schedule.n_stages)]
+    capacity = np.ascontiguousarray(first.link_map.capacity_bytes_per_ns, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        unit = capacity_units / capacity
+    tables = Tables(
+        rank_of=np.array(rank_of, dtype=np.int64).reshape(schedule.n_stages, schedule.microbatches),
+        process_first=_joined([t.first_action for t in actions], action_base),
+        action_code=np.concatenate([t.code + b for t, b in zip(actions, code_base, strict=True)]),
+        action_stages=np.concatenate([t.stages for t in actions]),
+        action_microbatches=np.concatenate([t.microbatches for t in actions]),
+        action_waits=np.array(waits * len(programs), dtype=np.int64),
+        action_first_task=_joined([t.first_task for t in actions], task_base),
+        capacity=capacity,
+        unit=unit,
+        **columns,
+        **pairs,
+    )
+    transfers = sum(
+        len(code.transfers) * len(which) for table in actions for code, which in table.of_code()
+    )
+    sends = 2 * len(programs) * schedule.n_stages * schedule.microbatches
+    sizes = Sizes(
+        members=first.members,
+        groups=len(programs),
+        ranks=schedule.pp,
+        stages=schedule.n_stages,
+        microbatches=schedule.microbatches,
+        sends_take_time=first.costs.send_s * NS != 0.0,
+        few_links=few_links,
+        actions=int(action_base[-1]),
+        tasks=int(task_base[-1]),
+        flows=transfers + sends,
+    )
+    return LoweredStep(tables, sizes, actions, tuple(lowering.kept.values()))
+
+
+def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
+    """The row starts of all groups as one vector, with the end of the last row at its end."""
+    parts = [first[:-1] + base for first, base in zip(firsts, bases[:-1].tolist(), strict=True)]
+    return np.concatenate([*parts, bases[-1:]])
+
+
+@dataclass(slots=True)
+class _Lowering:
+    """Rows of the tables so far; every shared array, demand and pattern is written down once."""
+
+    kept: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """The contiguous form of every array by the identity of the original, which is kept alive with it."""
+    demands: list[Demand] = field(default_factory=list)
+    demand_numbers: dict[int, int] = field(default_factory=dict)
+    row_demands: list[int] = field(default_factory=list)
+    patterns: list[ExchangePattern] = field(default_factory=list)
+    pattern_numbers: dict[int, int] = field(default_factory=dict)
+    codes: list[tuple[int, ...]] = field(default_factory=list)
+    code_sizes: list[int] = field(default_factory=list)
+    tasks: list[tuple[int, ...]] = field(default_factory=list)
+    task_bytes: list[tuple[float, float]] = field(default_factory=list)
+    deps: list[int] = field(default_factory=list)
+    dep_counts: list[int] = field(default_factory=list)
+
+    def templates(self, program: Program, table: ActionTable) -> int:
+        """Write down the templates of a program; return the number of the first."""
+        base = len(self.codes)
+        for code, actions in table.of_code():
+            self._template(program, int(table.rank[actions[0]]), code)
+        return base
+
+    def _template(self, program: Program, rank: int, code: CompiledTemplate) -> None:
+        forward, backward, kind = code.forward_out, code.backward_out, code.kind
+        self.codes.append(
+            (
+                -1 if forward is None else forward,
+                -1 if backward is None else backward,
+                int(forward is None and kind in ("F", "F&B", "F&I")),
+                int(backward is None and kind in ("B", "I", "F&B", "F&I")),
+                int(kind != "W"),
+            )
+        )
+        self.code_sizes.append(len(code.tasks))
+        for task, before in zip(code.tasks, code.before, strict=True):
+            self.deps += task.deps
+            self.dep_counts.append(len(task.deps))
+            self._task(program, rank, task, -1 if before is None else before)
+
+    def _task(self, program: Program, rank: int, task: CompiledTask, before: int) -> None:
+        rows, transfer = self._address(task.rows_ns, np.int64), task.transfer
+        if transfer is None:
+            self.tasks.append((COMPUTE, task.side, before, rows, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            self.task_bytes.append((0.0, 0.0))
+            return
+        demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
+        self.tasks.append(
+            (
+                SHARDING if task.stream == "sharding" else COMMUNICATION,
+                task.side,
+                before,
+                rows,
+                transfer.launch_ns,
+                self._address(transfer.payload_ns, np.float64),
+                self._address(transfer.member_ns, np.int64),
+                demand,
+                first_row,
+                pattern,
+                self._address(transfer.load, np.float64),
+                self._address(transfer.node_load, np.float64),
+                len(transfer.load),
+            )
+        )
+        self.task_bytes.append(per_peer)
+
+    def _demand(
+        self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows
+    ) -> tuple[int, int, int, tuple[float, float]]:
+        """(demand, first of its rows, pattern, bytes a peer of both hops) of a transfer."""
+        if transfer.demand is not None:
+            return self._number(transfer.demand), 0, 0, (0.0, 0.0)
+        cost, link_map = transfer.cost, program.link_map
+        if isinstance(link_map, ClusterLinkMap):
+            pattern = link_map.pattern(rank, task.phase in TO_EXPERTS)
+            nic, scale_up = pattern.bytes_per_peer(cost.nic_bytes, cost.scale_up_bytes)
+            number = self.pattern_numbers.setdefault(id(pattern), len(self.patterns))
+            if number == len(self.patterns):
+                self.patterns.append(pattern)
+            return BY_PATTERN, 0, number, (nic, scale_up)
+        first = len(self.row_demands)
+        for load, node_load in zip(transfer.load, transfer.node_load, strict=True):
+            demand = link_map.transfer(rank, task.phase, cost, load, node_load)
+            self.row_demands.append(self._number(demand))
+        return BY_ROW, first, 0, (0.0, 0.0)
+
+    def _number(self, demand: Demand) -> int:
+        number = self.demand_numbers.setdefault(id(demand), len(self.demands))
+        if number == len(self.demands):
+            self.demands.append(demand)  # which keeps it alive, so that its identity stays its own
+        return number
+
+    def _address(self, values: Any, dtype: npt.DTypeLike) -> int:
+        """Where the contiguous form of an array, or of a list of numbers, begins."""
+        found = self.kept.get(id(values))
+        if found is None:
+            found = self.kept[id(values)] = values, np.ascontiguousarray(values, dtype=dtype)
+        address: int = found[1].__array_interface__["data"][0]
+        return address
+
+    def pairs(self, programs: Sequence[Program], actions: Sequence[ActionTable]) -> dict[str, Any]:
+        """The sends between every two pipeline ranks of every group that exchange any."""
+        shape = (len(programs), programs[0].schedule.pp, programs[0].schedule.pp)
+        alone, most = np.zeros(shape), np.ones(shape)
+        demand, slow = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        for group, (program, table) in enumerate(zip(programs, actions, strict=True)):
+            link_map, costs = program.link_map, program.costs
+            for place in _hops(program, table):
+                source, target = place
+                factor = link_map.send_slowness(source, target)
+                if not isinstance(factor, float):
+                    slow[group, source, target] = self._address(factor, np.float64)
+                    most[group, source, target] = factor.max()
+                alone[group, source, target] = costs.send_s * NS * most[group, source, target]
+                sent = link_map.send(source, target, costs.send_bytes)
+                demand[group, source, target] = self._number(sent)
+        return {"pair_alone": alone, "pair_demand": demand, "pair_slow": slow, "pair_slow_most": most}
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of templates, tasks, demands and patterns."""
+        code = np.array(self.codes, dtype=np.int64).reshape(-1, 5)
+        task = np.array(self.tasks, dtype=np.int64).reshape(-1, 13)
+        per_peer = np.array(self.task_bytes, dtype=np.float64).reshape(-1, 2)
+        names = (
+            *("task_kind", "task_side", "task_before", "task_rows", "task_launch", "task_payload"),
+            *("task_member", "task_demand", "task_first_row", "task_pattern", "task_load"),
+            *("task_node_load", "task_load_rows"),
+        )
+        code_names = (
+            *("code_forward_out", "code_backward_out", "code_posts_forward", "code_posts_backward"),
+            "code_takes_gradient",
+        )
+        columns: dict[str, Any] = {n: np.ascontiguousarray(task[:, i]) for i, n in enumerate(names)}
+        columns |= {n: np.ascontiguousarray(code[:, i]) for i, n in enumerate(code_names)}
+        demands, patterns = self.demands, self.patterns
+        return columns | {
+            "code_first": _starts(self.code_sizes),
+            "task_dep_first": _starts(self.dep_counts),
+            "task_deps": np.array(self.deps, dtype=np.int64),
+            "task_nic_bytes": np.ascontiguousarray(per_peer[:, 0]),
+            "task_scale_up_bytes": np.ascontiguousarray(per_peer[:, 1]),
+            "row_demand": np.array(self.row_demands, dtype=np.int64),
+            "demand_first": _starts([len(demand.links) for demand in demands]),
+            "demand_links": _ints([demand.links for demand in demands]),
+            "demand_bytes": _floats([demand.bytes for demand in demands]),
+            "pattern_first_link": _starts([len(pattern.links) for pattern in patterns]),
+            "pattern_links": _ints([pattern.links for pattern in patterns]),
+            "pattern_first_entry": _starts([len(pattern.entry_link) for pattern in patterns]),
+            "pattern_entry_link": _ints([pattern.entry_link for pattern in patterns]),
+            "pattern_entry_pair": _ints([pattern.entry_pair for pattern in patterns]),
+            "pattern_entry_share": _floats([pattern.entry_share for pattern in patterns]),
+            "pattern_first_pair": _starts([len(pattern.loaded) for pattern in patterns]),
+            "pattern_loaded": _ints([pattern.loaded for pattern in patterns]),
+            "pattern_outer": np.array([pattern.outer_pairs for pattern in patterns], dtype=np.int64),
+        }
+
+
+def _hops(program: Program, table: ActionTable) -> list[tuple[int, int]]:
+    """The (source, target) pairs of pipeline ranks between which a program sends anything."""
+    hops: dict[tuple[int, int], None] = {}
+    for rank, step in zip(table.rank.tolist(), table.steps, strict=True):
+        hops.update(dict.fromkeys(program.hops(rank, step)))
+    return list(hops)
+
+
+def _starts(counts: Sequence[int]) -> IntArray:
+    return np.append(0, np.cumsum(np.array(counts, dtype=np.int64))).astype(np.int64)
+
+
+def _ints(parts: Sequence[IntArray]) -> IntArray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+
+
+def _floats(parts: Sequence[FloatArray]) -> FloatArray:
+    return np.concatenate([np.zeros(0), *parts])

@@ -1,0 +1,175 @@
+"""How compiled code reads and writes the arrays of a run: `run.field[index]`, without passing arrays around.
+
+A run is one integer, the address of a table with the address of every array. Numba passes an array as seven
+values and counts its references, so functions over a hundred arrays take minutes to compile; over one integer
+they take a second. This module teaches Numba the three types behind it: the run, and vectors of integers and of
+floating-point numbers that are no more than an address. `Tables` and `State` own all memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import models
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, signature
+from numba.extending import (
+    infer_getattr,
+    intrinsic,
+    lower_builtin,
+    lower_getattr_generic,
+    register_model,
+)
+from numba.core.typing.templates import infer_global
+
+from moesim.hwmodels.arrays import IntArray
+from moesim.simulator.engine.compiled.state import SIZES, State
+from moesim.simulator.engine.compiled.tables import Tables
+
+Run = Any
+"""In compiled code: the sizes in `SIZES` as numbers, and every field of `Tables` and `State` as a flat vector."""
+Vector = Any
+"""In compiled code: a vector of which only the address is known."""
+
+FIELDS = (*Tables._fields, *State._fields)
+
+
+def addresses(tables: Tables, state: State) -> IntArray:
+    """The address of every array, in the order of `FIELDS`; the arrays must outlive the table.
+
+    Raises TypeError for an array that is not contiguous or has another type of number than its field.
+    """
+    for name, array in zip(FIELDS, (*tables, *state), strict=True):
+        wanted = np.float64 if name in FLOATS else np.int64
+        if array.dtype != wanted or not array.flags.c_contiguous:
+            raise TypeError(f"{name} is {array.dtype} and must be a contiguous array of {wanted.__name__}")
+    return np.array([a.__array_interface__["data"][0] for a in (*tables, *state)], dtype=np.int64)
+
+
+FLOATS = frozenset(
+    name
+    for fields in (Tables.__annotations__, State.__annotations__)
+    for name, kind in fields.items()
+    if "Float" in str(kind)
+)
+"""Fields of floating-point numbers; all others hold integers."""
+
+
+class RunType(types.Type):  # type: ignore[misc]
+    """The address of the table of addresses."""
+
+    def __init__(self) -> None:
+        """One type for all runs."""
+        super().__init__(name="Run")
+
+
+class VectorType(types.Type):  # type: ignore[misc]
+    """The address of a vector of numbers."""
+
+    def __init__(self, element: Any) -> None:
+        """`element`: int64 or float64."""
+        super().__init__(name=f"Vector({element})")
+        self.element = element
+
+
+RUN, INTS, REALS = RunType(), VectorType(types.int64), VectorType(types.float64)
+_LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType()}
+
+
+@register_model(RunType)
+@register_model(VectorType)
+class AddressModel(models.PrimitiveModel):  # type: ignore[misc]
+    """An address is a 64-bit integer."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        """Both types have the same model."""
+        super().__init__(manager, kind, ir.IntType(64))
+
+
+def _place(builder: Any, address: Any, index: Any, element: Any) -> Any:
+    pointer = builder.inttoptr(address, ir.PointerType(element))
+    return builder.gep(pointer, [index], inbounds=True, source_etype=element)
+
+
+def _load(builder: Any, address: Any, index: Any, element: Any) -> Any:
+    return builder.load(_place(builder, address, index, element), typ=element)
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):  # type: ignore[misc]
+    key = RunType
+
+    def generic_resolve(self, run: Any, name: str) -> Any:
+        if name in SIZES:
+            return types.int64
+        return (REALS if name in FLOATS else INTS) if name in FIELDS else None
+
+
+@lower_getattr_generic(RunType)  # type: ignore[untyped-decorator]
+def _field(context: Any, builder: Any, kind: Any, run: Any, name: str) -> Any:
+    number = ir.IntType(64)
+    place = FIELDS.index("sizes" if name in SIZES else name)
+    address = _load(builder, run, ir.Constant(number, place), number)
+    return _load(builder, address, ir.Constant(number, SIZES.index(name)), number) if name in SIZES else address
+
+
+@infer_global(operator.getitem)
+class _Read(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, arguments: Any, keywords: Any) -> Any:
+        vector, index = arguments
+        if isinstance(vector, VectorType) and isinstance(index, types.Integer):
+            return signature(vector.element, vector, types.int64)
+        return None
+
+
+@infer_global(operator.setitem)
+class _Write(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, arguments: Any, keywords: Any) -> Any:
+        vector, index, _ = arguments
+        if isinstance(vector, VectorType) and isinstance(index, types.Integer):
+            return signature(types.none, vector, types.int64, vector.element)
+        return None
+
+
+@lower_builtin(operator.getitem, VectorType, types.Integer)  # type: ignore[untyped-decorator]
+def _read(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+    return _load(builder, arguments[0], arguments[1], _LLVM[sig.args[0].element])
+
+
+@lower_builtin(operator.setitem, VectorType, types.Integer, types.Any)  # type: ignore[untyped-decorator]
+def _write(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+    address, index, value = arguments
+    builder.store(value, _place(builder, address, index, _LLVM[sig.args[0].element]))
+    return context.get_dummy_value()
+
+
+def _typed(result: Any) -> Callable[[int], Any]:
+    def address_as(_: Any, address: Any) -> Any:
+        return result(types.int64), lambda context, builder, sig, arguments: arguments[0]
+
+    made: Callable[[int], Any] = intrinsic(address_as)
+    return made
+
+
+as_run = _typed(RUN)
+"""The run behind the address of its table."""
+ints_at = _typed(INTS)
+"""The vector of integers at an address."""
+floats_at = _typed(REALS)
+"""The vector of floating-point numbers at an address."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:
+    """The row of a vector whose rows have `width` numbers."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        address, row, width = arguments
+        offset = builder.mul(builder.mul(row, width), ir.Constant(ir.IntType(64), 8))
+        return builder.add(address, offset)
+
+    return vector(vector, types.int64, types.int64), generate

@@ -1,0 +1,281 @@
+"""What a pipeline rank does: the actions of its schedule in order, each on up to three streams (compiled).
+
+`go` runs a rank until it waits for an event. It is the compiled form of the generators of `simpy/execute.py`.
+"""
+
+from __future__ import annotations
+
+from moesim.simulator.engine.compiled.jit import compiled
+from moesim.simulator.engine.compiled.memory import Run, ints_at, row_of
+from moesim.simulator.engine.compiled.queue import BESIDE_ENDED, START, after, schedule
+from moesim.simulator.engine.compiled.state import NOW
+from moesim.simulator.engine.compiled.tables import COMPUTE, SHARDING
+from moesim.simulator.engine.compiled.transfers import AT_TURN, IDLE, begin_transfer, go_on, key_of, send
+from moesim.simulator.engine.compiled.vectors import add, arrival_of, clock_of, copy, raise_to
+
+NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
+"""Where a rank is (`State.process_state`): before an action, at its inputs, at a task, inside a transfer, at the
+end of the tasks, at the sends that it waits for, after the last action."""
+
+RUNNING, ENDED, SEEN = 1, 2, 3
+"""States of a collective of the sharding stream: it runs, it has ended, and its end has been processed."""
+
+PROCESSED = 2
+"""State of a send whose end has been processed (`State.key_sent`)."""
+
+
+@compiled
+def go(run: Run, process: int) -> None:
+    """Run a rank until it waits for something or has done its last action."""
+    running = True
+    while running:
+        state = run.process_state[process]
+        if state == NEXT:
+            running = _next_action(run, process)
+        elif state == INPUTS:
+            running = _inputs(run, process)
+        elif state == TASKS:
+            running = _task(run, process)
+        elif state == TRANSFER:
+            run.process_communication[process] = _task_number(run, process)
+            running = _left(run, process)
+        elif state == ENDING:
+            running = _ending(run, process)
+        elif state == SENDING:
+            running = _sending(run, process)
+        else:
+            running = False
+
+
+@compiled
+def _start_row(run: Run, action: int) -> int:
+    """Row of `State.clock` with the starts of an action."""
+    return run.tasks + action  # type: ignore[no-any-return]
+
+
+@compiled
+def _end_row(run: Run, action: int) -> int:
+    return run.tasks + run.actions + action  # type: ignore[no-any-return]
+
+
+@compiled
+def _free_row(run: Run, action: int) -> int:
+    return run.tasks + 2 * run.actions + action  # type: ignore[no-any-return]
+
+
+@compiled
+def _task_number(run: Run, process: int) -> int:
+    """Number in the step of the task that a rank is at."""
+    return run.action_first_task[run.process_action[process]] + run.process_task[process]
+
+
+@compiled
+def _next_action(run: Run, process: int) -> bool:
+    action = run.process_action[process]
+    if action == run.process_first[process + 1]:
+        run.process_state[process] = DONE
+        return False
+    start = clock_of(run, _start_row(run, action))
+    if action == run.process_first[process]:
+        for m in range(run.members):
+            start[m] = 0
+    else:
+        copy(start, clock_of(run, _free_row(run, action - 1)), run.members)
+    run.process_at[process] = 0
+    run.process_state[process] = INPUTS
+    return True
+
+
+@compiled
+def _input_key(run: Run, group: int, action: int, direction: int) -> int:
+    """Key of the activation (0) or the gradient (1) that an action needs; -1 where it needs none."""
+    stage, microbatch = run.action_stages[2 * action + direction], run.action_microbatches[2 * action + direction]
+    if direction == 0:
+        return key_of(run, group, 0, stage, microbatch) if stage > 0 else -1
+    if 0 <= stage < run.stages - 1 and run.code_takes_gradient[run.action_code[action]] == 1:
+        return key_of(run, group, 1, stage, microbatch)
+    return -1
+
+
+@compiled
+def _inputs(run: Run, process: int) -> bool:
+    """Take the inputs of an action one by one; stop at the first that has not arrived."""
+    action = run.process_action[process]
+    start = _start_row(run, action)
+    while run.process_at[process] < 2:
+        key = _input_key(run, process // run.ranks, action, run.process_at[process])
+        if key >= 0:
+            if run.key_arrived[key] == 0:
+                run.key_waiter[key] = process
+                return False
+            raise_to(clock_of(run, start), arrival_of(run, key), run.members)
+        run.process_at[process] += 1
+    run.process_compute[process] = start
+    run.process_communication[process] = start
+    run.process_sharding[process] = -1
+    run.process_task[process] = run.process_at[process] = 0
+    run.process_sent[process] = 0
+    run.process_sends[2 * process + 0] = -1
+    run.process_sends[2 * process + 1] = -1
+    run.process_state[process] = TASKS
+    return True
+
+
+@compiled
+def _waits_for(run: Run, waiter: int, task: int) -> bool:
+    """Whether an actor must wait for a collective of the sharding stream; it is then woken up at its end."""
+    if run.beside_state[task] == SEEN:
+        return False
+    at = 0 if run.beside_waiters[2 * task + 0] < 0 else 1
+    run.beside_waiters[2 * task + at] = waiter
+    return True
+
+
+@compiled
+def _task(run: Run, process: int) -> bool:
+    """Start the next task of an action when all tasks that it depends on have ended."""
+    action, number = run.process_action[process], run.process_task[process]
+    code = run.action_code[action]
+    row = run.code_first[code] + number
+    if row == run.code_first[code + 1]:
+        run.process_at[process] = 0
+        run.process_state[process] = ENDING
+        _join_streams(run, process)
+        return True
+    first = run.action_first_task[action]
+    deps, last = run.task_dep_first[row], run.task_dep_first[row + 1]
+    while deps + run.process_at[process] < last:
+        dep = run.task_deps[deps + run.process_at[process]]
+        if run.task_kind[run.code_first[code] + dep] == SHARDING and _waits_for(run, process, first + dep):
+            return False
+        run.process_at[process] += 1
+    run.process_at[process] = 0
+    task, kind = first + number, run.task_kind[row]
+    base = run.process_compute[process] if kind == COMPUTE else run.process_communication[process]
+    if kind == SHARDING:
+        base = _start_row(run, action)
+    microbatch = run.action_microbatches[2 * action + run.task_side[row]]
+    clock = clock_of(run, task)
+    copy(clock, clock_of(run, base), run.members)
+    for n in range(deps, last):
+        dep = first + run.task_deps[n]
+        if dep != base:
+            raise_to(clock, clock_of(run, dep), run.members)
+    add(clock, row_of(ints_at(run.task_rows[row]), microbatch, run.members), run.members)
+    if kind == COMPUTE:
+        run.process_compute[process] = task
+    elif kind == SHARDING:
+        _start_beside(run, process, task)
+    else:
+        run.process_state[process] = TRANSFER
+        return begin_transfer(run, process, task, row, microbatch)
+    return _left(run, process)
+
+
+@compiled
+def _left(run: Run, process: int) -> bool:
+    """Send what leaves after the task that a rank is at, and go on to the next one."""
+    action, number = run.process_action[process], run.process_task[process]
+    code, task = run.action_code[action], _task_number(run, process)
+    for direction in range(2):
+        out = run.code_forward_out[code] if direction == 0 else run.code_backward_out[code]
+        if number == out:
+            _send(run, process, direction, task)
+    run.process_task[process] = number + 1
+    run.process_state[process] = TASKS
+    return True
+
+
+@compiled
+def _send(run: Run, process: int, direction: int, ready: int) -> None:
+    """Send an output, and remember a send that takes time."""
+    action = run.process_action[process]
+    stage, microbatch = run.action_stages[2 * action + direction], run.action_microbatches[2 * action + direction]
+    key = send(run, process, direction, stage, microbatch, ready)
+    if key >= 0:
+        run.process_sends[2 * process + run.process_sent[process]] = key
+        run.process_sent[process] += 1
+
+
+@compiled
+def _join_streams(run: Run, process: int) -> None:
+    """The tasks of the compute and the communication stream have ended."""
+    end = clock_of(run, _end_row(run, run.process_action[process]))
+    copy(end, clock_of(run, run.process_compute[process]), run.members)
+    raise_to(end, clock_of(run, run.process_communication[process]), run.members)
+
+
+@compiled
+def _ending(run: Run, process: int) -> bool:
+    """Wait for the collectives of the sharding stream, then post what leaves at the end of the action."""
+    action = run.process_action[process]
+    code = run.action_code[action]
+    end = _end_row(run, action)
+    first, count = run.action_first_task[action], run.code_first[code + 1] - run.code_first[code]
+    while run.process_at[process] < count:
+        number = run.process_at[process]
+        if run.task_kind[run.code_first[code] + number] == SHARDING:
+            if _waits_for(run, process, first + number):
+                return False
+            raise_to(clock_of(run, end), clock_of(run, first + number), run.members)
+        run.process_at[process] += 1
+    copy(clock_of(run, _free_row(run, action)), clock_of(run, end), run.members)
+    if run.code_posts_forward[code] == 1:
+        _send(run, process, 0, end)
+    if run.code_posts_backward[code] == 1:
+        _send(run, process, 1, end)
+    run.process_at[process] = 0
+    run.process_state[process] = SENDING
+    return True
+
+
+@compiled
+def _sending(run: Run, process: int) -> bool:
+    """Where the schedule says so, wait for the sends of the action; then go on to the next action."""
+    action = run.process_action[process]
+    free = clock_of(run, _free_row(run, action))
+    while run.action_waits[action] == 1 and run.process_at[process] < run.process_sent[process]:
+        key = run.process_sends[2 * process + run.process_at[process]]
+        if run.key_sent[key] != PROCESSED:
+            run.key_sent_waiter[key] = process
+            return False
+        raise_to(free, arrival_of(run, key), run.members)
+        run.process_at[process] += 1
+    run.process_action[process] = action + 1
+    run.process_state[process] = NEXT
+    return True
+
+
+@compiled
+def _start_beside(run: Run, process: int, task: int) -> None:
+    """Start a collective of the sharding stream, which runs beside the rank's other work."""
+    run.beside_before[task] = run.process_sharding[process]
+    run.beside_state[task] = RUNNING
+    run.process_sharding[process] = task
+    actor = run.groups * run.ranks + task
+    run.actor_task[actor] = task
+    run.beside_owner[task] = process
+    run.actor_stage[actor] = AT_TURN
+    schedule(run, run.counters[NOW], START, actor, 0, True)
+
+
+@compiled
+def go_beside(run: Run, task: int, process: int) -> None:
+    """Run a collective of the sharding stream until it waits for something or has ended."""
+    actor = run.groups * run.ranks + task
+    action = run.process_action[process]
+    row = run.code_first[run.action_code[action]] + task - run.action_first_task[action]
+    microbatch = run.action_microbatches[2 * action + run.task_side[row]]
+    if run.actor_stage[actor] == AT_TURN:
+        before = run.beside_before[task]
+        if before >= 0:
+            if _waits_for(run, actor, before):
+                return
+            raise_to(clock_of(run, task), clock_of(run, before), run.members)
+        run.actor_stage[actor] = IDLE
+        ended = begin_transfer(run, actor, task, row, microbatch)
+    else:
+        ended = go_on(run, actor, row, microbatch)
+    if ended:
+        run.beside_state[task] = ENDED
+        after(run, 0, BESIDE_ENDED, task, 0)

@@ -1,0 +1,55 @@
+"""Operations on the vectors of members' clocks (compiled)."""
+
+from __future__ import annotations
+
+from moesim.simulator.engine.compiled.jit import compiled
+from moesim.simulator.engine.compiled.memory import Run, Vector, row_of
+
+
+@compiled
+def clock_of(run: Run, row: int) -> Vector:
+    """The members' clocks in a row of `State.clock`."""
+    return row_of(run.clock, row, run.members)
+
+
+@compiled
+def arrival_of(run: Run, key: int) -> Vector:
+    """When each member has an input."""
+    return row_of(run.arrivals, key, run.members)
+
+
+@compiled
+def copy(to: Vector, source: Vector, count: int) -> None:
+    """Copy a vector."""
+    for m in range(count):
+        to[m] = source[m]
+
+
+@compiled
+def copy_shifted(to: Vector, source: Vector, amount: int, count: int) -> None:
+    """Copy a vector with an amount added to every number."""
+    for m in range(count):
+        to[m] = source[m] + amount
+
+
+@compiled
+def raise_to(to: Vector, other: Vector, count: int) -> None:
+    """Elementwise maximum of two vectors, into the first."""
+    for m in range(count):
+        to[m] = max(to[m], other[m])
+
+
+@compiled
+def add(to: Vector, other: Vector, count: int) -> None:
+    """Add a vector to another."""
+    for m in range(count):
+        to[m] += other[m]
+
+
+@compiled
+def largest(source: Vector, count: int) -> int:
+    """The largest number of a vector."""
+    result = source[0]
+    for m in range(1, count):
+        result = max(result, source[m])
+    return result  # type: ignore[no-any-return]
