@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import os
+
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.engine.compiled.engine import AutomaticEngine, CompiledEngine
 from moesim.simulator.engine.protocol import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
-DEFAULT = "simpy"
+DEFAULT = "auto"
+VARIABLE = "MOESIM_ENGINE"
+"""Environment variable that names the engine of all predictions for which no other is asked."""
+
+_reference = SimpyEngine()
+_compiled = CompiledEngine(_reference)
 
 ENGINES: dict[str, Engine] = {
-    DEFAULT: SimpyEngine(),
+    "simpy": _reference,
+    "compiled": _compiled,
+    DEFAULT: AutomaticEngine(_compiled, _reference),
 }
 
 
 def engine_of(name: str | None = None) -> Engine:
-    """The engine called `name`, or the default engine; raises InputError for an unknown name."""
-    chosen = name or DEFAULT
+    """The engine called `name`, or the one that MOESIM_ENGINE names, or the default engine.
+
+    Raises InputError for an unknown name.
+    """
+    chosen = name or os.environ.get(VARIABLE) or DEFAULT
     if chosen not in ENGINES:
         raise InputError(
             f"engine={chosen!r} is not known{nearest(chosen, list(ENGINES))}; known: {', '.join(ENGINES)}",

@@ -1,10 +1,128 @@
-"""The folder of compiled code: private to its user, one for each version of what it depends on."""
+"""The folder of compiled code: private to its user, and one for each version of all that the code depends on.
+
+Numba stores compiled functions as pickles, and reading a pickle can run anything. The folder is therefore used
+only if nobody but its user can write there, and its files only if they have the checksums that were written
+down when they were made.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from moesim.simulator.engine.maxmin import LEVEL_TOLERANCE
 
-def cache_folder() -> Path:
-    """placeholder"""
-    return Path("/tmp/w/numba-cache")
+FOLDER = "MOESIM_COMPILED"
+"""Environment variable that names another folder for compiled code."""
+READY = "ready.json"
+"""Name of the file with the checksums of all files of a complete cache."""
+
+SOURCES = (Path(__file__).parent, Path(__file__).parent.parent / "fair_share.py")
+"""What the compiled code is made from, with `LEVEL_TOLERANCE` of `maxmin.py`."""
+
+
+@cache
+def numba_version() -> str | None:
+    """Version of Numba; None where it is not installed."""
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def cache_folder() -> Path | None:
+    """The folder for this version of the sources, of Python, of Numba and of the processor.
+
+    It is created, readable and writable by its user alone. None where that is not possible.
+    """
+    named = os.environ.get(FOLDER)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(named or os.path.join(base, "moesim-compiled")) / _key()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private = _is_private(folder) and _is_private(folder.parent)
+    except OSError:
+        return None
+    return folder if private and os.access(folder, os.W_OK) else None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether the user owns a folder and nobody else can write to it."""
+    if not hasattr(os, "getuid"):  # Windows: folders of a user's profile are theirs
+        return True
+    status = folder.lstat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & others
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    about = (
+        sys.version,
+        numba_version(),
+        version("numpy"),
+        platform.machine(),
+        _processor(),
+        LEVEL_TOLERANCE,
+    )
+    digest.update(repr(about).encode())
+    for source in SOURCES:
+        for path in sorted(source.glob("*.py")) if source.is_dir() else [source]:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """Name of the processor, for whose instructions the code is made."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read(4096).splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(line for line in lines if line.startswith(("model name", "CPU part", "flags")))
+
+
+def is_ready(folder: Path | None) -> bool:
+    """Whether a folder holds a complete cache whose files are those that were written down."""
+    if folder is None:
+        return False
+    try:
+        listed = json.loads((folder / READY).read_text(encoding="utf-8"))
+        return bool(listed) and listed == _checksums(folder)
+    except (OSError, ValueError):
+        return False
+
+
+def write_down(folder: Path) -> None:
+    """Write the checksums of a complete cache, in one step."""
+    handle, name = tempfile.mkstemp(dir=folder)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(_checksums(folder, skip=name), file)
+    os.replace(name, folder / READY)
+
+
+def empty(folder: Path, but: str) -> None:
+    """Remove whatever a folder holds, but for one file."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != but:
+            path.unlink(missing_ok=True)
+
+
+def _checksums(folder: Path, skip: str = "") -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.nb?"))
+        if str(path) != skip
+    }

@@ -1,4 +1,4 @@
-"""Compiles functions with Numba, strictly: no reordered arithmetic, no threads, a cache on disk."""
+"""Compiles functions with Numba, strictly: no reordered arithmetic, no threads, a private cache on disk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from moesim.simulator.engine.compiled.cache import cache_folder
 P = ParamSpec("P")
 R = TypeVar("R")
 
-numba.config.CACHE_DIR = str(cache_folder())  # read by Numba when a function is decorated
+_folder = cache_folder()
+if _folder is not None:
+    numba.config.CACHE_DIR = str(_folder)  # read when a function is decorated
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function at its first call, or load it from the cache.
+    """Compile a function with the first one that calls it.
 
     Division by zero gives infinity, as in NumPy. `fastmath` stays off, so every sum keeps its order.
     """
-    result: Callable[P, R] = numba.njit(cache=True, error_model="numpy", fastmath=False)(function)
+    result: Callable[P, R] = numba.njit(error_model="numpy", fastmath=False)(function)
+    return result
+
+
+def entry(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function that Python calls, with all that it calls, at its first call; or load it from disk."""
+    stored = _folder is not None
+    result: Callable[P, R] = numba.njit(cache=stored, error_model="numpy", fastmath=False)(function)
     return result

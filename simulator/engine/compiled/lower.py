@@ -56,7 +56,9 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     task_base = np.cumsum([0, *(table.tasks for table in actions)])
     action_base = np.cumsum([0, *(len(table.steps) for table in actions)])
     waits = [wait for rank in range(schedule.pp) for wait in schedule.awaits(rank)]
-    rank_of = [[schedule.rank_of(s, m) for m in range(schedule.microbatches)] for s in range(schedule.n_stages)]
+    rank_of = [
+        [schedule.rank_of(s, m) for m in range(schedule.microbatches)] for s in range(schedule.n_stages)
+    ]
     capacity = np.ascontiguousarray(first.link_map.capacity_bytes_per_ns, dtype=np.float64)
     with np.errstate(divide="ignore"):
         unit = capacity_units / capacity
@@ -73,9 +75,7 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         **columns,
         **pairs,
     )
-    transfers = sum(
-        len(code.transfers) * len(which) for table in actions for code, which in table.of_code()
-    )
+    transfers = sum(len(code.transfers) * len(which) for table in actions for code, which in table.of_code())
     sends = 2 * len(programs) * schedule.n_stages * schedule.microbatches
     sizes = Sizes(
         members=first.members,

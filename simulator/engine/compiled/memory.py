@@ -114,7 +114,9 @@ def _field(context: Any, builder: Any, kind: Any, run: Any, name: str) -> Any:
     number = ir.IntType(64)
     place = FIELDS.index("sizes" if name in SIZES else name)
     address = _load(builder, run, ir.Constant(number, place), number)
-    return _load(builder, address, ir.Constant(number, SIZES.index(name)), number) if name in SIZES else address
+    return (
+        _load(builder, address, ir.Constant(number, SIZES.index(name)), number) if name in SIZES else address
+    )
 
 
 @infer_global(operator.getitem)

@@ -89,7 +89,10 @@ def _next_action(run: Run, process: int) -> bool:
 @compiled
 def _input_key(run: Run, group: int, action: int, direction: int) -> int:
     """Key of the activation (0) or the gradient (1) that an action needs; -1 where it needs none."""
-    stage, microbatch = run.action_stages[2 * action + direction], run.action_microbatches[2 * action + direction]
+    stage, microbatch = (
+        run.action_stages[2 * action + direction],
+        run.action_microbatches[2 * action + direction],
+    )
     if direction == 0:
         return key_of(run, group, 0, stage, microbatch) if stage > 0 else -1
     if 0 <= stage < run.stages - 1 and run.code_takes_gradient[run.action_code[action]] == 1:
@@ -190,7 +193,10 @@ def _left(run: Run, process: int) -> bool:
 def _send(run: Run, process: int, direction: int, ready: int) -> None:
     """Send an output, and remember a send that takes time."""
     action = run.process_action[process]
-    stage, microbatch = run.action_stages[2 * action + direction], run.action_microbatches[2 * action + direction]
+    stage, microbatch = (
+        run.action_stages[2 * action + direction],
+        run.action_microbatches[2 * action + direction],
+    )
     key = send(run, process, direction, stage, microbatch, ready)
     if key >= 0:
         run.process_sends[2 * process + run.process_sent[process]] = key

@@ -13,7 +13,15 @@ NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
 """Places in `State.counters`: the time in ns, the number of the last event, events in the queue, flows so far,
 the error that stopped the run, sends that have ended, dynamic demands that are free, and the last stamp."""
 
-SIZES = (*Sizes._fields, "most_events", "most_users", "most_slots", "most_coupled", "constant_entries", "widest")
+SIZES = (
+    *Sizes._fields,
+    "most_events",
+    "most_users",
+    "most_slots",
+    "most_coupled",
+    "constant_entries",
+    "widest",
+)
 """Names of the numbers in `State.sizes`: those of `Sizes` and `Room`, and the entries of `State.pool_links` that
 constant demands take and that each slot takes."""
 

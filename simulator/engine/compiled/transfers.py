@@ -191,7 +191,10 @@ def end_send(run: Run, key: int) -> None:
     stage, microbatch = key // run.microbatches % run.stages, key % run.microbatches
     direction = key // (run.stages * run.microbatches) % 2
     sender = stage - 1 if direction == 0 else stage + 1
-    source, target = run.rank_of[sender * run.microbatches + microbatch], run.rank_of[stage * run.microbatches + microbatch]
+    source, target = (
+        run.rank_of[sender * run.microbatches + microbatch],
+        run.rank_of[stage * run.microbatches + microbatch],
+    )
     pair = _pair(run, group, source, target)
     ready, arrival = clock_of(run, run.key_ready[key]), arrival_of(run, key)
     if run.pair_slow[pair] == 0:

@@ -15,6 +15,7 @@ from moesim.simulator.engine.fair_share import MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.simpy.sharing import FewLinks, Flow, Sharing
 from moesim.simulator.engine.simpy.sharing_arrays import ManyLinks
 
+
 class LinkPool:
     """Links and the transfers on them.
 

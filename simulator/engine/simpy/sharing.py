@@ -20,6 +20,7 @@ from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.fair_share import CAPACITY_UNITS, TIGHT_LOAD
 from moesim.simulator.engine.maxmin import max_min_rates_of_few
 
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """One transfer in flight; `alone_ns` is its duration without other transfers."""
