@@ -16,9 +16,9 @@ class ActionTable:
     """Every action of a program in the order of pipeline ranks, and every task in the order of actions.
 
     `steps[a]`: the placed step. `rank[a]`: its pipeline rank. `code[a]`: its template in `codes`.
-    `stages[a]` and `microbatches[a]`: (forward, backward), -1 where the side is absent. `first_action[r]`: the
-    first action of rank r, with the number of all actions at the end. `first_task[a]`: number of the first task
-    of action a, with the number of all tasks at the end.
+    `stages[a]` and `microbatches[a]`: (forward, backward), -1 where the side is absent. `first_action[r]`:
+    first action of rank r, with the number of all actions at the end. `first_task[a]`: number of the first
+    task of action a, with the number of all tasks at the end.
     """
 
     steps: tuple[PlacedStep, ...]

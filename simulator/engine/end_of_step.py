@@ -20,8 +20,8 @@ def end_of_step(
     """The end of the step on every pipeline rank, and the nanosecond at which the step ends (eq. E5).
 
     `free_ns[group][r]`: when pipeline rank r of each program was free after its last action. A rank's
-    reduction waits for all groups of all ranks that hold the same parameters (in a bidirectional schedule also
-    the mirror rank); gradient clipping makes the norm a barrier of all ranks.
+    reduction waits for all groups of all ranks that hold the same parameters (in a bidirectional schedule
+    also the mirror rank); gradient clipping makes the norm a barrier of all ranks.
     """
     schedule, sync = programs[0].schedule, programs[0].costs.sync
     done = [max(group[r] for group in free_ns) for r in range(schedule.pp)]

@@ -1,8 +1,8 @@
 """The folder of compiled code: private to its user, and one for each version of all that the code depends on.
 
-Numba stores compiled functions as pickles, and reading a pickle can run anything. The folder is therefore used
-only if nobody but its user can write there, and its files only if they have the checksums that were written
-down when they were made.
+Numba stores compiled functions as pickles, and reading a pickle can run anything. The folder is therefore
+used only if nobody but its user can write there, and its files only if they have the checksums that were
+written down when they were made.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def cache_folder() -> Path | None:
 
     It is created, readable and writable by its user alone. None where that is not possible.
     """
-    named = os.environ.get(FOLDER)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(named or os.path.join(base, "moesim-compiled")) / _key()
+    named, base = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
     try:
+        shared = Path(base) if base else Path.home() / ".cache"
+        folder = (Path(named) if named else shared / "moesim-compiled") / _key()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         private = _is_private(folder) and _is_private(folder.parent)
-    except OSError:
+    except (OSError, RuntimeError):  # a user without a home
         return None
     return folder if private and os.access(folder, os.W_OK) else None
 
@@ -85,7 +85,7 @@ def _key() -> str:
 def _processor() -> str:
     """Name of the processor, for whose instructions the code is made."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
             lines = file.read(4096).splitlines()
     except OSError:
         return platform.processor()
@@ -108,7 +108,7 @@ def write_down(folder: Path) -> None:
     handle, name = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(_checksums(folder, skip=name), file)
-    os.replace(name, folder / READY)
+    Path(name).replace(folder / READY)
 
 
 def empty(folder: Path, but: str) -> None:

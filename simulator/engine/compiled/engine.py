@@ -35,21 +35,21 @@ class CompiledEngine:
             _say("Numba is not installed, so the SimPy engine runs instead of the compiled one")
             return self.reference.execute(programs)
         warm_once()
-        from moesim.simulator.engine.compiled.execute import CannotRun, run_compiled
+        from moesim.simulator.engine.compiled.execute import CannotRunError, run_compiled
 
         try:
             return run_compiled(programs)
-        except CannotRun as reason:
+        except CannotRunError as reason:
             _say(f"the SimPy engine runs this step, because {reason}")
             return self.reference.execute(programs)
 
 
 TASKS_BEFORE = 30_000
-"""Tasks that a process runs on SimPy before it loads the compiled code, which takes as long as these tasks."""
+"""Tasks that a process runs on SimPy before it loads the compiled code, which takes as long as they do."""
 
 
 class AutomaticEngine:
-    """The compiled engine once its code is in the cache, else SimPy, while a process in the background compiles.
+    """The compiled engine once its code is in the cache; until then SimPy, while another process compiles.
 
     A process that has little to run stays with SimPy, so no run is slower than it would be with SimPy alone.
     Which engine runs does not show in the records.
@@ -65,9 +65,8 @@ class AutomaticEngine:
 
     def execute(self, programs: Sequence[Program]) -> list[Execution]:
         """Run the programs on the engine that is ready."""
-        self.tasks += sum(
-            len(step.code.tasks) for program in programs for rank in program.ranks for step in rank
-        )
+        ranks = (rank for program in programs for rank in program.ranks)
+        self.tasks += sum(len(step.code.tasks) for rank in ranks for step in rank)
         use_compiled = self.tasks > TASKS_BEFORE and self._is_ready()
         return (self.compiled if use_compiled else self.reference).execute(programs)
 
@@ -82,4 +81,4 @@ class AutomaticEngine:
 
 @cache
 def _say(line: str) -> None:
-    print(f"moesim: {line}", file=sys.stderr)
+    sys.stderr.write(f"moesim: {line}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.compiled.loop import advance, start
@@ -19,14 +20,14 @@ EVENTS_A_SLICE = 200_000
 """Events between two looks at whether the run was cancelled: some 20 to 100 ms."""
 
 
-class CannotRun(RuntimeError):
+class CannotRunError(RuntimeError):
     """The compiled loop met a step that it does not run; the SimPy engine runs it or says what is wrong."""
 
 
 def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     """Run the programs of all groups together, with the records of the SimPy engine.
 
-    Raises CannotRun where a link has no bandwidth or ranks wait for each other forever.
+    Raises CannotRunError where a link has no bandwidth or ranks wait for each other forever.
     """
     few = len(programs[0].link_map.capacity_bytes_per_ns) <= MOST_LINKS_IN_STEPS
     lowered = lower(programs, few, CAPACITY_UNITS)
@@ -34,7 +35,7 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     times = [_times(lowered, state, group) for group in range(len(programs))]
     sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
     free = [
-        [int(part.free[end - 1].max()) if end > begin else 0 for begin, end in zip(b, b[1:], strict=False)]
+        [int(part.free[end - 1].max()) if end > begin else 0 for begin, end in pairwise(b)]
         for part, b in zip(times, (t.first_action.tolist() for t in lowered.actions), strict=True)
     ]
     syncs, end_ns = end_of_step(programs, free)
@@ -58,10 +59,10 @@ def _run(lowered: LoweredStep) -> State:
             break
         larger = room.more(error)
         if larger == room:
-            raise CannotRun("a transfer crosses a link without bandwidth")
+            raise CannotRunError("a transfer crosses a link without bandwidth")
         room = larger
     if not (state.process_state == DONE).all():
-        raise CannotRun("pipeline ranks wait for each other")
+        raise CannotRunError("pipeline ranks wait for each other")
     return state
 
 
@@ -97,7 +98,7 @@ class SendTimes(Sequence[SendRecord]):
         """Number of sends."""
         return len(self._keys)
 
-    def __getitem__(self, at):  # type: ignore[no-untyped-def,override]
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
         """The record at a position, or a list of records."""
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]

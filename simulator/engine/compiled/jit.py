@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 _folder = cache_folder()
 if _folder is not None:
-    numba.config.CACHE_DIR = str(_folder)  # read when a function is decorated
+    setattr(numba.config, "CACHE_DIR", str(_folder))  # noqa: B010 (made at run time; read by decorators)
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -27,7 +27,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that Python calls, with all that it calls, at its first call; or load it from disk."""
+    """Compile a function that Python calls, with all that it calls, or load it from disk."""
     stored = _folder is not None
     result: Callable[P, R] = numba.njit(cache=stored, error_model="numpy", fastmath=False)(function)
     return result

@@ -1,4 +1,4 @@
-"""Links that flows share at max-min fair rates: the compiled form of `LinkPool`, `FewLinks` and `ManyLinks`."""
+"""Links that flows share at max-min fair rates: `LinkPool`, `FewLinks` and `ManyLinks`, compiled."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def _take_off(run: Run, link: int, flow: int) -> None:
 def _solve_freed(run: Run, freed: int) -> None:
     """Solve the flows on links that a flow has left and that were tight.
 
-    Few links: each coupled group by itself, in the order in which its first flow is met. Many links: all as one.
+    Few links: each coupled group by itself, in the order in which its first flow is met. Many links: all as
+    one.
     """
     if not run.few_links:
         count = _coupled_to_links(run, freed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moesim.simulator.engine.compiled.jit import compiled, entry
-from moesim.simulator.engine.compiled.memory import Run, as_run
 from moesim.simulator.engine.compiled.links import end_flow
+from moesim.simulator.engine.compiled.memory import Run, as_run
 from moesim.simulator.engine.compiled.queue import (
     ARRIVED,
     BESIDE_ENDED,
@@ -53,7 +53,7 @@ def advance(address: int, events: int) -> int:
 def _handle(run: Run, kind: int, subject: int, extra: int) -> None:
     if kind == DEADLINE:
         _deadline(run, subject, extra)
-    elif kind == RESUME or kind == START:
+    elif kind in (RESUME, START):
         _wake(run, subject)
     elif kind == ARRIVED:
         owner = run.flow_owner[subject]

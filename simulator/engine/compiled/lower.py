@@ -31,8 +31,8 @@ from moesim.simulator.engine.program import CompiledTask, CompiledTemplate, Prog
 class LoweredStep:
     """The tables of a step.
 
-    `actions`: the action table of each group. `kept`: the arrays behind the addresses, which must live as long
-    as the tables are used.
+    `actions`: the action table of each group. `kept`: the arrays behind the addresses, which must live as
+    long as the tables are used.
     """
 
     tables: Tables

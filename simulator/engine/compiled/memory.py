@@ -2,21 +2,20 @@
 
 A run is one integer, the address of a table with the address of every array. Numba passes an array as seven
 values and counts its references, so functions over a hundred arrays take minutes to compile; over one integer
-they take a second. This module teaches Numba the three types behind it: the run, and vectors of integers and of
-floating-point numbers that are no more than an address. `Tables` and `State` own all memory.
+they take seconds. This module teaches Numba the three types behind it: the run, and vectors of integers and
+of floating-point numbers that are no more than an address. `Tables` and `State` own all memory.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
-from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, signature
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import (
     infer_getattr,
     intrinsic,
@@ -24,14 +23,13 @@ from numba.extending import (
     lower_getattr_generic,
     register_model,
 )
-from numba.core.typing.templates import infer_global
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.compiled.state import SIZES, State
 from moesim.simulator.engine.compiled.tables import Tables
 
 Run = Any
-"""In compiled code: the sizes in `SIZES` as numbers, and every field of `Tables` and `State` as a flat vector."""
+"""In compiled code: the sizes in `SIZES` as numbers, the fields of `Tables` and `State` as flat vectors."""
 Vector = Any
 """In compiled code: a vector of which only the address is known."""
 
@@ -46,7 +44,7 @@ def addresses(tables: Tables, state: State) -> IntArray:
     for name, array in zip(FIELDS, (*tables, *state), strict=True):
         wanted = np.float64 if name in FLOATS else np.int64
         if array.dtype != wanted or not array.flags.c_contiguous:
-            raise TypeError(f"{name} is {array.dtype} and must be a contiguous array of {wanted.__name__}")
+            raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
     return np.array([a.__array_interface__["data"][0] for a in (*tables, *state)], dtype=np.int64)
 
 
@@ -59,7 +57,7 @@ FLOATS = frozenset(
 """Fields of floating-point numbers; all others hold integers."""
 
 
-class RunType(types.Type):  # type: ignore[misc]
+class RunType(types.Type):
     """The address of the table of addresses."""
 
     def __init__(self) -> None:
@@ -67,7 +65,7 @@ class RunType(types.Type):  # type: ignore[misc]
         super().__init__(name="Run")
 
 
-class VectorType(types.Type):  # type: ignore[misc]
+class VectorType(types.Type):
     """The address of a vector of numbers."""
 
     def __init__(self, element: Any) -> None:
@@ -82,7 +80,7 @@ _LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType()}
 
 @register_model(RunType)
 @register_model(VectorType)
-class AddressModel(models.PrimitiveModel):  # type: ignore[misc]
+class AddressModel(models.PrimitiveModel):
     """An address is a 64-bit integer."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
@@ -100,13 +98,13 @@ def _load(builder: Any, address: Any, index: Any, element: Any) -> Any:
 
 
 @infer_getattr
-class _Fields(AttributeTemplate):  # type: ignore[misc]
+class _Fields(AttributeTemplate):
     key = RunType
 
-    def generic_resolve(self, run: Any, name: str) -> Any:
-        if name in SIZES:
+    def generic_resolve(self, typ: Any, attr: str) -> Any:
+        if attr in SIZES:
             return types.int64
-        return (REALS if name in FLOATS else INTS) if name in FIELDS else None
+        return (REALS if attr in FLOATS else INTS) if attr in FIELDS else None
 
 
 @lower_getattr_generic(RunType)  # type: ignore[untyped-decorator]
@@ -120,7 +118,7 @@ def _field(context: Any, builder: Any, kind: Any, run: Any, name: str) -> Any:
 
 
 @infer_global(operator.getitem)
-class _Read(AbstractTemplate):  # type: ignore[misc]
+class _Read(AbstractTemplate):
     def generic(self, arguments: Any, keywords: Any) -> Any:
         vector, index = arguments
         if isinstance(vector, VectorType) and isinstance(index, types.Integer):
@@ -129,7 +127,7 @@ class _Read(AbstractTemplate):  # type: ignore[misc]
 
 
 @infer_global(operator.setitem)
-class _Write(AbstractTemplate):  # type: ignore[misc]
+class _Write(AbstractTemplate):
     def generic(self, arguments: Any, keywords: Any) -> Any:
         vector, index, _ = arguments
         if isinstance(vector, VectorType) and isinstance(index, types.Integer):
@@ -149,12 +147,11 @@ def _write(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
     return context.get_dummy_value()
 
 
-def _typed(result: Any) -> Callable[[int], Any]:
+def _typed(result: Any) -> Any:
     def address_as(_: Any, address: Any) -> Any:
         return result(types.int64), lambda context, builder, sig, arguments: arguments[0]
 
-    made: Callable[[int], Any] = intrinsic(address_as)
-    return made
+    return intrinsic(address_as)
 
 
 as_run = _typed(RUN)
@@ -165,13 +162,14 @@ floats_at = _typed(REALS)
 """The vector of floating-point numbers at an address."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:
-    """The row of a vector whose rows have `width` numbers."""
-
+def _row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         address, row, width = arguments
         offset = builder.mul(builder.mul(row, width), ir.Constant(ir.IntType(64), 8))
         return builder.add(address, offset)
 
     return vector(vector, types.int64, types.int64), generate
+
+
+row_of: Any = intrinsic(_row_of)
+"""`row_of(vector, row, width)`: a row of a vector whose rows have `width` numbers."""

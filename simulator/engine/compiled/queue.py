@@ -17,9 +17,9 @@ from moesim.simulator.engine.compiled.state import (
 )
 
 START, RESUME, LAUNCH, DEADLINE, ARRIVED, INPUT, SENT, BESIDE_ENDED = range(8)
-"""Kinds of events: an actor starts; an actor goes on after a launch; a send starts; the deadline of a flow; the
-last byte of a flow is there; an input is there that a process waits for; a send has ended; a collective of the
-sharding stream has ended."""
+"""Kinds of events: an actor starts; an actor goes on after a launch; a send starts; the deadline of a flow;
+the last byte of a flow is there; an input is there that a process waits for; a send has ended; a collective
+of the sharding stream has ended."""
 
 KINDS = 8
 LATER = 1 << 60

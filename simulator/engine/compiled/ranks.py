@@ -14,8 +14,8 @@ from moesim.simulator.engine.compiled.transfers import AT_TURN, IDLE, begin_tran
 from moesim.simulator.engine.compiled.vectors import add, arrival_of, clock_of, copy, raise_to
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
-"""Where a rank is (`State.process_state`): before an action, at its inputs, at a task, inside a transfer, at the
-end of the tasks, at the sends that it waits for, after the last action."""
+"""Where a rank is (`State.process_state`): before an action, at its inputs, at a task, inside a transfer, at
+the end of the tasks, at the sends that it waits for, after the last action."""
 
 RUNNING, ENDED, SEEN = 1, 2, 3
 """States of a collective of the sharding stream: it runs, it has ended, and its end has been processed."""
@@ -50,17 +50,17 @@ def go(run: Run, process: int) -> None:
 @compiled
 def _start_row(run: Run, action: int) -> int:
     """Row of `State.clock` with the starts of an action."""
-    return run.tasks + action  # type: ignore[no-any-return]
+    return run.tasks + action
 
 
 @compiled
 def _end_row(run: Run, action: int) -> int:
-    return run.tasks + run.actions + action  # type: ignore[no-any-return]
+    return run.tasks + run.actions + action
 
 
 @compiled
 def _free_row(run: Run, action: int) -> int:
-    return run.tasks + 2 * run.actions + action  # type: ignore[no-any-return]
+    return run.tasks + 2 * run.actions + action
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Max-min fair rates of a coupled group of flows, in the arithmetic of `engine/maxmin.py` (docs/model.md, eq. E3).
+"""Max-min fair rates of coupled flows, as `engine/maxmin.py` computes them (docs/model.md, eq. E3).
 
 The group is `State.group[:count]`, in order of serial numbers; the rates go to `State.rates`, in whole
 transfers per nanosecond.
@@ -46,7 +46,7 @@ def _on_tight_link(run: Run, flow: int) -> bool:
 
 @compiled
 def _rise(run: Run, active: int) -> int:
-    """Raise the bandwidths of all active flows until a link is full or a flow at its cap; return how many go on."""
+    """Raise all active flows until a link is full or a flow at its cap; return how many go on."""
     touched = 0
     for a in range(active):
         flow = run.group[run.active[a]]

@@ -10,8 +10,8 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.compiled.tables import SHARDING, Sizes, Tables
 
 NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
-"""Places in `State.counters`: the time in ns, the number of the last event, events in the queue, flows so far,
-the error that stopped the run, sends that have ended, dynamic demands that are free, and the last stamp."""
+"""Places in `State.counters`: the time in ns, the number of the last event, events in the queue, flows so
+far, the error that stopped the run, sends that have ended, slots that are free, and the last stamp."""
 
 SIZES = (
     *Sizes._fields,
@@ -22,8 +22,8 @@ SIZES = (
     "constant_entries",
     "widest",
 )
-"""Names of the numbers in `State.sizes`: those of `Sizes` and `Room`, and the entries of `State.pool_links` that
-constant demands take and that each slot takes."""
+"""Names of the numbers in `State.sizes`: those of `Sizes` and `Room`, and the entries of `State.pool_links`
+that constant demands take and that each slot takes."""
 
 QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK = 1, 2, 3, 4, 5
 """Errors. All but a dead link go away with more room."""
@@ -32,10 +32,10 @@ QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK = 1, 2, 3, 4, 5
 class State(NamedTuple):
     """Arrays that the loop changes; numbers of actions, tasks, keys and processes as in `Tables`.
 
-    `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts, ends
-    and free times of all actions. `queue_*`: a binary heap of events by (time, order). `process_*`: one entry
-    a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there is a
-    sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
+    `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts,
+    ends and free times of all actions. `queue_*`: a binary heap of events by (time, order). `process_*`: one
+    entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there
+    is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
     micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
     number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern. `link_*`: offered load, carried bytes, and the flows on every link in order of arrival.

@@ -16,8 +16,9 @@ BY_PATTERN, BY_ROW = -1, -2
 class Sizes(NamedTuple):
     """Sizes of a step, and two of its properties.
 
-    `sends_take_time`: whether sends between pipeline ranks use links. `few_links`: which of the two link pools
-    SimPy takes for as many links. `flows`: transfers and sends of the whole step, the most flows that can be.
+    `sends_take_time`: whether sends between pipeline ranks use links. `few_links`: which of the two link
+    pools SimPy takes for as many links. `flows`: transfers and sends of the whole step, the most flows that
+    can be.
     """
 
     members: int
@@ -35,11 +36,12 @@ class Sizes(NamedTuple):
 class Tables(NamedTuple):
     """All groups of a step. Actions, tasks, keys and processes of group g follow those of group g - 1.
 
-    A process is a pipeline rank of a group. `action_*`: one entry an action. `code_*`: one a template; -1 where
-    an output does not leave inside the action. `task_*`: one a task of a template; `task_rows`, `task_payload`,
-    `task_member`, `task_load` and `task_node_load` are memory addresses of [micro-batches, members] arrays (of
-    payloads [micro-batches]), so that no duration is copied. `demand_*`: links and bytes of every constant
-    demand, row by row. `pattern_*`: exchange patterns. `pair_*` [group, source, target]: sends.
+    A process is a pipeline rank of a group. `action_*`: one entry an action. `code_*`: one a template; -1
+    where an output does not leave inside the action. `task_*`: one a task of a template; `task_rows`,
+    `task_payload`, `task_member`, `task_load` and `task_node_load` are memory addresses of [micro-batches,
+    members] arrays (of payloads [micro-batches]), so that no duration is copied. `demand_*`: links and bytes
+    of every constant demand, row by row. `pattern_*`: exchange patterns. `pair_*` [group, source, target]:
+    sends.
     """
 
     rank_of: IntArray

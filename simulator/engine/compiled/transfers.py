@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moesim.simulator.engine.compiled.jit import compiled
-from moesim.simulator.engine.compiled.memory import Run, floats_at, ints_at, row_of
 from moesim.simulator.engine.compiled.links import SOMEBODY_WAITS, begin_flow
+from moesim.simulator.engine.compiled.memory import Run, floats_at, ints_at, row_of
 from moesim.simulator.engine.compiled.queue import INPUT, LAUNCH, RESUME, SENT, after
 from moesim.simulator.engine.compiled.state import (
     ERROR,
@@ -19,8 +19,8 @@ from moesim.simulator.engine.compiled.tables import BY_PATTERN, BY_ROW
 from moesim.simulator.engine.compiled.vectors import arrival_of, clock_of, copy, copy_shifted, largest
 
 IDLE, AT_LAUNCH, AT_DEADLINE, AT_ARRIVAL, AT_TURN = range(5)
-"""What an actor waits for (`State.actor_stage`): nothing; the end of the launch; the first deadline of its flow;
-the last byte of its flow; the collective before its own on the sharding stream."""
+"""What an actor waits for (`State.actor_stage`): nothing; the end of the launch; the first deadline of its
+flow; the last byte of its flow; the collective before its own on the sharding stream."""
 
 
 @compiled

@@ -52,4 +52,4 @@ def largest(source: Vector, count: int) -> int:
     result = source[0]
     for m in range(1, count):
         result = max(result, source[m])
-    return result  # type: ignore[no-any-return]
+    return result

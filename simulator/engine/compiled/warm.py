@@ -8,6 +8,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from moesim.simulator.engine.compiled.cache import cache_folder, empty, is_ready, numba_version, write_down
 
@@ -50,9 +51,10 @@ def compile_all() -> None:
 
     from moesim.simulator.engine.compiled import loop
 
-    for function in (loop.start, loop.advance):
+    entries: tuple[Any, ...] = (loop.start, loop.advance)
+    for function in entries:
         count = function.__code__.co_argcount
-        function.compile((types.int64,) * count)  # type: ignore[attr-defined]
+        function.compile((types.int64,) * count)
 
 
 def start_in_background() -> None:
