@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -35,10 +36,8 @@ class BoundedCache(Generic[Value]):
         """The value of a key, made by `make` where it is not kept."""
         kept = self._values.get(key)
         if kept is not None:
-            try:
+            with suppress(KeyError):  # another thread may just have dropped it
                 self._values.move_to_end(key)
-            except KeyError:  # another thread has just dropped it
-                pass
             return kept[0]
         return self.put(key, make())
 
@@ -106,7 +105,10 @@ def read_only(array: Array) -> Array:
 
 def array_key(array: np.ndarray[Any, Any]) -> Hashable:
     """A key of an array's numbers: its identity where it is read-only, else a digest of its contents."""
-    if not array.flags.writeable:
-        return Same(array)
+    return digest(array) if array.flags.writeable else Same(array)
+
+
+def digest(array: np.ndarray[Any, Any]) -> Hashable:
+    """A key of an array's shape, type and numbers."""
     whole = np.ascontiguousarray(array)
     return (whole.shape, whole.dtype.str, blake2b(whole.tobytes(), digest_size=32).digest())

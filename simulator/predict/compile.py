@@ -9,9 +9,10 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
+from moesim.simulator.engine.program import PricedSchedule, Program
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.expert_load_spec import load_spec

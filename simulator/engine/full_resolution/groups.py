@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies import Topology
+from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.faults import (
     check_faults,
     degraded,
@@ -15,7 +16,7 @@ from moesim.simulator.engine.full_resolution.faults import (
     surviving_groups,
 )
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
-from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program, compile_program
+from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program
 from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.job import ResolvedJob
 
