@@ -220,16 +220,20 @@ class _Index:
         return op.flop / self.accelerator.peak_flop_per_s(op.dtype) if op.flop else 0.0
 
 
-_indexes: dict[tuple[int, int], _Index] = {}
+_indexes: dict[tuple[int, int], tuple[_Index, Accelerator]] = {}
 
 
 def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
-    """Index of a pair of objects. It refers to both, so that an id in the key cannot be reused."""
+    """Index of a pair of objects, shared by equal accelerators.
+
+    The entry refers to both objects, so that an id in the key cannot be reused.
+    """
     key = (id(accelerator), id(profile))
-    index = _indexes.get(key)
-    if index is None:
+    entry = _indexes.get(key)
+    if entry is None:
         if len(_indexes) >= 32:  # shifted profiles are priced once, and from the others
-            for old in [k for k, i in _indexes.items() if i.profile._shifted_from] or list(_indexes):
+            for old in [k for k, e in _indexes.items() if e[0].profile._shifted_from] or list(_indexes):
                 del _indexes[old]
-        index = _indexes[key] = _Index(accelerator, profile)
-    return index
+        equal = (i for i, _ in _indexes.values() if i.profile is profile and i.accelerator == accelerator)
+        entry = _indexes[key] = next(equal, None) or _Index(accelerator, profile), accelerator
+    return entry[0]
