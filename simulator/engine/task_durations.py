@@ -53,7 +53,7 @@ class TaskDurations:
         self.shape = (schedule.microbatches, variation.clock.shape[1])
         self._even = read_only(np.ones((1, self.shape[1])))
         self._ones = np.ones(self.shape[1])
-        self._seconds = np.empty(self.shape)
+        self._seconds, self._whole = np.empty(self.shape), np.empty(self.shape)
         self._load_key = array_key(variation.loads), array_key(variation.node_loads)
         self._least_load, self._dropping = _LOADS.get(
             self._load_key[0], lambda: (float(variation.loads.min(initial=1.0)), _dropping(variation.loads))
@@ -94,10 +94,10 @@ class TaskDurations:
         seconds, fixed_s, row_s = self._seconds, price.fixed_s, price.row_s
         factor = self._factor(place) if fixed_s + row_s > 0.0 else 1.0
         load = 1.0 if number is None else self.variation.loads[number]
-        np.multiply(factor, compute_seconds(fixed_s, row_s, load), out=seconds)
+        np.multiply(compute_seconds(fixed_s, row_s, load), factor, out=seconds)
         if fixed_s < 0.0 or row_s < 0.0 or self._least_load < 0.0:
             return self._checked(seconds)
-        nanoseconds = seconds * NS
+        nanoseconds = np.multiply(seconds, NS, out=self._whole)
         np.rint(nanoseconds, out=nanoseconds)
         # Sums of whole numbers below 2^53 are exact in any order, and no member takes longer than the sum.
         sums = nanoseconds @ self._ones
@@ -165,7 +165,10 @@ class TaskDurations:
     def _payload(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> Payload:
         """Payload in ns of the slowest member and of each member (eq. E2)."""
         nic, scale_up = self.link_map.slowness(rank, phase)
-        slow = tuple(value if isinstance(value, float) else array_key(value) for value in (nic, scale_up))
+        slow = (
+            nic if isinstance(nic, float) else array_key(nic),
+            scale_up if isinstance(scale_up, float) else array_key(scale_up),
+        )
         load_key = None if routed is None else (*self._load_key, routed)
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
