@@ -119,6 +119,7 @@ class _Index:
         self.accelerator, self.profile = accelerator, profile
         self.cache: dict[tuple[Operator, SmContext], OperatorCost] = {}
         self.tables = RateTables(accelerator, profile)
+        self._bases: dict[tuple[Operator, bool], Basis] = {}
         self.laws = SmLaws(accelerator, profile)
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
@@ -142,7 +143,7 @@ class _Index:
 
     def price(self, op: Operator, context: SmContext) -> OperatorCost:
         """Price of an operator by eq. C7, with its bounds."""
-        basis = self.tables.basis(op, context.overlapped)
+        basis = self._basis(op, context.overlapped)
         now, loaded, reference = self._slow_downs(basis, context)
         gaps_s = op.launches * self._gap_s
         floor_s = op.launches * self._floor_s
@@ -184,6 +185,16 @@ class _Index:
             assumptions=tuple(note for note in (basis.assumed, now.assumed, *self._assumed) if note),
             depends_on=frozenset(depends_on),
         )
+
+    def _basis(self, op: Operator, overlapped: bool) -> Basis:
+        """Cached time under the conditions of the evidence, which the number of SMs does not change."""
+        key = (op, overlapped)
+        basis = self._bases.get(key)
+        if basis is None:
+            if len(self._bases) >= _MAX_CACHED:
+                self._bases.clear()
+            basis = self._bases[key] = self.tables.basis(op, overlapped)
+        return basis
 
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
         """Slow-downs in this context, with busy communication SMs, and as the evidence was measured."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.formulas import busy_share
-from moesim.simulator.cost.table import Mode, TransferCost
+from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
@@ -85,12 +85,24 @@ def _outline(step: Action | Overlap) -> StepOutline:
 class _Part:
     """A compiled template without its transfers, the same on all pipeline ranks that run it.
 
-    `transfers`: position of each transfer task with its number among routed blocks, if the load decides its
-    bytes, and its cost.
+    `transfers`: position of each transfer task, its number among routed blocks if the load decides its bytes,
+    and its mode.
     """
 
     template: CompiledTemplate
-    transfers: tuple[tuple[int, int | None, TransferCost], ...]
+    transfers: tuple[tuple[int, int | None, Mode], ...]
+
+
+_TOKENS: BoundedCache[object] = BoundedCache(4096)
+"""An object for the prices of a block or of a stage, so that the keys made from it are short."""
+
+
+def _part_bytes(part: _Part) -> int:
+    return sum(task.rows_ns.nbytes for task in part.template.tasks) + 1
+
+
+_PARTS: BoundedCache[_Part] = BoundedCache(192_000_000, _part_bytes)
+"""Parts of the scenarios before. Most of their arrays are shared, so that they take less than this."""
 
 
 class _Compiler:
@@ -113,6 +125,8 @@ class _Compiler:
         self.durations = TaskDurations(self.schedule, len(self.blocks), variation, link_map, group)
         self.templates: dict[tuple[int, tuple[ActionKind, int, int]], CompiledTemplate] = {}
         self.parts: dict[tuple[ActionKind, int, int], _Part] = {}
+        self.price_keys: dict[tuple[BlockKind, bool], Hashable] = {}
+        self.side_keys: dict[tuple[int, bool], Hashable] = {}
         self.zero = np.zeros(self.schedule.microbatches)
 
     def place(self, rank: int, step: StepOutline) -> PlacedStep:
@@ -128,8 +142,9 @@ class _Compiler:
         if not part.transfers:
             return part.template
         tasks = list(part.template.tasks)
-        for position, routed, cost in part.transfers:
+        for position, routed, mode in part.transfers:
             task = tasks[position]
+            cost = self.costs.transfer[task.kind, task.phase, mode]
             transfer = self.durations.transfer(rank, task.phase, routed, cost)
             tasks[position] = CompiledTask(
                 task.phase,
@@ -149,10 +164,47 @@ class _Compiler:
         sides = (forward, backward)
         sets = [[self.phases[k] for k in self.blocks[s]] if s >= 0 else [] for s in sides]
         template = build_template(kind, sets[0], sets[1], self.order)
+        key = (
+            Same(template),
+            tuple(self._side_key(stage, template.on_two_streams) if stage >= 0 else None for stage in sides),
+            self.durations.load_key,
+            self.schedule.awaits_sends,
+        )
+        return _PARTS.get(key, lambda: self._new_part(template, sides))
+
+    def _side_key(self, stage: int, paired: bool) -> Hashable:
+        """Stands for the blocks of a stage, their prices, noise and numbers among routed blocks."""
+        key = (stage, paired)
+        if key not in self.side_keys:
+            blocks = self.blocks[stage]
+            numbers = tuple([self.routed.get((stage, block)) for block in range(len(blocks))])
+            prices = tuple([self._prices_key(kind, paired) for kind in blocks])
+            self.side_keys[key] = _TOKENS.get((self.durations.stage_tokens[stage], numbers, prices), object)
+        return self.side_keys[key]
+
+    def _prices_key(self, kind: BlockKind, paired: bool) -> Hashable:
+        """Stands for a block's prices of compute with their evidence, and for its transfers by phase."""
+        key = (kind, paired)
+        if key not in self.price_keys:
+            prices = [
+                (phase, mode, price, price.evidence)
+                for (k, phase, mode), price in self.costs.compute.items()
+                if k == kind and (mode != "alone") == paired
+            ]
+            moved = [
+                # With shares by duration, the payloads of an overlapped pair decide its compute (eq. E20).
+                (phase, cost.payload_s if paired else None)
+                for (k, phase, mode), cost in self.costs.transfer.items()
+                if k == kind and (mode != "alone") == paired
+            ]
+            self.price_keys[key] = _TOKENS.get((kind, tuple(prices), tuple(moved)), object)
+        return self.price_keys[key]
+
+    def _new_part(self, template: Template, sides: tuple[int, int]) -> _Part:
         mode: Mode = "overlapped" if template.on_two_streams else "alone"
         shares = self._busy_shares(template, sides) if template.by_duration else {}
         tasks: list[CompiledTask] = []
-        transfers: list[tuple[int, int | None, TransferCost]] = []
+        transfers: list[tuple[int, int | None, Mode]] = []
         means: list[FloatArray] = []
         for task in template.tasks:
             stage = sides[task.side]
@@ -162,10 +214,9 @@ class _Compiler:
             routed = self.routed.get((stage, task.block))
             rows_ns, mean = self.durations.rows((stage, task.block, task.phase), price, routed)
             stream: Stream = "compute"
-            cost = self.costs.transfer.get((block_kind, task.phase, mode))
-            if cost is not None:
+            if (block_kind, task.phase, mode) in self.costs.transfer:
                 # The bytes of routed rows depend on the load; those of a parameter gather do not.
-                transfers.append((len(tasks), routed if task.phase in EP_PHASES else None, cost))
+                transfers.append((len(tasks), routed if task.phase in EP_PHASES else None, mode))
                 stream = task.stream
             means.append(mean)
             tasks.append(
@@ -185,7 +236,7 @@ class _Compiler:
         late = self.schedule.awaits_sends  # outputs are posted when the whole action has ended
         positions = tuple(position for position, _, _ in transfers)
         compiled = CompiledTemplate(
-            kind,
+            template.kind,
             tuple(tasks),
             None if late else template.forward_out,
             None if late else template.backward_out,

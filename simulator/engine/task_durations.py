@@ -54,12 +54,11 @@ class TaskDurations:
         self._even = read_only(np.ones((1, self.shape[1])))
         self._ones = np.ones(self.shape[1])
         self._seconds, self._whole = np.empty(self.shape), np.empty(self.shape)
-        self._load_key = array_key(variation.loads), array_key(variation.node_loads)
-        self._least_load, self._dropping = _LOADS.get(
-            self._load_key[0], lambda: (float(variation.loads.min(initial=1.0)), _dropping(variation.loads))
-        )
-        self._stage_token = self._tokens(stages)
+        self.load_key = array_key(variation.loads), array_key(variation.node_loads)
+        self._least_load, self._dropping = _LOADS.get(self.load_key, lambda: _facts(variation))
+        self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
+        self._payloads: dict[tuple[int | None, float, float, float, float], Payload] = {}
 
     def _tokens(self, stages: int) -> list[object]:
         """Stand for all that the factors of the phases of each stage depend on, besides block and phase."""
@@ -82,8 +81,8 @@ class TaskDurations:
         if fixed_s == row_s == 0.0:
             return _ROWS.get(("no compute", self.shape), self._no_compute)
         number = routed if row_s else None
-        load_key = None if number is None else (self._load_key[0], number)
-        key = (self._stage_token[place[0]], place[1], place[2], load_key, fixed_s, row_s)
+        load_key = None if number is None else (self.load_key[0], number)
+        key = (self.stage_tokens[place[0]], place[1], place[2], load_key, fixed_s, row_s)
         return _ROWS.get(key, lambda: self._rows(place, price, number))
 
     def _no_compute(self) -> Rows:
@@ -112,7 +111,7 @@ class TaskDurations:
 
     def _factor(self, place: tuple[int, int, Phase]) -> FloatArray:
         """Time of a phase over that on a usual GPU in a usual run [micro-batches, members], at least 0."""
-        key = (self._stage_token[place[0]], place[1], place[2])
+        key = (self.stage_tokens[place[0]], place[1], place[2])
         return _FACTORS.get(key, lambda: read_only(self._clock(place[0]) * self._noise(place)))
 
     def _clock(self, stage: int) -> FloatArray:
@@ -165,11 +164,23 @@ class TaskDurations:
     def _payload(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> Payload:
         """Payload in ns of the slowest member and of each member (eq. E2)."""
         nic, scale_up = self.link_map.slowness(rank, phase)
+        if isinstance(nic, float) and isinstance(scale_up, float):
+            usual = (routed, cost.nic_s, cost.scale_up_s, nic, scale_up)
+            if usual not in self._payloads:
+                self._payloads[usual] = self._shared_payload(routed, cost, (nic, scale_up))
+            return self._payloads[usual]
+        return self._shared_payload(routed, cost, (nic, scale_up))
+
+    def _shared_payload(
+        self, routed: int | None, cost: TransferCost, slowness: tuple[FloatArray | float, FloatArray | float]
+    ) -> Payload:
+        nic, scale_up = slowness
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),
         )
-        load_key = None if routed is None else (*self._load_key, routed)
+        load_key = None if routed is None else (*self.load_key, routed)
+        least = min(cost.nic_s, cost.scale_up_s, self._least_load)
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
@@ -177,14 +188,20 @@ class TaskDurations:
             node_load = self._even if routed is None else self.variation.node_loads[routed]
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             whole = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
-            return tuple((whole.max(axis=1) * NS).tolist()), read_only(whole_ns(whole))
+            slowest = whole.max(axis=1)
+            if least < 0.0 or not float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
+                whole_ns(whole)  # says what is wrong with it
+            nanoseconds = np.multiply(whole, NS, out=self._whole)
+            np.rint(nanoseconds, out=nanoseconds)
+            return tuple((slowest * NS).tolist()), read_only(nanoseconds.astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
 
 
-def _dropping(loads: FloatArray) -> frozenset[int]:
-    """Numbers of the routed blocks whose transfers send fewer bytes, because capacity dropped rows."""
+def _facts(variation: MemberVariation) -> tuple[float, frozenset[int]]:
+    """Least relative rows, and the routed blocks whose transfers send less, because capacity dropped rows."""
+    loads = variation.loads
     if not loads.size:
-        return frozenset()
-    least = loads.mean(axis=2).min(axis=1)
-    return frozenset(np.flatnonzero(least < 1.0 - LOAD_TOLERANCE).tolist())
+        return 1.0, frozenset()
+    dropping = np.flatnonzero(loads.mean(axis=2).min(axis=1) < 1.0 - LOAD_TOLERANCE)
+    return float(min(loads.min(), variation.node_loads.min())), frozenset(dropping.tolist())
