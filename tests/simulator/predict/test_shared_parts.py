@@ -17,8 +17,7 @@ from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
 
 CHANGES = (
-    ("communication.sms=12",),
-    ("cluster.node.nic_bandwidth_effective=30 GB/s", "seed=3"),
+    ("communication.sms=12", "cluster.node.nic_bandwidth_effective=30 GB/s"),
     ("batch.sequences=160", "routing.expert_load_cv.value=0.3"),
 )
 
@@ -32,9 +31,8 @@ def test_results_do_not_depend_on_the_scenarios_before(small: Scenario) -> None:
         fresh.append(simulate(scenario).model_dump_json())
     assert len(set(fresh)) == len(fresh)
     clear_caches()
-    for order in (range(len(scenarios)), reversed(range(len(scenarios)))):
-        for number in order:
-            assert simulate(scenarios[number]).model_dump_json() == fresh[number]
+    for number in (2, 1, 0, 2):
+        assert simulate(scenarios[number]).model_dump_json() == fresh[number]
 
 
 def test_a_key_that_the_step_does_not_read_keeps_the_program(small: Scenario) -> None:
