@@ -167,8 +167,9 @@ def build_toy(
     links of `rate` bytes/s. `clock[rank][member]` are time factors, `loads[block][member]` relative rows.
     """
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
+    from moesim.simulator.engine.compilation import compile_program
     from moesim.simulator.engine.link_map import FoldedLinkMap
-    from moesim.simulator.engine.program import MemberVariation, PricedSchedule, compile_program
+    from moesim.simulator.engine.program import MemberVariation, PricedSchedule
     from moesim.simulator.schedules.template import EP_PHASES, OVERLAP_ORDERS
 
     kinds = {kind for stage in blocks for kind in stage}

@@ -119,6 +119,7 @@ class _Index:
         self.accelerator, self.profile = accelerator, profile
         self.cache: dict[tuple[Operator, SmContext], OperatorCost] = {}
         self.tables = RateTables(accelerator, profile)
+        self._bases: dict[tuple[Operator, bool], Basis] = {}
         self.laws = SmLaws(accelerator, profile)
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
@@ -142,7 +143,7 @@ class _Index:
 
     def price(self, op: Operator, context: SmContext) -> OperatorCost:
         """Price of an operator by eq. C7, with its bounds."""
-        basis = self.tables.basis(op, context.overlapped)
+        basis = self._basis(op, context.overlapped)
         now, loaded, reference = self._slow_downs(basis, context)
         gaps_s = op.launches * self._gap_s
         floor_s = op.launches * self._floor_s
@@ -185,6 +186,16 @@ class _Index:
             depends_on=frozenset(depends_on),
         )
 
+    def _basis(self, op: Operator, overlapped: bool) -> Basis:
+        """Cached time under the conditions of the evidence, which the number of SMs does not change."""
+        key = (op, overlapped)
+        basis = self._bases.get(key)
+        if basis is None:
+            if len(self._bases) >= _MAX_CACHED:
+                self._bases.clear()
+            basis = self._bases[key] = self.tables.basis(op, overlapped)
+        return basis
+
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
         """Slow-downs in this context, with busy communication SMs, and as the evidence was measured."""
         where = basis.conditions
@@ -220,16 +231,20 @@ class _Index:
         return op.flop / self.accelerator.peak_flop_per_s(op.dtype) if op.flop else 0.0
 
 
-_indexes: dict[tuple[int, int], _Index] = {}
+_indexes: dict[tuple[int, int], tuple[_Index, Accelerator]] = {}
 
 
 def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
-    """Index of a pair of objects. It refers to both, so that an id in the key cannot be reused."""
+    """Index of a pair of objects, shared by equal accelerators.
+
+    The entry refers to both objects, so that an id in the key cannot be reused.
+    """
     key = (id(accelerator), id(profile))
-    index = _indexes.get(key)
-    if index is None:
+    entry = _indexes.get(key)
+    if entry is None:
         if len(_indexes) >= 32:  # shifted profiles are priced once, and from the others
-            for old in [k for k, i in _indexes.items() if i.profile._shifted_from] or list(_indexes):
+            for old in [k for k, e in _indexes.items() if e[0].profile._shifted_from] or list(_indexes):
                 del _indexes[old]
-        index = _indexes[key] = _Index(accelerator, profile)
-    return index
+        equal = (i for i, _ in _indexes.values() if i.profile is profile and i.accelerator == accelerator)
+        entry = _indexes[key] = next(equal, None) or _Index(accelerator, profile), accelerator
+    return entry[0]

@@ -48,7 +48,13 @@ def payload_seconds(
     `nic` and `scale_up`: (seconds under even load, received rows over the nominal number); rows through the
     NICs are averaged over a node. `slowness`: time of both over that in a healthy cluster.
     """
-    return np.asarray(np.maximum(nic[0] * nic[1] * slowness[0], scale_up[0] * scale_up[1] * slowness[1]))
+    return np.asarray(
+        np.maximum(_slowed(nic[0] * nic[1], slowness[0]), _slowed(scale_up[0] * scale_up[1], slowness[1]))
+    )
+
+
+def _slowed(seconds: Amount, slowness: Amount) -> Amount:
+    return seconds if isinstance(slowness, float) and slowness == 1.0 else seconds * slowness
 
 
 @dataclass(frozen=True, slots=True)

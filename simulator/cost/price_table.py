@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import fsum
 
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import send_seconds
 from moesim.simulator.cost.end_of_step import step_end
@@ -12,6 +13,7 @@ from moesim.simulator.cost.launches import Compute, Transfers, launch_stalls
 from moesim.simulator.cost.layer_collectives import LayerCollectives
 from moesim.simulator.cost.load_clock import Waits, at_load, law_of
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.pricing_key import prices_key
 from moesim.simulator.cost.sharded import sharded_phases, slowed_by_overlap
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.layout.groups import sends_on_a_link
@@ -22,6 +24,19 @@ from moesim.simulator.schedules import Schedule
 
 def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     """Prices of all phases, transfers, sends and ends of step of a schedule and its stages."""
+    if pricer.shifted:
+        return _cost_table(pricer, schedule, stages)
+    key = (prices_key(pricer.job), Same(schedule), stages)
+    return _TABLES.get(key, lambda: (schedule, _cost_table(pricer, schedule, stages)))[1]
+
+
+_TABLES: BoundedCache[tuple[Schedule, CostTable]] = BoundedCache(
+    200_000, lambda kept: sum(map(len, kept[0].ranks)) + 20 * len(kept[1].compute)
+)
+"""Cost tables of the scenarios before, limited by their prices and the steps of their schedules."""
+
+
+def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if schedule.paired else ("alone",)
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}

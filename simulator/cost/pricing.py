@@ -12,6 +12,7 @@ from functools import cached_property
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import (
     OperatorCost,
@@ -23,6 +24,7 @@ from moesim.simulator.cost.compute import (
 from moesim.simulator.cost.layer_collectives import own_latents
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
+from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.activations import stashed_bytes
@@ -40,6 +42,19 @@ from moesim.simulator.model.static_experts import with_stash
 from moesim.simulator.schedules.overlap_order import EP_PHASES
 
 Operators = Mapping[Phase, tuple[Operator, ...]]
+PhaseKey = tuple[BlockKind, Phase, Mode]
+
+_MEMOS: BoundedCache[tuple[dict[BlockKind, Operators], PhaseMemo]] = BoundedCache(32)
+_PAIRED: BoundedCache[PhaseMemo] = BoundedCache(128)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemo:
+    """Cached prices of the phases of a job, and the entries of the profile that they depend on."""
+
+    costs: dict[PhaseKey, tuple[OperatorCost, ...]] = field(default_factory=dict)
+    phases: dict[PhaseKey, PhaseCost] = field(default_factory=dict)
+    dependencies: dict[PhaseKey, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,22 +64,30 @@ class Pricer(OfJob):
     job: ResolvedJob
     _operators: dict[BlockKind, Operators] = field(default_factory=dict, repr=False, compare=False)
     """Cached operators by kind of block; they do not depend on rates."""
+    _alone: PhaseMemo = field(default_factory=lambda: PhaseMemo(), repr=False, compare=False)
+    """Cached prices alone on all SMs."""
+    _paired: PhaseMemo = field(default_factory=lambda: PhaseMemo(), repr=False, compare=False)
+    """Cached prices beside communication SMs."""
     _parameters: dict[BlockKind, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _costs: dict[tuple[BlockKind, Phase, Mode], tuple[OperatorCost, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _phases: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    _dependencies: dict[tuple[BlockKind, Phase, Mode], frozenset[str]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Cached entries of the profile that the price of a phase depends on."""
     _before: tuple[Pricer, str] | None = field(default=None, repr=False, compare=False)
     """Pricer of the same GPUs before an entry of its profile was shifted, and its id (empty: none was)."""
+
+    @classmethod
+    def shared(cls, job: ResolvedJob) -> Pricer:
+        """Pricer that shares operators and prices with those of other scenarios that price them alike."""
+        key = operators_key(job)
+        operators, alone = _MEMOS.get(key, lambda: ({}, PhaseMemo()))
+        return cls(job, operators, alone, _PAIRED.get((key, job.scenario.communication.sms), PhaseMemo))
+
+    @property
+    def shifted(self) -> bool:
+        """Whether it prices another pricer's job at other rates, as intervals do."""
+        return self._before is not None
+
+    def _memo(self, mode: Mode) -> PhaseMemo:
+        return self._alone if mode == "alone" else self._paired
 
     def at_rates(
         self, *, profile: CalibrationProfile | None = None, cluster: Cluster | None = None
@@ -80,13 +103,14 @@ class Pricer(OfJob):
                 before = (self, "")
             elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
                 before = (self, profile._shifted_from[1])
-        return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators, before)
+        job = self.job.with_rates(profile=profile, cluster=cluster)
+        return Pricer(job, self._operators, _before=before)
 
     def at_host_slowness(self, slowness: float) -> Pricer:
         """Pricer of the same job with another factor on the host's times; the operators' prices stay."""
         software = self.scenario.software.model_copy(update={"host_slowness": slowness})
         scenario = self.scenario.model_copy(update={"software": software})
-        return Pricer(replace(self.job, scenario=scenario), self._operators, (self, ""))
+        return Pricer(replace(self.job, scenario=scenario), self._operators, _before=(self, ""))
 
     @property
     def tokens(self) -> int:
@@ -271,39 +295,41 @@ class Pricer(OfJob):
     def operator_costs(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[OperatorCost, ...]:
         """Price of each operator of a phase, in order; empty where the block lacks the phase."""
         key = (kind, phase, mode)
-        costs = self._costs.get(key)
+        memo = self._memo(mode).costs
+        costs = memo.get(key)
         if costs is None:
             operators = self.operators(kind).get(phase, ())
             costs = self._priced(operators, mode)
             if phase in EP_PHASES and mode != "alone":
                 costs = beside_compute(operators, costs, self.profile, self.scenario.communication.sms)
-            self._costs[key] = costs
+            memo[key] = costs
         return costs
 
     def phase(self, kind: BlockKind, phase: Phase, mode: Mode) -> PhaseCost:
         """Price of one phase of a block without the collectives inside it."""
         key = (kind, phase, mode)
-        price = self._phases.get(key)
+        memo = self._memo(mode).phases
+        price = memo.get(key)
         if price is None:
-            price = self._phases[key] = self._unshifted(key) or phase_cost(
+            price = memo[key] = self._unshifted(key) or phase_cost(
                 self.operators(kind).get(phase, ()), self.operator_costs(kind, phase, mode)
             )
         return price
 
-    def _unshifted(self, key: tuple[BlockKind, Phase, Mode]) -> PhaseCost | None:
+    def _unshifted(self, key: PhaseKey) -> PhaseCost | None:
         """A phase's price before an entry was shifted on which it does not depend."""
         if self._before is None:
             return None
         pricer, entry = self._before
-        if key not in pricer._phases or not unaffected(pricer._depends_on(key), entry):
-            return None
-        return pricer._phases[key]
+        price = pricer._memo(key[2]).phases.get(key)
+        return price if price is not None and unaffected(pricer._depends_on(key), entry) else None
 
-    def _depends_on(self, key: tuple[BlockKind, Phase, Mode]) -> frozenset[str]:
-        entries = self._dependencies.get(key)
+    def _depends_on(self, key: PhaseKey) -> frozenset[str]:
+        memo = self._memo(key[2]).dependencies
+        entries = memo.get(key)
         if entries is None:
             costs = self.operator_costs(*key)
-            entries = self._dependencies[key] = frozenset().union(*(cost.depends_on for cost in costs))
+            entries = memo[key] = frozenset().union(*(cost.depends_on for cost in costs))
         return entries
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:

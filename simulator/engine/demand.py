@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.common.bounded_cache import read_only
 
 Pairs = tuple[tuple[int, float], ...]
 """(link, bytes) of every link of a transfer."""
@@ -45,6 +46,15 @@ class Demand:
         """The demand of (link, bytes) pairs."""
         rows = list(pairs)
         return cls(np.array([link for link, _ in rows], np.int64), np.array([b for _, b in rows]))
+
+    @classmethod
+    def on_distinct(cls, links: tuple[int, ...], amounts: tuple[float, ...]) -> Demand:
+        """The demand of positive, finite bytes on links that differ, without checking them again."""
+        demand = object.__new__(cls)
+        object.__setattr__(demand, "links", read_only(np.array(links, np.int64)))
+        object.__setattr__(demand, "bytes", read_only(np.array(amounts, np.float64)))
+        object.__setattr__(demand, "_pairs", tuple(zip(links, amounts, strict=True)))
+        return demand
 
     @property
     def pairs(self) -> Pairs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -68,6 +68,7 @@ class FoldedLinkMap:
         per_gpu = (nic_bytes_per_s, nic_bytes_per_s, scale_up_bytes_per_s, scale_up_bytes_per_s)
         self._capacity = np.array(per_gpu * pp) / 1e9
         self._sends_cross_nodes = sends_cross_nodes
+        self._uniform: dict[tuple[int, float, float], Demand] = {}
 
     @classmethod
     def joined(cls, owners: Sequence[LinkMap], sends_cross_nodes: bool) -> FoldedLinkMap:
@@ -92,20 +93,18 @@ class FoldedLinkMap:
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand:
         """Demand of a member that receives the mean number of rows."""
-        amounts = (cost.nic_bytes, cost.nic_bytes, cost.scale_up_bytes, cost.scale_up_bytes)
-        used = [(PORTS_PER_GPU * rank + port, amount) for port, amount in enumerate(amounts) if amount > 0.0]
-        return Demand.of(used)
+        key = (rank, cost.nic_bytes, cost.scale_up_bytes)
+        demand = self._uniform.get(key)
+        if demand is None:
+            demand = self._uniform[key] = _on_ports(*key)
+        return demand
 
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """As `uniform`, scaled by the mean load, because rows that capacity dropped are not sent."""
         rows, node_rows = float(load.mean()), float(node_load.mean())
-        return self.uniform(
-            rank,
-            phase,
-            replace(cost, nic_bytes=cost.nic_bytes * node_rows, scale_up_bytes=cost.scale_up_bytes * rows),
-        )
+        return _on_ports(rank, cost.nic_bytes * node_rows, cost.scale_up_bytes * rows)
 
     def send(self, source: int, target: int, size: float) -> Demand:
         """Demand on the NICs where the pipeline crosses nodes, else on the scale-up ports."""
@@ -127,3 +126,12 @@ class FoldedLinkMap:
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """The outgoing ports of the one GPU."""
         return np.array([PORTS_PER_GPU * rank]), np.array([PORTS_PER_GPU * rank + 2])
+
+
+def _on_ports(rank: int, nic_bytes: float, scale_up_bytes: float) -> Demand:
+    """Demand on the NIC and the scale-up port of a pipeline rank, in both directions."""
+    amounts = (nic_bytes, nic_bytes, scale_up_bytes, scale_up_bytes)
+    used = [(PORTS_PER_GPU * rank + port, amount) for port, amount in enumerate(amounts) if amount > 0.0]
+    if not isfinite(nic_bytes + scale_up_bytes):
+        return Demand.of(used)  # raises
+    return Demand.on_distinct(tuple(link for link, _ in used), tuple(float(amount) for _, amount in used))

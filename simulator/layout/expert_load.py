@@ -5,14 +5,16 @@ Rows above an expert's or a rank's capacity are dropped; ranks with fewer rows w
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.bounded_cache import BoundedCache, digest, read_only
 from moesim.simulator.layout.eplb import ExpertPlacement
 from moesim.simulator.layout.loads import SMALLEST_CV, distribute_rows, sampled_loads
 from moesim.simulator.layout.popularity import capped_shares
@@ -49,6 +51,18 @@ class LoadSpec:
         return self.popularity is None and self.placement is None and self.capacity_factor is None
 
     @property
+    def key(self) -> Hashable:
+        """All that loads drawn from the distribution depend on, by value."""
+        place = self.placement
+        return (
+            self.expert_cv,
+            None if self.popularity is None else digest(self.popularity),
+            None if place is None else (place.ranks, digest(place.expert_of_slot), digest(place.replicas)),
+            self.capacity_factor,
+            self.capacity_per,
+        )
+
+    @property
     def even(self) -> bool:
         """Whether every rank always receives the same number of rows."""
         return self.plain and self.expert_cv == 0.0
@@ -68,6 +82,12 @@ class RankLoads:
     node_rows: FloatArray
     tokens_in: FloatArray
     dropped: float
+
+    def shared(self) -> RankLoads:
+        """The loads with arrays that nobody can write."""
+        for array in (self.rows, self.node_rows, self.tokens_in):
+            read_only(array)
+        return self
 
 
 def draw_rank_loads(
@@ -92,6 +112,29 @@ def draw_rank_loads(
     do not divide.
     """
     _check(spec, layers, ep, gpus_per_node, experts, top_k, rows_per_rank)
+    sizes = _Sizes(seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank)
+    return _LOADS.get((spec.key, sizes), lambda: _drawn(spec, sizes).shared())
+
+
+class _Sizes(NamedTuple):
+    seed: int
+    group: int
+    step: int
+    layers: int
+    microbatches: int
+    ep: int
+    gpus_per_node: int
+    experts: int
+    top_k: int
+    rows_per_rank: float
+
+
+_LOADS: BoundedCache[RankLoads] = BoundedCache(96_000_000, lambda loads: loads.rows.nbytes * 3)
+"""Loads drawn before, of at most 96 MB."""
+
+
+def _drawn(spec: LoadSpec, sizes: _Sizes) -> RankLoads:
+    seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank = sizes
     stream = seed if group == 0 and step == 0 else [seed, LOAD_STREAM, group, step]
     samples = layers * microbatches
     if spec.plain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.layout.stages import StageAssignment, blocks_with_parameters
 from moesim.simulator.model.operator import BlockKind
@@ -22,10 +23,23 @@ def rank_stages(schedule: Schedule) -> list[RankStages]:
     dropped if another one has at least as many chunks of every stage. Several moments may remain because
     stages differ in size, so that the one with the most chunks need not take the most memory.
     """
-    return [
-        RankStages(schedule.stages_on_rank(rank), tuple(dict(state) for state in _largest_states(steps)))
+    return list(_RANK_STAGES.get(Same(schedule), lambda: (schedule, _rank_stages(schedule)))[1])
+
+
+def _rank_stages(schedule: Schedule) -> tuple[RankStages, ...]:
+    return tuple(
+        RankStages(
+            schedule.stages_on_rank(rank),
+            tuple(dict(state) for state in _largest_states(steps)),
+        )
         for rank, steps in enumerate(schedule.ranks)
-    ]
+    )
+
+
+_RANK_STAGES: BoundedCache[tuple[Schedule, tuple[RankStages, ...]]] = BoundedCache(
+    100_000, lambda kept: sum(map(len, kept[0].ranks))
+)
+"""Stages of the schedules before, limited by the steps of those schedules."""
 
 
 def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:

@@ -7,11 +7,13 @@ from math import fsum
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
+from moesim.simulator.engine.program import PricedSchedule, Program
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.expert_load_spec import load_spec
@@ -109,7 +111,7 @@ def _pool(
     )
     check_recompute(shape, scenario.recompute)
     check_combination(scenario, schedule, shape, job.cluster.node.n_gpus)
-    pricer = Pricer(job)
+    pricer = Pricer.shared(job)
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)
     costs = cost_table(pricer, schedule, stages)
@@ -136,14 +138,33 @@ def _programs(
         raise InputError(
             "faults need full resolution, which simulates every GPU; add resolution: full (--resolution full)"
         )
-    link_map = FoldedLinkMap(
-        priced.schedule.pp,
+    links = (
         pricer.links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links need a rate
         pricer.links.scale_up_bytes_per_s,
         priced.costs.send_across_nodes,
     )
     group = draws.slowest_group(_rank_seconds(priced))
-    return (compile_program(priced, draws.variation(group), link_map, group),), None
+    variation, order = draws.variation(group), priced.order
+    key = (Same(priced.schedule), Same(priced.costs), priced.blocks, order, Same(variation), links, group)
+    program = _PROGRAMS.get(
+        key,
+        lambda: compile_program(priced, variation, FoldedLinkMap(priced.schedule.pp, *links), group),
+    )
+    return (program,), None
+
+
+def _bytes_of(program: Program) -> int:
+    """Bytes of the durations of a program."""
+    rows = {
+        id(task.rows_ns): task.rows_ns.nbytes
+        for code in {id(step.code): step.code for rank in program.ranks for step in rank}.values()
+        for task in code.tasks
+    }
+    return sum(rows.values())
+
+
+_PROGRAMS: BoundedCache[Program] = BoundedCache(192_000_000, _bytes_of)
+"""Programs of the scenarios before, of at most 192 MB."""
 
 
 def _rank_seconds(priced: PricedSchedule) -> list[float]:

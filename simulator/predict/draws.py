@@ -9,12 +9,18 @@ from functools import cached_property
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.engine.program import MemberVariation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
 from moesim.simulator.layout.groups import gpus_in_step, independent_groups, members_per_program
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
+
+_VARIATIONS: BoundedCache[MemberVariation] = BoundedCache(
+    96_000_000, lambda own: own.clock.nbytes + own.loads.nbytes + own.node_loads.nbytes
+)
+"""Variations drawn before, of at most 96 MB."""
 
 MOST_GROUPS = 4096
 """Most groups whose speeds are drawn to find the slowest."""
@@ -84,6 +90,15 @@ class Draws:
 
         Every `group` has its own draws; without `members` the number of the folded run applies.
         """
+        spread, seed = self.job.scenario.variation, self.job.scenario.seed
+        loads = self.loads(group) if group else self.first_loads
+        key = (
+            (self.job.layout, seed, spread.clock_cv.value, spread.jitter_cv.value, group, members),
+            (self.layers, self.microbatches, None if loads is None else Same(loads)),
+        )
+        return _VARIATIONS.get(key, lambda: self._variation(group, members, loads))
+
+    def _variation(self, group: int, members: int | None, loads: RankLoads | None) -> MemberVariation:
         scenario, layout, folded = self.job.scenario, self.job.layout, members is None
         spread = scenario.variation
         if members is None:
@@ -98,13 +113,15 @@ class Draws:
             clock = self._with_slowest(clock)
         clock = np.repeat(clock, in_step, axis=1)
         full = (self.layers, self.microbatches, members)
-        loads = self.loads(group) if group else self.first_loads
         if loads is None:
             flat = np.ones(full)
             if folded and clock_cv == 0.0 and jitter_cv == 0.0:
                 clock, flat = clock[:, :1], flat[:, :, :1]  # all members are equal, so one stands for all
-            return MemberVariation(clock, flat, flat, jitter_cv, scenario.seed, stands_for, in_step)
-        rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
+            rows = nodes = np.ascontiguousarray(flat)
+        else:
+            rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
+        for array in (clock, rows, nodes):
+            read_only(array)
         return MemberVariation(clock, rows, nodes, jitter_cv, scenario.seed, stands_for, in_step)
 
     def _clock(self, group: int, members: int, gpus: int | None = None) -> FloatArray:

@@ -40,7 +40,7 @@ def balanced(parts: Sequence[PoolSlice], jobs: Sequence[ResolvedJob], schedule: 
     seconds, owners, shape = [], pool_of_ranks(parts), jobs[0].shape
     for part, job in zip(parts, jobs, strict=True):
         with naming_pool(part):
-            pricer = Pricer(job)
+            pricer = Pricer.shared(job)
             seconds.append({b: block_seconds(pricer, b) for b in {block.kind for block in blocks_of(shape)}})
     memory = FleetMemory(shape, parts, rank_stages(schedule), schedule.microbatches)
     return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)[0]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.schedules.action import Overlap, Step, actions_of
 
 Awaited = Literal["schedule", "edges", "all"]
@@ -89,8 +90,14 @@ class Schedule:
 
 def awaiting(schedule: Schedule, awaited: Awaited) -> Schedule:
     """Return the schedule on a runtime that waits for these sends."""
-    every = schedule.awaits_sends or awaited == "all"
-    return replace(schedule, awaits_sends=every, awaits_edges=awaited == "edges")
+    every, edges = schedule.awaits_sends or awaited == "all", awaited == "edges"
+    if (every, edges) == (schedule.awaits_sends, schedule.awaits_edges):
+        return schedule
+    key = (Same(schedule), every, edges)
+    return _AWAITING.get(key, lambda: replace(schedule, awaits_sends=every, awaits_edges=edges))
+
+
+_AWAITING: BoundedCache[Schedule] = BoundedCache(100_000, lambda kept: sum(map(len, kept.ranks)))
 
 
 def steady_steps(steps: Sequence[Step]) -> range:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.schedules.schedule import Schedule
 from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
 from moesim.simulator.schedules.timeline import Durations
@@ -80,7 +81,17 @@ class ScheduleSpec:
     def build(self, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
         """The schedule on `pp` ranks. Raises InputError for sizes that are not legal."""
         self.check(pp, microbatches, vpp)
-        return replace(self.builder(pp, microbatches, vpp), awaits_sends=self.awaits_sends)
+
+        def built() -> Schedule:
+            return replace(self.builder(pp, microbatches, vpp), awaits_sends=self.awaits_sends)
+
+        return _BUILT.get((self.builder, self.awaits_sends, pp, microbatches, vpp), built)
+
+
+MOST_STEPS = 100_000
+"""Steps of the schedules that are kept for the next scenario, about 25 MB."""
+
+_BUILT: BoundedCache[Schedule] = BoundedCache(MOST_STEPS, lambda built: sum(map(len, built.ranks)))
 
 
 def every(count: int) -> Callable[[int, int], int]:

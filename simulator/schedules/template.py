@@ -7,6 +7,7 @@ ZeRO-3. The engine walks the template; nothing here knows time.
 
 from __future__ import annotations
 
+from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules.overlap_order import (
     COMMUNICATION_PHASES,
@@ -54,15 +55,29 @@ def build_template(
     dependencies join them. Sources: `OVERLAP_ORDERS`; docs/model.md, section "Inside an action". Raises
     InputError for an order that deadlocks, ValueError for a pair without an order or with ZeRO-3 phases.
     """
-    if kind in ("F&B", "F&I"):
-        if order is None:
-            raise ValueError("an overlapped pair needs an overlap order")
-        weights = kind == "F&B"
-        kept = [have if weights else have - set(WEIGHT_OF) for have in backward]
-        return pair_template(kind, forward, kept, order)
-    if kind == "B" and order is not None and order.lone_backward == "streams":
+    paired = kind in ("F&B", "F&I")
+    if paired and order is None:
+        raise ValueError("an overlapped pair needs an overlap order")
+    streams = kind == "B" and order is not None and order.lone_backward == "streams"
+    used = order if paired or streams else None
+    key = (kind, tuple(forward), tuple(backward), used)
+    return _TEMPLATES.get(key, lambda: _template(kind, forward, backward, used))
+
+
+_TEMPLATES: BoundedCache[Template] = BoundedCache(100_000, lambda template: len(template.tasks) + 1)
+"""Templates of the actions of the scenarios before, limited by their tasks (about 30 MB)."""
+
+
+def _template(
+    kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: OverlapOrder | None
+) -> Template:
+    if order is None:
+        return _serial(kind, forward if kind == "F" else backward)
+    if kind == "B":
         return pair_template(kind, (), backward, order)
-    return _serial(kind, forward if kind == "F" else backward)
+    weights = kind == "F&B"
+    kept = [have if weights else have - set(WEIGHT_OF) for have in backward]
+    return pair_template(kind, forward, kept, order)
 
 
 _SERIAL: dict[str, tuple[Phase, ...]] = {

@@ -19,8 +19,9 @@ from moesim.hwmodels.host import load_host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import CostTable
+from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.critical import Segment, critical_path
-from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
+from moesim.simulator.engine.program import PricedSchedule, Program
 from moesim.simulator.engine.records import Execution, last_group, step_time_s
 from moesim.simulator.layout.expert_load_spec import popularity_of
 from moesim.simulator.layout.job import ResolvedJob

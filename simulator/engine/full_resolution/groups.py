@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies import Topology
+from moesim.simulator.common.bounded_cache import BoundedCache, Same, digest
+from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.faults import (
     check_faults,
     degraded,
@@ -15,7 +18,7 @@ from moesim.simulator.engine.full_resolution.faults import (
     surviving_groups,
 )
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
-from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program, compile_program
+from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program
 from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.job import ResolvedJob
 
@@ -37,6 +40,12 @@ class ClusterPrograms:
     topology: Topology
 
 
+_TOPOLOGIES: BoundedCache[Topology] = BoundedCache(500_000, lambda topology: topology.n_gpus)
+"""Topologies of the clusters before, limited by their GPUs (each takes about 140 bytes a GPU and cable)."""
+_LINK_MAPS: BoundedCache[ClusterLinkMap] = BoundedCache(64_000_000, ClusterLinkMap.bytes_at_most)
+"""Link maps of the groups before, of at most 64 MB."""
+
+
 def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> ClusterPrograms:
     """Compile one program a group of GPUs on the faulty cluster's links (docs/model.md, eqs. G1 to G3).
 
@@ -47,14 +56,17 @@ def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> Clus
     check_faults(faults, cluster)
     gpus = grouped_gpus(layout, cluster.node.scale_up_shares)
     running = surviving_groups(faults, gpus, layout.gpus_per_node)
-    healthy = cluster.topology()
-    topology = degraded(healthy, faults)
+    place = (cluster.node.model_dump_json(), cluster.network.model_dump_json(), cluster.nodes)
+    healthy = _TOPOLOGIES.get(place, cluster.topology)
+    topology = _TOPOLOGIES.get((place, faults), lambda: degraded(healthy, faults)) if faults else healthy
     per_node = min(gpus.shape[2], layout.gpus_per_node)
     programs = []
     for group in running:
         own = gpus[:, group]
-        link_map = ClusterLinkMap(
-            topology, healthy, own, per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1
+        spread = (per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1)
+        link_map = _LINK_MAPS.get(
+            (Same(topology), Same(healthy), digest(own), *spread),
+            partial(ClusterLinkMap, topology, healthy, own, *spread),
         )
         variation = draw(group, gpus.shape[2])
         usual = scenario.variation.jitter_cv.value

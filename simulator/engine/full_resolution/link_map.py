@@ -14,6 +14,10 @@ from moesim.simulator.engine.full_resolution.statistics import link_ends
 from moesim.simulator.engine.link_map import TO_EXPERTS
 from moesim.simulator.model.operator import Phase
 
+LINKS_OF_A_PAIR = 6
+"""Usual number of entries of a pair: links of its routes."""
+BYTES_OF_AN_ENTRY = 32
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangePattern:
@@ -143,6 +147,12 @@ class ClusterLinkMap:
     def gpus_per_rank(self) -> int:
         """Members of the group."""
         return int(self.gpus.shape[1])
+
+    def bytes_at_most(self) -> int:
+        """Estimate of the bytes that the map takes once all of its patterns are in use."""
+        ranks, members = self.gpus.shape
+        pairs = members * (self.per_node + members // self.per_node + 2)
+        return int(ranks * 2 * pairs * LINKS_OF_A_PAIR * BYTES_OF_AN_ENTRY)
 
     def pattern(self, rank: int, outward: bool) -> ExchangePattern:
         """The exchange between the members of a pipeline rank."""

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program, compile_program
+from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program
 from moesim.simulator.engine.records import Execution, SendRecord
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase

@@ -1,0 +1,207 @@
+"""Durations of tasks for all micro-batches and members of a group, computed once and shared by scenarios.
+
+Every array is read-only and a pure function of its key: random draws by their seed, factors of a phase by
+draws and spreads, nanoseconds by factors, loads and price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import get_args
+
+import numpy as np
+
+from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
+from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
+from moesim.simulator.cost.table import PhaseCost, TransferCost
+from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, slowest_draws, whole_ns
+from moesim.simulator.engine.link_map import LinkMap
+from moesim.simulator.engine.program import MemberVariation, TransferRows
+from moesim.simulator.model.operator import Phase
+from moesim.simulator.schedules import Schedule
+
+LOAD_TOLERANCE = 1e-9
+"""Mean rows of the members that are below 1 by less than this count as complete."""
+
+Rows = tuple[IntArray, FloatArray]
+"""Nanoseconds [micro-batches, members] of a compute phase, and their mean over the members."""
+Payload = tuple[tuple[float, ...], IntArray]
+"""Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's."""
+
+_TOKENS: BoundedCache[object] = BoundedCache(100_000)
+"""An object for every long key, so that the keys made from it are short."""
+_DRAWS: BoundedCache[FloatArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
+_FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
+_ROWS: BoundedCache[Rows] = BoundedCache(192_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
+_PAYLOADS: BoundedCache[Payload] = BoundedCache(64_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
+_LOADS: BoundedCache[tuple[float, frozenset[int]]] = BoundedCache(64)
+"""The least relative rows of loads, and the blocks in which rows were dropped."""
+
+_PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(get_args(Phase))}
+"""Part of the seed of a phase's run-to-run noise."""
+
+
+class TaskDurations:
+    """Durations of the tasks of one group: `variation` at the ranks of a schedule, on the links of a map."""
+
+    def __init__(
+        self, schedule: Schedule, stages: int, variation: MemberVariation, link_map: LinkMap, group: int
+    ) -> None:
+        """`stages`: number of stages; `group`: part of the seed of run-to-run noise."""
+        self.schedule, self.variation, self.link_map, self.group = schedule, variation, link_map, group
+        self.shape = (schedule.microbatches, variation.clock.shape[1])
+        self._even = read_only(np.ones((1, self.shape[1])))
+        self._ones = np.ones(self.shape[1])
+        self._seconds, self._whole = np.empty(self.shape), np.empty(self.shape)
+        self.load_key = array_key(variation.loads), array_key(variation.node_loads)
+        self._least_load, self._dropping = _LOADS.get(self.load_key, lambda: _facts(variation))
+        self.stage_tokens = self._tokens(stages)
+        self._clocks: dict[int, FloatArray] = {}
+        self._payloads: dict[tuple[int | None, float, float, float, float], Payload] = {}
+
+    def _tokens(self, stages: int) -> list[object]:
+        """Stand for all that the factors of the phases of each stage depend on, besides block and phase."""
+        v, cv = self.variation, self.variation.jitter_cv
+        shared = (
+            (self.group, self.schedule.routes, self.shape, v.seed, v.stands_for, v.in_step),
+            digest(v.clock),
+            cv if isinstance(cv, float) else digest(cv),
+        )
+        return [_TOKENS.get((stage, shared), object) for stage in range(stages)]
+
+    # -- compute ---------------------------------------------------------------------------------------
+
+    def rows(self, place: tuple[int, int, Phase], price: PhaseCost, routed: int | None) -> Rows:
+        """Nanoseconds [micro-batches, members] of a compute phase at a price, and their mean.
+
+        `place`: stage, block and phase; `routed`: number of the block among those with routed experts.
+        """
+        fixed_s, row_s = price.fixed_s, price.row_s
+        if fixed_s == row_s == 0.0:
+            return _ROWS.get(("no compute", self.shape), self._no_compute)
+        number = routed if row_s else None
+        load_key = None if number is None else (self.load_key[0], number)
+        key = (self.stage_tokens[place[0]], place[1], place[2], load_key, fixed_s, row_s)
+        return _ROWS.get(key, lambda: self._rows(place, price, number))
+
+    def _no_compute(self) -> Rows:
+        return read_only(np.zeros(self.shape, np.int64)), read_only(np.zeros(self.shape[0]))
+
+    def _rows(self, place: tuple[int, int, Phase], price: PhaseCost, number: int | None) -> Rows:
+        """Eq. E1 with the factors of the members, rounded to nanoseconds."""
+        seconds, fixed_s, row_s = self._seconds, price.fixed_s, price.row_s
+        factor = self._factor(place) if fixed_s + row_s > 0.0 else 1.0
+        load = 1.0 if number is None else self.variation.loads[number]
+        np.multiply(compute_seconds(fixed_s, row_s, load), factor, out=seconds)
+        if fixed_s < 0.0 or row_s < 0.0 or self._least_load < 0.0:
+            return self._checked(seconds)
+        nanoseconds = np.multiply(seconds, NS, out=self._whole)
+        np.rint(nanoseconds, out=nanoseconds)
+        # Sums of whole numbers below 2^53 are exact in any order, and no member takes longer than the sum.
+        sums = nanoseconds @ self._ones
+        if not float(sums.max(initial=0.0)) <= LONGEST_PHASE_S * NS:
+            return self._checked(seconds)
+        return read_only(nanoseconds.astype(np.int64)), read_only(sums / self.shape[1])
+
+    def _checked(self, seconds: FloatArray) -> Rows:
+        """Unusual durations, of which every one is checked."""
+        rows = whole_ns(seconds)
+        return read_only(rows), read_only(rows.mean(axis=1))
+
+    def _factor(self, place: tuple[int, int, Phase]) -> FloatArray:
+        """Time of a phase over that on a usual GPU in a usual run [micro-batches, members], at least 0."""
+        key = (self.stage_tokens[place[0]], place[1], place[2])
+        return _FACTORS.get(key, lambda: read_only(self._clock(place[0]) * self._noise(place)))
+
+    def _clock(self, stage: int) -> FloatArray:
+        if stage not in self._clocks:
+            self._clocks[stage] = self.variation.clock[self._ranks(stage)]
+        return self._clocks[stage]
+
+    def _ranks(self, stage: int) -> list[int]:
+        """Rank of each micro-batch: a stage of a bidirectional schedule runs on one for every direction."""
+        return [self.schedule.rank_of(stage, m) for m in range(self.shape[0])]
+
+    def _noise(self, place: tuple[int, int, Phase]) -> FloatArray | float:
+        """Run-to-run factor of a phase, drawn once a micro-batch and member for all modes."""
+        cv = self.variation.jitter_cv
+        if isinstance(cv, float) and cv == 0.0:
+            return 1.0
+        spread = cv if isinstance(cv, float) else cv[self._ranks(place[0])]
+        entropy = (self.variation.seed, place[0], place[1], _PHASE_NUMBER[place[2]])
+        draws = self._draws((*entropy, self.group) if self.group else entropy)
+        return np.asarray(np.maximum(1.0 + spread * draws, 0.0))
+
+    def _draws(self, entropy: tuple[int, ...]) -> FloatArray:
+        in_step, stands_for = self.variation.in_step, self.variation.stands_for
+        key: Hashable = (entropy, self.shape, in_step, stands_for)
+
+        def drawn() -> FloatArray:
+            return slowest_draws(np.random.default_rng(list(entropy)), self.shape, in_step, stands_for)
+
+        return _DRAWS.get(key, lambda: read_only(drawn()))
+
+    # -- transfers -------------------------------------------------------------------------------------
+
+    def transfer(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> TransferRows:
+        """Durations of a transfer phase on a pipeline rank.
+
+        `routed`: number of its block among those with routed experts, if the load decides the bytes.
+        """
+        variation = self.variation
+        payload_ns, member_ns = self._payload(rank, phase, routed, cost)
+        return TransferRows(
+            round(cost.launch_s * NS),
+            payload_ns,
+            member_ns,
+            cost,
+            self.link_map.uniform(rank, phase, cost) if routed not in self._dropping else None,
+            self._even if routed is None else variation.loads[routed],
+            self._even if routed is None else variation.node_loads[routed],
+        )
+
+    def _payload(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> Payload:
+        """Payload in ns of the slowest member and of each member (eq. E2)."""
+        nic, scale_up = self.link_map.slowness(rank, phase)
+        if isinstance(nic, float) and isinstance(scale_up, float):
+            usual = (routed, cost.nic_s, cost.scale_up_s, nic, scale_up)
+            if usual not in self._payloads:
+                self._payloads[usual] = self._shared_payload(routed, cost, (nic, scale_up))
+            return self._payloads[usual]
+        return self._shared_payload(routed, cost, (nic, scale_up))
+
+    def _shared_payload(
+        self, routed: int | None, cost: TransferCost, slowness: tuple[FloatArray | float, FloatArray | float]
+    ) -> Payload:
+        nic, scale_up = slowness
+        slow = (
+            nic if isinstance(nic, float) else array_key(nic),
+            scale_up if isinstance(scale_up, float) else array_key(scale_up),
+        )
+        load_key = None if routed is None else (*self.load_key, routed)
+        least = min(cost.nic_s, cost.scale_up_s, self._least_load)
+        key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
+
+        def payload() -> Payload:
+            load = self._even if routed is None else self.variation.loads[routed]
+            node_load = self._even if routed is None else self.variation.node_loads[routed]
+            seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
+            whole = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
+            slowest = whole.max(axis=1)
+            if least < 0.0 or not float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
+                whole_ns(whole)  # says what is wrong with it
+            nanoseconds = np.multiply(whole, NS, out=self._whole)
+            np.rint(nanoseconds, out=nanoseconds)
+            return tuple((slowest * NS).tolist()), read_only(nanoseconds.astype(np.int64))
+
+        return _PAYLOADS.get(key, payload)
+
+
+def _facts(variation: MemberVariation) -> tuple[float, frozenset[int]]:
+    """Least relative rows, and the routed blocks whose transfers send less, because capacity dropped rows."""
+    loads = variation.loads
+    if not loads.size:
+        return 1.0, frozenset()
+    dropping = np.flatnonzero(loads.mean(axis=2).min(axis=1) < 1.0 - LOAD_TOLERANCE)
+    return float(min(loads.min(), variation.node_loads.min())), frozenset(dropping.tolist())
