@@ -19,14 +19,11 @@ from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
-from moesim.simulator.model.operator import Phase
+from moesim.simulator.engine.transfer_table import Moved, TransferTable, transfer_table
 from moesim.simulator.schedules.template import Stream
 
 Hop = tuple[int, int]
 """(source, target) pipeline rank of a send."""
-
-FEW_LINKS = 8
-"""Most links of a transfer among which links with equal weights are not looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +51,46 @@ class LinkContention:
     """Number of sends of each group, by hop."""
     _own: list[IntArray] = field(default_factory=list)
     """Links that a group uses."""
-    _bytes: dict[tuple[int, int, Phase, TransferCost], _Bytes] = field(default_factory=dict)
-    _weights: dict[tuple[int, int, Phase, TransferCost], FloatArray] = field(default_factory=dict)
+    _bytes: dict[tuple[int, Moved], _Bytes] = field(default_factory=dict)
+    _weights: dict[tuple[int, Moved], tuple[tuple[float, float], ...]] = field(default_factory=dict)
     _demands: dict[tuple[int, Hop], Demand] = field(default_factory=dict)
     _sends: dict[tuple[int, Hop], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, programs: Sequence[Program], tables: Sequence[TaskTable] | None = None) -> LinkContention:
-        """Count the streams and sends of all programs; `tables`: their task tables, if they exist already."""
+    def of(
+        cls,
+        programs: Sequence[Program],
+        tables: Sequence[TaskTable] | None = None,
+        transfers: Sequence[TransferTable] | None = None,
+    ) -> LinkContention:
+        """Count the streams and sends of all programs; `tables` and `transfers`: theirs, if they exist."""
         capacity = programs[0].link_map.capacity_bytes_per_ns
         made = cls(programs, capacity, np.zeros(len(capacity), dtype=np.int64))
-        for number, table in enumerate(tables or [task_table(program) for program in programs]):
-            links = made._stream_links(number, table)
-            for own in links:
-                made.streams[own] += 1
+        tables = tables or [task_table(program) for program in programs]
+        transfers = transfers or [transfer_table(table) for table in tables]
+        for number, (table, own) in enumerate(zip(tables, transfers, strict=True)):
+            links = made._stream_links(number, own)
+            for stream in links:
+                made.streams[stream] += 1
             made.sends.append(_sends(table))
             links += [made._send(number, hop).links for hop in made.sends[-1]]
             made._own.append(np.unique(np.concatenate([*links, np.zeros(0, dtype=np.int64)])))
         return made
 
-    def _stream_links(self, number: int, table: TaskTable) -> list[IntArray]:
+    def _stream_links(self, number: int, transfers: TransferTable) -> list[IntArray]:
         """The links of every stream of every rank of a group."""
-        streams: defaultdict[tuple[int, Stream], list[IntArray]] = defaultdict(list)
-        seen = set()
-        for rank, at, _ in table.groups():
-            code = table.actions.codes[at]
-            for task in (code.tasks[transfer] for transfer in code.transfers):
-                assert task.transfer is not None
-                cost = task.transfer.cost
-                key = (rank, task.stream, task.phase, id(cost))
-                if key not in seen:
-                    seen.add(key)
-                    streams[rank, task.stream].append(self._of(number, rank, task.phase, cost).links)
-        return [np.unique(np.concatenate(links)) for links in streams.values()]
+        streams: defaultdict[tuple[int, Stream], set[int]] = defaultdict(set)
+        for rank, task, moved in zip(
+            transfers.ranks, transfers.tasks, transfers.moved_of.tolist(), strict=True
+        ):
+            streams[rank, task.stream].add(moved)
+        links = [self._of(number, *moved).links for moved in transfers.moved]
+        return [np.unique(np.concatenate([links[n] for n in moved])) for moved in streams.values()]
 
-    def _of(self, number: int, rank: int, phase: Phase, cost: TransferCost) -> _Bytes:
-        key = (number, rank, phase, cost)
+    def _of(self, number: int, moved: Moved, cost: TransferCost) -> _Bytes:
+        key = (number, moved)
         if key not in self._bytes:
-            program = self.programs[number]
+            program, (rank, phase, _, _) = self.programs[number], moved
             even = np.ones(program.members)
             parts = []
             for part in (replace(cost, scale_up_bytes=0.0), replace(cost, nic_bytes=0.0)):
@@ -107,27 +106,24 @@ class LinkContention:
         return self._bytes[key]
 
     def transfer_ns(
-        self,
-        number: int,
-        rank: int,
-        phase: Phase,
-        cost: TransferCost,
-        load: tuple[FloatArray, FloatArray],
+        self, number: int, moved: Moved, cost: TransferCost, nodes: FloatArray, members: FloatArray
     ) -> FloatArray:
         """Longest payload in ns beside the transfers of all other streams (eq. B3).
 
-        `load`: relative rows of the most loaded (node, member), in any shape, which the result has as well.
+        `nodes` and `members`: relative rows of the most loaded node and member, in any shape; the result has
+        the same.
         """
-        key = (number, rank, phase, cost)
+        key = (number, moved)
         if key not in self._weights:
-            moved = self._of(*key)
-            others = self.streams[moved.links] - 1
-            each = np.array([(part + others * part.max(initial=0.0)) / self.capacity[moved.links]
-                             for part in (moved.outer, moved.inner)])  # fmt: skip
-            self._weights[key] = each if each.shape[1] <= FEW_LINKS else np.unique(each, axis=1)
-        outer, inner = self._weights[key]
-        nodes, members = load
-        return np.asarray((nodes[..., None] * outer + members[..., None] * inner).max(axis=-1, initial=0.0))
+            own = self._of(number, moved, cost)
+            others = self.streams[own.links] - 1
+            each = np.array([(part + others * part.max(initial=0.0)) / self.capacity[own.links]
+                             for part in (own.outer, own.inner)])  # fmt: skip
+            self._weights[key] = tuple({(outer, inner) for outer, inner in each.T.tolist()})
+        longest = np.zeros(nodes.shape)
+        for outer, inner in self._weights[key]:
+            np.maximum(longest, nodes * outer + members * inner, out=longest)
+        return longest
 
     def _send(self, number: int, hop: Hop) -> Demand:
         if (number, hop) not in self._demands:

@@ -1,17 +1,38 @@
-"""Every task of a program as vectors, with what its members need together (pure)."""
+"""Every task of a program as vectors (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.engine.action_table import ActionTable, action_table
+from moesim.simulator.engine.member_durations import slowest_ns
 from moesim.simulator.engine.program import CompiledTask, Program
+
+Item = TypeVar("Item")
+
+
+class Priced(Protocol):
+    """A price with its range."""
+
+    @property
+    def best_s(self) -> float:
+        """Seconds in the best case."""
+
+    @property
+    def worst_s(self) -> float:
+        """Seconds in the worst case."""
+
+
+Figure = Callable[[Priced, float], float]
+"""A figure of a price and its expected seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,38 +55,55 @@ class TaskTable:
 
     @cached_property
     def template_task(self) -> IntArray:
-        """The number of every task's template task."""
+        """The template task of every task."""
         shift = self.first_of_code[self.actions.code] - self.actions.first_task[:-1]
         return np.arange(self.actions.tasks) + shift[self.action]
 
     @cached_property
     def side(self) -> IntArray:
         """The side of every task: 0 forward, 1 backward."""
-        return np.array([task.side for task in self.of_template], dtype=np.int64)[self.template_task]
+        sides = np.array([task.side for task in self.of_template], dtype=np.int64)
+        return np.asarray(sides[self.template_task])
 
     @cached_property
     def microbatch(self) -> IntArray:
         """The micro-batch of every task."""
-        return self.actions.microbatches[self.action, self.side]
+        return np.asarray(self.actions.microbatches[self.action, self.side])
 
     @cached_property
     def slowest_ns(self) -> IntArray:
         """Compute in nanoseconds of the slowest member of every task."""
-        return self.at_tasks(*over_members(self.of_template, np.maximum))
+        number, rows = by_identity([task.rows_ns for task in self.of_template])
+        if not rows:
+            return np.zeros(0, dtype=np.int64)
+        slowest = np.array([slowest_ns(row) for row in rows])
+        return np.asarray(slowest[number[self.template_task], self.microbatch])
 
-    def at_tasks(self, number: IntArray, rows: IntArray) -> IntArray:
-        """Values of all tasks from rows [rows, micro-batches], of which `number` has one a template task."""
-        return np.asarray(rows[number[self.template_task], self.microbatch])
-
-    def groups(self) -> Iterator[tuple[int, int, IntArray]]:
-        """(pipeline rank, template number, actions) of each template of a rank, in the order of first use."""
+    @cached_property
+    def groups(self) -> tuple[tuple[int, int, IntArray], ...]:
+        """(pipeline rank, template, actions) of each template of a rank, in the order of their first use."""
         table = self.actions
         key = table.rank * len(table.codes) + table.code
         order = np.argsort(key, kind="stable")
         bounds = np.flatnonzero(np.diff(key[order], prepend=-1)).tolist()
         parts = [order[begin:end] for begin, end in pairwise([*bounds, len(order)])]
-        for actions in sorted(parts, key=lambda part: int(part[0])):
-            yield int(table.rank[actions[0]]), int(table.code[actions[0]]), actions
+        parts.sort(key=lambda part: int(part[0]))
+        return tuple((int(table.rank[part[0]]), int(table.code[part[0]]), part) for part in parts)
+
+    def price_figure(self, figure: Figure) -> FloatArray:
+        """A figure of the compute of every template task."""
+        number, prices = self._prices
+        return np.array([figure(price, price.fixed_s + price.row_s) for price in prices])[number]
+
+    @cached_property
+    def _prices(self) -> tuple[IntArray, list[PhaseCost]]:
+        return by_identity([task.price for task in self.of_template])
+
+    def compute_tasks(self, group: tuple[int, int, IntArray]) -> Iterator[tuple[int, CompiledTask]]:
+        """(template task, task) of the tasks of a group's template that are no transfers."""
+        first = int(self.first_of_code[group[1]])
+        tasks = enumerate(self.actions.codes[group[1]].tasks, start=first)
+        return ((number, task) for number, task in tasks if task.transfer is None)
 
 
 def task_table(program: Program, actions: ActionTable | None = None) -> TaskTable:
@@ -76,17 +114,14 @@ def task_table(program: Program, actions: ActionTable | None = None) -> TaskTabl
     return TaskTable(program, actions, tasks, np.append(0, np.cumsum(sizes)))
 
 
-def over_members(tasks: Sequence[CompiledTask], reduce: np.ufunc) -> tuple[IntArray, IntArray]:
-    """(number of the row of every task, rows) of the tasks' durations, reduced over the members.
-
-    The rows are [rows, micro-batches]; tasks that share their durations share a row.
-    """
+def by_identity(items: Sequence[Item]) -> tuple[IntArray, list[Item]]:
+    """(number of every item in the list, the different objects among the items)."""
     number: dict[int, int] = {}
-    rows: list[IntArray] = []
+    different: list[Item] = []
     numbers = []
-    for task in tasks:
-        at = number.setdefault(id(task.rows_ns), len(rows))
-        if at == len(rows):
-            rows.append(reduce.reduce(task.rows_ns, axis=1))
+    for item in items:
+        at = number.setdefault(id(item), len(different))
+        if at == len(different):
+            different.append(item)
         numbers.append(at)
-    return np.array(numbers, dtype=np.int64), np.array(rows, dtype=np.int64)
+    return np.array(numbers, dtype=np.int64), different
