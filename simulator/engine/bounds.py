@@ -7,104 +7,121 @@ the step. They therefore hold for every scenario (docs/model.md, eq. B1 to B4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.contention import LinkContention
+from moesim.simulator.engine.contention import LinkContention, hop_targets
 from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import TRANSFER_STREAMS, CompiledTask, CompiledTemplate, Program
-from moesim.simulator.schedules import Step, longest_path, makespan
-from moesim.simulator.schedules.template import Stream
+from moesim.simulator.engine.member_durations import member_sums_ns, rows_of
+from moesim.simulator.engine.program import TRANSFER_STREAMS, Program
+from moesim.simulator.engine.task_table import Priced, TaskTable, task_table
+from moesim.simulator.engine.transfer_table import TransferTable, transfer_table
+from moesim.simulator.schedules import step_order
 
 ROUNDING_NS = 1.0
 """The engine rounds to whole nanoseconds, so a transfer may end this much earlier or later than priced."""
 
+SUM_ERROR = 1e-9
+"""Relative difference, with much room, between sums of the same durations in different orders."""
 
-def lower_bound_s(programs: Sequence[Program]) -> float:
+
+def lower_bound_s(programs: Sequence[Program], tables: Sequence[TaskTable] | None = None) -> float:
     """Seconds that the busiest resource needs at its best-case rates (docs/model.md, eq. B1).
 
-    `programs`: the programs of all groups. The resources are every GPU's compute and every rank's
-    streams of transfers, over all actions; the slowest optimizer at its best-case rate follows.
+    `programs`: the programs of all groups; `tables`: their task tables, if they exist already. The resources
+    are every GPU's compute and every rank's streams of transfers, over all actions; the slowest optimizer at
+    its best-case rate follows.
     """
-    busiest = max(_busiest_ns(program) for program in programs)
+    busiest = max(_busiest_ns(table) for table in _tables(programs, tables))
     return (busiest + max(_optimizer_ns(program) for program in programs)) / NS
 
 
-def upper_bound_s(programs: Sequence[Program]) -> float:
+def upper_bound_s(programs: Sequence[Program], tables: Sequence[TaskTable] | None = None) -> float:
     """Seconds with everything in series at worst-case rates, skew and shared links included (eq. B2 to B4).
 
-    `programs`: the programs of all groups. An action lasts as long as its phases on its slowest member plus
-    its own sends; actions keep the schedule's order (longest path). Every transfer includes the time that
-    transfers of other groups occupy its links; the time of sends on those links is added once. The end of
-    the step follows.
+    `programs`: the programs of all groups; `tables`: their task tables, if they exist already. An action
+    lasts as long as its phases on its slowest member plus its own sends; actions keep the schedule's order
+    (longest path). Every transfer includes the time that transfers of other groups occupy its links; the time
+    of sends on those links is added once. The end of the step follows.
     """
-    contention = LinkContention.of(programs)
-    last = max(_in_series_ns(program, number, contention) for number, program in enumerate(programs))
+    tables = _tables(programs, tables)
+    transfers = [transfer_table(table) for table in tables]
+    contention = LinkContention.of(programs, tables, transfers)
+    last = max(
+        _in_series_ns(table, own, number, contention)
+        for number, (table, own) in enumerate(zip(tables, transfers, strict=True))
+    )
     return (last + _end_ns(programs)) / NS
+
+
+def _tables(programs: Sequence[Program], tables: Sequence[TaskTable] | None) -> Sequence[TaskTable]:
+    return [task_table(program) for program in programs] if tables is None else tables
 
 
 # -- best case ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
-    """Nanoseconds of one side of a template at best-case rates."""
-
-    compute: FloatArray
-    """[micro-batches, members]"""
-    streams: Mapping[Stream, FloatArray]
-    """Each stream of transfers [micro-batches]."""
-
-
-def _busiest_ns(program: Program) -> float:
-    by_template: dict[int, tuple[_Least, _Least]] = {}
-    most = 0.0
-    for steps in program.ranks:
-        compute, streams = np.zeros(program.members), dict.fromkeys(TRANSFER_STREAMS, 0.0)
-        for step in steps:
-            sides = by_template.get(id(step.code))
-            if sides is None:
-                sides = by_template[id(step.code)] = (
-                    _least(program, step.code, 0),
-                    _least(program, step.code, 1),
-                )
-            for side, microbatch in zip(sides, step.microbatches, strict=True):
-                if microbatch >= 0:
-                    compute += side.compute[microbatch]
-                    for name, least in side.streams.items():
-                        streams[name] += float(least[microbatch])
-        most = max(most, float(compute.max()), *streams.values())
-    return most
+def _busiest_ns(table: TaskTable) -> float:
+    """Nanoseconds of the busiest stream or member."""
+    # Best-case prices are for load 1: scale the engine's durations by best price over price.
+    share = table.price_figure(_share)
+    most = _busiest_stream_ns(table, share)
+    sums = _member_sums_ns(table, share).max(axis=1)
+    # The order of a sum matters to its last digits: repeat the largest ones in the order of the actions.
+    close = np.flatnonzero(sums >= max(most, float(sums.max())) * (1.0 - SUM_ERROR))
+    return max([most, *(_busiest_member_ns(table, rank, share) for rank in close.tolist())])
 
 
-def _least(program: Program, code: CompiledTemplate, side: int) -> _Least:
-    count = program.schedule.microbatches
-    compute = np.zeros((count, program.members))
-    streams: dict[Stream, FloatArray] = {name: np.zeros(count) for name in TRANSFER_STREAMS}
-    for task in code.tasks:
-        if task.side != side:
-            continue
-        # Best-case prices are for load 1: scale the engine's durations by best price over price.
-        own = task.rows_ns * _best_share(task)
-        if task.transfer is None:
-            compute += own
-            continue
-        cost = task.transfer.cost
-        share = _share(cost.best_s, max(cost.nic_s, cost.scale_up_s))
-        payload = np.maximum(np.array(task.transfer.payload_ns) * share - ROUNDING_NS, 0.0)
-        streams[task.stream] += own.min(axis=1) + task.transfer.launch_ns + payload
-    return _Least(compute, streams)
+def _busiest_stream_ns(table: TaskTable, share: FloatArray) -> float:
+    transfers = transfer_table(table)
+    at = transfers.task
+    payload = transfers.payload_ns() * transfers.cost_figure(_share)
+    own = transfers.fastest_ns() * share[table.template_task[at]]
+    busy = own + transfers.launch_ns() + np.maximum(payload - ROUNDING_NS, 0.0)
+    # Sums over the tasks of each side of an action, then over the sides of a rank's actions, in their order.
+    count, actions = len(TRANSFER_STREAMS), len(table.actions.steps)
+    place = (2 * table.action[at] + table.side[at]) * count + transfers.stream()
+    sides = np.bincount(place, busy, 2 * count * actions).reshape(actions, 2 * count)
+    place = count * table.actions.rank[:, None] + np.tile(np.arange(count), 2)
+    return float(np.bincount(place.ravel(), sides.ravel(), 1).max())
 
 
-def _best_share(task: CompiledTask) -> float:
-    return _share(task.price.best_s, task.price.fixed_s + task.price.row_s)
+def _member_sums_ns(table: TaskTable, share: FloatArray) -> FloatArray:
+    """Compute of every member of every rank [pipeline ranks, members], summed in any order."""
+    total = np.zeros((len(table.program.ranks), table.program.members))
+    for group in table.groups:
+        rank, _, actions = group
+        sides = [rows_of(side) for side in table.actions.microbatches[actions].T]
+        tasks = list(table.compute_tasks(group))
+        if tasks:
+            sums = np.array([member_sums_ns(task.rows_ns, sides[task.side]) for _, task in tasks])
+            total[rank] += share[[number for number, _ in tasks]] @ sums
+    return total
 
 
-def _share(best_s: float, seconds: float) -> float:
-    return min(1.0, best_s / seconds) if seconds > 0.0 else 1.0
+def _busiest_member_ns(table: TaskTable, rank: int, share: FloatArray) -> float:
+    """Compute of the busiest member of a rank, summed in the order of its tasks and actions."""
+    first, end = table.actions.first_action[rank : rank + 2].tolist()
+    members = table.program.members
+    sides = np.zeros((end - first, 2, members))
+    for group in (group for group in table.groups if group[0] == rank):
+        actions = group[2]
+        microbatches = table.actions.microbatches[actions]
+        own = np.zeros((2, len(actions), members))
+        for number, task in table.compute_tasks(group):
+            own[task.side] += task.rows_ns[microbatches[:, task.side]] * share[number]
+        sides[actions - first] = own.transpose(1, 0, 2)
+    total = np.zeros(members)
+    for side in sides.reshape(-1, members):
+        total += side
+    return float(total.max())
+
+
+def _share(price: Priced, seconds: float) -> float:
+    """Best-case seconds over `seconds`."""
+    return min(1.0, price.best_s / seconds) if seconds > 0.0 else 1.0
 
 
 def _optimizer_ns(program: Program) -> float:
@@ -115,45 +132,61 @@ def _optimizer_ns(program: Program) -> float:
 # -- worst case --------------------------------------------------------------------------------------
 
 
-def _in_series_ns(program: Program, number: int, contention: LinkContention) -> float:
+def _in_series_ns(
+    table: TaskTable, transfers: TransferTable, number: int, contention: LinkContention
+) -> float:
     """End of a group's last action with everything in series, plus the time that sends occupy its links."""
-    worst: dict[int, tuple[FloatArray, FloatArray]] = {}
-    costs: dict[tuple[int, Step], float] = {}
-    for rank, (steps, placed) in enumerate(zip(program.schedule.ranks, program.ranks, strict=True)):
-        for step, place in zip(steps, placed, strict=True):
-            sides = worst.get(id(place.code))
-            if sides is None:
-                sides = worst[id(place.code)] = _worst(program, number, rank, place.code, contention)
-            costs[rank, step] = sum(
-                float(side[m]) for side, m in zip(sides, place.microbatches, strict=True) if m >= 0
-            ) + sum(contention.send_ns(number, *hop) + ROUNDING_NS for hop in program.hops(rank, place))
-    times = longest_path(program.schedule, lambda rank, step: costs[rank, step])
-    return makespan(times) + contention.others_sends_ns(number)
+    sides = _worst_ns(table, transfers, number, contention)
+    targets, source = hop_targets(table), table.actions.rank[:, None]
+    ranks = len(table.program.ranks)
+    longest = np.zeros((ranks, ranks + 1))  # the last column stands for no send
+    for hop in contention.sends[number]:
+        longest[hop] = contention.send_ns(number, *hop) + ROUNDING_NS
+    sends = longest[source, targets]
+    costs = (sides[:, 0] + sides[:, 1]) + (sends[:, 0] + sends[:, 1])
+    last = max(step_order(table.program.schedule).ends(costs.tolist()), default=0.0)
+    return last + contention.others_sends_ns(number)
 
 
-def _worst(
-    program: Program, number: int, rank: int, code: CompiledTemplate, contention: LinkContention
-) -> tuple[FloatArray, FloatArray]:
-    """Nanoseconds of all phases of each side in series, for the slowest member, by micro-batch."""
-    count = program.schedule.microbatches
-    total = np.zeros(count), np.zeros(count)
-    for task in code.tasks:
-        price = task.price
-        slowest = task.rows_ns.max(axis=1)
-        total[task.side][:] += slowest * _growth(price.worst_s, price.fixed_s + price.row_s)
-        if task.transfer is not None:
-            cost = task.transfer.cost
-            alone = np.array(task.transfer.payload_ns) * _growth(
-                cost.worst_s, max(cost.nic_s, cost.scale_up_s)
-            )
-            shared = contention.transfer_ns(number, rank, task.phase, task.transfer)
-            payload = np.where(alone > 0.0, np.maximum(alone, shared) + ROUNDING_NS, 0.0)
-            total[task.side][:] += task.transfer.launch_ns + payload
-    return total
+def _worst_ns(
+    table: TaskTable, transfers: TransferTable, number: int, contention: LinkContention
+) -> FloatArray:
+    """Nanoseconds [actions, sides] of all phases in series, each on its slowest member."""
+    # Every task adds its compute and then, if it is a transfer, its launch and payload, in this order.
+    parts = np.zeros((table.actions.tasks, 2))
+    parts[:, 0] = table.slowest_ns * table.price_figure(_growth)[table.template_task]
+    alone = transfers.payload_ns() * transfers.cost_figure(_growth)
+    shared = _shared_ns(table, transfers, number, contention)
+    payload = np.where(alone > 0.0, np.maximum(alone, shared) + ROUNDING_NS, 0.0)
+    parts[transfers.task, 1] = transfers.launch_ns() + payload
+    place = np.repeat(2 * table.action + table.side, 2)
+    actions = len(table.actions.steps)
+    return np.asarray(np.bincount(place, parts.ravel(), 2 * actions).reshape(actions, 2), dtype=np.float64)
 
 
-def _growth(worst_s: float, seconds: float) -> float:
-    return max(1.0, worst_s / seconds) if seconds > 0.0 else 1.0
+def _shared_ns(
+    table: TaskTable, transfers: TransferTable, number: int, contention: LinkContention
+) -> FloatArray:
+    """Longest payload of every transfer beside the transfers of all other streams."""
+    count = table.program.schedule.microbatches
+    shape = (len(transfers.loads), count)
+    nodes, members = np.empty(shape), np.empty(shape)
+    for number_of_load, rows in enumerate(transfers.loads):
+        nodes[number_of_load] = rows.node_load.max(axis=1)
+        members[number_of_load] = rows.load.max(axis=1)
+    pairs, pair_of = np.unique(transfers.moved_of * len(nodes) + transfers.load_of, return_inverse=True)
+    moved, loads = np.divmod(pairs, max(1, len(nodes)))
+    bounds = np.searchsorted(moved, np.arange(len(transfers.moved) + 1)).tolist()
+    longest = np.zeros((len(pairs), count))
+    for (what, cost), begin, end in zip(transfers.moved, bounds, bounds[1:], strict=False):
+        own = loads[begin:end]
+        longest[begin:end] = contention.transfer_ns(number, what, cost, nodes[own], members[own])
+    return np.asarray(longest[pair_of[transfers.place], transfers.microbatch])
+
+
+def _growth(price: Priced, seconds: float) -> float:
+    """Worst-case seconds over `seconds`."""
+    return max(1.0, price.worst_s / seconds) if seconds > 0.0 else 1.0
 
 
 def _end_ns(programs: Sequence[Program]) -> float:
@@ -163,7 +196,7 @@ def _end_ns(programs: Sequence[Program]) -> float:
     """
     reduce_ns = rest_ns = 0.0
     for rank, sync in enumerate(programs[0].costs.sync):
-        growth = _growth(sync.worst_s, sync.total_s) * NS
+        growth = _growth(sync, sync.total_s) * NS
         slow = max(program.link_map.sync_slowness(rank) for program in programs)
         reduce_ns = max(reduce_ns, sync.reduce_s * slow * growth)
         rest_ns = max(rest_ns, (sync.norm_s + sync.optimizer_s + sync.gather_s * slow) * growth)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import CompiledTask
-from moesim.simulator.engine.records import Execution, StepRecord
+from moesim.simulator.engine.program import CompiledTask, PlacedStep
+from moesim.simulator.engine.records import Execution
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One piece of the critical path on one pipeline rank, nanoseconds."""
 
     rank: int
@@ -49,37 +49,46 @@ def seconds_by_cause(path: list[Segment]) -> list[tuple[str, float]]:
 
 
 class _Walker:
+    """Walks from action to action by their numbers in the execution's table."""
+
     def __init__(self, execution: Execution) -> None:
-        self.execution = execution
+        self.execution, self.times = execution, execution.times
+        self.steps = execution.table.steps
+        self.first_action = execution.table.first_action.tolist()
+        self.first_task = execution.table.first_task.tolist()
+        self.rank_of = execution.table.rank.tolist()
         self.path: list[Segment] = []
-        self.producers: dict[tuple[str, int, int], tuple[int, int, int | None]] = {}
-        for rank, records in enumerate(execution.ranks):
-            for position, record in enumerate(records):
-                code, (forward, backward) = record.step.code, record.step.stages
-                fmb, bmb = record.step.microbatches
-                if forward >= 0:
-                    self.producers["F", forward + 1, fmb] = (rank, position, code.forward_out)
-                if backward >= 0 and code.kind != "W":
-                    self.producers["B", backward - 1, bmb] = (rank, position, code.backward_out)
+        self.producers = _producers(execution)
 
     def walk(self) -> list[Segment]:
+        """The path from its end to its begin."""
         rank, time = self._end_of_step()
-        position = len(self.execution.ranks[rank]) - 1
-        member = int(self.execution.ranks[rank][position].free.argmax()) if position >= 0 else 0
-        while position >= 0 and time > 0:
-            record = self.execution.ranks[rank][position]
-            if int(record.free[member]) == time:  # the rank waited for its own sends
-                self._add(Segment(rank, record.step.label, "pipeline send", int(record.end[member]), time))
-                time = int(record.end[member])
-            tasks = [n for n, e in enumerate(record.ends) if int(e[member]) == time]
-            if tasks:
-                member, time = self._tasks(rank, position, tasks[-1], member)
-            rank, position, time = self._before(rank, position, record, member, time)
+        action = self.first_action[rank + 1] - 1
+        member = int(self.times.free[action].argmax()) if action >= self.first_action[rank] else 0
+        while action >= self.first_action[rank] and time > 0:
+            step = self.steps[action]
+            if int(self.times.free[action, member]) == time:  # the rank waited for its own sends
+                end = int(self.times.end[action, member])
+                self._add(Segment(rank, step.label, "pipeline send", end, time))
+                time = end
+            ends = self._ends(action, member)
+            last = next((n for n in range(len(ends) - 1, -1, -1) if ends[n] == time), None)
+            if last is not None:
+                member, time = self._tasks(rank, action, last, member, ends)
+            before, time = self._before(rank, action, step, member, time)
+            if before is None:
+                break
+            action, rank = before, self.rank_of[before]
         return self.path
 
     def _add(self, segment: Segment) -> None:
         if segment.end_ns > segment.begin_ns:
             self.path.append(segment)
+
+    def _ends(self, action: int, member: int) -> list[int]:
+        """When the tasks of an action ended for a member."""
+        ends = self.times.ends[self.first_task[action] : self.first_task[action + 1], member].tolist()
+        return [int(end) for end in ends]
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
@@ -95,62 +104,78 @@ class _Walker:
         rank = max(schedule.holders(rank), key=lambda r: syncs[r].ready_ns)
         return rank, ready
 
-    def _tasks(self, rank: int, position: int, number: int, member: int) -> tuple[int, int]:
+    def _tasks(self, rank: int, action: int, number: int, member: int, ends: list[int]) -> tuple[int, int]:
         """Walk back inside one action; return the member and the time at its start."""
-        record = self.execution.ranks[rank][position]
-        label, code = record.step.label, record.step.code
+        step, first = self.steps[action], self.first_task[action]
+        label, code, position = step.label, step.code, action - self.first_action[rank]
+        tasks, previous, microbatches = code.tasks, code.before, step.microbatches
         while True:
-            task, end = code.tasks[number], int(record.ends[number][member])
+            task, end = tasks[number], ends[number]
             place = (position, number)
-            row_of = task.rows_ns[record.step.microbatches[task.side]]
-            before = [*task.deps, *self._stream_before(record, number)]
+            row_of = task.rows_ns[microbatches[task.side]]
+            on_stream = previous[number]
+            before = task.deps if on_stream is None else (*task.deps, on_stream)
             if task.transfer is not None:
-                meet = record.begins[number]
+                meet = int(self.times.begins[first + number])
                 launch = meet + task.transfer.launch_ns
                 self._add(Segment(rank, label, task.phase, launch, end, task, payload=True, place=place))
                 self._add(Segment(rank, label, "notify", meet, min(launch, end)))
-                ready = record.start
+                ready = self.times.start[action]
                 for d in before:
-                    ready = np.maximum(ready, record.ends[d])
+                    ready = np.maximum(ready, self.times.ends[first + d])
                 ready = ready + row_of
-                member = int(ready.argmax())
-                end = int(ready[member])
-            row = int(row_of[member])
-            begin = end - row
-            self._add(Segment(rank, label, task.phase, begin, end, task, member=member, place=place))
-            follow = [d for d in before if int(record.ends[d][member]) == begin]
-            if not follow:
+                latest = int(ready.argmax())
+                end = int(ready[latest])
+                if latest != member:
+                    member, ends = latest, self._ends(action, latest)
+            begin = end - int(row_of[member])
+            if end > begin:
+                self.path.append(
+                    Segment(rank, label, task.phase, begin, end, task, member=member, place=place)
+                )
+            number = next((d for d in reversed(before) if ends[d] == begin), -1)
+            if number < 0:
                 return member, begin
-            number = follow[-1]
-
-    @staticmethod
-    def _stream_before(record: StepRecord, number: int) -> list[int]:
-        """The previous task on the same stream, if there is one."""
-        before = record.step.code.before[number]
-        return [] if before is None else [before]
 
     def _before(
-        self, rank: int, position: int, record: StepRecord, member: int, time: int
-    ) -> tuple[int, int, int]:
-        """(rank, position, time) of the action, its own or a neighbour's, that an action waited for."""
-        records = self.execution.ranks[rank]
-        if position > 0 and int(records[position - 1].free[member]) == time:
-            return rank, position - 1, time
-        (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
-        keys = []
+        self, rank: int, action: int, step: PlacedStep, member: int, time: int
+    ) -> tuple[int | None, int]:
+        """(action, time) that an action waited for on its own rank or a neighbour; None at the begin."""
+        if action > self.first_action[rank] and int(self.times.free[action - 1, member]) == time:
+            return action - 1, time
+        forward, backward = step.stages
+        sources = []
         if forward > 0:
-            keys.append(("F", forward, fmb))
-        if backward >= 0 and record.step.code.kind != "W":
-            keys.append(("B", backward, bmb))
-        best: tuple[int, int, int] | None = None
-        for key in keys:
-            if key in self.producers:
-                source, at, out = self.producers[key]
-                sender = self.execution.ranks[source][at]
-                left = int((sender.end if out is None else sender.ends[out])[member])
-                if best is None or left > best[2]:
-                    best = (source, at, left)
-        if best is None or best[2] > time:
-            return rank, -1, 0
-        self._add(Segment(rank, record.step.label, "pipeline send", best[2], time))
+            sources.append((0, forward - 1))
+        if backward >= 0 and step.code.kind != "W":
+            sources.append((1, backward + 1))
+        best: tuple[int, int] | None = None
+        for side, stage in sources:
+            source = int(self.producers[side, stage, step.microbatches[side]])
+            if source >= 0:
+                left = self._left(source, side, member)
+                if best is None or left > best[1]:
+                    best = (source, left)
+        if best is None or best[1] > time:
+            return None, 0
+        self._add(Segment(rank, step.label, "pipeline send", best[1], time))
         return best
+
+    def _left(self, action: int, side: int, member: int) -> int:
+        """When an action had the activation (side 0) or gradient (side 1) that it sends."""
+        code = self.steps[action].code
+        out = code.backward_out if side else code.forward_out
+        if out is None:
+            return int(self.times.end[action, member])
+        return int(self.times.ends[self.first_task[action] + out, member])
+
+
+def _producers(execution: Execution) -> IntArray:
+    """Actions that run the forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1."""
+    table, schedule = execution.table, execution.program.schedule
+    producers = np.full((2, schedule.n_stages + 1, schedule.microbatches), -1)  # one stage beyond the last
+    given = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
+    for side, has in enumerate((table.stages[:, 0] >= 0, (table.stages[:, 1] >= 0) & given)):
+        actions = np.flatnonzero(has)
+        producers[side, table.stages[actions, side], table.microbatches[actions, side]] = actions
+    return producers

@@ -35,9 +35,10 @@ class Demand:
             raise ValueError("bytes of a transfer must be finite and not negative")
         if not amounts.all():
             links, amounts = links[amounts > 0.0], amounts[amounts > 0.0]
-        unique, place = np.unique(links, return_inverse=True)
-        if len(unique) < len(links):
-            links, amounts = unique, np.bincount(place, amounts).astype(np.float64)
+        if not bool((links[1:] > links[:-1]).all()):  # links in order do not repeat
+            unique, place = np.unique(links, return_inverse=True)
+            if len(unique) < len(links):
+                links, amounts = unique, np.bincount(place, amounts).astype(np.float64)
         object.__setattr__(self, "links", links)
         object.__setattr__(self, "bytes", amounts)
 

@@ -19,6 +19,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.action_table import ActionTable, action_table
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import PlacedStep, Program
+from moesim.simulator.engine.task_table import TaskTable, task_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +98,11 @@ class Execution:
     def table(self) -> ActionTable:
         """The actions and tasks that `times` follows."""
         return action_table(self.program)
+
+    @cached_property
+    def tasks(self) -> TaskTable:
+        """The tasks of `table` as vectors."""
+        return task_table(self.program, self.table)
 
     @cached_property
     def ranks(self) -> list[list[StepRecord]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from math import fsum
 
@@ -11,7 +10,7 @@ from moesim.simulator.engine.program import CompiledTemplate
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.prepared import Prepared, PreparedPool
-from moesim.simulator.predict.report import breakdowns, compute_ns
+from moesim.simulator.predict.report import breakdowns, compute_ns, spans_ns
 from moesim.simulator.schedules.template import EP_PHASES
 
 CAUSES = (
@@ -31,20 +30,18 @@ def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
 
     Every pipeline rank pays the prices of its own pool.
     """
-    owners, ranks = prepared.owners, len(execution.ranks)
+    owners, table = prepared.owners, execution.table
+    ranks = len(execution.program.ranks)
     repeated = {number: _recompute(p) for number, p in {id(p): p for p in owners}.items()}
     alone: dict[int, tuple[float, float]] = {}
     totals = [0.0, 0.0]
-    for pool, rank in zip(owners, execution.ranks, strict=True):
-        often = Counter(id(record.step.code) for record in rank)
-        codes = {id(record.step.code): record.step.code for record in rank}
-        for key, count in often.items():
-            if key not in alone:
-                alone[key] = _alone(pool, codes[key], repeated[id(pool)])
-            totals = [total + count * part for total, part in zip(totals, alone[key], strict=True)]
+    for rank, code, actions in execution.tasks.groups:
+        if code not in alone:
+            alone[code] = _alone(owners[rank], table.codes[code], repeated[id(owners[rank])])
+        totals = [total + len(actions) * part for total, part in zip(totals, alone[code], strict=True)]
     arithmetic, again = (total / ranks for total in totals)
-    compute = fsum(compute_ns(record) for rank in execution.ranks for record in rank) / NS / ranks
-    span = fsum(float((r.end - r.start).mean()) for rank in execution.ranks for r in rank) / NS / ranks
+    compute = fsum(compute_ns(table).tolist()) / NS / ranks
+    span = fsum(spans_ns(execution).tolist()) / NS / ranks
     update = fsum(s.optimizer[1] - s.optimizer[0] for s in execution.syncs) / NS / ranks
     rows = breakdowns(execution)
     end = fsum(row.optimizer for row in rows) / ranks

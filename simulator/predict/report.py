@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from math import fsum
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.engine.action_table import ActionTable
+from moesim.simulator.engine.arrivals import inputs_ready_ns
 from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.records import Execution, StepRecord
+from moesim.simulator.engine.member_durations import total_ns
+from moesim.simulator.engine.program import CompiledTemplate
+from moesim.simulator.engine.records import Execution, SyncRecord
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.predict.result_parts import Breakdown, PhaseSpan, Utilisation
 
@@ -24,6 +30,9 @@ CATEGORY = {
 """Category of each kind of action. The W of a full backward chunk counts in backward_input, a choice fixed
 before any comparison."""
 
+CATEGORIES = ("forward", "backward_input", "backward_weight", "forward_backward")
+"""The categories of actions."""
+
 
 def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdown]:
     """Seconds by category for every pipeline rank, averaged over members (docs/model.md, eq. T1, eq. T2).
@@ -33,36 +42,61 @@ def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdo
     compute SMs wait, the wait of a rank for its own sends after an action, and the gradient traffic at the
     end of the step.
     """
-    return [_breakdown(execution, rank, split_weight) for rank in range(len(execution.ranks))]
+    table, times, ranks = execution.table, execution.times, len(execution.program.ranks)
+    span = spans_ns(execution)
+    moved = _weights_ns(table) if split_weight else np.zeros(len(span))
+    category = np.array([CATEGORIES.index(CATEGORY[code.kind]) for code in table.codes], dtype=np.int64)
+    # Every action adds to its own category and then to that of the weight gradients, in the order of actions.
+    places = np.full((len(span), 2), CATEGORIES.index("backward_weight"))
+    places[:, 0] = category[table.code]
+    places += len(CATEGORIES) * table.rank[:, None]
+    parts = np.stack([span - moved, moved], axis=1)
+    seconds = np.bincount(places.ravel(), parts.ravel(), ranks * len(CATEGORIES)).reshape(ranks, -1)
+    waits = span - compute_ns(table) + _member_mean(times.free - times.end)
+    exposed = np.bincount(table.rank, waits, ranks)
+    rows = zip(seconds.tolist(), exposed.tolist(), execution.syncs, strict=True)
+    return [_breakdown(execution.end_ns, by_category, wait, sync) for by_category, wait, sync in rows]
 
 
-def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown:
-    seconds: defaultdict[str, float] = defaultdict(float)
-    exposed = 0.0
-    for record in execution.ranks[rank]:
-        kind = record.step.code.kind
-        span = float((record.end - record.start).mean())
-        weight = (
-            float(record.step.code.weight_ns[record.step.microbatches[1]])
-            if split_weight and kind == "B"
-            else 0.0
-        )
-        seconds[CATEGORY[kind]] += span - weight
-        seconds["backward_weight"] += weight
-        exposed += span - compute_ns(record) + float((record.free - record.end).mean())
-    sync = execution.syncs[rank]
+def _breakdown(end_ns: int, by_category: Sequence[float], exposed: float, sync: SyncRecord) -> Breakdown:
     optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
     exposed += optimizer - (sync.optimizer[1] - sync.optimizer[0])
-    bubble = execution.end_ns - fsum(seconds.values()) - optimizer
     return Breakdown(
-        forward=seconds["forward"] / NS,
-        backward_input=seconds["backward_input"] / NS,
-        backward_weight=seconds["backward_weight"] / NS,
-        forward_backward=seconds["forward_backward"] / NS,
-        bubble=bubble / NS,
+        **{name: ns / NS for name, ns in zip(CATEGORIES, by_category, strict=True)},
+        bubble=(end_ns - fsum(by_category) - optimizer) / NS,
         optimizer=optimizer / NS,
         exposed_communication=exposed / NS,
     )
+
+
+def spans_ns(execution: Execution) -> FloatArray:
+    """Nanoseconds of every action, averaged over members."""
+    return _member_mean(execution.times.end - execution.times.start)
+
+
+def _member_mean(values: IntArray) -> FloatArray:
+    return np.asarray(values.sum(axis=1) / values.shape[1])
+
+
+def compute_ns(table: ActionTable) -> FloatArray:
+    """Nanoseconds in which the compute SMs work inside every action, averaged over members."""
+    forward, backward = (_at_microbatch(table, [c.compute_ns[n] for c in table.codes], n) for n in (0, 1))
+    return forward + backward
+
+
+def _weights_ns(table: ActionTable) -> FloatArray:
+    """Nanoseconds of the weight gradients inside every full backward; 0 for other actions."""
+    full = np.array([code.kind == "B" for code in table.codes], dtype=bool)
+    weights = _at_microbatch(table, [code.weight_ns for code in table.codes], 1)
+    return np.where(full[table.code], weights, 0.0)
+
+
+def _at_microbatch(table: ActionTable, of_code: Sequence[FloatArray], side: int) -> FloatArray:
+    """A value of every action from vectors over micro-batches, one a template; 0 where the side is absent."""
+    micro = table.microbatches[:, side]
+    if not of_code:
+        return np.zeros(0)
+    return np.where(micro >= 0, np.array(of_code)[table.code, micro], 0.0)
 
 
 def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
@@ -79,21 +113,12 @@ def mean_over_groups(groups: list[list[Breakdown]]) -> list[Breakdown]:
     )
 
 
-def compute_ns(record: StepRecord) -> float:
-    """Nanoseconds in which the compute SMs work inside a schedule step, averaged over members."""
-    code, micro = record.step.code, record.step.microbatches
-    return fsum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
-
-
 def pair_seconds(executions: Sequence[Execution]) -> float | None:
     """Mean seconds of the overlapped pairs; None where the schedule has no pairs."""
-    spans = [
-        float((record.end - record.start).mean())
-        for execution in executions
-        for rank in execution.ranks
-        for record in rank
-        if record.step.code.kind == "F&B"
-    ]
+    spans: list[float] = []
+    for execution in executions:
+        paired = np.array([code.kind == "F&B" for code in execution.table.codes], dtype=bool)
+        spans += spans_ns(execution)[paired[execution.table.code]].tolist()
     return fsum(spans) / len(spans) / NS if spans else None
 
 
@@ -104,51 +129,53 @@ def pair_phases(executions: Sequence[Execution]) -> tuple[PhaseSpan, ...]:
     barrier including the launch, averaged over members.
     """
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for rank in (rank for execution in executions for rank in execution.ranks):
-        seen: defaultdict[int, list[StepRecord]] = defaultdict(list)
-        for record in rank:
-            if record.step.code.kind == "F&B":
-                seen[id(record.step.code)].append(record)
-        for records in seen.values():
-            _add_phases(records, total)
+    for execution in executions:
+        for _, code, actions in execution.tasks.groups:
+            if execution.table.codes[code].kind == "F&B":
+                _add_phases(execution, execution.table.codes[code], actions, total)
     return tuple(
         PhaseSpan(phase=phase, seconds=span / n / NS, wait_s=wait / n / NS)
         for phase, (span, wait, n) in sorted(total.items())
     )
 
 
-def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> None:
-    """Add the MoE phases of records that share one template."""
-    code = records[0].step.code
-    for number, task in enumerate(code.tasks):
-        if not is_routed_layer(task.kind):
-            continue
-        entry = total[task.phase]
-        micro = [record.step.microbatches[task.side] for record in records]
-        entry[2] += len(records)
-        if task.transfer is None:
-            entry[0] += float(task.rows_ns[micro].mean(axis=1).sum())
-            continue
-        ready = np.array([record.start for record in records])
-        before = code.before[number]
-        for dep in (*task.deps, *([] if before is None else [before])):
-            ready = np.maximum(ready, np.array([record.ends[dep] for record in records]))
-        ready = ready + task.rows_ns[micro]
-        launch = np.array([record.begins[number] for record in records]) + task.transfer.launch_ns
-        entry[0] += float((np.array([record.finishes[number] for record in records]) - launch).sum())
-        entry[1] += float((launch - ready.mean(axis=1)).sum())
+def _add_phases(
+    execution: Execution, code: CompiledTemplate, actions: IntArray, total: dict[str, list[float]]
+) -> None:
+    """Add the MoE phases of the actions of one template."""
+    numbers = [n for n, task in enumerate(code.tasks) if is_routed_layer(task.kind)]
+    moved = [n for n in numbers if code.tasks[n].transfer is not None]
+    micro, members = execution.table.microbatches[actions], execution.program.members
+    # Rows are tasks and columns are actions; a row is summed as a vector of its own would be.
+    rows = {n: total_ns(code.tasks[n].rows_ns)[micro[:, code.tasks[n].side]] for n in numbers}
+    spans: dict[int, float] = {}
+    waits: dict[int, float] = {}
+    computed = [n for n in numbers if code.tasks[n].transfer is None]
+    if computed:
+        sums = (np.array([rows[n] for n in computed]) / members).sum(axis=1)
+        spans.update(zip(computed, sums.tolist(), strict=True))
+    if moved:
+        at = execution.table.first_task[actions] + np.array(moved)[:, None]
+        launches = [transfer.launch_ns for n in moved if (transfer := code.tasks[n].transfer)]
+        launch = execution.times.begins[at] + np.array(launches)[:, None]
+        ready = inputs_ready_ns(execution, code, actions, moved).sum(axis=2)
+        ready += np.array([rows[n] for n in moved])
+        spans.update(zip(moved, (execution.times.finishes[at] - launch).sum(axis=1).tolist(), strict=True))
+        waits.update(zip(moved, (launch - ready / members).sum(axis=1).tolist(), strict=True))
+    for number in numbers:
+        entry = total[code.tasks[number].phase]
+        entry[0] += spans[number]
+        entry[1] += waits.get(number, 0.0)
+        entry[2] += len(actions)
 
 
 def utilisation(
     executions: Sequence[Execution], nic_bytes_per_s: float, scale_up_bytes_per_s: float
 ) -> Utilisation:
     """Busy fractions over the step, averaged over ranks and groups; link rates are nominal and per GPU."""
-    end, ranks = max(executions[0].end_ns, 1), len(executions[0].ranks) * len(executions)
-    records = [record for execution in executions for rank in execution.ranks for record in rank]
-    compute = fsum(compute_ns(record) for record in records)
-    transfers = sum(
-        record.finishes[n] - record.begins[n] for record in records for n in record.step.code.transfers
-    )
+    end, ranks = max(executions[0].end_ns, 1), len(executions[0].program.ranks) * len(executions)
+    compute = fsum(chain.from_iterable(compute_ns(execution.table).tolist() for execution in executions))
+    transfers = sum(int((e.times.finishes - e.times.begins).sum()) for e in executions)  # 0 for compute
     nic, scale_up = (fsum(_port_bytes(execution, which) for execution in executions) for which in (0, 1))
     return Utilisation(
         compute_partition=compute / ranks / end,
@@ -164,5 +191,5 @@ def _port_bytes(execution: Execution, which: int) -> float:
     gpus = link_map.gpus_per_rank
     return fsum(
         fsum(execution.carried_bytes[link_map.ports(rank)[which]].tolist()) / gpus
-        for rank in range(len(execution.ranks))
+        for rank in range(len(execution.program.ranks))
     )

@@ -9,6 +9,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY
 from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.task_table import TaskTable
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.predict.result_parts import (
     StepResult,
@@ -35,17 +36,19 @@ def step_result(
     n_gpus: int,
     peak_flop_per_s: float,
     fastest_flop_per_s: float,
-    programs: Sequence[Program],
+    tables: Sequence[TaskTable],
 ) -> StepResult:
     """Rates of a step of `tokens` tokens.
 
     `flop_per_token`: (causal, full attention). Both peaks are averages over GPUs: `peak_flop_per_s` in BF16,
-    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. Raises RuntimeError for
-    a step outside its bounds or above the fastest peak, which is a fault of the program.
+    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. `tables`: the tasks of
+    all groups. Raises RuntimeError for a step outside its bounds or above the fastest peak, which is a fault
+    of the program.
     """
     per_gpu = tokens / time_s / n_gpus
     causal, full = (flop * per_gpu for flop in flop_per_token)
-    lower_s, upper_s = lower_bound_s(programs), upper_bound_s(programs)
+    programs = [table.program for table in tables]
+    lower_s, upper_s = lower_bound_s(programs, tables), upper_bound_s(programs, tables)
     if not lower_s <= time_s <= upper_s:
         raise RuntimeError(f"a step of {time_s:.9g} s is outside its bounds {lower_s:.9g} to {upper_s:.9g} s")
     if not causal <= fastest_flop_per_s:

@@ -52,7 +52,7 @@ def summarise(step: ExecutedStep) -> Result:
     level, reason = _confidence(prepared)
     return Result(
         scenario=scenario.name,
-        step=_step(prepared, time_s),
+        step=_step(prepared, executions, time_s),
         breakdown_s=by_rank[0],
         breakdown_by_rank_s=tuple(by_rank),
         breakdown_split_w_s=mean_breakdown(split),
@@ -112,9 +112,9 @@ def _extrapolated(prepared: Prepared) -> set[str]:
     return notes
 
 
-def _step(prepared: Prepared, time_s: float) -> StepResult:
-    recipe, shape, programs = prepared.scenario.recipe, prepared.shape, prepared.programs
-    length, kept = prepared.scenario.batch.sequence_length, kept_rows(programs)
+def _step(prepared: Prepared, executions: Sequence[Execution], time_s: float) -> StepResult:
+    recipe, shape = prepared.scenario.recipe, prepared.shape
+    length, kept = prepared.scenario.batch.sequence_length, kept_rows(prepared.programs)
     if prepared.scenario.stages.blocks is None:
         flop = [flop_per_token(shape, length, causal, kept) for causal in (True, False)]
     else:  # a part of the model: only simulated blocks count
@@ -127,7 +127,7 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
         n_gpus=prepared.n_gpus,
         peak_flop_per_s=mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")),
         fastest_flop_per_s=mean_per_gpu(prepared, lambda p: fastest_flop_per_s(p.part.cluster, recipe)),
-        programs=programs,
+        tables=[execution.tasks for execution in executions],
     )
 
 

@@ -31,6 +31,7 @@ from moesim.simulator.schedules.timeline import (
     makespan,
     needs_of,
     provides_of,
+    step_order,
     unit_times,
 )
 from moesim.simulator.schedules.validate import RankReport, ScheduleReport, validate
@@ -84,6 +85,7 @@ __all__ = [
     "register",
     "spec_of",
     "steady_steps",
+    "step_order",
     "to_csv",
     "to_json",
     "unit_times",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import islice
 from math import fsum
 from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.identity import Same
 from moesim.simulator.schedules.action import Action, Overlap, Step, actions_of
 from moesim.simulator.schedules.schedule import Schedule
 
@@ -81,43 +85,82 @@ def provides_of(action: Action) -> tuple[Needs, ...]:
     return ()
 
 
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """The steps of a schedule in an order in which every step comes after all that it waits for.
+
+    Steps have their number in the order of ranks, and on a rank in the order of the schedule. `steps`:
+    (number, numbers of the steps that must have ended) of every step.
+    """
+
+    steps: tuple[tuple[int, tuple[int, ...]], ...]
+
+    def ends(self, durations: Sequence[float]) -> list[float]:
+        """Earliest end of every step, by number, from the durations by number."""
+        ends = [0.0] * len(durations)
+        for number, before in self.steps:
+            start = 0.0
+            for other in before:
+                if ends[other] > start:
+                    start = ends[other]
+            ends[number] = start + durations[number]
+        return ends
+
+
 def longest_path(schedule: Schedule, duration: Callable[[int, Step], float]) -> Times:
     """Compute the earliest times with `duration(rank, step)`, free transfers and one step at a time per rank.
 
     An overlapped pair starts when both of its actions can start, and both end together. Raises InputError
     naming the rank, position and action at which the order deadlocks.
     """
-    n_stages = schedule.n_stages
-    ranks = schedule.ranks
-    times: list[list[tuple[float, float]]] = [[] for _ in ranks]
-    done: dict[Needs, float] = {}
-    waiting: dict[Needs, list[int]] = {}
-    ready = list(range(len(ranks)))
+    order = step_order(schedule)
+    durations = [duration(rank, step) for rank, steps in enumerate(schedule.ranks) for step in steps]
+    ends = order.ends(durations)
+    spans = [(0.0, 0.0)] * len(ends)
+    for number, before in order.steps:
+        spans[number] = (max((ends[other] for other in before), default=0.0), ends[number])
+    at = iter(spans)
+    return tuple(tuple(islice(at, len(steps))) for steps in schedule.ranks)
+
+
+def step_order(schedule: Schedule) -> StepOrder:
+    """The order of a schedule's steps, however long each takes; raises the errors of `longest_path`."""
+    order, done = _order(Same(schedule.ranks), schedule.n_stages)
+    if any(count < len(steps) for count, steps in zip(done, schedule.ranks, strict=True)):
+        raise InputError(_stuck(schedule, done))
+    return order
+
+
+@lru_cache(maxsize=16)
+def _order(key: Same[tuple[tuple[Step, ...], ...]], n_stages: int) -> tuple[StepOrder, tuple[int, ...]]:
+    """The order of all steps that can run, and how many of them each rank has."""
+    ranks = key.value
+    rank_of = [rank for rank, steps in enumerate(ranks) for _ in steps]
+    flat = [actions_of(step) for steps in ranks for step in steps]
+    giver = {need: number for number, actions in enumerate(flat) for a in actions for need in provides_of(a)}
+    before: list[tuple[int, ...]] = []
+    after: list[list[int]] = [[] for _ in flat]
+    missing: list[int] = []
+    for number, actions in enumerate(flat):
+        needed = [giver.get(need, -1) for action in actions for need in needs_of(action, n_stages)]
+        if number and rank_of[number - 1] == rank_of[number]:
+            needed.append(number - 1)
+        for other in needed:
+            if other >= 0:
+                after[other].append(number)
+        before.append(tuple(needed))
+        missing.append(len(needed))
+    ready = [number for number, count in enumerate(missing) if not count]
+    ordered = []
     while ready:
-        rank = ready.pop()
-        own = times[rank]
-        steps = ranks[rank]
-        while len(own) < len(steps):
-            step = steps[len(own)]
-            actions = actions_of(step)
-            start = own[-1][1] if own else 0.0
-            for need in (need for action in actions for need in needs_of(action, n_stages)):
-                ready_at = done.get(need)
-                if ready_at is None:
-                    break
-                start = max(start, ready_at)
-            else:
-                end = start + duration(rank, step)
-                own.append((start, end))
-                for key in (key for action in actions for key in provides_of(action)):
-                    done[key] = end
-                    ready.extend(waiting.pop(key, ()))
-                continue
-            waiting.setdefault(need, []).append(rank)
-            break
-    if any(len(own) < len(steps) for own, steps in zip(times, ranks, strict=True)):
-        raise InputError(_stuck(schedule, [len(own) for own in times], waiting))
-    return tuple(tuple(own) for own in times)
+        number = ready.pop()
+        ordered.append((number, before[number]))
+        for other in after[number]:
+            missing[other] -= 1
+            if not missing[other]:
+                ready.append(other)
+    done = Counter(rank_of[number] for number, _ in ordered)
+    return StepOrder(tuple(ordered)), tuple(done[rank] for rank in range(len(ranks)))
 
 
 def unit_times(schedule: Schedule, durations: Durations | None = None) -> Times:
@@ -137,9 +180,11 @@ def idle(times: Times) -> tuple[float, ...]:
     return tuple(total - fsum(end - start for start, end in own) for own in times)
 
 
-def _stuck(schedule: Schedule, positions: list[int], waiting: dict[Needs, list[int]]) -> str:
-    """Describe one rank of the deadlock, and the action that it waits for, in one sentence."""
-    need_of = {rank: need for need, ranks in waiting.items() for rank in ranks}
+def _stuck(schedule: Schedule, positions: Sequence[int]) -> str:
+    """Describe one rank of the deadlock, and the action that it waits for, in one sentence.
+
+    `positions[r]`: the number of steps that rank r has run.
+    """
     where = {
         key: (rank, position, action)
         for rank, steps in enumerate(schedule.ranks)
@@ -147,6 +192,17 @@ def _stuck(schedule: Schedule, positions: list[int], waiting: dict[Needs, list[i
         for action in actions_of(step)
         for key in provides_of(action)
     }
+
+    def unmet(rank: int) -> Needs:
+        """The first result that the next step of a rank waits for."""
+        needs = (
+            need
+            for action in actions_of(schedule.ranks[rank][positions[rank]])
+            for need in needs_of(action, schedule.n_stages)
+        )
+        return next(n for n in needs if n not in where or where[n][1] >= positions[where[n][0]])
+
+    need_of = {rank: unmet(rank) for rank, n in enumerate(positions) if n < len(schedule.ranks[rank])}
     rank = min(need_of)
     visited: set[int] = set()
     # Follow the waits into the cycle; a rank outside of it waits only because of the cycle.

@@ -141,7 +141,7 @@ def test_compute_slices_add_up_to_the_compute_time_of_the_report(exposed_s: floa
             for e in slices(trace)
             if e["tid"] == 1 and e["name"] != "optimizer" and e["pid"] in INFO.gpus[rank]
         ]
-        want = sum(compute_ns(record) for record in execution.ranks[rank])
+        want = compute_ns(execution.table)[execution.table.rank == rank].sum()
         assert sum(shown) / MEMBERS == pytest.approx(want, rel=1e-6)
 
 
