@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ MOST_NUMBERS = 1_000_000
 QUIET_S = 2.0
 """Seconds of work before progress is shown."""
 
+COLOUR_VARIABLES = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Environment variables that make Rich treat any output like a terminal."""
 PIPED_WIDTH = 10_000
 """Columns of a table that does not go to a terminal, so that each row stays on one line."""
 
@@ -46,7 +49,16 @@ def print_raw(text: str) -> None:
 
 def print_text(text: str) -> None:
     """Print lines of text without wrapping; on a terminal, numbers are coloured."""
-    _console().print(text, markup=False, emoji=False, soft_wrap=True)
+    if _needs_rich(text):
+        _console().print(text, markup=False, emoji=False, soft_wrap=True)
+    else:
+        sys.stdout.write(text + "\n")
+
+
+def _needs_rich(text: str) -> bool:
+    """Whether Rich would print anything but the text itself: colours, or characters that it replaces."""
+    coloured = sys.stdout.isatty() or any(os.environ.get(name) for name in COLOUR_VARIABLES)
+    return coloured or not all(line.isprintable() and not line.endswith(" ") for line in text.split("\n"))
 
 
 def print_json(data: object) -> None:
