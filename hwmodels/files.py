@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +20,36 @@ READ_BELOW = "MOESIM_READ_BELOW"
 _SHIPPED = Path(__file__).resolve().parent.parent
 """Holds the data folders of hwmodels and simulator, both in a checkout and in an installed package."""
 
+_consulted: ContextVar[set[str] | None] = ContextVar("consulted", default=None)
+
+
+@contextmanager
+def consulted_paths() -> Iterator[set[str]]:
+    """Collect the absolute paths of the files that were read or looked for, shipped data left out."""
+    paths: set[str] = set()
+    token = _consulted.set(paths)
+    try:
+        yield paths
+    finally:
+        _consulted.reset(token)
+
+
+def fingerprint(path: str) -> str:
+    """What a path holds now: the hash of a file's content, or one word for anything else."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return "absent"
+    except (OSError, ValueError):
+        return "folder" if is_folder(Path(path)) else "unreadable"
+
+
+def _note(path: Path) -> None:
+    paths = _consulted.get()
+    if paths is not None and not path.is_relative_to(_SHIPPED):
+        paths.add(str(path.absolute()))
+
 
 def check_readable(path: Path, name: str | None = None) -> None:
     """Raise InputError where this process is a server and `path` is outside the folders that it may read.
@@ -24,6 +57,7 @@ def check_readable(path: Path, name: str | None = None) -> None:
     A server (`moesim app`) sets READ_BELOW, which its worker processes inherit; elsewhere every path may be
     read. The message calls the file `name` and does not reveal whether it exists.
     """
+    _note(path)
     below = os.environ.get(READ_BELOW)
     if below is None:
         return
@@ -38,6 +72,7 @@ def check_readable(path: Path, name: str | None = None) -> None:
 
 def is_there(path: Path) -> bool:
     """Whether the path exists; False for a path that is too long or contains a zero byte."""
+    _note(path)
     try:
         return path.exists()
     except (OSError, ValueError):

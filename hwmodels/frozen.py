@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import ast
+import inspect
+import textwrap
+from functools import lru_cache
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 class Frozen(BaseModel):
@@ -11,7 +18,52 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Section(Frozen):
+class Documented(BaseModel):
+    """A model whose JSON Schema describes each field by the docstring below it.
+
+    Pydantic's `use_attribute_docstrings` reads the sources of all models whenever they are imported, which
+    takes longer than a prediction; here they are read when a schema is written.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema with a description of every field that has none of its own."""
+        written = handler(schema)
+        properties = handler.resolve_ref_schema(written).get("properties", {})
+        for name, text in descriptions(cls).items():
+            field = properties.get(cls.model_fields[name].alias or name)
+            if field is not None:
+                field.setdefault("description", text)
+        return written
+
+
+class Section(Frozen, Documented):
     """A section of a file; the docstring below each field describes its key."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+
+@lru_cache(maxsize=512)
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The description of every field of a model that has one: the stated one, else the docstring below it."""
+    written: dict[str, str] = {}
+    for part in reversed(model.__mro__):
+        if issubclass(part, Documented) and part.__module__ != __name__:
+            written |= _docstrings(part)
+    stated = {name: field.description for name, field in model.model_fields.items()}
+    texts = {name: text or written.get(name) for name, text in stated.items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The texts below the annotated names of a class, as its source has them."""
+    source = textwrap.dedent(inspect.getsource(model))
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef), "the source of a class"
+    texts: dict[str, str] = {}
+    for line, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str() as text)):
+                    texts[line.target.id] = inspect.cleandoc(text)
+    return texts

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.frozen import descriptions
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.provenance import Sourced
 from moesim.simulator.model.library import shipped_models
@@ -115,12 +116,12 @@ def _keys(table: str, parts: dict[str, type[BaseModel]]) -> list[str]:
         for name, field in model.model_fields.items():
             key = f"{path}.{name}" if path else name
             if key not in sections and f"{key}[]" not in sections:
-                meaning = _meaning(model, name, field) + _shipped(SHIPPED.get(f"{table} {key}", tuple)())
+                meaning = _meaning(model, name) + _shipped(SHIPPED.get(f"{table} {key}", tuple)())
                 full = f"{table}.{key}" if table == "run" else key
                 default = "by rule" if table in ("scenario", "run") and full in RULES else _default(field)
                 lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
-            elif field.description and not field.is_required():
-                lines.append(f"| `{key}` | section | {_default(field)} | {_meaning(model, name, field)} |")
+            elif descriptions(model).get(name) and not field.is_required():
+                lines.append(f"| `{key}` | section | {_default(field)} | {_meaning(model, name)} |")
     return lines
 
 
@@ -138,19 +139,20 @@ def _kinds(models: tuple[type[BaseModel], ...]) -> list[str]:
         kind = get_args(model.model_fields["kind"].annotation)[0]
         lines.append(f"| `{kind}` | | | | {_sentence(str(model.__doc__).split(chr(10))[0])} |")
         lines += [
-            f"| | `{name}` | {_type(field)} | {_default(field)} | {_meaning(model, name, field)} |"
+            f"| | `{name}` | {_type(field)} | {_default(field)} | {_meaning(model, name)} |"
             for name, field in model.model_fields.items()
             if name != "kind"
         ]
     return lines
 
 
-def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    if not field.description:
+def _meaning(model: type[BaseModel], name: str) -> str:
+    meaning = descriptions(model).get(name)
+    if not meaning:
         raise SystemExit(
             f"{model.__name__}.{name} has no docstring: docs/scenario.md cannot say what it means"
         )
-    return _sentence(field.description)
+    return _sentence(meaning)
 
 
 def _sentence(text: str) -> str:

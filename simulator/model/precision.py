@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
+
+from moesim.hwmodels.frozen import Section
 
 Format = Literal["fp8", "bf16", "fp32"]
 
@@ -18,10 +20,8 @@ BLOCK_BYTES: dict[Blocks, float] = {"": 0.0, "mx": 1.0 + 1.0 / 32.0, "nvfp4": 0.
 """Bytes of an element with its share of the scale: 32 elements a scale in MXFP8, 16 in NVFP4."""
 
 
-class Precision(BaseModel):
+class Precision(Section):
     """A precision recipe; the presets `fp8` and `bf16` are in `PRECISIONS`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     linear: Literal["fp4", "fp8", "bf16"]
     """Format of the GEMMs of linear layers and experts. `fp4` is NVFP4 as Transformer Engine trains in it:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
+
+from moesim.hwmodels.frozen import Section
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
@@ -13,15 +15,13 @@ TensorOverlap: TypeAlias = Literal["none", "weight-gradient", "full", "userbuffe
 """Way in which collectives of tensor parallelism run beside GEMMs."""
 
 
-class StaticExperts(BaseModel):
+class StaticExperts(Section):
     """Fixed sizes of the experts' buffers, so that a graph holds dropless experts (docs/model.md, eq. O20).
 
     The kernels read the numbers of rows on the device and compute no padding; no count goes to the host.
     Source: NVIDIA/Megatron-LM@d98e8a64 megatron/core/transformer/moe/token_dispatcher.py (rank budget of
     HybridEP) and paged_stash.py.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     capacity: float = Field(ge=1.0, le=1e4)
     """Rows that the buffers of a rank hold, over the mean (`moe_expert_rank_capacity_factor`)."""
@@ -35,10 +35,8 @@ class StaticExperts(BaseModel):
         return self.stash or self.capacity
 
 
-class Software(BaseModel):
+class Software(Section):
     """Framework behaviour that changes a step; every option is off by default (docs/model.md, section 15)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     attention: Literal["flash", "flex", "unfused"] = "flash"
     """`flash`: a fused kernel of a library; `flex`: PyTorch's compiled flex_attention, which is slower;

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ConfigDict, Field, computed_field, model_validator
+from pydantic import Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.frozen import Documented
 from moesim.hwmodels.summary_text import count, gib, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
@@ -33,10 +34,8 @@ MOST_CAUSES = 4
 """Causes of the critical path that a printed result names."""
 
 
-class Result(TableResult):
+class Result(TableResult, Documented):
     """The result of a prediction; its fields are the keys that `simulate --json` prints."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     scenario: str
     """Name of the scenario."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from moesim.hwmodels.frozen import Section
 from moesim.simulator.model.operator import Phase
 
 EP_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
@@ -19,13 +20,11 @@ WEIGHT_OF: dict[Phase, Phase] = {"mlp W": "mlp I", "attn W": "attn I"}
 """Input gradient that each weight gradient follows, because it computes an operand of the weight gradient."""
 
 
-class OverlapOrder(BaseModel):
+class OverlapOrder(Section):
     """Order of the phases of one layer pair inside an overlapped F&B action.
 
     Both streams run their list in order, layer pair by layer pair; dependencies do the rest.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     compute: tuple[Phase, ...]
     """Phases of the compute stream, in order."""

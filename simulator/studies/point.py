@@ -1,13 +1,13 @@
-"""One point of a sweep: its key, and its prediction in any process."""
+"""One point of a sweep: the key of its scenario, and its prediction in any process."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -16,40 +16,9 @@ from moesim.simulator.predict.figures import figures
 from moesim.simulator.predict.pools import joined_hash
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.outcome import Key, PointOutcome
 from moesim.simulator.studies.uncertainty import with_uncertainty
 from moesim.version import __version__
-
-Status = Literal["ok", "does not fit", "infeasible", "illegal", "failed"]
-"""`does not fit`: the prediction needs more memory than a GPU has. `infeasible` and `illegal`: the scenario
-was refused with a reason. `failed`: the program or its process broke."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Hashes of everything that a prediction depends on; equal keys mean equal results."""
-
-    scenario: str
-    calibration: str
-    version: str
-
-    @property
-    def text(self) -> str:
-        """The key as one text."""
-        return f"{self.scenario}-{self.calibration[:16]}-{self.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class PointOutcome:
-    """The outcome of a point; `result` is the prediction as JSON, empty if there is none.
-
-    `work_s`: seconds of computing it, 0 if it was not computed here; they are no part of the result.
-    """
-
-    status: Status
-    reason: str
-    figures: dict[str, float | bool | None]
-    result: str
-    work_s: float = field(default=0.0, compare=False)
 
 
 def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:

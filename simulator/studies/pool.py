@@ -15,7 +15,8 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import PointOutcome, evaluate
+from moesim.simulator.studies.outcome import PointOutcome
+from moesim.simulator.studies.point import evaluate
 from moesim.version import __version__
 
 Task = tuple[int, Scenario]

@@ -14,7 +14,7 @@ from typing import Self, cast, get_args
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable
-from moesim.simulator.studies.point import Key, PointOutcome, Status
+from moesim.simulator.studies.outcome import Key, PointOutcome, Status
 from moesim.version import __version__
 
 SCHEMA = 2

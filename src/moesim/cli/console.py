@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import percent, short
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
 
 __all__ = [
     "chosen_numbers",
@@ -34,6 +36,8 @@ MOST_NUMBERS = 1_000_000
 QUIET_S = 2.0
 """Seconds of work before progress is shown."""
 
+COLOUR_VARIABLES = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Environment variables that make Rich treat any output like a terminal."""
 PIPED_WIDTH = 10_000
 """Columns of a table that does not go to a terminal, so that each row stays on one line."""
 
@@ -45,7 +49,16 @@ def print_raw(text: str) -> None:
 
 def print_text(text: str) -> None:
     """Print lines of text without wrapping; on a terminal, numbers are coloured."""
-    Console().print(text, markup=False, emoji=False, soft_wrap=True)
+    if _needs_rich(text):
+        _console().print(text, markup=False, emoji=False, soft_wrap=True)
+    else:
+        sys.stdout.write(text + "\n")
+
+
+def _needs_rich(text: str) -> bool:
+    """Whether Rich would print anything but the text itself: colours, or characters that it replaces."""
+    coloured = sys.stdout.isatty() or any(os.environ.get(name) for name in COLOUR_VARIABLES)
+    return coloured or not all(line.isprintable() and not line.endswith(" ") for line in text.split("\n"))
 
 
 def print_json(data: object) -> None:
@@ -55,13 +68,16 @@ def print_json(data: object) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Print a table without lines; the columns whose numbers are in `right` are aligned right."""
+    from rich.table import Table
+    from rich.text import Text
+
     terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
     for number, header in enumerate(headers):
         table.add_column(header, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(width=None if terminal else PIPED_WIDTH)
+    console = _console(width=None if terminal else PIPED_WIDTH)
     if terminal:
         console.print(table)
         return
@@ -77,42 +93,79 @@ def print_pairs(pairs: Mapping[str, str]) -> None:
 
 def say_written(what: str, hint: str) -> None:
     """Print on stderr that a file was written, with a hint on its use."""
-    Console(stderr=True).print(Text(f"wrote {what} ({hint})"), soft_wrap=True)
+    _say(_console(stderr=True), f"wrote {what} ({hint})")
 
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    Console(stderr=True).print(Text(f"moesim: {text}"), soft_wrap=True)
+    _say(_console(stderr=True), f"moesim: {text}")
+
+
+def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console of Rich, which is imported here because most commands print nothing that needs it."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, width=width)
+
+
+def _say(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(text), soft_wrap=True)
 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """Show on stderr what runs, once it has run for two seconds; yields a function that updates the text."""
-    console = Console(stderr=True)
-    status = console.status(Text(what), refresh_per_second=4)
-    started = threading.Event()
-    now = what
-
-    def start() -> None:
-        started.set()
-        status.start() if console.is_terminal else console.print(Text(f"moesim: {now} ..."), soft_wrap=True)
-
-    def say(text: str) -> None:
-        nonlocal now
-        now = text
-        status.update(Text(text))
-        if started.is_set() and not console.is_terminal:
-            console.print(Text(f"moesim: {text} ..."), soft_wrap=True)
-
-    timer = threading.Timer(QUIET_S, start)
+    shown = _Progress(what)
+    timer = threading.Timer(QUIET_S, shown.start)
     timer.daemon = True
     timer.start()
     try:
-        yield say
+        yield shown.say
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        shown.stop()
+
+
+class _Progress:
+    """A text on stderr that changes: a spinner on a terminal, else a line for every change."""
+
+    def __init__(self, what: str) -> None:
+        self._now = what
+        self._lock = threading.Lock()
+        self._console: Console | None = None
+        self._status: Status | None = None
+
+    def start(self) -> None:
+        """Show the text that is current from now on."""
+        console = _console(stderr=True)
+        with self._lock:
+            self._console = console
+            if console.is_terminal:
+                from rich.text import Text
+
+                self._status = console.status(Text(self._now), refresh_per_second=4)
+                self._status.start()
+            else:
+                _say(console, f"moesim: {self._now} ...")
+
+    def say(self, text: str) -> None:
+        """Replace the text."""
+        with self._lock:
+            self._now = text
+            if self._status is not None:
+                from rich.text import Text
+
+                self._status.update(Text(text))
+            elif self._console is not None:
+                _say(self._console, f"moesim: {text} ...")
+
+    def stop(self) -> None:
+        """Remove the spinner."""
+        if self._status is not None:
+            self._status.stop()
 
 
 def chosen_numbers(option: str, text: str) -> list[int] | None:

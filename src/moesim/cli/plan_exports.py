@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanRow
@@ -88,6 +87,7 @@ class Wanted:
             say_written(str(self.job_file), "set the variables that it asks for, and submit it")
 
     def _job_text(self, best: PlanRow) -> str:
+        from moesim.hwmodels.units import SECONDS_PER_DAY
         from moesim.simulator.trainers.jobs import job_text
         from moesim.simulator.trainers.registry import trainer_of
 

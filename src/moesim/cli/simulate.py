@@ -79,49 +79,89 @@ def simulate(
         beside = {**shown.options(), "--picture": picture, "--uncertainty": uncertainty}
         print_estimate(_loaded(scenario, overrides, seed, resolution), scenario, beside, as_json=as_json)
         return
-    from moesim.cli.console import print_text
-    from moesim.cli.picture import draw_heat_maps
-    from moesim.cli.report import summary
-
+    if shown == _Shown() and picture is None and not uncertainty:
+        _answer(scenario, overrides, seed, resolution, as_json)
+        return
     _check_options(shown, picture)
     loaded = _loaded(scenario, overrides, seed, resolution)
     if loaded.fleet is not None:
         from moesim.cli.fleet import refuse_for_fleet
 
         refuse_for_fleet({**shown.options(), "--picture": picture, "--uncertainty": uncertainty})
-    result = None if shown.traced else _cached(loaded, uncertainty)
-    prepared = None
-    if result is None:
-        prepared, executions, result = _predict(loaded, scenario)
-        if shown.traced:
-            _write_traces(prepared, executions, shown)
-        if uncertainty:
-            result = _uncertain(prepared, executions, result)
-        _store(loaded, result)
+    result, prepared = _predicted(loaded, scenario, shown, uncertainty)
     if picture is not None:
+        from moesim.cli.picture import draw_heat_maps
+
         draw_heat_maps(picture, result)
-    if as_json:
-        typer.echo(result.model_dump_json(indent=2))
-    else:
-        from moesim.simulator.predict.plan_summary import summary_of_kept, summary_of_prepared
+    _print(_text(loaded, result, prepared, as_json), as_json)
+    if result.uncertainty is not None and not as_json:
+        from moesim.cli.sensitivity import print_bands
 
-        plan = summary_of_kept(loaded) if prepared is None else summary_of_prepared(prepared)
-        print_text(summary(plan, result))
-        if result.uncertainty is not None:
-            from moesim.cli.sensitivity import print_bands
-
-            print_bands(result.uncertainty)
+        print_bands(result.uncertainty)
     _check_fit(result)
+
+
+def _answer(
+    scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None, as_json: bool
+) -> None:
+    """Print the prediction of a command without further options: the kept answer, or else a new one."""
+    from moesim.cli.kept import answer_of, find_answer, keep_answer
+    from moesim.hwmodels.files import consulted_paths
+
+    command: list[object] = [scenario, overrides or [], seed, resolution, as_json]
+    answer = find_answer(command)
+    if answer is None:
+        with consulted_paths() as paths:
+            loaded = _loaded(scenario, overrides, seed, resolution)
+            result, prepared = _predicted(loaded, scenario, _Shown(), uncertainty=False)
+            answer = answer_of(result, _text(loaded, result, prepared, as_json))
+        if loaded.fleet is None:
+            keep_answer(command, loaded.name, answer, paths)
+    _print(answer.text, as_json)
+    answer.check_fit()
+
+
+def _predicted(
+    loaded: Scenario, scenario: str, shown: _Shown, uncertainty: bool
+) -> tuple[Result, Prepared | None]:
+    """The cached prediction of a scenario, or a new one, which is stored, with what it was prepared to."""
+    result = None if shown.traced else _cached(loaded, uncertainty)
+    if result is not None:
+        return result, None
+    prepared, executions, result = _predict(loaded, scenario)
+    if shown.traced:
+        _write_traces(prepared, executions, shown)
+    if uncertainty:
+        result = _uncertain(prepared, executions, result)
+    _store(loaded, result)
+    return result, prepared
+
+
+def _text(loaded: Scenario, result: Result, prepared: Prepared | None, as_json: bool) -> str:
+    """The prediction as JSON or in words."""
+    if as_json:
+        return result.model_dump_json(indent=2)
+    from moesim.cli.report import summary
+    from moesim.simulator.predict.plan_summary import summary_of_kept, summary_of_prepared
+
+    plan = summary_of_kept(loaded) if prepared is None else summary_of_prepared(prepared)
+    return summary(plan, result)
+
+
+def _print(text: str, as_json: bool) -> None:
+    from moesim.cli.console import print_text
+
+    typer.echo(text) if as_json else print_text(text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
     """The options of traces: their paths, and the ranks and members that they show."""
 
-    trace: Path | None
-    folder: Path | None
-    ranks: str | None
-    members: str | None
+    trace: Path | None = None
+    folder: Path | None = None
+    ranks: str | None = None
+    members: str | None = None
 
     @property
     def traced(self) -> bool:

@@ -131,7 +131,7 @@ def print_presets(as_json: bool) -> None:
 
 def print_hardware(name: str | None, as_json: bool) -> None:
     """Print every shipped description, or every figure of one."""
-    from moesim.hwmodels.describe import describe, hardware_rows
+    from moesim.hwmodels.hardware_text import describe, hardware_rows
 
     rows: Sequence[Any] = hardware_rows() if name is None else describe(name)
     if as_json:

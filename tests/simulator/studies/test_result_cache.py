@@ -17,7 +17,8 @@ import moesim
 from moesim.cli import app
 from moesim.simulator.predict.result import Result
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.point import PointOutcome, key_of
+from moesim.simulator.studies.outcome import PointOutcome
+from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.reprice import without_prices
 from moesim.simulator.studies.store import Store
 

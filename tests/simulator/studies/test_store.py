@@ -12,7 +12,7 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.studies import store as store_module
-from moesim.simulator.studies.point import Key, PointOutcome
+from moesim.simulator.studies.outcome import Key, PointOutcome
 from moesim.simulator.studies.store import Store
 
 KEY = Key("a" * 64, "b" * 64, moesim.__version__)

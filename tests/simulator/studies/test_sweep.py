@@ -18,7 +18,8 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.point import PointOutcome, key_of
+from moesim.simulator.studies.outcome import PointOutcome
+from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.pool import DIED, outcomes_locally, outcomes_on_dask
 from moesim.simulator.studies.store import Store
 from moesim.simulator.studies.sweep import Progress, Sweep, sweep

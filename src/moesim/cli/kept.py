@@ -1,0 +1,79 @@
+"""Keeps what `simulate` printed, so that the same command answers without loading any scenario or model.
+
+An answer is kept under a hash of the command, the working directory and the program. It names every file that
+was read or looked for, with a hash of its content, and holds only while all of them are unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesim.hwmodels.errors import InfeasibleError
+from moesim.hwmodels.files import fingerprint
+
+if TYPE_CHECKING:
+    from moesim.simulator.predict.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The text of a finished command, and why its plan does not fit into memory (empty where it fits)."""
+
+    text: str
+    shortage: str
+
+    def check_fit(self) -> None:
+        """Raise InfeasibleError if the plan does not fit into memory."""
+        if self.shortage:
+            raise InfeasibleError(self.shortage)
+
+
+def answer_of(result: Result, text: str) -> Answer:
+    """The answer that prints `text` for a prediction."""
+    from moesim.cli.report import shortage
+
+    return Answer(text, "" if result.memory.fits else shortage(result.scenario, result.memory))
+
+
+def find_answer(command: list[object]) -> Answer | None:
+    """The kept answer of a command; None if there is none, or if a file that it depends on changed."""
+    from moesim.simulator.studies import result_cache
+
+    if result_cache.folder() is None:
+        return None
+    kept = result_cache.find_answer(_name(command))
+    if kept is None:
+        return None
+    try:
+        held = json.loads(kept.result)
+        if all(fingerprint(path) == seen for path, seen in held["files"].items()):
+            return Answer(str(held["text"]), kept.reason)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # the row is damaged
+        pass
+    return None
+
+
+def keep_answer(command: list[object], scenario: str, answer: Answer, paths: Iterable[str]) -> None:
+    """Store the answer of a command about a scenario. `paths`: the files that it depends on."""
+    from moesim.simulator.studies import result_cache
+    from moesim.simulator.studies.outcome import PointOutcome
+
+    if result_cache.folder() is None:
+        return
+    held = {"files": {path: fingerprint(path) for path in sorted(paths)}, "text": answer.text}
+    outcome = PointOutcome("does not fit" if answer.shortage else "ok", answer.shortage, {}, json.dumps(held))
+    result_cache.keep_answer(_name(command), scenario, outcome)
+
+
+def _name(command: list[object]) -> str:
+    """Hash of a command, of the folder that its relative paths start from, and of the code that prints."""
+    from moesim.simulator.studies.result_cache import hash_of_files
+
+    printing = hash_of_files([Path(__file__).parent])
+    text = json.dumps(["answer", command, str(Path.cwd()), printing])
+    return hashlib.sha256(text.encode()).hexdigest()
