@@ -11,7 +11,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.closed_form import PricedPlan, step_seconds
+from moesim.simulator.planner.closed_form import PricedPlan, Replays, step_seconds
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import dominated, staircase
 from moesim.simulator.planner.pattern import pattern
@@ -44,26 +44,22 @@ class CandidateSearch:
     estimated: int = 0
     capped: bool = False
     _layers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _replays: dict[int, Replays] = field(default_factory=dict)
+    """Replays of the plans that were estimated, by group."""
 
     def estimate(self, numbers: Iterable[int]) -> None:
         """Estimate some plans with every placement; plans that share a schedule replay go together."""
         c = self.candidates
-        batches: dict[tuple[int, int, bool, bool], list[tuple[int, int]]] = {}
-        todo = [int(number) for number in numbers if np.isnan(c.time_s[number])]
-        for number in todo:
-            frame, _, _, _, z = c.axes(number)
-            zero3 = c.space.zero_stage[z] == 3
+        batches: dict[int, list[tuple[int, int]]] = {}
+        for number in [int(number) for number in numbers if np.isnan(c.time_s[number])]:
             for p in c.placements_of(number):
-                key = (int(c.group[number]), c.layout_with(number, p), zero3, frame.plan.ep > 1)
-                batches.setdefault(key, []).append((number, p))
+                batches.setdefault(int(c.group[number]), []).append((number, p))
         tried: dict[int, list[tuple[float, float, int]]] = {}
         for key in sorted(batches):
-            chosen = batches[key]
-            group = c.groups[key[0]]
-            layout = group.layouts[key[1]]
+            chosen, shaped = batches[key], c.groups[key].pattern
             priced = [self._priced(number, p) for number, p in chosen]
-            order = self.scenario.communication.order_of(group.pattern.name)
-            times = step_seconds(priced, group.pattern, layout, order)
+            order = self.scenario.communication.order_of(shaped.name)
+            times = step_seconds(priced, shaped, order, self._replays.setdefault(key, Replays()))
             self.estimated += len(chosen)
             for (number, p), seconds in zip(chosen, times, strict=True):
                 # Extrapolated from short samples, a time may fall a little below what is proven.
@@ -103,7 +99,7 @@ class CandidateSearch:
         spread = self.candidates.loads.spread(frame, placement)
         priced = book.priced_plan(frame, plan, choice, spread, stages, layers)
         order = scenario.communication.order_of(scenario.schedule)
-        return float(step_seconds([priced], shaped, stages, order)[0])
+        return float(step_seconds([priced], shaped, order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:
         """Estimate plans in order of their bounds until no other can be among the best families.

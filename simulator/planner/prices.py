@@ -118,6 +118,7 @@ class PriceBook:
         recipe, recompute, sms = choice
         return PricedPlan(
             frame.microbatches,
+            stages,
             self.table(plan, recipe, recompute, sms, frame.pattern.paired),
             spread,
             self.send_s(plan, frame.pattern),
