@@ -7,7 +7,7 @@ group where the profile has one (eq. X16), else from the steps of its ring (eq. 
 from __future__ import annotations
 
 from math import inf
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.scale_up_shares import SWITCHED
@@ -19,6 +19,15 @@ from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
 from moesim.simulator.cost.table import TransferCost
 
 RingOperation = Literal["all_gather", "reduce_scatter", "all_reduce"]
+_RingKey: TypeAlias = tuple[RingOperation, float, int, int, Links]
+
+MOST_CACHED = 20_000
+"""Most prices of rings that are cached for a profile: a plan search asks for each of them about 50 times."""
+
+MOST_PROFILES = 32
+"""Most profiles with cached prices."""
+
+_cached: dict[int, tuple[CalibrationProfile, dict[_RingKey, PricedSeconds]]] = {}
 
 
 def ring_price(
@@ -36,6 +45,34 @@ def ring_price(
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return PricedSeconds()
+    known = _prices_with(profile)
+    key = (operation, total_bytes, ranks, ranks_per_node, links)
+    price = known.get(key)
+    if price is None:
+        if len(known) >= MOST_CACHED:
+            known.clear()
+        price = known[key] = _ring_price(*key, profile)
+    return price
+
+
+def _prices_with(profile: CalibrationProfile) -> dict[_RingKey, PricedSeconds]:
+    """Cached prices of one profile. The cache refers to it, so that its id cannot be reused."""
+    known = _cached.get(id(profile))
+    if known is None:
+        if len(_cached) >= MOST_PROFILES:
+            _cached.clear()
+        known = _cached[id(profile)] = (profile, {})
+    return known[1]
+
+
+def _ring_price(
+    operation: RingOperation,
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    links: Links,
+    profile: CalibrationProfile,
+) -> PricedSeconds:
     measured = _measured(operation, total_bytes, ranks, ranks_per_node, links, profile)
     if measured is not None:
         return measured

@@ -12,7 +12,7 @@ from moesim.simulator.cost.formulas import blended, busy_share, compute_seconds,
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.member_lag import MemberLag
-from moesim.simulator.planner.pattern import Key
+from moesim.simulator.planner.replay import ActionTimes, Key
 from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
 
 ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
@@ -27,15 +27,6 @@ def _slowed(filled: FloatArray, other: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(1.0, (filled / room).max(axis=0)))
 
 
-@dataclass(frozen=True, slots=True)
-class ActionTimes:
-    """Seconds of one action for every plan: the whole action, and the time until each output leaves."""
-
-    whole: FloatArray
-    forward_out: FloatArray
-    backward_out: FloatArray
-
-
 @dataclass(slots=True)
 class ActionBook:
     """Action times of plans whose blocks have the same phases.
@@ -48,6 +39,8 @@ class ActionBook:
     order: OverlapOrder
     ports: tuple[float, float]
     """Bytes/s of a GPU's ports, scale-out and scale-up, which concurrent transfers share."""
+    templates: dict[object, Template] = field(default_factory=dict)
+    """Templates by action and phases; books of one order may share them."""
     _times: dict[object, ActionTimes] = field(default_factory=dict)
     _read: dict[object, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     _computed: dict[object, tuple[FloatArray, FloatArray, FloatArray]] = field(default_factory=dict)
@@ -63,10 +56,15 @@ class ActionBook:
         )
         found = self._times.get((kind, sides))
         if found is None:
-            phases = [[self._phases_of(k) for k in side] for side in sides]
-            template = build_template(kind, phases[0], phases[1], self.order)
-            found = self._times[kind, sides] = self._walk(kind, template, sides)
+            found = self._times[kind, sides] = self._walk(kind, self._template(kind, sides), sides)
         return found
+
+    def _template(self, kind: ActionKind, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]) -> Template:
+        forward, backward = (tuple(self._phases_of(k) for k in side) for side in sides)
+        key = (kind, forward, backward)
+        if key not in self.templates:
+            self.templates[key] = build_template(kind, forward, backward, self.order)
+        return self.templates[key]
 
     def _walk(
         self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.closed_form import PricedPlan, step_seconds
+from moesim.simulator.planner.closed_form import Replays, step_seconds
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import dominated, staircase
 from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.placements import price_key
 from moesim.simulator.planner.plan_arrays import Candidates
+from moesim.simulator.planner.priced_candidates import PricedCandidates
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.progress import OnProgress, no_progress
 from moesim.simulator.scenario import Scenario
@@ -26,6 +28,10 @@ BATCH = 1024
 
 MOST_ESTIMATES = 50_000
 """Most plans that a search estimates, which takes about ten seconds; a search that stops here says so."""
+
+FAMILIES_A_BATCH, MOST_AHEAD = 125, 8
+"""Families wanted for each batch that is evaluated together with the next ones, and the most such batches:
+larger batches are faster, and what is evaluated in vain stays a small part of all."""
 
 FRONT_ROUNDS = 64
 """Most rounds of refining the Pareto front of time and memory."""
@@ -43,51 +49,49 @@ class CandidateSearch:
     candidates: Candidates
     estimated: int = 0
     capped: bool = False
-    _layers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _prices: PricedCandidates = field(init=False)
+    _replays: dict[int, Replays] = field(default_factory=dict)
+    """Replays of the plans that were estimated, by group."""
+    _seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Closed forms of plans and placements that were evaluated ahead of their turn."""
 
-    def estimate(self, numbers: Iterable[int]) -> None:
-        """Estimate some plans with every placement; plans that share a schedule replay go together."""
+    def __post_init__(self) -> None:
+        """Start with no prices."""
+        self._prices = PricedCandidates(self.candidates)
+
+    def estimate(self, numbers: Iterable[int], alive: Callable[[], None] = lambda: None) -> None:
+        """Estimate some plans with every placement; plans that share a schedule replay go together.
+
+        `alive` is called every few plans.
+        """
         c = self.candidates
-        batches: dict[tuple[int, int, bool, bool], list[tuple[int, int]]] = {}
-        todo = [int(number) for number in numbers if np.isnan(c.time_s[number])]
-        for number in todo:
-            frame, _, _, _, z = c.axes(number)
-            zero3 = c.space.zero_stage[z] == 3
-            for p in c.placements_of(number):
-                key = (int(c.group[number]), c.layout_with(number, p), zero3, frame.plan.ep > 1)
-                batches.setdefault(key, []).append((number, p))
+        todo = [(int(n), p) for n in numbers if np.isnan(c.time_s[n]) for p in c.placements_of(int(n))]
+        self._compute(todo, alive)
+        self.estimated += len(todo)
         tried: dict[int, list[tuple[float, float, int]]] = {}
-        for key in sorted(batches):
-            chosen = batches[key]
-            group = c.groups[key[0]]
-            layout = group.layouts[key[1]]
-            priced = [self._priced(number, p) for number, p in chosen]
-            order = self.scenario.communication.order_of(group.pattern.name)
-            times = step_seconds(priced, group.pattern, layout, order)
-            self.estimated += len(chosen)
-            for (number, p), seconds in zip(chosen, times, strict=True):
-                # Extrapolated from short samples, a time may fall a little below what is proven.
-                at_least = max(float(seconds), float(c.bound[number]))
-                tried.setdefault(number, []).append((at_least, c.bytes_with(number, p), p))
+        for number, p in todo:
+            # Extrapolated from short samples, a time may fall a little below what is proven.
+            at_least = max(self._seconds.pop((number, p)), float(c.bound[number]))
+            tried.setdefault(number, []).append((at_least, c.bytes_with(number, p), p))
         for number, all_ in tried.items():
             c.time_s[number], c.memory[number], c.placement[number] = best = min(all_)
             if len(all_) > 1:
                 c.others[number] = [one for one in all_ if one != best]
 
-    def _priced(self, number: int, placement: int) -> PricedPlan:
+    def _compute(self, todo: Iterable[tuple[int, int]], alive: Callable[[], None]) -> None:
+        """Evaluate the closed forms of some plans and placements that have not been evaluated."""
         c = self.candidates
-        frame, p, r, s, z = c.axes(number)
-        choice = c.space.recipes[p], c.space.recompute[r], c.space.sms[s]
-        plan = frame.plan.model_copy(update={"zero_stage": c.space.zero_stage[z]})
-        layout, book = c.assignment(number, placement), c.book_of(placement)
-        spread = c.loads.spread(frame, c.space.placement[placement])
-        return book.priced_plan(frame, plan, choice, spread, layout, self._layers_of(layout))
-
-    def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
-        """Layers of each stage, counted once a layout; the candidates keep the layouts alive."""
-        if id(layout) not in self._layers:
-            self._layers[id(layout)] = layout.layers_per_stage
-        return self._layers[id(layout)]
+        batches: dict[int, list[tuple[int, int]]] = {}
+        for plan in todo:
+            if plan not in self._seconds:
+                batches.setdefault(int(c.group[plan[0]]), []).append(plan)
+        for key in sorted(batches):
+            alive()
+            chosen, shaped = batches[key], c.groups[key].pattern
+            order = self.scenario.communication.order_of(shaped.name)
+            replays = self._replays.setdefault(key, Replays())
+            times = step_seconds(self._prices.priced(chosen), shaped, order, replays)
+            self._seconds.update(zip(chosen, times.tolist(), strict=True))
 
     def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
         """Closed-form step time, in seconds, of any plan of this cluster with a named schedule."""
@@ -103,7 +107,7 @@ class CandidateSearch:
         spread = self.candidates.loads.spread(frame, placement)
         priced = book.priced_plan(frame, plan, choice, spread, stages, layers)
         order = scenario.communication.order_of(scenario.schedule)
-        return float(step_seconds([priced], shaped, stages, order)[0])
+        return float(step_seconds([priced], shaped, order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:
         """Estimate plans in order of their bounds until no other can be among the best families.
@@ -113,19 +117,26 @@ class CandidateSearch:
         """
         c = self.candidates
         order = np.argsort(c.bound, kind="stable")
-        done = 0
+        done, share = 0, 0.0
+        ahead = max(1, min(MOST_AHEAD, families // FAMILIES_A_BATCH))
         limit = float("inf")
         while done < len(order) and c.bound[order[done]] <= max(limit, at_least_s):
             if self.estimated >= MOST_ESTIMATES:
                 self.capped = True
                 break
-            self.estimate(order[done : done + BATCH])
+            text = f"{self.estimated:,} plans in closed form"
+            alive = partial(say, share, text)
+            if done % (ahead * BATCH) == 0:
+                near = order[done : done + ahead * BATCH]
+                self._compute([(int(n), p) for n in near for p in c.placements_of(int(n))], alive)
+            self.estimate(order[done : done + BATCH], alive)
             done += BATCH
             best = self.best_of_families()
             open_ = (
                 np.searchsorted(c.bound[order], max(limit, at_least_s)) if np.isfinite(limit) else len(order)
             )
-            say(min(1.0, done / max(1, int(open_))), f"{self.estimated:,} plans in closed form")
+            share = min(1.0, done / max(1, int(open_)))
+            say(share, f"{self.estimated:,} plans in closed form")
             limit = c.time_s[best[min(families, len(best)) - 1]] if len(best) >= families else float("inf")
         return float(c.bound[order[done]]) if done < len(order) else float("inf")
 
@@ -155,7 +166,7 @@ class CandidateSearch:
         all_ += [(bytes_, seconds, p) for seconds, bytes_, p in c.others.get(number, ())]
         c.memory[number], c.time_s[number], c.placement[number] = min(all_)
 
-    def front(self) -> list[tuple[int, int]]:
+    def front(self, say: OnProgress = no_progress) -> list[tuple[int, int]]:
         """The Pareto front of closed-form time and memory, as (plan, placement), up to twice the best time.
 
         A plan whose bound an estimate dominates cannot be on the front. Of the other plans, those on the
@@ -172,7 +183,8 @@ class CandidateSearch:
             open_ = open_[~dominated(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
-            self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]))
+            alive = partial(say, 0.0, f"{self.estimated:,} plans in closed form; the front of time and memory")
+            self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]), alive)
         memory, seconds, number, placement = self._points()
         order = np.lexsort((placement, number, seconds, memory))
         times = seconds[order]

@@ -115,7 +115,7 @@ def estimate(scenario: Scenario) -> Estimate:
         frame, plan, choice, loads.spread(frame, placement), stages, stages.layers_per_stage
     )
     order = scenario.communication.order_of(scenario.schedule)
-    seconds = float(step_seconds([priced], frame.pattern, stages, order)[0])
+    seconds = float(step_seconds([priced], frame.pattern, order)[0])
     bounds = BoundBook(book, [scenario.recipe], [policy], [sms], [plan.zero_stage], loads, [placement])
     bound = float(bounds.step([frame], frame.pattern, stages).min())
     if plan.zero_stage == 3:

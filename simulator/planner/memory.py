@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +48,10 @@ class MemoryBook:
     shape: ModelShape
     space: Space
     _numbers: dict[object, FloatArray] = field(default_factory=dict)
+    _plans: dict[int, _ManyPlans] = field(default_factory=dict)
+    """Inputs of the frames that were counted last, by number of replicas; their layouts share them."""
+    _of: tuple[Sequence[Frame], Pattern] | None = None
+    """These frames and their pattern."""
 
     def total(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
@@ -56,7 +60,7 @@ class MemoryBook:
 
         `replicas`: number of redundant experts of the placement (eq. M6).
         """
-        plans = _ManyPlans(self, frames, pattern, replicas)
+        plans = self._inputs(frames, pattern, replicas)
         most: FloatArray | None = None
         for held, moments in _different_ranks(frames, pattern, assignment):
             terms = rank_terms(plans, held)
@@ -65,6 +69,13 @@ class MemoryBook:
         assert most is not None
         whole = (len(frames), *(len(axis) for axis in self.axes))
         return np.array(np.broadcast_to(most, whole))
+
+    def _inputs(self, frames: Sequence[Frame], pattern: Pattern, replicas: int) -> _ManyPlans:
+        if self._of is None or self._of[0] is not frames or self._of[1] is not pattern:
+            self._of, self._plans = (frames, pattern), {}
+        if replicas not in self._plans:
+            self._plans[replicas] = _ManyPlans(self, frames, pattern, replicas)
+        return self._plans[replicas]
 
     @property
     def axes(self) -> tuple[Sequence[object], ...]:
@@ -136,7 +147,7 @@ class MemoryBook:
     def parameters(self, frame: Frame, kinds: Kinds, replicas: int) -> FloatArray:
         """Parameters of some blocks on one GPU, as (routed experts, all others)."""
         plan = frame.plan
-        key = ("parameters", plan.tp, plan.ep, plan.expert_tp, kinds, replicas)
+        key = ("parameters", *_parameter_split(frame), kinds, replicas)
         if key not in self._numbers:
             blocks = [Block(kind) for kind in kinds]
             local = local_parameters(self.shape, frame.layout, blocks, replicas)
@@ -153,12 +164,16 @@ class _Parameters:
 class _ManyPlans:
     """The inputs of `layout.rank_bytes` for many plans, as arrays that broadcast.
 
-    Their axes are [frames, precisions, policies, sms, ZeRO stages].
+    Their axes are [frames, precisions, policies, sms, ZeRO stages]. Frames that split a layer alike share
+    their tensor sizes, so these are looked up once for each split.
     """
 
     def __init__(self, book: MemoryBook, frames: Sequence[Frame], pattern: Pattern, replicas: int) -> None:
         self._book, self._frames, self._more = book, frames, replicas
+        self._first, self._split_of = _distinct([_split(frame) for frame in frames])
+        self._own, self._parameters_of = _distinct([_parameter_split(frame) for frame in frames])
         self._parameters: dict[Kinds, _Parameters] = {}
+        self._sizes: dict[object, FloatArray] = {}
         self.shape = book.shape
         formats = [StateFormats.of(recipe) for recipe in book.space.recipes]
         names = ("weight", "gathered", "gradient", "optimizer")
@@ -180,23 +195,38 @@ class _ManyPlans:
         self.whole_gradients = adds_whole_gradients(pattern.pp, book.scenario.software)
 
     def kept(self, kind: BlockKind) -> FloatArray:
-        return np.array([self._book.activations(frame, kind) for frame in self._frames])
+        return self._by_split(("kept", kind), lambda frame: self._book.activations(frame, kind))
 
     def working(self, kind: BlockKind) -> FloatArray:
-        return np.array([self._book.working(frame, kind) for frame in self._frames])
+        return self._by_split(("working", kind), lambda frame: self._book.working(frame, kind))
 
     def placeholders(self, kind: BlockKind) -> FloatArray:
-        return np.array([self._book.placeholders(frame, kind) for frame in self._frames])
+        return self._by_split(("placeholders", kind), lambda frame: self._book.placeholders(frame, kind))
 
     def freed(self) -> FloatArray:
-        return np.array([self._book.freed(frame) for frame in self._frames])
+        return self._by_split("freed", self._book.freed)
 
     def parameters(self, kinds: Sequence[BlockKind]) -> _Parameters:
         key = tuple(sorted(kinds))
         if key not in self._parameters:
-            each = np.array([self._book.parameters(frame, key, self._more) for frame in self._frames])
+            own = [self._book.parameters(self._frames[n], key, self._more) for n in self._own]
+            each = np.array(own)[self._parameters_of]
             self._parameters[key] = _Parameters(_by_frame(each[:, 0]), _by_frame(each[:, 1]))
         return self._parameters[key]
+
+    def _by_split(self, key: object, size: Callable[[Frame], FloatArray]) -> FloatArray:
+        if key not in self._sizes:
+            self._sizes[key] = np.array([size(self._frames[n]) for n in self._first])[self._split_of]
+        return self._sizes[key]
+
+
+def _distinct(keys: Sequence[object]) -> tuple[list[int], list[int]]:
+    """Positions of the first of each of the keys, and for every key the position of its value among them."""
+    first: dict[object, int] = {}
+    for n, key in enumerate(keys):
+        first.setdefault(key, n)
+    places = {key: place for place, key in enumerate(first)}
+    return list(first.values()), [places[key] for key in keys]
 
 
 def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
@@ -206,6 +236,11 @@ def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
 def _split(frame: Frame) -> tuple[int, int, int, bool]:
     """What decides the tensor sizes of a block on one GPU; the last says whether there is a pipeline."""
     return frame.plan.tp, frame.plan.cp, frame.plan.microbatch, frame.plan.pp > 1
+
+
+def _parameter_split(frame: Frame) -> tuple[int, int, int]:
+    """What decides the parameters of a block on one GPU."""
+    return frame.plan.tp, frame.plan.ep, frame.plan.expert_tp
 
 
 def _different_ranks(

@@ -6,73 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.schedules import (
-    Awaited,
-    Overlap,
-    Schedule,
-    Step,
-    awaiting,
-    build,
-    needs_of,
-    provides_of,
-    spec_of,
-    validate,
-)
-from moesim.simulator.schedules.action import actions_of
-from moesim.simulator.schedules.template import ActionKind
-from moesim.simulator.schedules.timeline import Needs, unit_times
+from moesim.simulator.planner.replay import Key, Order, compile_order, key_of
+from moesim.simulator.schedules import Awaited, Schedule, Step, awaiting, build, spec_of, validate
 
 FILLS = (2, 3)
 """Least pipeline fills in each of a pattern's two samples, so that both reach the steady state."""
-
-Key: TypeAlias = tuple[ActionKind, int, int]
-"""(kind, stage of the forward side or -1, stage of the backward side or -1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One output of a schedule step: its direction, and how many outputs cross to another rank with it.
-
-    `crossing` counts the outputs that leave at the same moment; it is 0 if the next stage is on this rank.
-    """
-
-    forward: bool
-    crossing: int
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One schedule step, with its rows in the table of times; operations are sorted by dependency."""
-
-    rank: int
-    key: Key
-    before: int
-    """Row of the end of the rank's previous step; -1 for its first."""
-    waits: tuple[int, ...]
-    """Rows of the arrivals that the step waits for."""
-    end: int
-    outputs: tuple[tuple[int, Output], ...]
-    awaited: int
-    """Number of its own sends that the rank waits for at the end of the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One sample schedule compiled for replay."""
-
-    microbatches: int
-    ops: tuple[Op, ...]
-    rows: int
-    last: tuple[int, ...]
-    """Row of the end of each rank's last step."""
-    awaits_sends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +63,7 @@ class Pattern:
     @cached_property
     def orders(self) -> tuple[Order, ...]:
         """The samples, compiled for replay."""
-        return tuple(_compile(schedule) for schedule in self.samples)
+        return tuple(compile_order(schedule) for schedule in self.samples)
 
     @cached_property
     def counts(self) -> tuple[tuple[Mapping[Key, int], ...], ...]:
@@ -190,49 +134,7 @@ def _pattern(name: str, pp: int, vpp: int, awaited: Awaited, sizes: tuple[int, .
     return Pattern(name, tuple(awaiting(schedule, awaited) for schedule in built))
 
 
-def key_of(step: Step) -> Key:
-    """Kind and stages of a step."""
-    if isinstance(step, Overlap):
-        return "F&B" if step.second.kind == "B" else "F&I", step.first.stage, step.second.stage
-    return (step.kind, step.stage, -1) if step.kind == "F" else (step.kind, -1, step.stage)
-
-
 def _ends(steps: Sequence[Step]) -> Ends:
     keys = [key_of(step) for step in steps]
     last = max(n for n, key in enumerate(keys) if key[0] not in ("F", "W"))
     return Ends(keys[0][1], keys[last][2], tuple(key[2] for key in keys[last + 1 :]))
-
-
-def _compile(schedule: Schedule) -> Order:
-    """Sort the steps by their unit times, and give every end and every arrival a row."""
-    times = unit_times(schedule)
-    order = sorted((times[r][n][1], r, n) for r in range(schedule.pp) for n in range(len(schedule.ranks[r])))
-    arrivals: dict[Needs, int] = {}
-    rows, ops = 0, []
-    before = [-1] * schedule.pp
-    awaits = [schedule.awaits(rank) for rank in range(schedule.pp)]
-    for _, rank, position in order:
-        step = schedule.ranks[rank][position]
-        actions = actions_of(step)
-        # A rank's own results are ready before, so a step waits only for the outputs of other stages.
-        waits = tuple(
-            arrivals[need]
-            for action in actions
-            for need in needs_of(action, schedule.n_stages)
-            if need[1] != action.stage
-        )
-        end, rows = rows, rows + 1
-        given = []
-        for action in actions:
-            target = action.stage + (1 if action.kind == "F" else -1)
-            needed = next((n for n in provides_of(action) if n[0] in ("F", "backward")), None)
-            if needed is not None and 0 <= target < schedule.n_stages:
-                arrivals[needed] = rows
-                given.append((rows, action.kind == "F", schedule.rank_of(target, action.microbatch) != rank))
-                rows += 1
-        late = awaits[rank][position]
-        together = sum(crosses for _, _, crosses in given) if late else 1
-        outputs = tuple((row, Output(forward, crosses * together)) for row, forward, crosses in given)
-        ops.append(Op(rank, key_of(step), before[rank], waits, end, outputs, together if late else 0))
-        before[rank] = end
-    return Order(schedule.microbatches, tuple(ops), rows, tuple(before), schedule.awaits_sends)

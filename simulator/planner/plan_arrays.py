@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.precision import Precision
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Pattern
@@ -27,7 +29,7 @@ class FrameGroup:
     layouts: tuple[StageAssignment, ...]
 
 
-@dataclass(slots=True)
+@dataclass
 class Candidates:
     """Plans that are legal and fit; the arrays have one entry for each plan, whatever its placement.
 
@@ -57,6 +59,11 @@ class Candidates:
     bytes_of: FloatArray
     placement: npt.NDArray[np.int8]
     others: dict[int, list[tuple[float, float, int]]] = field(default_factory=dict)
+
+    @cached_property
+    def recipes(self) -> tuple[Precision, ...]:
+        """The recipe of each precision of the space."""
+        return self.space.recipes
 
     @property
     def book(self) -> PriceBook:

@@ -89,6 +89,14 @@ class PriceBook:
     _rank_syncs: dict[tuple[object, ...], dict[RankChunks, SyncCost]] = field(default_factory=dict)
     _held: dict[tuple[object, ...], list[RankChunks]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    _ports: tuple[float, float] | None = None
+    _numbers: dict[Precision, int] = field(default_factory=dict)
+    _recipes: dict[int, tuple[Precision, int]] = field(default_factory=dict)
+    """Recipes with their numbers, by id."""
+    _sync_of: dict[tuple[object, ...], tuple[Pattern, StageAssignment, tuple[SyncCost, ...]]] = field(
+        default_factory=dict
+    )
+    """Ends of the step by the ids of pattern and stages, which the entries keep alive."""
 
     def __post_init__(self) -> None:
         """Read the block kinds from the model."""
@@ -98,8 +106,18 @@ class PriceBook:
     @property
     def ports(self) -> tuple[float, float]:
         """Bytes/s of a GPU's ports, scale-out (1 where a single node has none) and scale-up."""
-        pricer = self.pricer(self.scenario.parallel, self.scenario.recipe, "none")
-        return pricer.nic_bytes_per_s or 1.0, self.cluster.node.scale_up_bytes_per_s
+        if self._ports is None:
+            pricer = self.pricer(self.scenario.parallel, self.scenario.recipe, "none")
+            self._ports = pricer.nic_bytes_per_s or 1.0, self.cluster.node.scale_up_bytes_per_s
+        return self._ports
+
+    def _number(self, recipe: Precision) -> int:
+        """A number for each recipe: a short key, where the fields of a recipe take long to hash."""
+        known = self._recipes.get(id(recipe))
+        if known is None:
+            number = self._numbers.setdefault(recipe, len(self._numbers))
+            known = self._recipes[id(recipe)] = recipe, number
+        return known[1]
 
     def priced_plan(
         self,
@@ -118,6 +136,7 @@ class PriceBook:
         recipe, recompute, sms = choice
         return PricedPlan(
             frame.microbatches,
+            stages,
             self.table(plan, recipe, recompute, sms, frame.pattern.paired),
             spread,
             self.send_s(plan, frame.pattern),
@@ -175,7 +194,8 @@ class PriceBook:
         shared by all plans that have it.
         """
         policy = self.arithmetic(policy)
-        share = (plan.tp, plan.microbatch / plan.cp, recipe, policy, modes, sms, *self.copied(plan))
+        number = self._number(recipe)
+        share = (plan.tp, plan.microbatch / plan.cp, number, policy, modes, sms, *self.copied(plan))
         whole = (share, plan.cp, plan.sequence_parallel, plan.ep, plan.expert_tp)
         found = self._compute.get(whole)
         if found is not None:
@@ -246,8 +266,8 @@ class PriceBook:
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (
-            LayerSplit.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
-            *self.copied(plan),
+            plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
+            self._number(recipe), self.arithmetic(policy), sms, paired, zero3, *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)
         if table is not None:
@@ -274,7 +294,8 @@ class PriceBook:
         """Costs of the expert-parallel transfers of every routed block kind."""
         if not self.routed or plan.ep == 1:
             return {}
-        key = (plan.ep, plan.expert_tp, plan.microbatch / (plan.cp * plan.tp), recipe, sms, mode)
+        rows = plan.microbatch / (plan.cp * plan.tp)
+        key = (plan.ep, plan.expert_tp, rows, self._number(recipe), sms, mode)
         found = self._transfers.get(key)
         if found is None:
             pricer = self.pricer(plan, recipe, "none", sms)
@@ -283,7 +304,7 @@ class PriceBook:
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
         """Seconds of ZeRO-3's gather before F, gather before the backward pass, and scatter of a block."""
-        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
+        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, self._number(recipe), kind)
         if key not in self._sharded:
             pricer = self.pricer(plan, recipe, "none")
             first, second, third = (cost.nic_s for cost in sharded_phases(pricer, kind)[0].values())
@@ -323,11 +344,15 @@ class PriceBook:
         zero = 1 if plan.zero_stage == 2 else plan.zero_stage
         schedule = shape.samples[0]
         shared: tuple[object, ...] = (
-            plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, len(schedule.routes)
+            plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, self._number(recipe), shape.copies
         )  # fmt: skip
         if self.scenario.software.overlap_data_parallel:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
             shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
+        by_id = (shared, id(shape), id(stages))
+        known_by_id = self._sync_of.get(by_id)
+        if known_by_id is not None:
+            return known_by_id[2]
         key = (shared, schedule.routes, layers)
         found = self._syncs.get(key)
         if found is None:
@@ -342,6 +367,7 @@ class PriceBook:
                 pricer = self.pricer(plan, recipe, self.arithmetic(policy))
                 known |= {kinds: rank_step_end(pricer, kinds, schedule) for kinds in missing}
             found = self._syncs[key] = tuple(known[kinds] for kinds in held)
+        self._sync_of[by_id] = shape, stages, found
         return found
 
     def send_s(self, plan: ParallelPlan, shape: Pattern) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.kernel_sms import RISK, published_sms
 from moesim.simulator.planner.pareto import front
-from moesim.simulator.planner.processes import engine_processes
+from moesim.simulator.planner.processes import engine_processes, without_cyclic_collection
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled, with_progress
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
@@ -66,7 +66,7 @@ def plan(
         raise InputError(
             f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
         )
-    with engine_processes(workers) as pool:
+    with engine_processes(workers) as pool, without_cyclic_collection():
         if framework is not None:
             return _plan_for_trainer(framework, scenario, wanted, goal, say, pool)
         if scenario.fleet is not None:

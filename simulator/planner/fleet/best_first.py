@@ -281,7 +281,7 @@ class FleetSearch:
         ]
         owners = pool_of_ranks(self.pools.at(plan.pp))
         order = self.scenario.communication.order_of(frame.schedule)
-        return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, stages, order)[0])
+        return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, order)[0])
 
 
 @lru_cache(maxsize=512)

@@ -14,7 +14,6 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import ACTIONS_OF, STANDARD_ERRORS, BoundBook
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.pattern import Key
 from moesim.simulator.planner.prices import ACTIONS
 
 Blocks = dict[BlockKind, int]

@@ -16,7 +16,8 @@ from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.pattern import key_of, pattern
+from moesim.simulator.planner.pattern import pattern
+from moesim.simulator.planner.replay import key_of
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
