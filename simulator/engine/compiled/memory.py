@@ -101,7 +101,7 @@ def _load(builder: Any, address: Any, index: Any, element: Any) -> Any:
 class _Fields(AttributeTemplate):
     key = RunType
 
-    def generic_resolve(self, typ: Any, attr: str) -> Any:
+    def generic_resolve(self, typ: Any, attr: str) -> Any:  # type: ignore[override]
         if attr in SIZES:
             return types.int64
         return (REALS if attr in FLOATS else INTS) if attr in FIELDS else None
