@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.action_table import ActionTable, action_table
+from moesim.simulator.engine.action_table import ActionTable
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
@@ -82,22 +82,18 @@ class SendRecord:
 class Execution:
     """The execution of one group of a step; `engine/protocol.py` lists what an engine guarantees for it.
 
-    `times`: when every action and task began and ended. `syncs[r]`: the end of the step on pipeline rank r.
+    `table`: the actions and tasks of the program. `times`: when every action and task began and ended. `syncs[r]`: the end of the step on pipeline rank r.
     `sends`: every pipeline send between ranks, in the order of their ends. `carried_bytes`: bytes on each
     link of the cluster. `end_ns`, `syncs` and `carried_bytes` cover all groups together.
     """
 
     program: Program
+    table: ActionTable
     times: ActionTimes
     syncs: list[SyncRecord]
     sends: Sequence[SendRecord]
     end_ns: int
     carried_bytes: FloatArray
-
-    @cached_property
-    def table(self) -> ActionTable:
-        """The actions and tasks that `times` follows."""
-        return action_table(self.program)
 
     @cached_property
     def tasks(self) -> TaskTable:

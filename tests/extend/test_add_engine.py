@@ -13,6 +13,7 @@ import pytest
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.engine.action_table import action_table
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
@@ -46,7 +47,15 @@ class LongestPath:
         syncs, end_ns = end_of_step(programs, free)
         carried = np.sum([group.carried for group in groups], axis=0)
         return [
-            Execution(g.program, action_times(g.records, g.program.members), syncs, g.sends, end_ns, carried)
+            Execution(
+                g.program,
+                action_table(g.program),
+                action_times(g.records, g.program.members),
+                syncs,
+                g.sends,
+                end_ns,
+                carried,
+            )
             for g in groups
         ]
 

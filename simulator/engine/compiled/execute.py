@@ -40,8 +40,8 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     ]
     syncs, end_ns = end_of_step(programs, free)
     return [
-        Execution(program, own, syncs, sent, end_ns, state.link_bytes)
-        for program, own, sent in zip(programs, times, sends, strict=True)
+        Execution(program, table, own, syncs, sent, end_ns, state.link_bytes)
+        for program, table, own, sent in zip(programs, lowered.actions, times, sends, strict=True)
     ]
 
 

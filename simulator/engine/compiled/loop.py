@@ -15,11 +15,11 @@ from moesim.simulator.engine.compiled.queue import (
     RESUME,
     SENT,
     START,
-    drop_first,
+    take_first,
     schedule,
 )
 from moesim.simulator.engine.compiled.ranks import PROCESSED, SEEN, go, go_beside
-from moesim.simulator.engine.compiled.state import ERROR, EVENTS, NOW
+from moesim.simulator.engine.compiled.state import ERROR, EVENTS
 from moesim.simulator.engine.compiled.transfers import AT_DEADLINE, end_send, go_on, launch_send
 
 
@@ -42,9 +42,8 @@ def advance(address: int, events: int) -> int:
     for _ in range(events):
         if counters[EVENTS] == 0 or counters[ERROR] != 0:
             break
-        counters[NOW] = run.queue_time[0]
-        what, extra = run.queue_what[0], run.queue_extra[0]
-        drop_first(run)
+        place = take_first(run)
+        what, extra = run.queue_what[place], run.queue_extra[place]
         _handle(run, what % KINDS, what // KINDS, extra)
     return 0 if counters[ERROR] != 0 else counters[EVENTS]
 

@@ -22,8 +22,10 @@ the last byte of a flow is there; an input is there that a process waits for; a 
 of the sharding stream has ended."""
 
 KINDS = 8
-LATER = 1 << 60
+LATER = 1 << 62
 """Added to the order of an event that is not urgent."""
+PLACES = 1 << 20
+"""An order is the number of the event times this, plus the place where the event is kept."""
 
 
 @compiled
@@ -31,14 +33,6 @@ def _is_before(run: Run, at: int, time: int, order: int) -> bool:
     """Whether the event at a place in the heap comes before (time, order)."""
     first = run.queue_time[at]
     return first < time or (first == time and run.queue_order[at] < order)
-
-
-@compiled
-def _move(run: Run, to: int, source: int) -> None:
-    run.queue_time[to] = run.queue_time[source]
-    run.queue_order[to] = run.queue_order[source]
-    run.queue_what[to] = run.queue_what[source]
-    run.queue_extra[to] = run.queue_extra[source]
 
 
 @compiled
@@ -50,17 +44,20 @@ def schedule(run: Run, time: int, kind: int, subject: int, extra: int, urgent: b
         return
     run.counters[EVENTS] = at + 1
     run.counters[SEQUENCE] += 1
-    order = run.counters[SEQUENCE] + (0 if urgent else LATER)
+    place = run.queue_places[at]  # the first `at` places of this list are taken
+    run.queue_what[place] = subject * KINDS + kind
+    run.queue_extra[place] = extra
+    order = run.counters[SEQUENCE] * PLACES + place + (0 if urgent else LATER)
+    times, orders = run.queue_time, run.queue_order
     while at > 0:
         parent = (at - 1) >> 1
         if _is_before(run, parent, time, order):
             break
-        _move(run, at, parent)
+        times[at] = times[parent]
+        orders[at] = orders[parent]
         at = parent
-    run.queue_time[at] = time
-    run.queue_order[at] = order
-    run.queue_what[at] = subject * KINDS + kind
-    run.queue_extra[at] = extra
+    times[at] = time
+    orders[at] = order
 
 
 @compiled
@@ -70,20 +67,29 @@ def after(run: Run, delay: int, kind: int, subject: int, extra: int) -> None:
 
 
 @compiled
-def drop_first(run: Run) -> None:
-    """Take the first event out of the queue: the last one sinks from its place."""
+def take_first(run: Run) -> int:
+    """Take the first event out of the queue, set the clock to its time, and return the place where it is kept.
+
+    What is kept there stays until the next event is scheduled.
+    """
+    times, orders = run.queue_time, run.queue_order
+    run.counters[NOW] = times[0]
+    taken = orders[0] % PLACES
     run.counters[EVENTS] -= 1
     count = run.counters[EVENTS]
-    time, order = run.queue_time[count], run.queue_order[count]
+    run.queue_places[count] = taken
+    time, order = times[count], orders[count]
     at = 0
     while 2 * at + 1 < count:
         child = 2 * at + 1
         if child + 1 < count:
-            other = run.queue_time[child], run.queue_order[child]
-            if _is_before(run, child + 1, other[0], other[1]):
+            if _is_before(run, child + 1, times[child], orders[child]):
                 child += 1
         if not _is_before(run, child, time, order):
             break
-        _move(run, at, child)
+        times[at] = times[child]
+        orders[at] = orders[child]
         at = child
-    _move(run, at, count)
+    times[at] = time
+    orders[at] = order
+    return taken

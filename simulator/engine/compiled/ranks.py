@@ -6,12 +6,20 @@
 from __future__ import annotations
 
 from moesim.simulator.engine.compiled.jit import compiled
-from moesim.simulator.engine.compiled.memory import Run, ints_at, row_of
+from moesim.simulator.engine.compiled.memory import Run, Vector, ints_at, row_of
 from moesim.simulator.engine.compiled.queue import BESIDE_ENDED, START, after, schedule
 from moesim.simulator.engine.compiled.state import NOW
 from moesim.simulator.engine.compiled.tables import COMPUTE, SHARDING
 from moesim.simulator.engine.compiled.transfers import AT_TURN, IDLE, begin_transfer, go_on, key_of, send
-from moesim.simulator.engine.compiled.vectors import add, arrival_of, clock_of, copy, raise_to
+from moesim.simulator.engine.compiled.vectors import (
+    add,
+    arrival_of,
+    clock_of,
+    copy,
+    later_plus,
+    raise_to,
+    sum_of,
+)
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
 """Where a rank is (`State.process_state`): before an action, at its inputs, at a task, inside a transfer, at
@@ -158,13 +166,8 @@ def _task(run: Run, process: int) -> bool:
     if kind == SHARDING:
         base = _start_row(run, action)
     microbatch = run.action_microbatches[2 * action + run.task_side[row]]
-    clock = clock_of(run, task)
-    copy(clock, clock_of(run, base), run.members)
-    for n in range(deps, last):
-        dep = first + run.task_deps[n]
-        if dep != base:
-            raise_to(clock, clock_of(run, dep), run.members)
-    add(clock, row_of(ints_at(run.task_rows[row]), microbatch, run.members), run.members)
+    own = row_of(ints_at(run.task_rows[row]), microbatch, run.members)
+    _set_end(run, task, base, first, deps, last, own)
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -173,6 +176,21 @@ def _task(run: Run, process: int) -> bool:
         run.process_state[process] = TRANSFER
         return begin_transfer(run, process, task, row, microbatch)
     return _left(run, process)
+
+
+@compiled
+def _set_end(run: Run, task: int, base: int, first: int, deps: int, last: int, own: Vector) -> None:
+    """End of a task: the latest of row `base` and the tasks that it depends on, plus its own duration."""
+    clock, start, members = clock_of(run, task), clock_of(run, base), run.members
+    if last == deps or (last == deps + 1 and first + run.task_deps[deps] == base):
+        sum_of(clock, start, own, members)
+    elif last == deps + 1:
+        later_plus(clock, start, clock_of(run, first + run.task_deps[deps]), own, members)
+    else:
+        copy(clock, start, members)
+        for n in range(deps, last):
+            raise_to(clock, clock_of(run, first + run.task_deps[n]), members)
+        add(clock, own, members)
 
 
 @compiled

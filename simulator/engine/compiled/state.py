@@ -33,7 +33,8 @@ class State(NamedTuple):
     """Arrays that the loop changes; numbers of actions, tasks, keys and processes as in `Tables`.
 
     `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts,
-    ends and free times of all actions. `queue_*`: a binary heap of events by (time, order). `process_*`: one
+    ends and free times of all actions. `queue_*`: a binary heap of events by (time, order), and what
+    each event is in a place of its own. `process_*`: one
     entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there
     is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
     micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
@@ -50,6 +51,7 @@ class State(NamedTuple):
     queue_order: IntArray
     queue_what: IntArray
     queue_extra: IntArray
+    queue_places: IntArray
     process_state: IntArray
     process_action: IntArray
     process_task: IntArray
@@ -170,6 +172,7 @@ def new_state(tables: Tables, sizes: Sizes, room: Room) -> State:
         queue_order=ints(room.events),
         queue_what=ints(room.events),
         queue_extra=ints(room.events),
+        queue_places=np.arange(room.events),
         process_state=ints(processes),
         process_action=t.process_first[:-1].copy(),
         process_task=ints(processes),

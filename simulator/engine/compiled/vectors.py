@@ -47,6 +47,20 @@ def add(to: Vector, other: Vector, count: int) -> None:
 
 
 @compiled
+def sum_of(to: Vector, one: Vector, other: Vector, count: int) -> None:
+    """Sum of two vectors."""
+    for m in range(count):
+        to[m] = one[m] + other[m]
+
+
+@compiled
+def later_plus(to: Vector, one: Vector, other: Vector, added: Vector, count: int) -> None:
+    """Elementwise maximum of two vectors, plus a third."""
+    for m in range(count):
+        to[m] = max(one[m], other[m]) + added[m]
+
+
+@compiled
 def largest(source: Vector, count: int) -> int:
     """The largest number of a vector."""
     result = source[0]

@@ -16,6 +16,7 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import IntArray
+from moesim.simulator.engine.action_table import action_table
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import CompiledTemplate, PlacedStep, Program
@@ -241,7 +242,8 @@ class SimpyEngine:
         for group in groups:
             times = action_times(group.records, group.program.members)
             group.records.clear()  # the arrays replace them
-            executions.append(Execution(group.program, times, syncs, group.sends, end_ns, carried))
+            table = action_table(group.program)
+            executions.append(Execution(group.program, table, times, syncs, group.sends, end_ns, carried))
         return executions
 
 
