@@ -25,6 +25,7 @@ from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap, ExchangePattern
 from moesim.simulator.engine.link_map import TO_EXPERTS
 from moesim.simulator.engine.program import CompiledTask, CompiledTemplate, Program, TransferRows
+from moesim.simulator.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,18 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     lowering = _Lowering()
     actions = tuple(action_table(program) for program in programs)
     code_base = [lowering.templates(program, table) for program, table in zip(programs, actions, strict=True)]
-    pairs = lowering.pairs(programs, actions)
-    columns = lowering.columns()
     first, schedule = programs[0], programs[0].schedule
+    rank_of = _rank_of(schedule)
+    pairs = lowering.pairs(programs, actions, rank_of)
+    columns = lowering.columns()
     task_base = np.cumsum([0, *(table.tasks for table in actions)])
     action_base = np.cumsum([0, *(len(table.steps) for table in actions)])
     waits = [wait for rank in range(schedule.pp) for wait in schedule.awaits(rank)]
-    rank_of = [
-        [schedule.rank_of(s, m) for m in range(schedule.microbatches)] for s in range(schedule.n_stages)
-    ]
     capacity = np.ascontiguousarray(first.link_map.capacity_bytes_per_ns, dtype=np.float64)
     with np.errstate(divide="ignore"):
         unit = capacity_units / capacity
     tables = Tables(
-        rank_of=np.array(rank_of, dtype=np.int64).reshape(schedule.n_stages, schedule.microbatches),
+        rank_of=rank_of,
         process_first=_joined([t.first_action for t in actions], action_base),
         action_code=np.concatenate([t.code + b for t, b in zip(actions, code_base, strict=True)]),
         action_stages=np.concatenate([t.stages for t in actions]),
@@ -89,7 +88,13 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         tasks=int(task_base[-1]),
         flows=transfers + sends,
     )
-    return LoweredStep(tables, sizes, actions, tuple(lowering.kept.values()))
+    return LoweredStep(tables, sizes, actions, tuple(lowering.kept))
+
+
+def _rank_of(schedule: Schedule) -> IntArray:
+    """Pipeline rank of every (stage, micro-batch)."""
+    count, routes = schedule.microbatches, np.array(schedule.routes, dtype=np.int64)
+    return np.ascontiguousarray(routes[np.arange(count) * len(routes) // count].T)
 
 
 def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
@@ -102,8 +107,10 @@ def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
 class _Lowering:
     """Rows of the tables so far; every shared array, demand and pattern is written down once."""
 
-    kept: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """The contiguous form of every array by the identity of the original, which is kept alive with it."""
+    addresses: dict[int, int] = field(default_factory=dict)
+    """Where every array begins, by its identity."""
+    kept: list[tuple[Any, Any]] = field(default_factory=list)
+    """Every array and its contiguous form, kept alive so that identities and addresses stay theirs."""
     demands: list[Demand] = field(default_factory=list)
     demand_numbers: dict[int, int] = field(default_factory=dict)
     row_demands: list[int] = field(default_factory=list)
@@ -111,8 +118,13 @@ class _Lowering:
     pattern_numbers: dict[int, int] = field(default_factory=dict)
     codes: list[tuple[int, ...]] = field(default_factory=list)
     code_sizes: list[int] = field(default_factory=list)
-    tasks: list[tuple[int, ...]] = field(default_factory=list)
-    task_bytes: list[tuple[float, float]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sides: list[int] = field(default_factory=list)
+    transfer_of: list[int] = field(default_factory=list)
+    """Number of the transfer of each task; that of a compute task is 0, a row of zeros."""
+    transfers: dict[tuple[int, int, bool, str], int] = field(default_factory=dict)
+    transfer_rows: list[tuple[int, ...]] = field(default_factory=lambda: [(COMPUTE,) * 10])
+    transfer_bytes: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
     deps: list[int] = field(default_factory=list)
     dep_counts: list[int] = field(default_factory=list)
 
@@ -135,24 +147,29 @@ class _Lowering:
             )
         )
         self.code_sizes.append(len(code.tasks))
-        for task, before in zip(code.tasks, code.before, strict=True):
+        known, addresses = self.transfers, self.addresses
+        for task in code.tasks:
             self.deps += task.deps
             self.dep_counts.append(len(task.deps))
-            self._task(program, rank, task, -1 if before is None else before)
+            self.sides.append(task.side)
+            rows = addresses.get(id(task.rows_ns))
+            self.rows.append(self._address(task.rows_ns, np.int64) if rows is None else rows)
+            transfer = task.transfer
+            if transfer is None:
+                self.transfer_of.append(0)
+                continue
+            key = (id(transfer), rank, task.phase in TO_EXPERTS, task.stream)
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(self.transfer_rows)
+                self._transfer(program, rank, task, transfer)
+            self.transfer_of.append(number)
 
-    def _task(self, program: Program, rank: int, task: CompiledTask, before: int) -> None:
-        rows, transfer = self._address(task.rows_ns, np.int64), task.transfer
-        if transfer is None:
-            self.tasks.append((COMPUTE, task.side, before, rows, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-            self.task_bytes.append((0.0, 0.0))
-            return
+    def _transfer(self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows) -> None:
         demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
-        self.tasks.append(
+        self.transfer_rows.append(
             (
                 SHARDING if task.stream == "sharding" else COMMUNICATION,
-                task.side,
-                before,
-                rows,
                 transfer.launch_ns,
                 self._address(transfer.payload_ns, np.float64),
                 self._address(transfer.member_ns, np.int64),
@@ -164,7 +181,7 @@ class _Lowering:
                 len(transfer.load),
             )
         )
-        self.task_bytes.append(per_peer)
+        self.transfer_bytes.append(per_peer)
 
     def _demand(
         self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows
@@ -194,21 +211,23 @@ class _Lowering:
 
     def _address(self, values: Any, dtype: npt.DTypeLike) -> int:
         """Where the contiguous form of an array, or of a list of numbers, begins."""
-        found = self.kept.get(id(values))
+        found = self.addresses.get(id(values))
         if found is None:
-            found = self.kept[id(values)] = values, np.ascontiguousarray(values, dtype=dtype)
-        address: int = found[1].__array_interface__["data"][0]
-        return address
+            array = np.ascontiguousarray(values, dtype=dtype)
+            self.kept.append((values, array))
+            found = self.addresses[id(values)] = array.__array_interface__["data"][0]
+        return found
 
-    def pairs(self, programs: Sequence[Program], actions: Sequence[ActionTable]) -> dict[str, Any]:
+    def pairs(
+        self, programs: Sequence[Program], actions: Sequence[ActionTable], rank_of: IntArray
+    ) -> dict[str, Any]:
         """The sends between every two pipeline ranks of every group that exchange any."""
         shape = (len(programs), programs[0].schedule.pp, programs[0].schedule.pp)
         alone, most = np.zeros(shape), np.ones(shape)
         demand, slow = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for group, (program, table) in enumerate(zip(programs, actions, strict=True)):
             link_map, costs = program.link_map, program.costs
-            for place in _hops(program, table):
-                source, target = place
+            for source, target in _hops(program, table, rank_of):
                 factor = link_map.send_slowness(source, target)
                 if not isinstance(factor, float):
                     slow[group, source, target] = self._address(factor, np.float64)
@@ -221,26 +240,28 @@ class _Lowering:
     def columns(self) -> dict[str, Any]:
         """The columns of templates, tasks, demands and patterns."""
         code = np.array(self.codes, dtype=np.int64).reshape(-1, 5)
-        task = np.array(self.tasks, dtype=np.int64).reshape(-1, 13)
-        per_peer = np.array(self.task_bytes, dtype=np.float64).reshape(-1, 2)
+        which = np.array(self.transfer_of, dtype=np.int64)
+        task = np.array(self.transfer_rows, dtype=np.int64).T
+        per_peer = np.array(self.transfer_bytes, dtype=np.float64).T
         names = (
-            *("task_kind", "task_side", "task_before", "task_rows", "task_launch", "task_payload"),
-            *("task_member", "task_demand", "task_first_row", "task_pattern", "task_load"),
-            *("task_node_load", "task_load_rows"),
+            *("task_kind", "task_launch", "task_payload", "task_member", "task_demand", "task_first_row"),
+            *("task_pattern", "task_load", "task_node_load", "task_load_rows"),
         )
         code_names = (
             *("code_forward_out", "code_backward_out", "code_posts_forward", "code_posts_backward"),
             "code_takes_gradient",
         )
-        columns: dict[str, Any] = {n: np.ascontiguousarray(task[:, i]) for i, n in enumerate(names)}
+        columns: dict[str, Any] = {n: column[which] for n, column in zip(names, task, strict=True)}
         columns |= {n: np.ascontiguousarray(code[:, i]) for i, n in enumerate(code_names)}
         demands, patterns = self.demands, self.patterns
         return columns | {
             "code_first": _starts(self.code_sizes),
             "task_dep_first": _starts(self.dep_counts),
             "task_deps": np.array(self.deps, dtype=np.int64),
-            "task_nic_bytes": np.ascontiguousarray(per_peer[:, 0]),
-            "task_scale_up_bytes": np.ascontiguousarray(per_peer[:, 1]),
+            "task_rows": np.array(self.rows, dtype=np.int64),
+            "task_side": np.array(self.sides, dtype=np.int64),
+            "task_nic_bytes": per_peer[0][which],
+            "task_scale_up_bytes": per_peer[1][which],
             "row_demand": np.array(self.row_demands, dtype=np.int64),
             "demand_first": _starts([len(demand.links) for demand in demands]),
             "demand_links": _ints([demand.links for demand in demands]),
@@ -257,12 +278,23 @@ class _Lowering:
         }
 
 
-def _hops(program: Program, table: ActionTable) -> list[tuple[int, int]]:
-    """The (source, target) pairs of pipeline ranks between which a program sends anything."""
-    hops: dict[tuple[int, int], None] = {}
-    for rank, step in zip(table.rank.tolist(), table.steps, strict=True):
-        hops.update(dict.fromkeys(program.hops(rank, step)))
-    return list(hops)
+def _hops(program: Program, table: ActionTable, rank_of: IntArray) -> list[tuple[int, int]]:
+    """The (source, target) pairs of pipeline ranks between which a program sends anything (`Program.hops`)."""
+    if program.costs.send_s == 0.0:
+        return []
+    takes_back = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
+    pairs = []
+    for side, step, sends in ((0, 1, table.stages[:, 0] >= 0), (1, -1, takes_back)):
+        stage, microbatch = table.stages[:, side] + step, table.microbatches[:, side]
+        sent = sends & (stage >= 0) & (stage < len(rank_of))
+        source, target = table.rank[sent], rank_of[stage[sent], microbatch[sent]]
+        pairs.append(np.unique(source * program.schedule.pp + target))
+    both = np.unique(np.concatenate(pairs))
+    return [
+        (n // program.schedule.pp, n % program.schedule.pp)
+        for n in both.tolist()
+        if n // program.schedule.pp != n % program.schedule.pp
+    ]
 
 
 def _starts(counts: Sequence[int]) -> IntArray:

@@ -59,7 +59,6 @@ class Tables(NamedTuple):
     code_takes_gradient: IntArray
     task_kind: IntArray
     task_side: IntArray
-    task_before: IntArray
     task_dep_first: IntArray
     task_deps: IntArray
     task_rows: IntArray
