@@ -83,8 +83,9 @@ class Execution:
     """The execution of one group of a step; `engine/protocol.py` lists what an engine guarantees for it.
 
     `table`: the actions and tasks of the program. `times`: when every action and task began and ended.
-    `syncs[r]`: the end of the step on pipeline rank r. `sends`: every pipeline send between ranks, in the order
-    of their ends. `carried_bytes`: bytes on each link of the cluster. `end_ns`, `syncs` and `carried_bytes` cover all groups together.
+    `syncs[r]`: the end of the step on pipeline rank r. `sends`: every pipeline send between ranks, in the
+    order of their ends. `carried_bytes`: bytes on each link of the cluster. `end_ns`, `syncs` and
+    `carried_bytes` cover all groups together.
     """
 
     program: Program

@@ -168,7 +168,9 @@ class _Part:
         templates: dict[object, Template],
     ) -> None:
         self._books = [
-            ActionBook([p.table for p in priced], [p.spread for p in priced], order, priced[0].ports, templates)
+            ActionBook(
+                [p.table for p in priced], [p.spread for p in priced], order, priced[0].ports, templates
+            )
             for priced in zip(*plans, strict=True)
         ]
         self._blocks = [[block.kind for block in stage] for stage in plans[0][0].stages.stages]

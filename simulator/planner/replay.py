@@ -151,11 +151,11 @@ def _nodes(schedule: Schedule) -> list[_Node]:
         late = awaits[rank][position]
         together = sum(crosses for _, crosses in given) if late else 1
         outputs = tuple((forward, crosses * together) for forward, crosses in given)
-        after = [nodes[n].level for n, _ in waits] + ([nodes[before[rank]].level] if before[rank] >= 0 else [])
-        level = 1 + max(after, default=-1)
-        nodes.append(
-            _Node(rank, key_of(step), before[rank], waits, outputs, together if late else 0, level)
+        after = [nodes[n].level for n, _ in waits] + (
+            [nodes[before[rank]].level] if before[rank] >= 0 else []
         )
+        level = 1 + max(after, default=-1)
+        nodes.append(_Node(rank, key_of(step), before[rank], waits, outputs, together if late else 0, level))
         before[rank] = len(nodes) - 1
     return nodes
 

@@ -242,9 +242,14 @@ def step_interval(
 
 
 def with_uncertainty(
-    scenario: Scenario, *, ranges: Ranges | None = None, seeds: int = 0, exact: int = 0
+    scenario: Scenario,
+    *,
+    ranges: Ranges | None = None,
+    seeds: int = 0,
+    exact: int = 0,
+    engine: str | None = None,
 ) -> Result:
     """Predict a scenario with its bands, also in the report of its run; options as for `uncertainty`."""
-    prepared, executions, result = predict(scenario)
+    prepared, executions, result = predict(scenario, engine=engine)
     bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

@@ -220,20 +220,24 @@ def reprice(result: Result, scenario: Scenario) -> Result:
     return repriced(result, scenario)
 
 
-def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = False) -> Result:
+def simulate(
+    scenario: Scenario | str, *overrides: str, uncertainty: bool = False, engine: str | None = None
+) -> Result:
     """Predict one training step and the run made of it.
 
     `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
-    `uncertainty`: the result carries P10, P50 and P90. Raises InputError for an illegal scenario.
+    `uncertainty`: the result carries P10, P50 and P90. `engine`: auto, simpy or compiled, which give the same
+    result; None takes the one that MOESIM_ENGINE names, else auto. Raises InputError for an illegal scenario
+    and an unknown engine.
     """
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
     if uncertainty:
         from moesim.simulator.studies.uncertainty import with_uncertainty
 
-        return with_uncertainty(chosen)
-    from moesim.simulator.predict.simulate import simulate as run
+        return with_uncertainty(chosen, engine=engine)
+    from moesim.simulator.predict.driver import predict
 
-    return run(chosen)
+    return predict(chosen, engine=engine).result
 
 
 def estimate(scenario: Scenario | str, *overrides: str) -> Estimate:

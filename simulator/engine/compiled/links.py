@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moesim.simulator.engine.compiled.jit import compiled
-from moesim.simulator.engine.compiled.memory import Run
+from moesim.simulator.engine.compiled.memory import Run, Vector, row_of
 from moesim.simulator.engine.compiled.queue import ARRIVED, DEADLINE, after
 from moesim.simulator.engine.compiled.rates import rates_of_few, rates_of_many
 from moesim.simulator.engine.compiled.state import (
@@ -47,27 +47,33 @@ def begin_flow(run: Run, owner: int, alone: float, first: int, width: int, slot:
 
 
 @compiled
-def _offered(run: Run, flow: int, entry: int) -> int:
-    """Load that a flow offers to one of its links, in units of capacity / CAPACITY_UNITS."""
-    part = run.pool_bytes[entry] * run.unit[run.pool_links[entry]] / run.flow_alone[flow]
-    return int(np.ceil(min(part, TIGHT_LOAD + 1.0)))
+def _offered(amount: float, unit: float, alone: float) -> int:
+    """Load that bytes in so many ns offer to a link, in units of capacity / CAPACITY_UNITS."""
+    return int(np.ceil(min(amount * unit / alone, TIGHT_LOAD + 1.0)))
 
 
 @compiled
 def _join(run: Run, flow: int) -> bool:
     """Put a flow on its links; return whether one of them is tight."""
+    links, amounts, carried = run.pool_links, run.pool_bytes, run.link_bytes
+    loads, counts, users, most = run.link_load, run.link_count, run.link_users, run.most_users
+    units, alone, offered, owned = run.unit, run.flow_alone[flow], run.pool_offered, run.flow_slot[flow] >= 0
+    first = run.flow_links[flow]
     tight = False
-    for e in range(run.flow_links[flow], run.flow_links[flow] + run.flow_width[flow]):
-        link = run.pool_links[e]
-        run.link_bytes[link] += run.pool_bytes[e]
-        at = run.link_count[link]
-        if at >= run.most_users:
+    for e in range(first, first + run.flow_width[flow]):
+        link, amount = links[e], amounts[e]
+        carried[link] += amount
+        at = counts[link]
+        if at >= most:
             run.counters[ERROR] = USERS_FULL
             return False
-        run.link_users[link * run.most_users + at] = flow
-        run.link_count[link] = at + 1
-        run.link_load[link] += _offered(run, flow, e)
-        tight = tight or run.link_load[link] > TIGHT_LOAD
+        users[link * most + at] = flow
+        counts[link] = at + 1
+        part = _offered(amount, units[link], alone)
+        if owned:  # nobody else has this row of the pool
+            offered[e] = part
+        loads[link] += part
+        tight = tight or loads[link] > TIGHT_LOAD
     return tight
 
 
@@ -82,14 +88,21 @@ def _set_deadline(run: Run, flow: int) -> None:
 def end_flow(run: Run, flow: int) -> None:
     """The last byte of a flow has arrived: take it off its links and solve the flows that it slowed."""
     run.flow_remaining[flow] = 0.0
+    links, amounts, loads, units = run.pool_links, run.pool_bytes, run.link_load, run.unit
+    counts, users, most = run.link_count, run.link_users, run.most_users
+    alone, offered, owned = run.flow_alone[flow], run.pool_offered, run.flow_slot[flow] >= 0
+    first = run.flow_links[flow]
     freed = 0
-    for e in range(run.flow_links[flow], run.flow_links[flow] + run.flow_width[flow]):
-        link = run.pool_links[e]
-        if run.link_load[link] > TIGHT_LOAD:
+    for e in range(first, first + run.flow_width[flow]):
+        link = links[e]
+        if loads[link] > TIGHT_LOAD:
             run.freed[freed] = link
             freed += 1
-        run.link_load[link] -= _offered(run, flow, e)
-        _take_off(run, link, flow)
+        loads[link] -= offered[e] if owned else _offered(amounts[e], units[link], alone)
+        last = counts[link] - 1
+        counts[link] = last
+        if last > 0:
+            _take_off(row_of(users, link, most), last, flow)
     slot = run.flow_slot[flow]
     if slot >= 0:
         run.slots[run.counters[FREE_SLOTS]] = slot
@@ -101,15 +114,13 @@ def end_flow(run: Run, flow: int) -> None:
 
 
 @compiled
-def _take_off(run: Run, link: int, flow: int) -> None:
-    """Remove a flow from the users of a link, which keep their order."""
-    count = run.link_count[link] - 1
-    run.link_count[link] = count
-    found = False
-    for n in range(count):
-        found = found or run.link_users[link * run.most_users + n] == flow
-        if found:
-            run.link_users[link * run.most_users + n] = run.link_users[link * run.most_users + n + 1]
+def _take_off(users: Vector, last: int, flow: int) -> None:
+    """Remove a flow from the users of a link, which keep their order; `last`: the last taken place."""
+    at = 0
+    while users[at] != flow:
+        at += 1
+    for n in range(at, last):
+        users[n] = users[n + 1]
 
 
 @compiled

@@ -15,8 +15,8 @@ from moesim.simulator.engine.compiled.queue import (
     RESUME,
     SENT,
     START,
-    take_first,
     schedule,
+    take_first,
 )
 from moesim.simulator.engine.compiled.ranks import PROCESSED, SEEN, go, go_beside
 from moesim.simulator.engine.compiled.state import ERROR, EVENTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     first, schedule = programs[0], programs[0].schedule
     rank_of = _rank_of(schedule)
     pairs = lowering.pairs(programs, actions, rank_of)
-    columns = lowering.columns()
+    columns = lowering.columns(first.members)
     task_base = np.cumsum([0, *(table.tasks for table in actions)])
     action_base = np.cumsum([0, *(len(table.steps) for table in actions)])
     waits = [wait for rank in range(schedule.pp) for wait in schedule.awaits(rank)]
@@ -237,7 +237,7 @@ class _Lowering:
                 demand[group, source, target] = self._number(sent)
         return {"pair_alone": alone, "pair_demand": demand, "pair_slow": slow, "pair_slow_most": most}
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self, members: int) -> dict[str, Any]:
         """The columns of templates, tasks, demands and patterns."""
         code = np.array(self.codes, dtype=np.int64).reshape(-1, 5)
         which = np.array(self.transfer_of, dtype=np.int64)
@@ -254,6 +254,7 @@ class _Lowering:
         columns: dict[str, Any] = {n: column[which] for n, column in zip(names, task, strict=True)}
         columns |= {n: np.ascontiguousarray(code[:, i]) for i, n in enumerate(code_names)}
         demands, patterns = self.demands, self.patterns
+        by_link = [_entries_by_link(pattern, members) for pattern in patterns]
         return columns | {
             "code_first": _starts(self.code_sizes),
             "task_dep_first": _starts(self.dep_counts),
@@ -268,18 +269,14 @@ class _Lowering:
             "demand_bytes": _floats([demand.bytes for demand in demands]),
             "pattern_first_link": _starts([len(pattern.links) for pattern in patterns]),
             "pattern_links": _ints([pattern.links for pattern in patterns]),
-            "pattern_first_entry": _starts([len(pattern.entry_link) for pattern in patterns]),
-            "pattern_entry_link": _ints([pattern.entry_link for pattern in patterns]),
-            "pattern_entry_pair": _ints([pattern.entry_pair for pattern in patterns]),
-            "pattern_entry_share": _floats([pattern.entry_share for pattern in patterns]),
-            "pattern_first_pair": _starts([len(pattern.loaded) for pattern in patterns]),
-            "pattern_loaded": _ints([pattern.loaded for pattern in patterns]),
-            "pattern_outer": np.array([pattern.outer_pairs for pattern in patterns], dtype=np.int64),
+            "pattern_link_first": _starts(_ints([entries.counts for entries in by_link]).tolist()),
+            "pattern_source": _ints([entries.source for entries in by_link]),
+            "pattern_share": _floats([entries.share for entries in by_link]),
         }
 
 
 def _hops(program: Program, table: ActionTable, rank_of: IntArray) -> list[tuple[int, int]]:
-    """The (source, target) pairs of pipeline ranks between which a program sends anything (`Program.hops`)."""
+    """The (source, target) pairs of pipeline ranks between which a program sends (`Program.hops`)."""
     if program.costs.send_s == 0.0:
         return []
     takes_back = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
@@ -295,6 +292,23 @@ def _hops(program: Program, table: ActionTable, rank_of: IntArray) -> list[tuple
         for n in both.tolist()
         if n // program.schedule.pp != n % program.schedule.pp
     ]
+
+
+class _EntriesByLink(NamedTuple):
+    """Entries of an exchange pattern in the order of its links."""
+
+    counts: IntArray
+    source: IntArray
+    share: FloatArray
+
+
+def _entries_by_link(pattern: ExchangePattern, members: int) -> _EntriesByLink:
+    """The entries of a pattern link by link; those of one link keep their order, and so does their sum."""
+    order = np.argsort(pattern.entry_link, kind="stable")
+    pair = pattern.entry_pair[order]
+    source = pattern.loaded[pair] + members * (pair >= pattern.outer_pairs)
+    counts = np.bincount(pattern.entry_link, minlength=len(pattern.links))
+    return _EntriesByLink(counts, source, pattern.entry_share[order])
 
 
 def _starts(counts: Sequence[int]) -> IntArray:

@@ -68,7 +68,7 @@ def after(run: Run, delay: int, kind: int, subject: int, extra: int) -> None:
 
 @compiled
 def take_first(run: Run) -> int:
-    """Take the first event out of the queue, set the clock to its time, and return the place where it is kept.
+    """Take the first event out of the queue and set the clock to its time; return the place that keeps it.
 
     What is kept there stays until the next event is scheduled.
     """
@@ -82,9 +82,8 @@ def take_first(run: Run) -> int:
     at = 0
     while 2 * at + 1 < count:
         child = 2 * at + 1
-        if child + 1 < count:
-            if _is_before(run, child + 1, times[child], orders[child]):
-                child += 1
+        if child + 1 < count and _is_before(run, child + 1, times[child], orders[child]):
+            child += 1
         if not _is_before(run, child, time, order):
             break
         times[at] = times[child]

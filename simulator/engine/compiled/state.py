@@ -39,7 +39,8 @@ class State(NamedTuple):
     is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
     micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
     number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
-    follow a pattern. `link_*`: offered load, carried bytes, and the flows on every link in order of arrival.
+    follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
+    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival.
     """
 
     sizes: IntArray
@@ -92,7 +93,8 @@ class State(NamedTuple):
     pool_links: IntArray
     pool_bytes: FloatArray
     slots: IntArray
-    pair_bytes: FloatArray
+    pool_offered: IntArray
+    received: FloatArray
     link_load: IntArray
     link_bytes: FloatArray
     link_users: IntArray
@@ -150,7 +152,6 @@ def new_state(tables: Tables, sizes: Sizes, room: Room) -> State:
     besides = tasks if bool((t.task_kind == SHARDING).any()) else 0
     links, constant = len(t.capacity), len(t.demand_links)
     widest = int(np.diff(t.pattern_first_link).max(initial=0))
-    pairs = int(np.diff(t.pattern_first_pair).max(initial=0))
     longest = max(widest, int(np.diff(t.demand_first).max(initial=0)), 1)
     together = min(flows, room.coupled) + 1
 
@@ -213,7 +214,8 @@ def new_state(tables: Tables, sizes: Sizes, room: Room) -> State:
         pool_links=pool_links,
         pool_bytes=pool_bytes,
         slots=np.arange(room.slots),
-        pair_bytes=np.zeros(pairs),
+        pool_offered=np.empty(len(pool_links), dtype=np.int64),
+        received=np.zeros(2 * members),
         link_load=ints(links),
         link_bytes=np.zeros(links),
         link_users=ints(links, room.users),

@@ -40,8 +40,10 @@ class Tables(NamedTuple):
     where an output does not leave inside the action. `task_*`: one a task of a template; `task_rows`,
     `task_payload`, `task_member`, `task_load` and `task_node_load` are memory addresses of [micro-batches,
     members] arrays (of payloads [micro-batches]), so that no duration is copied. `demand_*`: links and bytes
-    of every constant demand, row by row. `pattern_*`: exchange patterns. `pair_*` [group, source, target]:
-    sends.
+    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of all patterns carries
+    entries `pattern_link_first[n]` to `pattern_link_first[n + 1]`, each a share of what a member receives
+    over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
+    source, target]: sends.
     """
 
     rank_of: IntArray
@@ -79,13 +81,9 @@ class Tables(NamedTuple):
     demand_bytes: FloatArray
     pattern_first_link: IntArray
     pattern_links: IntArray
-    pattern_first_entry: IntArray
-    pattern_entry_link: IntArray
-    pattern_entry_pair: IntArray
-    pattern_entry_share: FloatArray
-    pattern_first_pair: IntArray
-    pattern_loaded: IntArray
-    pattern_outer: IntArray
+    pattern_link_first: IntArray
+    pattern_source: IntArray
+    pattern_share: FloatArray
     pair_alone: FloatArray
     pair_demand: IntArray
     pair_slow: IntArray

@@ -91,26 +91,21 @@ def _exchange(run: Run, slot: int, row: int, microbatch: int) -> tuple[int, int]
     at = microbatch % run.task_load_rows[row]
     load = row_of(floats_at(run.task_load[row]), at, run.members)
     node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
-    first_pair, outer = run.pattern_first_pair[pattern], run.pattern_outer[pattern]
-    for p in range(run.pattern_first_pair[pattern + 1] - first_pair):
-        member = run.pattern_loaded[first_pair + p]
-        if p < outer:
-            run.pair_bytes[p] = run.task_nic_bytes[row] * node_load[member]
-        else:
-            run.pair_bytes[p] = run.task_scale_up_bytes[row] * load[member]
-    links = run.pattern_first_link[pattern + 1] - run.pattern_first_link[pattern]
+    received = run.received
+    for m in range(run.members):
+        received[m] = run.task_nic_bytes[row] * node_load[m]
+        received[run.members + m] = run.task_scale_up_bytes[row] * load[m]
     first = run.constant_entries + slot * run.widest
-    for n in range(links):
-        run.pool_bytes[first + n] = 0.0
-    for e in range(run.pattern_first_entry[pattern], run.pattern_first_entry[pattern + 1]):
-        moved = run.pattern_entry_share[e] * run.pair_bytes[run.pattern_entry_pair[e]]
-        run.pool_bytes[first + run.pattern_entry_link[e]] += moved
+    links, amounts, shares, sources = run.pool_links, run.pool_bytes, run.pattern_share, run.pattern_source
+    bounds, named = run.pattern_link_first, run.pattern_links
     width = 0
-    for n in range(links):
-        amount = run.pool_bytes[first + n]
+    for n in range(run.pattern_first_link[pattern], run.pattern_first_link[pattern + 1]):
+        amount = 0.0
+        for e in range(bounds[n], bounds[n + 1]):
+            amount += shares[e] * received[sources[e]]
         if amount > 0.0:
-            run.pool_links[first + width] = run.pattern_links[run.pattern_first_link[pattern] + n]
-            run.pool_bytes[first + width] = amount
+            links[first + width] = named[n]
+            amounts[first + width] = amount
             width += 1
     return first, width
 

@@ -76,8 +76,17 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|simpy|compiled",
+            help="The engine that runs steps; all give the same bytes. MOESIM_ENGINE does the same.",
+        ),
+    ] = None,
 ) -> None:
     """Take the options before the command; `main` reads --debug itself."""
+    if engine is not None:  # processes that the command starts read it as well
+        os.environ["MOESIM_ENGINE"] = engine
 
 
 @app.command()
