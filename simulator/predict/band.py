@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.common.tables import Row, TableResult
 
@@ -41,6 +43,20 @@ class Effect(Frozen):
         return abs(self.high_s - self.low_s)
 
 
+class EngineBands(Frozen):
+    """Bands from engine runs with all sources off together, one run a draw.
+
+    `first_order_mean` and `first_order_rms`: mean and root mean square of the relative error of the
+    first-order step time over the same draws.
+    """
+
+    bands: dict[str, Band]
+    draws: int
+    seed: int
+    first_order_mean: float
+    first_order_rms: float
+
+
 class Uncertainty(TableResult):
     """Bands of the figures of one prediction, and its sources of uncertainty, largest first."""
 
@@ -50,6 +66,8 @@ class Uncertainty(TableResult):
     seed: int
     note: str = ""
     """Names the resolution of the critical path along which the effects were computed."""
+    by_engine: EngineBands | None = Field(None, exclude_if=lambda value: value is None)
+    """Bands by the engine itself, where they were asked for."""
 
     def rows(self) -> list[Row]:
         """One row a figure."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -14,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.outcome import PointOutcome
 from moesim.simulator.studies.point import evaluate
@@ -37,11 +34,6 @@ DIED = (
 )
 
 
-def default_workers() -> int:
-    """Number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def outcomes_here(
     tasks: Iterable[Task], wanted: Wanted, uncertainty: bool
 ) -> Iterator[tuple[int, PointOutcome]]:
@@ -53,7 +45,7 @@ def outcomes_here(
 
 def start_pool(workers: int) -> ProcessPoolExecutor:
     """Start worker processes, which import the engine while the caller prepares the points."""
-    pool = _pool(workers)
+    pool = worker_pool(workers)
     for _ in range(workers):
         pool.submit(_ready)
     return pool
@@ -103,7 +95,7 @@ def outcomes_locally(
                 pool.shutdown(cancel_futures=True)
                 for number, scenario in sorted(suspects, key=lambda task: task[0]):
                     yield number, _alone(scenario, uncertainty)
-                pool = _pool(workers)
+                pool = worker_pool(workers)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -117,33 +109,11 @@ def _submit(pool: Executor, running: dict[Future[PointOutcome], Task], task: Tas
 
 
 def _alone(scenario: Scenario, uncertainty: bool) -> PointOutcome:
-    with _pool(1) as pool:
+    with worker_pool(1) as pool:
         try:
             return pool.submit(evaluate, scenario, uncertainty).result()
         except BrokenProcessPool:
             return PointOutcome("failed", DIED, {}, "")
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Spawn, do not fork: forking a process that has threads (a notebook, a dashboard) can hang.
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent has ended, as it would otherwise wait for work forever.
-
-    Ctrl-C is left to the parent, so that running points are finished.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def outcomes_on_dask(

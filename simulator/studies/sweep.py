@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import count, gib, percent, short, table_lines
+from moesim.simulator.common.processes import default_workers
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.outcome import Key, PointOutcome, Status
 from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.pool import (
     Task,
-    default_workers,
     outcomes_here,
     outcomes_locally,
     outcomes_on_dask,

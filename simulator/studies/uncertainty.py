@@ -25,6 +25,7 @@ from moesim.simulator.studies.effects import (
     range_effects,
     seed_deviation_s,
 )
+from moesim.simulator.studies.engine_draws import Say, engine_bands, start_workers
 from moesim.simulator.studies.monte_carlo import SAMPLES, bounded, draws_s
 from moesim.simulator.studies.sources import MODEL_ERROR, QUANTILE_90, model_error
 from moesim.simulator.studies.whole_run import with_uncertain_run
@@ -97,16 +98,20 @@ def uncertainty(
     ranges: Ranges | None = None,
     seeds: int = 0,
     exact: int = 0,
+    engine_draws: int = 0,
     left_out: float = MODEL_ERROR,
     samples: int = SAMPLES,
     seed: int = 0,
+    say: Say | None = None,
 ) -> Uncertainty:
     """Bands of a finished prediction, and its sources with the largest first.
 
     `ranges`: further uncertain scenario keys. `seeds`: number of further seeds of load and jitter that are
-    simulated. `exact`: number of sources whose effect is simulated. Raises InputError for illegal values of
-    a key.
+    simulated. `exact`: number of sources whose effect is simulated. `engine_draws`: number of engine runs
+    with all sources off together, from which further bands are taken; `say` hears how many are done. Raises
+    InputError for illegal values of a key.
     """
+    pool = start_workers(engine_draws) if engine_draws else None
     if samples < 100 or not 0.0 <= left_out < 1.0 or seeds < 0 or exact < 0:
         raise InputError(
             f"uncertainty: samples={samples} (at least 100), left_out={left_out} (0 to below 1), "
@@ -127,8 +132,14 @@ def uncertainty(
     if left_out:
         rows.append(_left_out_row(time, left_out))
     rows.sort(key=lambda row: (-row.swing_s, row.source))
+    by_engine = None
+    if engine_draws:
+        by_engine = engine_bands(
+            prepared, result, effects, engine_draws, left_out=left_out, seed=seed, pool=pool, say=say
+        )
+    note = _along(prepared, executions)
     return Uncertainty(
-        bands=bands, sources=tuple(rows), samples=samples, seed=seed, note=_along(prepared, executions)
+        bands=bands, sources=tuple(rows), samples=samples, seed=seed, note=note, by_engine=by_engine
     )
 
 
@@ -247,9 +258,12 @@ def with_uncertainty(
     ranges: Ranges | None = None,
     seeds: int = 0,
     exact: int = 0,
+    engine_draws: int = 0,
     engine: str | None = None,
 ) -> Result:
     """Predict a scenario with its bands, also in the report of its run; options as for `uncertainty`."""
     prepared, executions, result = predict(scenario, engine=engine)
-    bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
+    bands = uncertainty(
+        prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact, engine_draws=engine_draws
+    )
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))
