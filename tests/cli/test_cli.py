@@ -378,7 +378,8 @@ def test_help_loads_no_simulator() -> None:
     code = (
         "import sys\nfrom moesim.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'simpy', 'networkx', 'moesim.simulator'} & set(sys.modules)\n"
+        "heavy = {'simpy', 'networkx', 'numpy', 'pydantic', 'rich', 'ruamel.yaml', 'tree_sitter',\n"
+        "         'moesim.simulator', 'moesim.kernels', 'moesim.app'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run(
