@@ -6,13 +6,16 @@ from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable, is_there
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
-from moesim.simulator.model.huggingface import ImportedModel, shape_from_config, what_else
 from moesim.simulator.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from moesim.simulator.model.huggingface import ImportedModel
 
 
 def shipped_models() -> tuple[str, ...]:
@@ -49,6 +52,8 @@ def read_model(path: Path) -> ImportedModel:
 
     Raises InputError as `load_model` does.
     """
+    from moesim.simulator.model.huggingface import ImportedModel, shape_from_config, what_else
+
     data = load_mapping(path, configuration=True)
     if "model_type" in data or "architectures" in data or what_else(data) is not None:
         return shape_from_config(data, str(path))

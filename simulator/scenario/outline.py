@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     Discriminator,
@@ -13,8 +13,6 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.energy import EnergySiteRef
@@ -24,6 +22,10 @@ from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario.defaults import network_of, node_of
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 
 class ClusterOutline(Frozen):

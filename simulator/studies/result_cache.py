@@ -105,7 +105,7 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
 
 def keep(scenario: Scenario, result: Result) -> None:
     """Store a prediction, and the same one without prices, which serves scenarios with other prices."""
-    if scenario.fleet is not None:
+    if scenario.fleet is not None or folder() is None:
         return
     from moesim.simulator.predict.figures import figures
     from moesim.simulator.studies.point import key_of

@@ -7,6 +7,7 @@ so that `moesim --help` stays fast.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -297,6 +298,8 @@ def import_hf(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the console script, which turns errors into one paragraph and an exit code."""
+    if arguments is None:
+        _start_quickly()
     code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
@@ -307,6 +310,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or 1
     sys.exit(code)
+
+
+def _start_quickly() -> None:
+    """Settings of the process that make imports faster: a tenth of a second of the first prediction."""
+    gc.set_threshold(100_000, 50, 50)  # most objects of a command live until its end
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it searches all installed packages
 
 
 def _run(args: list[str]) -> int:
