@@ -61,6 +61,12 @@ class BoundedCache(Generic[Value]):
                 self._weight -= self._values.popitem(last=False)[1][1]
         return value
 
+    def drop(self, key: Hashable) -> None:
+        """Drop the value of a key, if it is kept."""
+        with self._lock:
+            kept = self._values.pop(key, None)
+            self._weight -= 0 if kept is None else kept[1]
+
     def clear(self) -> None:
         """Drop all values."""
         with self._lock:

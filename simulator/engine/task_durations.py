@@ -15,7 +15,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
-from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, slowest_draws, whole_ns
+from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, SingleArray, slowest_draws, whole_ns
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import MemberVariation, TransferRows
 from moesim.simulator.model.operator import Phase
@@ -31,7 +31,7 @@ Payload = tuple[tuple[float, ...], IntArray]
 
 _TOKENS: BoundedCache[object] = BoundedCache(100_000)
 """An object for every long key, so that the keys made from it are short."""
-_DRAWS: BoundedCache[FloatArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
+_DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
 _ROWS: BoundedCache[Rows] = BoundedCache(192_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
 _PAYLOADS: BoundedCache[Payload] = BoundedCache(64_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
@@ -112,7 +112,7 @@ class TaskDurations:
     def _factor(self, place: tuple[int, int, Phase]) -> FloatArray:
         """Time of a phase over that on a usual GPU in a usual run [micro-batches, members], at least 0."""
         key = (self.stage_tokens[place[0]], place[1], place[2])
-        return _FACTORS.get(key, lambda: read_only(self._clock(place[0]) * self._noise(place)))
+        return _FACTORS.get(key, lambda: read_only(self._new_factor(place)))
 
     def _clock(self, stage: int) -> FloatArray:
         if stage not in self._clocks:
@@ -123,24 +123,35 @@ class TaskDurations:
         """Rank of each micro-batch: a stage of a bidirectional schedule runs on one for every direction."""
         return [self.schedule.rank_of(stage, m) for m in range(self.shape[0])]
 
-    def _noise(self, place: tuple[int, int, Phase]) -> FloatArray | float:
-        """Run-to-run factor of a phase, drawn once a micro-batch and member for all modes."""
-        cv = self.variation.jitter_cv
+    def _new_factor(self, place: tuple[int, int, Phase]) -> FloatArray:
+        """Clock of each member times run-to-run noise, drawn once a micro-batch and member for all modes."""
+        clock, cv = self._clock(place[0]), self.variation.jitter_cv
         if isinstance(cv, float) and cv == 0.0:
-            return 1.0
-        spread = cv if isinstance(cv, float) else cv[self._ranks(place[0])]
+            return clock.copy()
         entropy = (self.variation.seed, place[0], place[1], _PHASE_NUMBER[place[2]])
-        draws = self._draws((*entropy, self.group) if self.group else entropy)
-        return np.asarray(np.maximum(1.0 + spread * draws, 0.0))
+        noise = self._draws((*entropy, self.group) if self.group else entropy).astype(np.float64)
+        noise *= cv if isinstance(cv, float) else cv[self._ranks(place[0])]
+        noise += 1.0
+        np.maximum(noise, 0.0, out=noise)
+        noise *= clock
+        return noise
 
-    def _draws(self, entropy: tuple[int, ...]) -> FloatArray:
+    def _draws(self, entropy: tuple[int, ...]) -> SingleArray:
         in_step, stands_for = self.variation.in_step, self.variation.stands_for
-        key: Hashable = (entropy, self.shape, in_step, stands_for)
 
-        def drawn() -> FloatArray:
-            return slowest_draws(np.random.default_rng(list(entropy)), self.shape, in_step, stands_for)
+        def drawn() -> SingleArray:
+            generator = np.random.default_rng(list(entropy))
+            return read_only(slowest_draws(generator, self.shape, in_step, stands_for))
 
-        return _DRAWS.get(key, lambda: read_only(drawn()))
+        if in_step * stands_for > 1:  # the draws of one GPU follow those of another
+            return _DRAWS.get((entropy, self.shape, in_step, stands_for), drawn)
+        # Micro-batches are drawn one after the other, so that the draws of more begin with those of fewer.
+        key: Hashable = (entropy, self.shape[1])
+        draws = _DRAWS.get(key, drawn)
+        if len(draws) < self.shape[0]:
+            _DRAWS.drop(key)
+            draws = _DRAWS.get(key, drawn)
+        return draws[: self.shape[0]]
 
     # -- transfers -------------------------------------------------------------------------------------
 
