@@ -33,8 +33,8 @@ _TOKENS: BoundedCache[object] = BoundedCache(100_000)
 """An object for every long key, so that the keys made from it are short."""
 _DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
-_ROWS: BoundedCache[Rows] = BoundedCache(160_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
-_PAYLOADS: BoundedCache[Payload] = BoundedCache(64_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
+_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
+_PAYLOADS: BoundedCache[Payload] = BoundedCache(32_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
 
 
 class _Loads(NamedTuple):
@@ -48,7 +48,7 @@ class _Loads(NamedTuple):
     """Routed blocks whose transfers send fewer bytes than under even load, because capacity dropped rows."""
 
 
-_LOADS: BoundedCache[_Loads] = BoundedCache(96_000_000, lambda loads: loads.bytes + 1000)
+_LOADS: BoundedCache[_Loads] = BoundedCache(48_000_000, lambda loads: loads.bytes + 1000)
 
 _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(get_args(Phase))}
 """Part of the seed of a phase's run-to-run noise."""
