@@ -36,7 +36,7 @@ def prices_key(job: ResolvedJob) -> Hashable:
     s, host = job.scenario, job.scenario.software.host
     return (
         operators_key(job),
-        model_key(job.cluster),
+        (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes),
         s.communication.sms,
         s.schedule,
         (s.variation.power_clock, s.variation.jitter_cv.value),
