@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import numpy as np
+from pydantic import BaseModel
 
 Value = TypeVar("Value")
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
@@ -61,6 +62,14 @@ class BoundedCache(Generic[Value]):
                 self._weight -= self._values.popitem(last=False)[1][1]
         return value
 
+    def replace(self, key: Hashable, value: Value) -> Value:
+        """Keep another value for a key."""
+        with self._lock:
+            kept = self._values.pop(key, None)
+            self._weight -= 0 if kept is None else kept[1]
+        self.put(key, value)
+        return value
+
     def clear(self) -> None:
         """Drop all values."""
         with self._lock:
@@ -95,6 +104,33 @@ class Same:
     def __hash__(self) -> int:
         """Hash of the object's identity."""
         return id(self.value)
+
+
+class Equal:
+    """A key that equals keys of equal models; their texts tell most others apart at once."""
+
+    __slots__ = ("_hash", "model")
+
+    def __init__(self, model: BaseModel) -> None:
+        """`model`: a frozen model."""
+        self.model = model
+        self._hash = hash(model.model_dump_json())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are keys of equal models."""
+        return isinstance(other, Equal) and (self.model is other.model or self.model == other.model)
+
+    def __hash__(self) -> int:
+        """Hash of the model's text."""
+        return self._hash
+
+
+_MODEL_KEYS: BoundedCache[Equal] = BoundedCache(256)
+
+
+def model_key(model: BaseModel) -> Hashable:
+    """A key of all values of a frozen model, such as a cluster that a scenario describes in full."""
+    return _MODEL_KEYS.get(Same(model), lambda: Equal(model))
 
 
 def read_only(array: Array) -> Array:

@@ -45,7 +45,7 @@ Operators = Mapping[Phase, tuple[Operator, ...]]
 PhaseKey = tuple[BlockKind, Phase, Mode]
 
 _MEMOS: BoundedCache[tuple[dict[BlockKind, Operators], PhaseMemo]] = BoundedCache(32)
-_PAIRED: BoundedCache[PhaseMemo] = BoundedCache(128)
+_PAIRED: BoundedCache[PhaseMemo] = BoundedCache(48)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from pydantic import BaseModel
-
 from moesim.hwmodels.host import load_host
-from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from moesim.simulator.common.bounded_cache import Same, model_key
 from moesim.simulator.layout.job import ResolvedJob
 
 
@@ -20,7 +18,7 @@ def operators_key(job: ResolvedJob) -> Hashable:
     return (
         Same(job.shape),
         Same(job.profile),
-        _text(cluster.accelerator),
+        model_key(cluster.accelerator),
         cluster.n_gpus,
         cluster.node.n_gpus,
         s.parallel,
@@ -38,17 +36,9 @@ def prices_key(job: ResolvedJob) -> Hashable:
     s, host = job.scenario, job.scenario.software.host
     return (
         operators_key(job),
-        _text(job.cluster),
+        (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes),
         s.communication.sms,
         s.schedule,
         (s.variation.power_clock, s.variation.jitter_cv.value),
-        None if host is None else load_host(s.path(host)).model_dump_json(),
+        None if host is None else model_key(load_host(s.path(host))),
     )
-
-
-_TEXTS: BoundedCache[str] = BoundedCache(4_000_000, len)
-
-
-def _text(part: BaseModel) -> str:
-    """All values of a part of the hardware as text, so that equal descriptions give equal keys."""
-    return _TEXTS.get(Same(part), part.model_dump_json)

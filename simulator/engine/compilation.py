@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.cost.formulas import busy_share
 from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.durations import NS
@@ -101,7 +101,7 @@ def _part_bytes(part: _Part) -> int:
     return sum(task.rows_ns.nbytes for task in part.template.tasks) + 1
 
 
-_PARTS: BoundedCache[_Part] = BoundedCache(192_000_000, _part_bytes)
+_PARTS: BoundedCache[_Part] = BoundedCache(128_000_000, _part_bytes)
 """Parts of the scenarios before. Most of their arrays are shared, so that they take less than this."""
 
 
@@ -167,7 +167,7 @@ class _Compiler:
         key = (
             Same(template),
             tuple(self._side_key(stage, template.on_two_streams) if stage >= 0 else None for stage in sides),
-            self.durations.load_key,
+            self.durations.loads.key,
             self.schedule.awaits_sends,
         )
         return _PARTS.get(key, lambda: self._new_part(template, sides))
@@ -279,7 +279,7 @@ class _Compiler:
                 compute[task.side] += mean - exposed_s * NS if exposed_s else mean
                 if task.phase in WEIGHT_OF:
                     weight += mean
-        return (compute[0], compute[1]), weight
+        return (read_only(compute[0]), read_only(compute[1])), read_only(weight)
 
 
 def _before_on_stream(tasks: Sequence[CompiledTask]) -> tuple[int | None, ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+
+SingleArray = NDArray[np.float32]
 
 NS = 1e9
 """Nanoseconds in a second; cost functions return seconds, the engine counts integer nanoseconds."""
@@ -15,8 +18,8 @@ LONGEST_PHASE_S = 1e5
 
 def slowest_draws(
     generator: np.random.Generator, shape: tuple[int, int], together: int, stands_for: int
-) -> FloatArray:
-    """Normal draws [micro-batches, members], each the largest of GPUs that meet in a layer (eq. E1a).
+) -> SingleArray:
+    """32-bit normal draws [micro-batches, members], each the largest of GPUs that meet in a layer (eq. E1a).
 
     `together`: neighbouring members that meet; `stands_for`: GPUs that each of them stands for.
     """
@@ -24,8 +27,7 @@ def slowest_draws(
     draws = generator.standard_normal((rows, members // together), dtype=np.float32)
     for _ in range(stands_for * together - 1):
         np.maximum(draws, generator.standard_normal(draws.shape, dtype=np.float32), out=draws)
-    whole = draws if together == 1 else np.repeat(draws, together, axis=1)
-    return whole.astype(np.float64)
+    return draws if together == 1 else np.repeat(draws, together, axis=1)
 
 
 def whole_ns(seconds: FloatArray) -> IntArray:

@@ -7,7 +7,7 @@ draws and spreads, nanoseconds by factors, loads and price.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
-from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, slowest_draws, whole_ns
+from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, SingleArray, slowest_draws, whole_ns
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import MemberVariation, TransferRows
 from moesim.simulator.model.operator import Phase
@@ -31,12 +31,24 @@ Payload = tuple[tuple[float, ...], IntArray]
 
 _TOKENS: BoundedCache[object] = BoundedCache(100_000)
 """An object for every long key, so that the keys made from it are short."""
-_DRAWS: BoundedCache[FloatArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
+_DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
-_ROWS: BoundedCache[Rows] = BoundedCache(192_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
-_PAYLOADS: BoundedCache[Payload] = BoundedCache(64_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
-_LOADS: BoundedCache[tuple[float, frozenset[int]]] = BoundedCache(64)
-"""The least relative rows of loads, and the blocks in which rows were dropped."""
+_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
+_PAYLOADS: BoundedCache[Payload] = BoundedCache(32_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
+
+
+class _Loads(NamedTuple):
+    """Facts of the loads of a variation."""
+
+    key: object
+    """Stands for the loads in other keys, which so do not keep their arrays alive."""
+    bytes: int
+    least: float
+    dropping: frozenset[int]
+    """Routed blocks whose transfers send fewer bytes than under even load, because capacity dropped rows."""
+
+
+_LOADS: BoundedCache[_Loads] = BoundedCache(48_000_000, lambda loads: loads.bytes + 1000)
 
 _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(get_args(Phase))}
 """Part of the seed of a phase's run-to-run noise."""
@@ -54,8 +66,8 @@ class TaskDurations:
         self._even = read_only(np.ones((1, self.shape[1])))
         self._ones = np.ones(self.shape[1])
         self._seconds, self._whole = np.empty(self.shape), np.empty(self.shape)
-        self.load_key = array_key(variation.loads), array_key(variation.node_loads)
-        self._least_load, self._dropping = _LOADS.get(self.load_key, lambda: _facts(variation))
+        key = array_key(variation.loads), array_key(variation.node_loads)
+        self.loads = _LOADS.get(key, lambda: _loads(variation))
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
         self._payloads: dict[tuple[int | None, float, float, float, float], Payload] = {}
@@ -81,7 +93,7 @@ class TaskDurations:
         if fixed_s == row_s == 0.0:
             return _ROWS.get(("no compute", self.shape), self._no_compute)
         number = routed if row_s else None
-        load_key = None if number is None else (self.load_key[0], number)
+        load_key = None if number is None else (self.loads.key, number)
         key = (self.stage_tokens[place[0]], place[1], place[2], load_key, fixed_s, row_s)
         return _ROWS.get(key, lambda: self._rows(place, price, number))
 
@@ -94,7 +106,7 @@ class TaskDurations:
         factor = self._factor(place) if fixed_s + row_s > 0.0 else 1.0
         load = 1.0 if number is None else self.variation.loads[number]
         np.multiply(compute_seconds(fixed_s, row_s, load), factor, out=seconds)
-        if fixed_s < 0.0 or row_s < 0.0 or self._least_load < 0.0:
+        if fixed_s < 0.0 or row_s < 0.0 or self.loads.least < 0.0:
             return self._checked(seconds)
         nanoseconds = np.multiply(seconds, NS, out=self._whole)
         np.rint(nanoseconds, out=nanoseconds)
@@ -112,7 +124,7 @@ class TaskDurations:
     def _factor(self, place: tuple[int, int, Phase]) -> FloatArray:
         """Time of a phase over that on a usual GPU in a usual run [micro-batches, members], at least 0."""
         key = (self.stage_tokens[place[0]], place[1], place[2])
-        return _FACTORS.get(key, lambda: read_only(self._clock(place[0]) * self._noise(place)))
+        return _FACTORS.get(key, lambda: read_only(self._new_factor(place)))
 
     def _clock(self, stage: int) -> FloatArray:
         if stage not in self._clocks:
@@ -123,24 +135,34 @@ class TaskDurations:
         """Rank of each micro-batch: a stage of a bidirectional schedule runs on one for every direction."""
         return [self.schedule.rank_of(stage, m) for m in range(self.shape[0])]
 
-    def _noise(self, place: tuple[int, int, Phase]) -> FloatArray | float:
-        """Run-to-run factor of a phase, drawn once a micro-batch and member for all modes."""
-        cv = self.variation.jitter_cv
+    def _new_factor(self, place: tuple[int, int, Phase]) -> FloatArray:
+        """Clock of each member times run-to-run noise, drawn once a micro-batch and member for all modes."""
+        clock, cv = self._clock(place[0]), self.variation.jitter_cv
         if isinstance(cv, float) and cv == 0.0:
-            return 1.0
-        spread = cv if isinstance(cv, float) else cv[self._ranks(place[0])]
+            return clock.copy()
         entropy = (self.variation.seed, place[0], place[1], _PHASE_NUMBER[place[2]])
-        draws = self._draws((*entropy, self.group) if self.group else entropy)
-        return np.asarray(np.maximum(1.0 + spread * draws, 0.0))
+        noise = self._draws((*entropy, self.group) if self.group else entropy).astype(np.float64)
+        noise *= cv if isinstance(cv, float) else cv[self._ranks(place[0])]
+        noise += 1.0
+        np.maximum(noise, 0.0, out=noise)
+        noise *= clock
+        return noise
 
-    def _draws(self, entropy: tuple[int, ...]) -> FloatArray:
+    def _draws(self, entropy: tuple[int, ...]) -> SingleArray:
         in_step, stands_for = self.variation.in_step, self.variation.stands_for
-        key: Hashable = (entropy, self.shape, in_step, stands_for)
 
-        def drawn() -> FloatArray:
-            return slowest_draws(np.random.default_rng(list(entropy)), self.shape, in_step, stands_for)
+        def drawn() -> SingleArray:
+            generator = np.random.default_rng(list(entropy))
+            return read_only(slowest_draws(generator, self.shape, in_step, stands_for))
 
-        return _DRAWS.get(key, lambda: read_only(drawn()))
+        if in_step * stands_for > 1:  # the draws of one GPU follow those of another
+            return _DRAWS.get((entropy, self.shape, in_step, stands_for), drawn)
+        # Micro-batches are drawn one after the other, so that the draws of more begin with those of fewer.
+        key: Hashable = (entropy, self.shape[1])
+        draws = _DRAWS.find(key)
+        if draws is None or len(draws) < self.shape[0]:
+            draws = _DRAWS.replace(key, drawn())
+        return draws[: self.shape[0]]
 
     # -- transfers -------------------------------------------------------------------------------------
 
@@ -156,7 +178,7 @@ class TaskDurations:
             payload_ns,
             member_ns,
             cost,
-            self.link_map.uniform(rank, phase, cost) if routed not in self._dropping else None,
+            self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None,
             self._even if routed is None else variation.loads[routed],
             self._even if routed is None else variation.node_loads[routed],
         )
@@ -179,8 +201,8 @@ class TaskDurations:
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),
         )
-        load_key = None if routed is None else (*self.load_key, routed)
-        least = min(cost.nic_s, cost.scale_up_s, self._least_load)
+        load_key = None if routed is None else (self.loads.key, routed)
+        least = min(cost.nic_s, cost.scale_up_s, self.loads.least)
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
@@ -198,10 +220,10 @@ class TaskDurations:
         return _PAYLOADS.get(key, payload)
 
 
-def _facts(variation: MemberVariation) -> tuple[float, frozenset[int]]:
-    """Least relative rows, and the routed blocks whose transfers send less, because capacity dropped rows."""
-    loads = variation.loads
+def _loads(variation: MemberVariation) -> _Loads:
+    loads, node_loads = variation.loads, variation.node_loads
     if not loads.size:
-        return 1.0, frozenset()
+        return _Loads(object(), 0, 1.0, frozenset())
     dropping = np.flatnonzero(loads.mean(axis=2).min(axis=1) < 1.0 - LOAD_TOLERANCE)
-    return float(min(loads.min(), variation.node_loads.min())), frozenset(dropping.tolist())
+    least = float(min(loads.min(), node_loads.min()))
+    return _Loads(object(), loads.nbytes + node_loads.nbytes, least, frozenset(dropping.tolist()))

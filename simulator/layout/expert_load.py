@@ -129,8 +129,8 @@ class _Sizes(NamedTuple):
     rows_per_rank: float
 
 
-_LOADS: BoundedCache[RankLoads] = BoundedCache(96_000_000, lambda loads: loads.rows.nbytes * 3)
-"""Loads drawn before, of at most 96 MB."""
+_LOADS: BoundedCache[RankLoads] = BoundedCache(48_000_000, lambda loads: loads.rows.nbytes * 3)
+"""Loads drawn before, of at most 48 MB."""
 
 
 def _drawn(spec: LoadSpec, sizes: _Sizes) -> RankLoads:

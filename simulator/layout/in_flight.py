@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
@@ -43,14 +42,20 @@ _RANK_STAGES: BoundedCache[tuple[Schedule, tuple[RankStages, ...]]] = BoundedCac
 
 
 def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:
-    in_flight: Counter[int] = Counter()
+    in_flight: dict[int, int] = {}
     states: set[State] = set()
     for step in steps:
         actions = actions_of(step)
         # An overlapped pair allocates the chunk of its forward before it frees that of its backward.
-        in_flight.update(action.stage for action in actions if action.kind == "F")
-        states.add(frozenset((+in_flight).items()))
-        in_flight.subtract(action.stage for action in actions if action.kind in ("B", "W"))
+        started = [action.stage for action in actions if action.kind == "F"]
+        if started:  # without a forward there are at most as many chunks as before
+            for stage in started:
+                in_flight[stage] = in_flight.get(stage, 0) + 1
+            states.add(frozenset([item for item in in_flight.items() if item[1] > 0]))
+        for action in actions:
+            if action.kind in ("B", "W"):
+                in_flight[action.stage] = in_flight.get(action.stage, 0) - 1
+    states = states or {frozenset()}
     return [sorted(s) for s in sorted(states, key=sorted) if not any(_covers(o, s) for o in states if o != s)]
 
 

@@ -163,8 +163,8 @@ def _bytes_of(program: Program) -> int:
     return sum(rows.values())
 
 
-_PROGRAMS: BoundedCache[Program] = BoundedCache(192_000_000, _bytes_of)
-"""Programs of the scenarios before, of at most 192 MB."""
+_PROGRAMS: BoundedCache[Program] = BoundedCache(160_000_000, _bytes_of)
+"""Programs of the scenarios before, of at most 160 MB."""
 
 
 def _rank_seconds(priced: PricedSchedule) -> list[float]:

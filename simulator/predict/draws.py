@@ -18,9 +18,9 @@ from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
 
 _VARIATIONS: BoundedCache[MemberVariation] = BoundedCache(
-    96_000_000, lambda own: own.clock.nbytes + own.loads.nbytes + own.node_loads.nbytes
+    48_000_000, lambda own: own.clock.nbytes + own.loads.nbytes + own.node_loads.nbytes
 )
-"""Variations drawn before, of at most 96 MB."""
+"""Variations drawn before, of at most 48 MB."""
 
 MOST_GROUPS = 4096
 """Most groups whose speeds are drawn to find the slowest."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies import Topology
-from moesim.simulator.common.bounded_cache import BoundedCache, Same, digest
+from moesim.simulator.common.bounded_cache import BoundedCache, Same, digest, model_key
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.faults import (
     check_faults,
@@ -40,10 +40,16 @@ class ClusterPrograms:
     topology: Topology
 
 
-_TOPOLOGIES: BoundedCache[Topology] = BoundedCache(500_000, lambda topology: topology.n_gpus)
+_TOPOLOGIES: BoundedCache[Topology] = BoundedCache(150_000, lambda topology: topology.n_gpus)
 """Topologies of the clusters before, limited by their GPUs (each takes about 140 bytes a GPU and cable)."""
 _LINK_MAPS: BoundedCache[ClusterLinkMap] = BoundedCache(64_000_000, ClusterLinkMap.bytes_at_most)
 """Link maps of the groups before, of at most 64 MB."""
+
+
+def _wired(topology: Topology) -> Topology:
+    """The topology with all its cables, which it otherwise adds when they are first asked for."""
+    assert topology.wiring
+    return topology
 
 
 def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> ClusterPrograms:
@@ -56,9 +62,11 @@ def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> Clus
     check_faults(faults, cluster)
     gpus = grouped_gpus(layout, cluster.node.scale_up_shares)
     running = surviving_groups(faults, gpus, layout.gpus_per_node)
-    place = (cluster.node.model_dump_json(), cluster.network.model_dump_json(), cluster.nodes)
-    healthy = _TOPOLOGIES.get(place, cluster.topology)
-    topology = _TOPOLOGIES.get((place, faults), lambda: degraded(healthy, faults)) if faults else healthy
+    place = (model_key(cluster.node), model_key(cluster.network), cluster.nodes)
+    healthy = _TOPOLOGIES.get(place, lambda: _wired(cluster.topology()))
+    topology = (
+        _TOPOLOGIES.get((place, faults), lambda: _wired(degraded(healthy, faults))) if faults else healthy
+    )
     per_node = min(gpus.shape[2], layout.gpus_per_node)
     programs = []
     for group in running:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.simulator.common.bounded_cache import clear_caches
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
@@ -38,6 +40,11 @@ def test_results_do_not_depend_on_the_scenarios_before(small: Scenario) -> None:
 def test_a_key_that_the_step_does_not_read_keeps_the_program(small: Scenario) -> None:
     program = prepare(small).program
     assert prepare(small.overridden("run.tokens=3e12", "name=other")).program is program
+    price = {"value": 2.0, "kind": "assumed", "source": "a test", "date": "2026-11"}
+    dearer = small.machine.model_copy(update={"price_per_gpu_hour": SourcedUsdPerHour.model_validate(price)})
+    other = small.model_copy(update={"cluster": dearer})
+    assert other.machine.price_per_gpu_hour != small.machine.price_per_gpu_hour
+    assert prepare(other).program is program
     changed = prepare(small.overridden("communication.sms=12")).program
     assert changed is not program and changed.costs is not program.costs
 
@@ -64,8 +71,9 @@ READ_BY_PRICES = {
     "batch": {"sequence_length"},
     "routing": {"gate", "groups_per_token", "eplb"},
     "variation": {"power_clock", "jitter_cv"},
+    "cluster": {"node", "network", "nodes"},
 }
-"""Keys of a scenario, and of its sections, that `cost/pricing_key.py` makes keys from."""
+"""Fields of a scenario, its sections and its cluster that `cost/pricing_key.py` makes keys from."""
 
 
 def _recorded(model: BaseModel, reads: set[str]) -> Any:
@@ -99,7 +107,8 @@ def test_prices_read_only_what_their_key_names(small: Scenario, change: tuple[st
     copy = _recorded(scenario, reads[""])
     for section in ("batch", "routing", "variation"):
         copy.__dict__[section] = _recorded(getattr(scenario, section), reads[section])
-    job = resolve(scenario).with_scenario(copy)
+    plain = resolve(scenario)
+    job = replace(plain, scenario=copy, cluster=_recorded(plain.cluster, reads["cluster"]))
     reads[""].clear()
     cost_table(Pricer(job, _before=(Pricer(job), "")), prepared.schedule, prepared.stages)
     for section, names in reads.items():
