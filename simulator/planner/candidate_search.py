@@ -183,7 +183,9 @@ class CandidateSearch:
             open_ = open_[~dominated(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
-            alive = partial(say, 0.0, f"{self.estimated:,} plans in closed form; the front of time and memory")
+            alive = partial(
+                say, 0.0, f"{self.estimated:,} plans in closed form; the front of time and memory"
+            )
             self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]), alive)
         memory, seconds, number, placement = self._points()
         order = np.lexsort((placement, number, seconds, memory))
