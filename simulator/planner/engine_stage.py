@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -16,12 +16,9 @@ from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.processes import outcomes
 from moesim.simulator.planner.progress import OnProgress
 from moesim.simulator.planner.result import PlanRow
-from moesim.simulator.planner.rows import PlanStep, precision_name, scenario_of, simulate_plan, time_plan
+from moesim.simulator.planner.rows import PlanStep, precision_name, scenario_of, simulate_plan
 from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import Scenario
-
-SPLIT_INTO_CAUSES = 20
-"""Most ranked plans whose seconds are split into mechanisms; a wider ranking times the others only."""
 
 Place: TypeAlias = tuple[VariantSearch, int, int]
 """A plan of a search with a placement of its space."""
@@ -33,13 +30,6 @@ class Ranking:
 
     rows: list[PlanRow]
     problems: list[str]
-
-
-def start_own(scenario: Scenario, pool: Executor | None) -> Callable[[], PlanStep | str]:
-    """Start simulating the scenario's own plan where there are processes; the call waits for its result."""
-    if pool is None:
-        return lambda: simulate_own(scenario)
-    return pool.submit(simulate_own, scenario).result
 
 
 def simulate_own(scenario: Scenario) -> PlanStep | str:
@@ -59,14 +49,6 @@ def simulated(scenario: Scenario) -> PlanStep | str:
         return str(error)
 
 
-def _timed(scenario: Scenario) -> PlanStep | str:
-    """As `simulated`, for the step's seconds without their mechanisms."""
-    try:
-        return time_plan(scenario)
-    except InputError as error:
-        return str(error)
-
-
 def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress) -> Ranking:
     """Simulate the best plans of all variants, and find the fronts of time and memory."""
     todo = [(search, number) for search in searches for number in search.chosen]
@@ -76,9 +58,8 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
     estimated = sum(s.study.estimated for s in searches)
     text = f"{estimated:,} plans in closed form; the front of time and memory"
     say(0.0, text)
-    wide = len(todo) > SPLIT_INTO_CAUSES
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    running = _Running(scenarios, _timed if wide else simulated, pool, say)
+    running = _Running(scenarios, pool, say)
     for search in searches:  # this process refines the fronts while the workers simulate
         search.front = search.study.front(lambda _, text: say(0.0, text))
     rows, problems = [], []
@@ -87,22 +68,16 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
             problems.append(f"{search.row(number, None).label} is left out: {step}")
         elif step.memory_bytes <= step.capacity_bytes and (step.time_s or 0.0) <= search.most_s:
             rows.append(search.row(number, step))
-    return Ranking(with_causes(goal.ranked(rows), pool) if wide else goal.ranked(rows), problems)
+    return Ranking(goal.ranked(rows), problems)
 
 
 class _Running:
     """Plans that are being simulated; those with the same prices run one after the other in one process."""
 
-    def __init__(
-        self,
-        scenarios: Sequence[Scenario],
-        function: Callable[[Scenario], PlanStep | str],
-        pool: Executor | None,
-        say: OnProgress,
-    ) -> None:
+    def __init__(self, scenarios: Sequence[Scenario], pool: Executor | None, say: OnProgress) -> None:
         self._say, self._done = say, 0
         self._order = sorted(range(len(scenarios)), key=lambda n: (_price_key(scenarios[n]), n))
-        self._outcomes = outcomes(pool, function, [scenarios[n] for n in self._order], self._alive)
+        self._outcomes = outcomes(pool, simulated, [scenarios[n] for n in self._order], self._alive)
 
     def steps(self) -> list[PlanStep | str]:
         """The step of every plan, or the message with which the engine refuses it."""
@@ -130,17 +105,6 @@ def _price_key(scenario: Scenario) -> tuple[object, ...]:
         scenario.schedule,
         plan.pp,
     )
-
-
-def with_causes(rows: Sequence[PlanRow], pool: Executor | None) -> list[PlanRow]:
-    """The rows, of which the best have their seconds split into mechanisms."""
-    best = rows[:SPLIT_INTO_CAUSES]
-    split = dict(outcomes(pool, simulated, [row.scenario for row in best]))
-    causes = [step.causes if isinstance(step, PlanStep) else {} for _, step in sorted(split.items())]
-    return [
-        *(replace(row, causes_s=own) for row, own in zip(best, causes, strict=True)),
-        *rows[SPLIT_INTO_CAUSES:],
-    ]
 
 
 def with_front(

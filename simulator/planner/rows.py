@@ -18,7 +18,7 @@ from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.step_mechanisms import step_causes
 from moesim.simulator.predict.plan_memory import memory_of
-from moesim.simulator.predict.step import ExecutedStep, run_step
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.scenario import Stages
 from moesim.simulator.schedules import build
@@ -55,22 +55,13 @@ class Estimates:
 def simulate_plan(scenario: Scenario) -> PlanStep:
     """Simulate a plan (in a worker process). Raises InputError for an illegal scenario."""
     step = run_step(scenario)
-    return _plan_step(step, step_causes(step.prepared, step.executions[0]))
-
-
-def time_plan(scenario: Scenario) -> PlanStep:
-    """As `simulate_plan`, without splitting the seconds into mechanisms."""
-    return _plan_step(run_step(scenario), {})
-
-
-def _plan_step(step: ExecutedStep, causes: dict[str, float]) -> PlanStep:
     prepared, memory = step.prepared, step.prepared.memory
     return PlanStep(
         step.time_s,
         memory.total_bytes,
         memory.capacity_bytes,
         memory.by_kind_bytes,
-        causes,
+        step_causes(prepared, step.executions[0]),
         prepared.stages.layers_per_stage,
         prepared.schedule.microbatches,
     )

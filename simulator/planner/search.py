@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import isfinite
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner.engine_stage import rank, simulated, start_own, with_front
+from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.kernel_sms import RISK, published_sms
-from moesim.simulator.planner.processes import engine_processes, without_cyclic_collection
+from moesim.simulator.planner.processes import engine_processes, outcomes, without_cyclic_collection
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
@@ -121,7 +122,8 @@ def _plan_cluster(
 ) -> PlanResult:
     """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
-    own_plan = start_own(scenario, pool) if not wanted.variants else lambda: ""
+    waiting = partial(say, BOUNDED, "waiting for the scenario's own plan")
+    own_plan = outcomes(pool, simulate_own, [] if wanted.variants else [scenario], waiting)
     searches = _searches(scenario, wanted, goal, say, trainer)
     refused = Refusals()
     for search in searches:
@@ -130,8 +132,7 @@ def _plan_cluster(
     alive = [search for search in searches if len(search.candidates.bound)]
     if not alive:
         raise InfeasibleError(_nothing(refused))
-    say(BOUNDED, "waiting for the scenario's own plan")
-    mine = own_plan()
+    mine = next((step for _, step in own_plan), "")
     own = None if isinstance(mine, str) else searches[0].own(mine)
     reasons = () if own is None else _against_own(trainer, scenario)
     for number, search in enumerate(alive):
