@@ -167,12 +167,10 @@ class _Part:
         order: OverlapOrder,
         templates: dict[object, Template],
     ) -> None:
-        self._books = [
-            ActionBook(
-                [p.table for p in priced], [p.spread for p in priced], order, priced[0].ports, templates
-            )
-            for priced in zip(*plans, strict=True)
-        ]
+        self._books = []
+        for priced in zip(*plans, strict=True):
+            tables, spreads = [p.table for p in priced], [p.spread for p in priced]
+            self._books.append(ActionBook(tables, spreads, order, priced[0].ports, templates))
         self._blocks = [[block.kind for block in stage] for stage in plans[0][0].stages.stages]
 
     def times(self, pool: int, key: Key) -> ActionTimes:

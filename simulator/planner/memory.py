@@ -146,7 +146,6 @@ class MemoryBook:
 
     def parameters(self, frame: Frame, kinds: Kinds, replicas: int) -> FloatArray:
         """Parameters of some blocks on one GPU, as (routed experts, all others)."""
-        plan = frame.plan
         key = ("parameters", *_parameter_split(frame), kinds, replicas)
         if key not in self._numbers:
             blocks = [Block(kind) for kind in kinds]

@@ -151,9 +151,7 @@ def _nodes(schedule: Schedule) -> list[_Node]:
         late = awaits[rank][position]
         together = sum(crosses for _, crosses in given) if late else 1
         outputs = tuple((forward, crosses * together) for forward, crosses in given)
-        after = [nodes[n].level for n, _ in waits] + (
-            [nodes[before[rank]].level] if before[rank] >= 0 else []
-        )
+        after = [nodes[n].level for n in (before[rank], *(source for source, _ in waits)) if n >= 0]
         level = 1 + max(after, default=-1)
         nodes.append(_Node(rank, key_of(step), before[rank], waits, outputs, together if late else 0, level))
         before[rank] = len(nodes) - 1
@@ -210,7 +208,7 @@ def replay(
     sends = np.concatenate([np.zeros((1, width)), send])
     rows = np.zeros((order.rows, width))
     for level in order.levels:
-        place = (owners[level.ranks] * len(order.keys) + level.keys) * OUTPUTS
+        prices = (owners[level.ranks] * len(order.keys) + level.keys) * OUTPUTS
         start = rows[level.before]
         for steps, arrivals in level.waits:
             if len(steps) == len(start):
@@ -218,11 +216,11 @@ def replay(
             else:
                 start[steps] = np.maximum(start[steps], rows[arrivals])
         end = rows[level.ends]
-        np.add(start, actions[place], out=end)
+        np.add(start, actions[prices], out=end)
         if level.awaited is not None:
             end += sends[level.awaited]
         if len(level.sources):
             out = rows[level.outputs]
-            np.add(start[level.sources], actions[place[level.sources] + level.kinds], out=out)
+            np.add(start[level.sources], actions[prices[level.sources] + level.kinds], out=out)
             out += sends[level.crossing]
     return rows[order.last]

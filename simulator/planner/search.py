@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import isfinite
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner.candidates import GIB
+from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.kernel_sms import RISK, published_sms
-from moesim.simulator.planner.pareto import front
-from moesim.simulator.planner.processes import engine_processes, without_cyclic_collection
-from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled, with_progress
+from moesim.simulator.planner.processes import engine_processes, outcomes, without_cyclic_collection
+from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
-from moesim.simulator.planner.rows import PlanStep, scenario_of, simulate_plan
+from moesim.simulator.planner.rows import PlanStep, scenario_of
 from moesim.simulator.planner.space import PlanSpace, load_space
 from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
@@ -104,7 +104,7 @@ def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow |
             continue
         search.explore(None, no_progress)
         for number in search.chosen:
-            step = _simulate(scenario_of(search.scenario, search.candidates, number))
+            step = simulated(scenario_of(search.scenario, search.candidates, number))
             if isinstance(step, str) or step.memory_bytes > step.capacity_bytes:
                 continue
             if (step.time_s or 0.0) <= search.most_s:
@@ -122,7 +122,8 @@ def _plan_cluster(
 ) -> PlanResult:
     """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
-    own_plan = _start_own(scenario, pool) if not wanted.variants else lambda: ""
+    waiting = partial(say, BOUNDED, "waiting for the scenario's own plan")
+    own_plan = outcomes(pool, simulate_own, [] if wanted.variants else [scenario], waiting)
     searches = _searches(scenario, wanted, goal, say, trainer)
     refused = Refusals()
     for search in searches:
@@ -131,19 +132,19 @@ def _plan_cluster(
     alive = [search for search in searches if len(search.candidates.bound)]
     if not alive:
         raise InfeasibleError(_nothing(refused))
-    say(BOUNDED, "waiting for the scenario's own plan")
-    mine = own_plan()
+    mine = next((step for _, step in own_plan), "")
     own = None if isinstance(mine, str) else searches[0].own(mine)
     reasons = () if own is None else _against_own(trainer, scenario)
     for number, search in enumerate(alive):
         search.explore(own, scaled(say, *equal_part(number, len(alive), BOUNDED, ESTIMATED)))
     estimated = time.perf_counter()
-    rows, problems = _ranked(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
+    ranking = rank(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
+    rows, problems = ranking.rows, ranking.problems
     if not rows:
         first = "no plan that was simulated keeps the deadline or budget"
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
-    simulated = len(rows)
-    rows, pareto, claims = _with_front(alive, rows, goal, pool)
+    ranked = len(rows)
+    rows, pareto, claims = with_front(alive, rows, goal, pool)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
@@ -158,7 +159,7 @@ def _plan_cluster(
         legal=sum(s.candidates.legal for s in searches),
         fitting=sum(s.candidates.fitting for s in searches),
         estimated=sum(s.study.estimated for s in alive),
-        simulated=simulated + claims,
+        simulated=ranked + claims,
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if goal.objective == "memory" else sum(s.rivals(rows) for s in alive),
@@ -171,13 +172,6 @@ def _plan_cluster(
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
-
-
-def _start_own(scenario: Scenario, pool: Executor | None) -> Callable[[], PlanStep | str]:
-    """Start simulating the scenario's own plan where there are processes; the call waits for its result."""
-    if pool is None:
-        return lambda: _simulate_own(scenario)
-    return pool.submit(_simulate_own, scenario).result
 
 
 def _against_own(trainer: Trainer | None, scenario: Scenario) -> tuple[str, ...]:
@@ -206,23 +200,6 @@ def _searches(
     ]
 
 
-def _simulate_own(scenario: Scenario) -> PlanStep | str:
-    """The simulated step of the scenario's own plan, or the reason why it is illegal or does not fit."""
-    simulated = _simulate(scenario)
-    if isinstance(simulated, str):
-        return simulated
-    used, capacity = simulated.memory_bytes / GIB, simulated.capacity_bytes / GIB
-    return simulated if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
-
-
-def _simulate(scenario: Scenario) -> PlanStep | str:
-    """Simulate a plan (in a worker process); returns the message if the engine refuses it."""
-    try:
-        return simulate_plan(scenario)
-    except InputError as error:
-        return str(error)
-
-
 def _fastest_alone(scenario: Scenario, space: PlanSpace) -> PlanResult:
     """The fastest plan of one pool of a fleet."""
     return plan(scenario, space, top=1)
@@ -235,77 +212,6 @@ def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
             dict(zip(keys, values, strict=True)),
             [f"{key}={json.dumps(value)}" for key, value in zip(keys, values, strict=True)],
         )
-
-
-def _ranked(
-    searches: list[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress
-) -> tuple[list[PlanRow], list[str]]:
-    """Simulate the best plans of all variants.
-
-    Returns their rows, best first, and a sentence for each plan that the engine refused.
-    """
-    todo = [(search, number) for search in searches for number in search.chosen]
-    if len(searches) > 1:
-        rough = sorted((goal.value(s.row(n, None)), i) for i, (s, n) in enumerate(todo))
-        todo = [todo[i] for _, i in rough[: goal.top]]
-    estimated = sum(s.study.estimated for s in searches)
-    say(0.0, f"{estimated:,} plans in closed form; the front of time and memory")
-    scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    running = None if pool is None else pool.map(_simulate, scenarios)
-    for search in searches:  # this process refines the fronts while the workers simulate
-        search.front = search.study.front()
-    simulated = list(with_progress(map(_simulate, scenarios) if running is None else running, len(todo), say))
-    rows, problems = [], []
-    for (search, number), found in zip(todo, simulated, strict=True):
-        if isinstance(found, str):
-            problems.append(f"{search.row(number, None).label} is left out: {found}")
-        elif found.memory_bytes <= found.capacity_bytes and (found.time_s or 0.0) <= search.most_s:
-            rows.append(search.row(number, found))
-    return goal.ranked(rows), problems
-
-
-def _with_front(
-    searches: list[VariantSearch], ranked: list[PlanRow], goal: Goal, pool: Executor | None
-) -> tuple[list[PlanRow], list[PlanRow], int]:
-    """Returns the ranked rows, the Pareto front by time, and the number of plans simulated for the front.
-
-    The front is that of time, GPU-hours and memory. A row of the front that is not ranked keeps its
-    closed-form time. If that beats the best simulated plan, the row is simulated before it is shown, and
-    ranked if the engine confirms it.
-    """
-    known, tried = {_key(row): row for row in ranked}, 0
-    places = [(search, number, placement) for search in searches for number, placement in search.front]
-    drawn = (search.row(number, None, placement) for search, number, placement in places)
-    shown = {place: known.get(_key(row), row) for place, row in zip(places, drawn, strict=True)}
-    while True:
-        best = goal.value(ranked[0])
-        rows = list(shown.values())
-        kept = [rows[n] for n in front([(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows])]
-        claims = [
-            place
-            for place, row in shown.items()
-            if row in kept and row.source == "closed form" and goal.value(row) < best
-        ]
-        if not claims or goal.objective == "memory":
-            break
-        run = map if pool is None else pool.map
-        steps = list(run(_simulate, [shown[place].scenario for place in claims]))
-        tried += len(claims)
-        for place, step in zip(claims, steps, strict=True):
-            if isinstance(step, str):
-                del shown[place]
-                continue
-            search, number, placement = place
-            shown[place] = row = search.row(number, step, placement)
-            if goal.value(row) < best and row.time_s <= search.most_s:
-                ranked = goal.ranked([*ranked, row])[: goal.top]
-    kept = [replace(row, margin=goal.value(row) / best - 1.0) for row in kept]
-    return ranked, sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label)), tried
-
-
-def _key(row: PlanRow) -> str:
-    """A text that identifies the plan of a row."""
-    return json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True)
 
 
 def _notes(searches: list[VariantSearch], goal: Goal, own: PlanStep | str) -> list[str]:

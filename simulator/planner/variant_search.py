@@ -5,6 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+import numpy as np
+
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import CandidateSearch
@@ -61,6 +64,7 @@ class VariantSearch:
         self.proven_s = inf
         self.chosen: list[int] = []
         self.front: list[tuple[int, int]] = []
+        self._families: IntArray | None = None
 
     def own(self, simulated: PlanStep) -> PlanRow:
         """The row of the scenario's own plan."""
@@ -105,7 +109,9 @@ class VariantSearch:
         tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
         seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
         found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number, placement)
-        family = int((c.family == c.family[number]).sum())
+        if self._families is None:
+            self._families = np.bincount(c.family)
+        family = int(self._families[c.family[number]])
         known = Estimates(
             float(seconds), float(c.bound[number]), c.assignment(number, placement), family, self.changed
         )

@@ -15,6 +15,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import ACTIONS_OF, STANDARD_ERRORS, BoundBook
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.prices import ACTIONS
+from moesim.simulator.planner.replay import Key
 
 Blocks = dict[BlockKind, int]
 

@@ -17,9 +17,9 @@ from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.pattern import pattern
-from moesim.simulator.planner.replay import key_of
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.replay import key_of
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.compile import prepare

@@ -12,7 +12,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner import candidate_search, closed_form, rows, search
+from moesim.simulator.planner import candidate_search, closed_form, engine_stage, rows
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import plan
@@ -116,7 +116,7 @@ def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest
             raise InputError("schedule zbv cannot run here")
         return exact(scenario)
 
-    monkeypatch.setattr(search, "simulate_plan", picky)
+    monkeypatch.setattr(engine_stage, "simulate_plan", picky)
     left = plan(small(), PlanSpace(**SPACE), top=12)
     assert {row.schedule for row in left.ranked} == {"1f1b", "dualpipev"}
     assert any("is left out: schedule zbv cannot run here" in note for note in left.notes)
@@ -218,9 +218,9 @@ def test_a_process_of_the_engine_that_dies_is_said(monkeypatch: pytest.MonkeyPat
     def broken(*arguments: object) -> None:
         raise BrokenProcessPool
 
-    monkeypatch.setattr(search, "_simulate_own", broken)
+    monkeypatch.setattr(engine_stage, "simulate_own", broken)
     with pytest.raises(InputError, match="workers=1 computes"), engine_processes(2):
-        search._simulate_own(small())
+        engine_stage.simulate_own(small())
 
 
 def test_fixed_layouts_and_parts_of_a_model() -> None:

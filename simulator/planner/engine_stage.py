@@ -1,0 +1,161 @@
+"""Ranks the best plans of a search by the engine, and decides what its front claims."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.recompute import recompute_label
+from moesim.simulator.planner.candidates import GIB
+from moesim.simulator.planner.goal import Goal
+from moesim.simulator.planner.pareto import front
+from moesim.simulator.planner.processes import outcomes
+from moesim.simulator.planner.progress import OnProgress
+from moesim.simulator.planner.result import PlanRow
+from moesim.simulator.planner.rows import PlanStep, precision_name, scenario_of, simulate_plan
+from moesim.simulator.planner.variant_search import VariantSearch
+from moesim.simulator.scenario import Scenario
+
+Place: TypeAlias = tuple[VariantSearch, int, int]
+"""A plan of a search with a placement of its space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Rows of the simulated plans, best first, and sentences on those that the engine refused."""
+
+    rows: list[PlanRow]
+    problems: list[str]
+
+
+def simulate_own(scenario: Scenario) -> PlanStep | str:
+    """The simulated step of the scenario's own plan, or the reason why it is illegal or does not fit."""
+    step = simulated(scenario)
+    if isinstance(step, str):
+        return step
+    used, capacity = step.memory_bytes / GIB, step.capacity_bytes / GIB
+    return step if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
+
+
+def simulated(scenario: Scenario) -> PlanStep | str:
+    """Simulate a plan (in a worker process); returns the message if the engine refuses it."""
+    try:
+        return simulate_plan(scenario)
+    except InputError as error:
+        return str(error)
+
+
+def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress) -> Ranking:
+    """Simulate the best plans of all variants, and find the fronts of time and memory."""
+    todo = [(search, number) for search in searches for number in search.chosen]
+    if len(searches) > 1:
+        rough = sorted((goal.value(s.row(n, None)), i) for i, (s, n) in enumerate(todo))
+        todo = [todo[i] for _, i in rough[: goal.top]]
+    estimated = sum(s.study.estimated for s in searches)
+    text = f"{estimated:,} plans in closed form; the front of time and memory"
+    say(0.0, text)
+    scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
+    running = _Running(scenarios, pool, say)
+    for search in searches:  # this process refines the fronts while the workers simulate
+        search.front = search.study.front(lambda _, text: say(0.0, text))
+    rows, problems = [], []
+    for (search, number), step in zip(todo, running.steps(), strict=True):
+        if isinstance(step, str):
+            problems.append(f"{search.row(number, None).label} is left out: {step}")
+        elif step.memory_bytes <= step.capacity_bytes and (step.time_s or 0.0) <= search.most_s:
+            rows.append(search.row(number, step))
+    return Ranking(goal.ranked(rows), problems)
+
+
+class _Running:
+    """Plans that are being simulated; those with the same prices run one after the other in one process."""
+
+    def __init__(self, scenarios: Sequence[Scenario], pool: Executor | None, say: OnProgress) -> None:
+        self._say, self._done = say, 0
+        self._order = sorted(range(len(scenarios)), key=lambda n: (_price_key(scenarios[n]), n))
+        self._outcomes = outcomes(pool, simulated, [scenarios[n] for n in self._order], self._alive)
+
+    def steps(self) -> list[PlanStep | str]:
+        """The step of every plan, or the message with which the engine refuses it."""
+        found: dict[int, PlanStep | str] = {}
+        for place, step in self._outcomes:
+            found[self._order[place]] = step
+            self._done += 1
+            self._alive()
+        return [found[n] for n in range(len(self._order))]
+
+    def _alive(self) -> None:
+        count = len(self._order)
+        text = f"{self._done} of {count} plans simulated" if self._done else f"simulating {count} plans"
+        self._say(self._done / max(1, count), text)
+
+
+def _price_key(scenario: Scenario) -> tuple[object, ...]:
+    """A key that plans with the same prices of compute and transfers share; it can be sorted."""
+    plan = scenario.parallel
+    return (
+        (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch),
+        precision_name(scenario),
+        recompute_label(scenario.recompute),
+        scenario.communication.sms,
+        scenario.schedule,
+        plan.pp,
+    )
+
+
+def with_front(
+    searches: Sequence[VariantSearch], ranked: list[PlanRow], goal: Goal, pool: Executor | None
+) -> tuple[list[PlanRow], list[PlanRow], int]:
+    """Returns the ranked rows, the Pareto front by time, and the number of plans simulated for the front.
+
+    The front is that of time, GPU-hours and memory. A row of the front that is not ranked keeps its
+    closed-form time. If that beats the best simulated plan, the row is simulated before it is shown, and
+    ranked if the engine confirms it.
+    """
+    known, tried = {_key(row): row for row in ranked}, 0
+    places: list[Place] = [(search, number, p) for search in searches for number, p in search.front]
+    drawn = (search.row(number, None, placement) for search, number, placement in places)
+    shown = {place: known.get(_key(row), row) for place, row in zip(places, drawn, strict=True)}
+    while True:
+        best = goal.value(ranked[0])
+        rows = list(shown.values())
+        kept = [rows[n] for n in front([(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows])]
+        claims = [
+            place
+            for place, row in shown.items()
+            if row in kept and row.source == "closed form" and goal.value(row) < best
+        ]
+        if not claims or goal.objective == "memory":
+            break
+        steps = dict(outcomes(pool, simulated, [shown[place].scenario for place in claims]))
+        tried += len(claims)
+        for n, place in enumerate(claims):
+            step = steps[n]
+            if isinstance(step, str):
+                del shown[place]
+                continue
+            search, number, placement = place
+            shown[place] = row = search.row(number, step, placement)
+            if goal.value(row) < best and row.time_s <= search.most_s:
+                ranked = goal.ranked([*ranked, row])[: goal.top]
+    kept = [replace(row, margin=goal.value(row) / best - 1.0) for row in kept]
+    return ranked, sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label)), tried
+
+
+def _key(row: PlanRow) -> tuple[object, ...]:
+    """What identifies the plan of a row."""
+    plan = row.scenario
+    return (
+        json.dumps(row.changed, sort_keys=True, default=str),
+        plan.parallel,
+        plan.schedule,
+        plan.precision,
+        plan.recompute,
+        plan.communication.sms,
+        plan.routing.eplb,
+        plan.stages.layers,
+    )
