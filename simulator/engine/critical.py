@@ -171,7 +171,7 @@ class _Walker:
 
 
 def _producers(execution: Execution) -> IntArray:
-    """Actions that run the forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1."""
+    """Actions that run forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1."""
     table, schedule = execution.table, execution.program.schedule
     producers = np.full((2, schedule.n_stages + 1, schedule.microbatches), -1)  # one stage beyond the last
     given = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
