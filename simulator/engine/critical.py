@@ -87,8 +87,9 @@ class _Walker:
 
     def _ends(self, action: int, member: int) -> list[int]:
         """When the tasks of an action ended for a member."""
-        ends = self.times.ends[self.first_task[action] : self.first_task[action + 1], member].tolist()
-        return [int(end) for end in ends]
+        tasks = slice(self.first_task[action], self.first_task[action + 1])
+        ends: list[int] = self.times.ends[tasks, member].tolist()
+        return ends
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
@@ -118,10 +119,10 @@ class _Walker:
             if task.transfer is not None:
                 meet = int(self.times.begins[first + number])
                 launch = meet + task.transfer.launch_ns
-                self._add(Segment(rank, label, task.phase, launch, end, task, payload=True, place=place))
+                self._add(Segment(rank, label, task.phase, launch, end, task, True, 0, place))
                 self._add(Segment(rank, label, "notify", meet, min(launch, end)))
-                ready = self.times.start[action]
-                for d in before:
+                ready = self.times.ends[first + before[0]] if before else self.times.start[action]
+                for d in before[1:]:
                     ready = np.maximum(ready, self.times.ends[first + d])
                 ready = ready + row_of
                 latest = int(ready.argmax())
@@ -130,9 +131,7 @@ class _Walker:
                     member, ends = latest, self._ends(action, latest)
             begin = end - int(row_of[member])
             if end > begin:
-                self.path.append(
-                    Segment(rank, label, task.phase, begin, end, task, member=member, place=place)
-                )
+                self.path.append(Segment(rank, label, task.phase, begin, end, task, False, member, place))
             number = next((d for d in reversed(before) if ends[d] == begin), -1)
             if number < 0:
                 return member, begin

@@ -94,7 +94,7 @@ def _barrier_times(
     last = ready.argmax(axis=2)
     np.put_along_axis(ready, last[..., None], -1, axis=2)
     held_up = meet - ready.max(axis=2)
-    return waits, np.bincount(last.ravel(), held_up.ravel(), members)
+    return waits, np.asarray(np.bincount(last.ravel(), held_up.ravel(), members), dtype=np.float64)
 
 
 def _phases(code: CompiledTemplate) -> list[tuple[str, int]]:
