@@ -15,7 +15,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.contention import LinkContention, hop_targets
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.figures import Priced
-from moesim.simulator.engine.member_durations import member_sums_ns, rows_of
+from moesim.simulator.engine.member_durations import member_sums_ns, most_loaded, rows_of
 from moesim.simulator.engine.program import TRANSFER_STREAMS, Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
 from moesim.simulator.schedules import step_order
@@ -163,8 +163,8 @@ def _shared_ns(table: TaskTable, number: int, contention: LinkContention) -> Flo
     shape = (len(transfers.loads), count)
     nodes, members = np.empty(shape), np.empty(shape)
     for number_of_load, rows in enumerate(transfers.loads):
-        nodes[number_of_load] = rows.node_load.max(axis=1)
-        members[number_of_load] = rows.load.max(axis=1)
+        nodes[number_of_load] = most_loaded(rows.node_load)
+        members[number_of_load] = most_loaded(rows.load)
     pairs, pair_of = np.unique(transfers.moved_of * len(nodes) + transfers.load_of, return_inverse=True)
     moved, loads = np.divmod(pairs, max(1, len(nodes)))
     bounds = np.searchsorted(moved, np.arange(len(transfers.moved) + 1)).tolist()

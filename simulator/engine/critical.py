@@ -110,6 +110,7 @@ class _Walker:
         step, first = self.steps[action], self.first_task[action]
         label, code, position = step.label, step.code, action - self.first_action[rank]
         tasks, previous, microbatches = code.tasks, code.before, step.microbatches
+        all_ends, begins = self.times.ends, self.times.begins
         while True:
             task, end = tasks[number], ends[number]
             place = (position, number)
@@ -117,13 +118,13 @@ class _Walker:
             on_stream = previous[number]
             before = task.deps if on_stream is None else (*task.deps, on_stream)
             if task.transfer is not None:
-                meet = int(self.times.begins[first + number])
+                meet = int(begins[first + number])
                 launch = meet + task.transfer.launch_ns
                 self._add(Segment(rank, label, task.phase, launch, end, task, True, 0, place))
                 self._add(Segment(rank, label, "notify", meet, min(launch, end)))
-                ready = self.times.ends[first + before[0]] if before else self.times.start[action]
+                ready = all_ends[first + before[0]] if before else self.times.start[action]
                 for d in before[1:]:
-                    ready = np.maximum(ready, self.times.ends[first + d])
+                    ready = np.maximum(ready, all_ends[first + d])
                 ready = ready + row_of
                 latest = int(ready.argmax())
                 end = int(ready[latest])
