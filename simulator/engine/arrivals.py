@@ -25,7 +25,7 @@ def inputs_ready_ns(
     if all(waits):
         np.take(
             times.ends,
-            first + np.array([tasks[0] for tasks in waits])[:, None],
+            first + np.array([tasks[0] for tasks in waits], dtype=np.int64)[:, None],
             axis=0,
             out=ready,
             mode="clip",
