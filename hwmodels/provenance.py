@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -312,17 +312,25 @@ def provenance_rows(model: BaseModel, prefix: str = "") -> list[ProvenanceRow]:
 
 def sourced_numbers(value: object, path: str = "") -> Iterator[tuple[str, Sourced]]:
     """(path, number) for every sourced number inside models, mappings and sequences."""
+    parts: Iterable[tuple[object, object]]
     if isinstance(value, Sourced):
         yield path, value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from sourced_numbers(getattr(value, name), _join(path, name))
+        return
+    if isinstance(value, BaseModel):
+        parts = ((name, getattr(value, name)) for name in type(value).model_fields)
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from sourced_numbers(item, _join(path, str(key)))
+        parts = value.items()
     elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from sourced_numbers(item, _join(path, str(index)))
+        parts = enumerate(value)
+    else:
+        return
+    for name, item in parts:
+        if type(item) not in PLAIN_TYPES:
+            yield from sourced_numbers(item, _join(path, str(name)))
+
+
+PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+"""Types of values that hold no sourced number."""
 
 
 def with_value(value: Any, path: str, number: float) -> Any:

@@ -20,26 +20,16 @@ def inputs_ready_ns(
     follow. No task ends before its action starts, so the start matters only to transfers without inputs.
     """
     times, first = execution.times, execution.table.first_task[actions]
-    waits = [_waits_for(code, transfer) for transfer in transfers]
-    ready = np.empty((len(waits), len(actions), times.ends.shape[1]), dtype=np.int64)
-    if all(waits):
-        np.take(
-            times.ends,
-            first + np.array([tasks[0] for tasks in waits])[:, None],
-            axis=0,
-            out=ready,
-            mode="clip",
-        )
-    else:
-        for row, tasks in zip(ready, waits, strict=True):
-            row[:] = times.ends[first + tasks[0]] if tasks else times.start[actions]
-    for more in range(1, max(map(len, waits), default=0)):
-        waiting = [row for row, tasks in enumerate(waits) if len(tasks) > more]
-        others = times.ends[first + np.array([waits[row][more] for row in waiting])[:, None]]
-        if len(waiting) == len(waits):
-            np.maximum(ready, others, out=ready)
-        else:
-            ready[waiting] = np.maximum(ready[waiting], others)
+    ready = np.empty((len(transfers), len(actions), times.ends.shape[1]), dtype=np.int64)
+    for row, transfer in zip(ready, transfers, strict=True):
+        tasks = _waits_for(code, transfer)
+        if not tasks:
+            row[:] = times.start[actions]
+        for at, task in enumerate(tasks):
+            if at == 0:
+                times.ends.take(first + task, axis=0, out=row, mode="clip")
+            else:
+                np.maximum(row, times.ends.take(first + task, axis=0), out=row)
     return ready
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.contention import LinkContention, hop_targets
 from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.member_durations import member_sums_ns, rows_of
+from moesim.simulator.engine.figures import Priced
+from moesim.simulator.engine.member_durations import member_sums_ns, most_loaded, rows_of
 from moesim.simulator.engine.program import TRANSFER_STREAMS, Program
-from moesim.simulator.engine.task_table import Priced, TaskTable, task_table
-from moesim.simulator.engine.transfer_table import TransferTable, transfer_table
+from moesim.simulator.engine.task_table import TaskTable, task_table
 from moesim.simulator.schedules import step_order
 
 ROUNDING_NS = 1.0
@@ -47,12 +47,8 @@ def upper_bound_s(programs: Sequence[Program], tables: Sequence[TaskTable] | Non
     of sends on those links is added once. The end of the step follows.
     """
     tables = _tables(programs, tables)
-    transfers = [transfer_table(table) for table in tables]
-    contention = LinkContention.of(programs, tables, transfers)
-    last = max(
-        _in_series_ns(table, own, number, contention)
-        for number, (table, own) in enumerate(zip(tables, transfers, strict=True))
-    )
+    contention = LinkContention.of(programs, tables)
+    last = max(_in_series_ns(table, number, contention) for number, table in enumerate(tables))
     return (last + _end_ns(programs)) / NS
 
 
@@ -75,7 +71,7 @@ def _busiest_ns(table: TaskTable) -> float:
 
 
 def _busiest_stream_ns(table: TaskTable, share: FloatArray) -> float:
-    transfers = transfer_table(table)
+    transfers = table.transfers
     at = transfers.task
     payload = transfers.payload_ns() * transfers.cost_figure(_share)
     own = transfers.fastest_ns() * share[table.template_task[at]]
@@ -132,11 +128,9 @@ def _optimizer_ns(program: Program) -> float:
 # -- worst case --------------------------------------------------------------------------------------
 
 
-def _in_series_ns(
-    table: TaskTable, transfers: TransferTable, number: int, contention: LinkContention
-) -> float:
+def _in_series_ns(table: TaskTable, number: int, contention: LinkContention) -> float:
     """End of a group's last action with everything in series, plus the time that sends occupy its links."""
-    sides = _worst_ns(table, transfers, number, contention)
+    sides = _worst_ns(table, number, contention)
     targets, source = hop_targets(table), table.actions.rank[:, None]
     ranks = len(table.program.ranks)
     longest = np.zeros((ranks, ranks + 1))  # the last column stands for no send
@@ -148,15 +142,14 @@ def _in_series_ns(
     return last + contention.others_sends_ns(number)
 
 
-def _worst_ns(
-    table: TaskTable, transfers: TransferTable, number: int, contention: LinkContention
-) -> FloatArray:
+def _worst_ns(table: TaskTable, number: int, contention: LinkContention) -> FloatArray:
     """Nanoseconds [actions, sides] of all phases in series, each on its slowest member."""
+    transfers = table.transfers
     # Every task adds its compute and then, if it is a transfer, its launch and payload, in this order.
     parts = np.zeros((table.actions.tasks, 2))
     parts[:, 0] = table.slowest_ns * table.price_figure(_growth)[table.template_task]
     alone = transfers.payload_ns() * transfers.cost_figure(_growth)
-    shared = _shared_ns(table, transfers, number, contention)
+    shared = _shared_ns(table, number, contention)
     payload = np.where(alone > 0.0, np.maximum(alone, shared) + ROUNDING_NS, 0.0)
     parts[transfers.task, 1] = transfers.launch_ns() + payload
     place = np.repeat(2 * table.action + table.side, 2)
@@ -164,16 +157,14 @@ def _worst_ns(
     return np.asarray(np.bincount(place, parts.ravel(), 2 * actions).reshape(actions, 2), dtype=np.float64)
 
 
-def _shared_ns(
-    table: TaskTable, transfers: TransferTable, number: int, contention: LinkContention
-) -> FloatArray:
+def _shared_ns(table: TaskTable, number: int, contention: LinkContention) -> FloatArray:
     """Longest payload of every transfer beside the transfers of all other streams."""
-    count = table.program.schedule.microbatches
+    transfers, count = table.transfers, table.program.schedule.microbatches
     shape = (len(transfers.loads), count)
     nodes, members = np.empty(shape), np.empty(shape)
     for number_of_load, rows in enumerate(transfers.loads):
-        nodes[number_of_load] = rows.node_load.max(axis=1)
-        members[number_of_load] = rows.load.max(axis=1)
+        nodes[number_of_load] = most_loaded(rows.node_load)
+        members[number_of_load] = most_loaded(rows.load)
     pairs, pair_of = np.unique(transfers.moved_of * len(nodes) + transfers.load_of, return_inverse=True)
     moved, loads = np.divmod(pairs, max(1, len(nodes)))
     bounds = np.searchsorted(moved, np.arange(len(transfers.moved) + 1)).tolist()

@@ -19,7 +19,7 @@ from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
-from moesim.simulator.engine.transfer_table import Moved, TransferTable, transfer_table
+from moesim.simulator.engine.transfer_table import Moved, TransferTable
 from moesim.simulator.schedules.template import Stream
 
 Hop = tuple[int, int]
@@ -57,19 +57,13 @@ class LinkContention:
     _sends: dict[tuple[int, Hop], float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        programs: Sequence[Program],
-        tables: Sequence[TaskTable] | None = None,
-        transfers: Sequence[TransferTable] | None = None,
-    ) -> LinkContention:
-        """Count the streams and sends of all programs; `tables` and `transfers`: theirs, if they exist."""
+    def of(cls, programs: Sequence[Program], tables: Sequence[TaskTable] | None = None) -> LinkContention:
+        """Count the streams and sends of all programs; `tables`: their task tables, if they exist already."""
         capacity = programs[0].link_map.capacity_bytes_per_ns
         made = cls(programs, capacity, np.zeros(len(capacity), dtype=np.int64))
         tables = tables or [task_table(program) for program in programs]
-        transfers = transfers or [transfer_table(table) for table in tables]
-        for number, (table, own) in enumerate(zip(tables, transfers, strict=True)):
-            links = made._stream_links(number, own)
+        for number, table in enumerate(tables):
+            links = made._stream_links(number, table.transfers)
             for stream in links:
                 made.streams[stream] += 1
             made.sends.append(_sends(table))

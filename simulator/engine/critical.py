@@ -87,8 +87,9 @@ class _Walker:
 
     def _ends(self, action: int, member: int) -> list[int]:
         """When the tasks of an action ended for a member."""
-        ends = self.times.ends[self.first_task[action] : self.first_task[action + 1], member].tolist()
-        return [int(end) for end in ends]
+        tasks = slice(self.first_task[action], self.first_task[action + 1])
+        ends: list[int] = self.times.ends[tasks, member].tolist()
+        return ends
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
@@ -109,6 +110,7 @@ class _Walker:
         step, first = self.steps[action], self.first_task[action]
         label, code, position = step.label, step.code, action - self.first_action[rank]
         tasks, previous, microbatches = code.tasks, code.before, step.microbatches
+        all_ends, begins = self.times.ends, self.times.begins
         while True:
             task, end = tasks[number], ends[number]
             place = (position, number)
@@ -116,13 +118,13 @@ class _Walker:
             on_stream = previous[number]
             before = task.deps if on_stream is None else (*task.deps, on_stream)
             if task.transfer is not None:
-                meet = int(self.times.begins[first + number])
+                meet = int(begins[first + number])
                 launch = meet + task.transfer.launch_ns
-                self._add(Segment(rank, label, task.phase, launch, end, task, payload=True, place=place))
+                self._add(Segment(rank, label, task.phase, launch, end, task, True, 0, place))
                 self._add(Segment(rank, label, "notify", meet, min(launch, end)))
-                ready = self.times.start[action]
-                for d in before:
-                    ready = np.maximum(ready, self.times.ends[first + d])
+                ready = all_ends[first + before[0]] if before else self.times.start[action]
+                for d in before[1:]:
+                    ready = np.maximum(ready, all_ends[first + d])
                 ready = ready + row_of
                 latest = int(ready.argmax())
                 end = int(ready[latest])
@@ -130,9 +132,7 @@ class _Walker:
                     member, ends = latest, self._ends(action, latest)
             begin = end - int(row_of[member])
             if end > begin:
-                self.path.append(
-                    Segment(rank, label, task.phase, begin, end, task, member=member, place=place)
-                )
+                self.path.append(Segment(rank, label, task.phase, begin, end, task, False, member, place))
             number = next((d for d in reversed(before) if ends[d] == begin), -1)
             if number < 0:
                 return member, begin
@@ -171,7 +171,7 @@ class _Walker:
 
 
 def _producers(execution: Execution) -> IntArray:
-    """Actions of the forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1."""
+    """Actions that run forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1."""
     table, schedule = execution.table, execution.program.schedule
     producers = np.full((2, schedule.n_stages + 1, schedule.microbatches), -1)  # one stage beyond the last
     given = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, TypeVar
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.engine.action_table import ActionTable, action_table
+from moesim.simulator.engine.figures import Figure, by_identity
 from moesim.simulator.engine.member_durations import slowest_ns
 from moesim.simulator.engine.program import CompiledTask, Program
-
-Item = TypeVar("Item")
-
-
-class Priced(Protocol):
-    """A price with its range."""
-
-    @property
-    def best_s(self) -> float:
-        """Seconds in the best case."""
-
-    @property
-    def worst_s(self) -> float:
-        """Seconds in the worst case."""
-
-
-Figure = Callable[[Priced, float], float]
-"""A figure of a price and its expected seconds."""
+from moesim.simulator.engine.transfer_table import TransferTable, transfer_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +73,11 @@ class TaskTable:
         parts.sort(key=lambda part: int(part[0]))
         return tuple((int(table.rank[part[0]]), int(table.code[part[0]]), part) for part in parts)
 
+    @cached_property
+    def transfers(self) -> TransferTable:
+        """The transfers among the tasks."""
+        return transfer_table(self)
+
     def price_figure(self, figure: Figure) -> FloatArray:
         """A figure of the compute of every template task."""
         number, prices = self._prices
@@ -112,16 +100,3 @@ def task_table(program: Program, actions: ActionTable | None = None) -> TaskTabl
     sizes = np.array([len(code.tasks) for code in actions.codes], dtype=np.int64)
     tasks = tuple(task for code in actions.codes for task in code.tasks)
     return TaskTable(program, actions, tasks, np.append(0, np.cumsum(sizes)))
-
-
-def by_identity(items: Sequence[Item]) -> tuple[IntArray, list[Item]]:
-    """(number of every item in the list, the different objects among the items)."""
-    number: dict[int, int] = {}
-    different: list[Item] = []
-    numbers = []
-    for item in items:
-        at = number.setdefault(id(item), len(different))
-        if at == len(different):
-            different.append(item)
-        numbers.append(at)
-    return np.array(numbers, dtype=np.int64), different

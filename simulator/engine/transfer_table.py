@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.engine.figures import Figure, by_identity
 from moesim.simulator.engine.member_durations import fastest_ns
 from moesim.simulator.engine.program import TRANSFER_STREAMS, CompiledTask, TransferRows
-from moesim.simulator.engine.task_table import Figure, TaskTable, by_identity
 from moesim.simulator.model.operator import Phase
+
+if TYPE_CHECKING:
+    from moesim.simulator.engine.task_table import TaskTable
 
 Moved = tuple[int, Phase, float, float]
 """What decides a transfer's links and bytes under even load: rank, phase, NIC and scale-up bytes."""

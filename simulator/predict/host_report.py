@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from math import fsum
 
 from pydantic import BaseModel, ConfigDict
@@ -28,7 +29,9 @@ def host_report(software: Software, program: Program, step_s: float) -> HostRepo
     """Report of the launch stalls of a step; None where the scenario names no host."""
     if software.host is None:
         return None
-    waits = [fsum(task.price.host_s for step in steps for task in step.code.tasks) for steps in program.ranks]
+    codes = {id(step.code): step.code for steps in program.ranks for step in steps}
+    stalls = {key: [task.price.host_s for task in code.tasks] for key, code in codes.items()}
+    waits = [fsum(chain.from_iterable(stalls[id(step.code)] for step in steps)) for steps in program.ranks]
     wait_s = fsum(waits) / len(waits)
     share = wait_s / step_s
     return HostReport(host=software.host, wait_s=wait_s, share=share, bound=share >= BOUND_SHARE)

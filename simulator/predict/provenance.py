@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
+
+from pydantic import BaseModel
+
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.host import HostCall, InBlock, load_host
-from moesim.hwmodels.provenance import SourcedFraction, provenance_rows, sourced_numbers
+from moesim.hwmodels.identity import Same
+from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
 from moesim.simulator.predict.prepared import PreparedPool
@@ -14,39 +21,51 @@ from moesim.simulator.predict.result_parts import (
 
 def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     """Every number and curve behind a prediction, with its source."""
-    rows = [
-        *provenance_rows(prepared.cluster, "cluster"),
+    entries = [
+        *_described(Same(prepared.cluster), "cluster"),
         # An inline cluster or profile is also a part of the scenario, but is listed once.
         *(
-            r
-            for r in provenance_rows(prepared.scenario, "scenario")
-            if not r.path.startswith(("scenario.cluster.", "scenario.profile."))
+            entry
+            for entry in _entries(provenance_rows(prepared.scenario, "scenario"))
+            if not entry.path.startswith(("scenario.cluster.", "scenario.profile."))
         ),
-        *provenance_rows(prepared.profile, "profile"),
-        *provenance_rows(FRAMEWORK_BYTES, "memory.framework"),
-        *provenance_rows(ALLOCATOR_SLACK, "memory.allocator_slack"),
-    ]
-    entries = [
-        ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
-        for r in rows
+        *_described(Same(prepared.profile), "profile"),
+        *_described(Same(FRAMEWORK_BYTES), "memory.framework"),
+        *_described(Same(ALLOCATOR_SLACK), "memory.allocator_slack"),
     ]
     entries += _host_provenance(prepared)
     used = prepared.programs[0].costs.evidence.entries
     if any(id_.removeprefix("engine.").startswith("collective.") for id_ in used):
         entries += _library_provenance()
-    for id_ in sorted(used):
-        entry = prepared.profile.entry(id_)
-        entries.append(
-            ProvenanceEntry(
-                path=f"profile.{id_}",
-                value=None,
-                unit="see profile",
-                kind=entry.kind,
-                source=entry.source,
-                date=entry.date,
-            )
-        )
+    entries += [_curve(Same(prepared.profile), id_) for id_ in sorted(used)]
     return entries
+
+
+@lru_cache(maxsize=16)
+def _described(model: Same[BaseModel], prefix: str) -> tuple[ProvenanceEntry, ...]:
+    """Every number of a description."""
+    return _entries(provenance_rows(model.value, prefix))
+
+
+def _entries(rows: Iterable[ProvenanceRow]) -> tuple[ProvenanceEntry, ...]:
+    return tuple(
+        ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
+        for r in rows
+    )
+
+
+@lru_cache(maxsize=1024)
+def _curve(profile: Same[CalibrationProfile], id_: str) -> ProvenanceEntry:
+    """A curve or another entry of a profile."""
+    entry = profile.value.entry(id_)
+    return ProvenanceEntry(
+        path=f"profile.{id_}",
+        value=None,
+        unit="see profile",
+        kind=entry.kind,
+        source=entry.source,
+        date=entry.date,
+    )
 
 
 def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:

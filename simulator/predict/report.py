@@ -146,20 +146,24 @@ def _add_phases(
     numbers = [n for n, task in enumerate(code.tasks) if is_routed_layer(task.kind)]
     moved = [n for n in numbers if code.tasks[n].transfer is not None]
     micro, members = execution.table.microbatches[actions], execution.program.members
+    if not numbers:
+        return
     # Rows are tasks and columns are actions; a row is summed as a vector of its own would be.
-    rows = {n: total_ns(code.tasks[n].rows_ns)[micro[:, code.tasks[n].side]] for n in numbers}
+    totals = np.array([total_ns(code.tasks[n].rows_ns) for n in numbers])
+    sides = micro.T[[code.tasks[n].side for n in numbers]]
+    rows = np.take_along_axis(totals, sides, axis=1)
     spans: dict[int, float] = {}
     waits: dict[int, float] = {}
     computed = [n for n in numbers if code.tasks[n].transfer is None]
     if computed:
-        sums = (np.array([rows[n] for n in computed]) / members).sum(axis=1)
+        sums = (rows[[numbers.index(n) for n in computed]] / members).sum(axis=1)
         spans.update(zip(computed, sums.tolist(), strict=True))
     if moved:
         at = execution.table.first_task[actions] + np.array(moved)[:, None]
         launches = [transfer.launch_ns for n in moved if (transfer := code.tasks[n].transfer)]
         launch = execution.times.begins[at] + np.array(launches)[:, None]
         ready = inputs_ready_ns(execution, code, actions, moved).sum(axis=2)
-        ready += np.array([rows[n] for n in moved])
+        ready += rows[[numbers.index(n) for n in moved]]
         spans.update(zip(moved, (execution.times.finishes[at] - launch).sum(axis=1).tolist(), strict=True))
         waits.update(zip(moved, (launch - ready / members).sum(axis=1).tolist(), strict=True))
     for number in numbers:

@@ -109,4 +109,4 @@ def _by_node(title: str, unit: str, of_gpu: FloatArray, gpus_per_node: int) -> H
 
 
 def _rounded(values: FloatArray) -> tuple[tuple[float | None, ...], ...]:
-    return tuple(tuple(None if np.isnan(v) else round(float(v), 9) for v in row) for row in values)
+    return tuple(tuple([None if v != v else round(v, 9) for v in row]) for row in values.tolist())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
+from moesim.hwmodels.identity import Same
 from moesim.hwmodels.topologies import Topology
+from moesim.simulator.engine.arrivals import inputs_ready_ns
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.full_resolution.result import (
     GpuTimes,
@@ -18,45 +21,12 @@ from moesim.simulator.engine.full_resolution.result import (
     SkewRow,
     Straggler,
 )
-from moesim.simulator.engine.records import Execution, StepRecord
+from moesim.simulator.engine.member_durations import member_sums_ns, rows_of
+from moesim.simulator.engine.program import CompiledTemplate
+from moesim.simulator.engine.records import Execution
 
 MOST_LISTED = 10
 """Most stragglers and links that a result lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """All passes of one group through the barrier of one transfer of a template, in nanoseconds.
-
-    `ready[n, member]`: when a member arrived in pass n. `meet[n]`: when the last member arrived.
-    """
-
-    kind: str
-    phase: str
-    position: int
-    """Number of earlier transfers of the same phase in the action."""
-    ready: IntArray
-    meet: IntArray
-
-
-def barriers(records: Sequence[StepRecord]) -> Iterator[Barrier]:
-    """The barriers of one pipeline rank; actions with the same template share their barriers."""
-    alike: defaultdict[int, list[StepRecord]] = defaultdict(list)
-    for record in records:
-        alike[id(record.step.code)].append(record)
-    for same in alike.values():
-        code = same[0].step.code
-        seen: defaultdict[str, int] = defaultdict(int)
-        for number in code.transfers:
-            task = code.tasks[number]
-            ready = np.array([record.start for record in same])
-            before = code.before[number]
-            for dep in (*task.deps, *([] if before is None else [before])):
-                ready = np.maximum(ready, np.array([record.ends[dep] for record in same]))
-            rows = task.rows_ns[[record.step.microbatches[task.side] for record in same]]
-            meet = np.array([record.begins[number] for record in same], dtype=np.int64)
-            yield Barrier(code.kind, task.phase, seen[task.phase], ready + rows, meet)
-            seen[task.phase] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +44,68 @@ class GroupTimes:
 
 def group_times(execution: Execution) -> GroupTimes:
     """Busy and waiting time of every member (docs/model.md, eq. G4)."""
-    shape = (len(execution.ranks), execution.program.members)
+    table, members = execution.tasks, execution.program.members
+    shape = (len(execution.program.ranks), members)
     compute, wait, held_up = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    skew: defaultdict[tuple[str, int], list[FloatArray]] = defaultdict(list)
-    for rank, records in enumerate(execution.ranks):
-        for record in records:
-            for task in record.step.code.tasks:
-                if task.transfer is None:
-                    compute[rank] += task.rows_ns[record.step.microbatches[task.side]]
-        sums: defaultdict[tuple[str, int], FloatArray] = defaultdict(lambda: np.zeros(shape[1]))
-        passes: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for barrier in barriers(records):
-            waits = barrier.meet[:, None] - barrier.ready
-            wait[rank] += waits.sum(axis=0)
-            if shape[1] > 1:
-                last = barrier.ready.argmax(axis=1)
-                second = np.partition(barrier.ready, -2, axis=1)[:, -2]
-                np.add.at(held_up[rank], last, barrier.meet - second)
-            if barrier.kind == "F&B":
-                key = (barrier.phase, barrier.position)
-                sums[key] += waits.sum(axis=0)
-                passes[key] += len(waits)
-        for key, total in sums.items():
-            skew[key].append(total / passes[key] / NS)
-    rows = tuple((phase, n, np.array(values)) for (phase, n), values in sorted(skew.items()))
-    return GroupTimes(compute / NS, wait / NS, held_up / NS, rows)
+    sums: defaultdict[tuple[str, int], dict[int, IntArray]] = defaultdict(dict)
+    passes: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+    for group in table.groups:
+        rank, number, actions = group
+        code = table.actions.codes[number]
+        sides = [rows_of(side) for side in table.actions.microbatches[actions].T]
+        for _, task in table.compute_tasks(group):
+            compute[rank] += member_sums_ns(task.rows_ns, sides[task.side])
+        if not code.transfers:
+            continue
+        waits, alone = _barrier_times(execution, code, actions)
+        wait[rank] += waits.sum(axis=0)
+        held_up[rank] += alone
+        if code.kind == "F&B":
+            for (phase, position), own in zip(_phases(code), waits, strict=True):
+                of_rank = sums[phase, position]
+                of_rank[rank] = of_rank[rank] + own if rank in of_rank else own
+                passes[phase, position, rank] += len(actions)
+    skew = tuple(
+        (phase, n, np.array([total / passes[phase, n, rank] / NS for rank, total in of_rank.items()]))
+        for (phase, n), of_rank in sorted(sums.items())
+    )
+    return GroupTimes(compute / NS, wait / NS, held_up / NS, skew)
+
+
+def _barrier_times(
+    execution: Execution, code: CompiledTemplate, actions: IntArray
+) -> tuple[IntArray, FloatArray]:
+    """Nanoseconds over all passes of the actions through the barriers of a template's transfers.
+
+    Returns (wait of each member at each transfer [transfers, members], time in which a member alone kept its
+    group waiting [members]).
+    """
+    table, transfers = execution.table, code.transfers
+    ready = inputs_ready_ns(execution, code, actions, transfers)
+    microbatches = table.microbatches[actions]
+    for row, transfer in zip(ready, transfers, strict=True):
+        task = code.tasks[transfer]
+        row += task.rows_ns[microbatches[:, task.side]]
+    meet = execution.times.begins[table.first_task[actions] + np.array(transfers)[:, None]]
+    waits = meet.sum(axis=1)[:, None] - ready.sum(axis=1)
+    members = ready.shape[2]
+    if members == 1:
+        return waits, np.zeros(1)
+    last = ready.argmax(axis=2)
+    np.put_along_axis(ready, last[..., None], -1, axis=2)
+    held_up = meet - ready.max(axis=2)
+    return waits, np.asarray(np.bincount(last.ravel(), held_up.ravel(), members), dtype=np.float64)
+
+
+def _phases(code: CompiledTemplate) -> list[tuple[str, int]]:
+    """Phase of every transfer of a template, with the number of earlier transfers of that phase."""
+    seen: defaultdict[str, int] = defaultdict(int)
+    phases: list[tuple[str, int]] = []
+    for transfer in code.transfers:
+        phase = code.tasks[transfer].phase
+        phases.append((phase, seen[phase]))
+        seen[phase] += 1
+    return phases
 
 
 def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
@@ -108,7 +115,7 @@ def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
         values = np.full(int(gpus.max()) + 1, np.nan)
         for group, part in enumerate(times):
             values[gpus[:, group]] = getattr(part, name)
-        return tuple(round(float(v), 9) for v in values[~np.isnan(values)])
+        return tuple([round(v, 9) for v in values[~np.isnan(values)].tolist()])
 
     return GpuTimes(
         gpu=tuple(sorted(gpus.ravel().tolist())),
@@ -165,6 +172,12 @@ class LinkEnds:
 
 def link_ends(topology: Topology) -> LinkEnds:
     """The ends of the links of `topology.links()`, in its order."""
+    return _link_ends(Same(topology))
+
+
+@lru_cache(maxsize=2)
+def _link_ends(key: Same[Topology]) -> LinkEnds:
+    topology = key.value
     wiring = topology.wiring
     pairs = np.array([wiring.tails, wiring.heads])
     return LinkEnds(pairs.T.ravel(), pairs[::-1].T.ravel(), topology.links().scale_up)
