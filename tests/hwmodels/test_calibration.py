@@ -168,7 +168,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "2000f7d016c2f2654ae792050178397698c4198ab0bc8dfb3282179b7981277b"),
+        ("h800-trace", "1fe5a25dcad1ca9d6a800d454def0606b6857922c08b0ab30cf53d3451a7b55f"),
         ("h200-8gpu", "80c7064ea93440430a4b15e029db6da8307178e9ffce81c273cba3b4acdeed32"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
