@@ -37,13 +37,14 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
     check_group(communication.kernels, cluster, layout, scenario.batch.sequence_length)
 
 
-def check_kernels(scenario: Scenario, shape: ModelShape, schedule: str, paired: bool) -> None:
+def check_kernels(name: str, ep: int, shape: ModelShape, schedule: str, paired: bool) -> None:
     """Raise InputError for a model or schedule that a dispatcher's kernels are not written for.
 
-    `paired`: the schedule overlaps transfers with the compute of another micro-batch.
+    `name` is the dispatcher's, `ep` the ranks of a group. `paired`: the schedule overlaps transfers with the
+    compute of another micro-batch.
     """
-    name, kind = scenario.communication.kernels, dispatcher(scenario.communication.kernels)
-    if scenario.parallel.ep == 1 or shape.moe is None:
+    kind = dispatcher(name)
+    if ep == 1 or shape.moe is None:
         return
     problem = None
     if kind.row_widths and shape.routed_width not in kind.row_widths:

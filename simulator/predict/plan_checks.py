@@ -144,7 +144,8 @@ def check_ranges(scenario: Scenario) -> None:
 def check_combination(scenario: Scenario, schedule: Schedule, shape: ModelShape, gpus_per_node: int) -> None:
     """Raise InputError for choices that are legal on their own but not together, or not modelled together."""
     check_overlaps(scenario, shape, schedule, gpus_per_node)
-    check_kernels(scenario, shape, schedule.name, schedule.paired)
+    kernels, ep = scenario.communication.kernels, scenario.parallel.ep
+    check_kernels(kernels, ep, shape, schedule.name, schedule.paired)
     if scenario.parallel.zero_stage == 3 and schedule.paired:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "

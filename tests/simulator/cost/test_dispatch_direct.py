@@ -14,6 +14,8 @@ from moesim.simulator.model.dispatched import dispatched_by
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import move
+from moesim.simulator.planner.frames import legal_frames
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 from moesim.simulator.trainers.megatron.plan_arguments import dispatcher_arguments
@@ -120,10 +122,21 @@ def test_low_latency_kernels_refuse_what_they_are_not_written_for() -> None:
         (shape, True, "fill the GPU, and schedule=dualpipe computes beside transfers"),
     ):
         with pytest.raises(InputError, match=words) as raised:
-            check_kernels(scenario, model, "dualpipe", paired)
+            check_kernels(LOW, 64, model, "dualpipe", paired)
         assert raised.value.key == "communication.kernels" and raised.value.nearest[0] == "deepep-2025-02"
-        check_kernels(scenario.overridden("communication.kernels=nccl"), model, "dualpipe", paired)
-    check_kernels(scenario, shape, "1f1b", False)
+        check_kernels("nccl", 64, model, "dualpipe", paired)
+        check_kernels(LOW, 1, model, "dualpipe", paired)
+    check_kernels(LOW, 64, shape, "1f1b", False)
+
+
+def test_a_search_leaves_out_schedules_that_compute_beside_them() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800")
+    shape, cluster = resolve(scenario).shape, scenario.machine
+    wanted = PlanSpace(tp=(1,), pp=(16,), ep=(8,), cp=(1,), schedule=("1f1b", "dualpipe"))
+    space = with_defaults(wanted, scenario, shape, cluster)
+    frames, refused = legal_frames(space, shape, cluster, 15360, 4096, LOW)
+    assert {frame.schedule for frame in frames} == {"1f1b"}
+    assert any("fill the GPU" in row.example for row in refused.rows())
 
 
 def test_megatron_has_no_argument_for_them() -> None:
