@@ -1,6 +1,10 @@
-"""Writes the profiles h200-between and h100-between from a run of the study between_gemms.py.
+"""Writes the profiles h200-between, h100-between and h100-optimizer from a run of the study between_gemms.py.
 
     python benchmarks/between_curves.py benchmarks/gpu/results/2026-11-22-h200-between-gemms.json h200 > ...
+    python benchmarks/between_curves.py ... h100 > h100-between.yaml
+    python benchmarks/between_curves.py ... h100 optimizer > h100-optimizer.yaml
+
+h100-between includes h100-optimizer, which profiles with rates of their own between GEMMs include alone.
 
 x of a curve are the bytes that moesim counts for an operator, y those over the GPU time of the kernels that
 it stands for, with a cold L2. On H100 and H800, kernels that reach half of an H200's nominal memory bandwidth
@@ -87,8 +91,20 @@ evidence: >-
   packing, additions into FP32 gradients, the loss as PyTorch and as Megatron-LM's vocabulary-parallel one,
   residuals, norm of the gradients and fused AdamW in FP32. Shapes are neighbours of those of the scoreboard.
   No step was looked at.
+{include}curves:
+"""
+OPTIMIZER_HEAD = """\
+# Written by benchmarks/between_curves.py from benchmarks/gpu/results/2026-11-22-h200-between-gemms.json.
+name: {gpu}-optimizer
+accelerator: any
+software: "torch 2.11.0, CUDA 13.0, driver 580.159.04"
+description: PyTorch's kernels of the optimizer, {where} (part of others).
+evidence: >-
+  GPU time of single pieces with a cold L2 (kernels/calibrate/studies/between_gemms.py): norm of the gradients
+  and fused AdamW in FP32. No step was looked at.
 curves:
 """
+PART = "optimizer"
 
 
 def pooled(found: dict[float, list[float]]) -> list[Reading]:
@@ -114,11 +130,14 @@ def carried(points: list[Reading], gpu: str) -> float:
 
 def main() -> None:
     """Print a profile."""
-    data, gpu = json.loads(Path(sys.argv[1]).read_text("utf-8")), sys.argv[2]
+    data, gpu, part = json.loads(Path(sys.argv[1]).read_text("utf-8")), sys.argv[2], sys.argv[3:] == [PART]
     own = gpu == "h200"
     where = "on one H200" if own else "carried to H100 and H800"
-    print(HEAD.format(gpu=gpu, where=where), end="")
+    include = "" if own else f"include: [{gpu}-{PART}]\n"
+    print((OPTIMIZER_HEAD if part else HEAD).format(gpu=gpu, where=where, include=include), end="")
     for name, (use, readings) in CURVES.items():
+        if not own and name.startswith(PART) != part:
+            continue
         found: dict[float, list[float]] = defaultdict(list)
         for size, micros in readings(data["rows"]):
             found[size].append(micros)

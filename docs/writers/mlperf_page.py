@@ -8,23 +8,17 @@ The page puts the frozen predictions beside today's, and fails where a frozen li
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
-import subprocess
-import sys
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any
+
+from frozen_page import ROOT, FrozenPage
 
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import mlperf
+from moesim.simulator.scoring.frozen_predictions import StepInterval, step_with_interval
 from moesim.simulator.scoring.scoreboard.rows import open_rows
-from moesim.simulator.studies.uncertainty import with_uncertainty
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "mlperf-v6.md"
-DATA = ROOT / "simulator" / "data" / "published" / mlperf.FROZEN
 OPEN = "gb300-512", "gb200-512"
 
 ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -44,30 +38,31 @@ ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-class Today(NamedTuple):
-    """Today's prediction of a run: step (s), its 80 % interval with the median, and whether it fits."""
-
-    step_s: float
-    p10_s: float
-    p50_s: float
-    p90_s: float
-    fits: bool
+def prediction(name: str) -> tuple[StepInterval, bool]:
+    """Today's prediction of a run: its step with the interval, and whether it fits."""
+    step, result = step_with_interval(mlperf.scenario_of(name))
+    return step, result.memory.fits
 
 
-def today(name: str) -> Today:
-    """Predict a run with its interval."""
-    result = with_uncertainty(mlperf.scenario_of(name))
-    assert result.uncertainty is not None
-    band = result.uncertainty.bands["step_time_s"]
-    return Today(result.step.time_s, band.p10, band.p50, band.p90, result.memory.fits)
+def columns(name: str) -> Mapping[str, Any]:
+    """Today's prediction of a run as a frozen line holds it."""
+    step, fits = prediction(name)
+    return {**step.rounded(), "fits": "yes" if fits else "no"}
+
+
+FROZEN = FrozenPage(
+    PAGE,
+    mlperf.FREEZES,
+    "simulator/scoring/mlperf.py",
+    lambda: [run.name for run in mlperf.runs()],
+    columns,
+)
 
 
 def page() -> str:
     """The page from fresh predictions; exits where a frozen line was changed."""
-    changed = mlperf.changed_freezes()
-    if changed:
-        sys.exit(f"{mlperf.FROZEN}: the freezes of {', '.join(changed)} are not those that were frozen")
-    now = {run.name: today(run.name) for run in mlperf.runs()}
+    frozen = FROZEN.checked_lines()
+    now = {run.name: prediction(run.name)[0] for run in mlperf.runs()}
     published = {row.id: row.published_step_s for row in open_rows() if row.group == mlperf.GROUP}
     lines = [
         "# MLPerf Training v6.0: DeepSeek-V3 671B",
@@ -90,14 +85,14 @@ def page() -> str:
                 f"| {run.name} | {step:.2f} | {one.step_s:.2f} | {one.step_s / step - 1.0:+.1%} | "
                 f"{one.p10_s:.2f} to {one.p90_s:.2f} |"
             )
-    lines += ["", *_frozen_section(now), "", *_ablations(published), ""]
+    lines += ["", *_frozen_section(frozen, now), "", *_ablations(published), ""]
     return "\n".join(lines)
 
 
-def _frozen_section(now: dict[str, Today]) -> list[str]:
+def _frozen_section(frozen: tuple[mlperf.FrozenPrediction, ...], now: dict[str, StepInterval]) -> list[str]:
     lines = ["## Frozen predictions", ""]
-    for date, text in mlperf.FREEZES.items():
-        block = {line.name: line for line in mlperf.frozen() if line.date == date}
+    for date, text in mlperf.FREEZES.digests.items():
+        block = {line.name: line for line in frozen if line.date == date}
         commit = next(iter(block.values())).commit
         lines += [
             f"Frozen on {date} from commit `{commit}`; SHA-256 of the lines `{text[:16]}...`. A test and",
@@ -138,46 +133,5 @@ def _ablations(published: dict[str, float | None]) -> list[str]:
     return lines
 
 
-def freeze() -> None:
-    """Append today's predictions of all runs, and print the digest that goes into the code."""
-    date = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M")
-    if mlperf.changed_freezes():
-        sys.exit(f"{mlperf.FROZEN}: an earlier freeze was changed; restore it first")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    block = []
-    for run in mlperf.runs():
-        one = today(run.name)
-        times = {
-            f"{key}_s": round(value, 4)
-            for key, value in zip(("step", "p10", "p50", "p90"), one, strict=False)
-        }
-        fits = "yes" if one.fits else "no"
-        block.append(
-            mlperf.FrozenPrediction.model_validate(
-                {"name": run.name, "date": date, "commit": commit, **times, "fits": fits}
-            )
-        )
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(mlperf.FrozenPrediction.model_fields), lineterminator="\n")
-    if not DATA.exists() or not DATA.read_text("utf-8"):
-        writer.writeheader()
-    writer.writerows(line.model_dump() for line in block)
-    with DATA.open("a", encoding="utf-8") as file:
-        file.write(text.getvalue())
-    print(f'add to FREEZES in simulator/scoring/mlperf.py:\n    "{date}": "{mlperf.digest(block)}",')
-
-
-def main() -> None:
-    """Write the page, or freeze."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--freeze", action="store_true", help="append today's predictions to the frozen ones")
-    if parser.parse_args().freeze:
-        freeze()
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    FROZEN.main(page, __doc__ or "")

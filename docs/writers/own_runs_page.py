@@ -8,23 +8,17 @@ The page fails where a frozen line was changed.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import json
-import subprocess
-import sys
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
+
+from frozen_page import ROOT, FrozenPage
 
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import own_runs
 from moesim.simulator.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_classes
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "own-runs.md"
-DATA = ROOT / "simulator" / "data" / "published" / own_runs.FROZEN
 RESULTS = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-train-runs.json"
 NOTES_PAGE = ROOT / "docs" / "own-runs-notes.md"
 GIB = 2.0**30
@@ -45,11 +39,29 @@ ABLATIONS = (
 )
 
 
+def columns(name: str) -> Mapping[str, Any]:
+    """Today's prediction of a run as a frozen line holds it."""
+    one = own_runs.prediction(name)
+    return {
+        **one.step.rounded(),
+        "active_gib": round(one.active_bytes / GIB, 3),
+        "reserved_gib": round(one.reserved_bytes / GIB, 3),
+    }
+
+
+FROZEN = FrozenPage(
+    PAGE,
+    own_runs.FREEZES,
+    "simulator/scoring/own_runs.py",
+    lambda: [run.name for run in own_runs.file().runs],
+    columns,
+)
+
+
 def page() -> str:
     """The page from fresh predictions; exits where a frozen line was changed."""
-    changed = own_runs.changed_freezes()
-    if changed:
-        sys.exit(f"{own_runs.FROZEN}: the freezes of {', '.join(changed)} are not those that were frozen")
+    frozen = FROZEN.checked_lines()
+    now = {run.name: own_runs.prediction(run.name) for run in own_runs.file().runs}
     lines = [
         "# Runs of our own on two H200",
         "",
@@ -58,9 +70,9 @@ def page() -> str:
         "was measured. `kernels/calibrate/studies/train_runs.py` trains them, and",
         "`docs/writers/own_runs_page.py` writes this page.",
         "",
-        *_frozen_section(),
+        *_frozen_section(frozen, now),
         "",
-        *_measured_section(),
+        *_measured_section(frozen, now),
         "",
         *_classes_section(),
         "",
@@ -74,7 +86,9 @@ def _error(predicted: float, measured: float) -> str:
     return f"{predicted / measured - 1.0:+.1%}"
 
 
-def _measured_section() -> list[str]:
+def _measured_section(
+    frozen: tuple[own_runs.FrozenRun, ...], now: dict[str, own_runs.PredictedRun]
+) -> list[str]:
     lines = [
         "## Measured",
         "",
@@ -91,8 +105,7 @@ def _measured_section() -> list[str]:
         "| run | active | frozen | error | today | error | reserved | frozen | error | today | error |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    now = {run.name: own_runs.prediction(run.name) for run in own_runs.file().runs}
-    for line in own_runs.frozen():
+    for line in frozen:
         one, today = own_runs.measured()[line.name], now[line.name]
         name = f"{line.name}, frozen {line.date[-5:]}"
         covered = "yes" if line.p10_s <= one.step_s <= line.p90_s else "no"
@@ -100,7 +113,7 @@ def _measured_section() -> list[str]:
         lines.append(
             f"| {name} | {1e3 * one.step_s:.1f} | {1e3 * one.least_s:.1f} to {1e3 * one.most_s:.1f} | "
             f"{1e3 * line.step_s:.1f} | {_error(line.step_s, one.step_s)} | {covered} | "
-            f"{1e3 * today.step_s:.1f} | {_error(today.step_s, one.step_s)} |"
+            f"{1e3 * today.step.step_s:.1f} | {_error(today.step.step_s, one.step_s)} |"
         )
         memory.append(
             f"| {name} | {one.peak_active_gib:.2f} | {line.active_gib:.2f} | "
@@ -158,11 +171,12 @@ def _ablations_section() -> list[str]:
     return lines
 
 
-def _frozen_section() -> list[str]:
+def _frozen_section(
+    frozen: tuple[own_runs.FrozenRun, ...], now: dict[str, own_runs.PredictedRun]
+) -> list[str]:
     lines = ["## Frozen predictions", ""]
-    now = {run.name: own_runs.prediction(run.name) for run in own_runs.file().runs}
-    for date, text in own_runs.FREEZES.items():
-        block = [line for line in own_runs.frozen() if line.date == date]
+    for date, text in own_runs.FREEZES.digests.items():
+        block = [line for line in frozen if line.date == date]
         lines += [*NOTES[date], ""] if date in NOTES else []
         lines += [
             f"Frozen on {date} from commit `{block[0].commit}`; SHA-256 of the lines `{text[:16]}...`.",
@@ -178,53 +192,12 @@ def _frozen_section() -> list[str]:
             times = (line.step_s, line.p10_s, line.p50_s, line.p90_s)
             lines.append(
                 f"| {line.name} | {' | '.join(f'{1e3 * value:.1f}' for value in times)} | "
-                f"{line.active_gib:.2f} | {line.reserved_gib:.2f} | {1e3 * today.step_s:.1f} | "
+                f"{line.active_gib:.2f} | {line.reserved_gib:.2f} | {1e3 * today.step.step_s:.1f} | "
                 f"{today.active_bytes / GIB:.2f} | {today.reserved_bytes / GIB:.2f} |"
             )
         lines.append("")
     return lines[:-1]
 
 
-def freeze() -> None:
-    """Append today's predictions of all runs, and print the digest that goes into the code."""
-    date = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M")
-    if DATA.exists() and own_runs.changed_freezes():
-        sys.exit(f"{own_runs.FROZEN}: an earlier freeze was changed; restore it first")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    block = []
-    for run in own_runs.file().runs:
-        one = own_runs.prediction(run.name)
-        times = {f"{key}_s": round(x, 4) for key, x in zip(("step", "p10", "p50", "p90"), one, strict=False)}
-        memory = {
-            "active_gib": round(one.active_bytes / GIB, 3),
-            "reserved_gib": round(one.reserved_bytes / GIB, 3),
-        }
-        block.append(
-            own_runs.FrozenRun.model_validate(
-                {"name": run.name, "date": date, "commit": commit, **times, **memory}
-            )
-        )
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(own_runs.FrozenRun.model_fields), lineterminator="\n")
-    if not DATA.exists():
-        writer.writeheader()
-    writer.writerows(line.model_dump() for line in block)
-    with DATA.open("a", encoding="utf-8") as file:
-        file.write(text.getvalue())
-    print(f'add to FREEZES in simulator/scoring/own_runs.py:\n    "{date}": "{own_runs.digest(block)}",')
-
-
-def main() -> None:
-    """Write the page, or freeze."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--freeze", action="store_true", help="append today's predictions to the frozen ones")
-    if parser.parse_args().freeze:
-        freeze()
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    FROZEN.main(page, __doc__ or "")

@@ -92,7 +92,9 @@ def ep_transfer(
     scale_up_s = max(sm_s, traffic.nvlink_bytes / link_rate)
     nic_s = best_nic = nic_residual = 0.0
     if traffic.ib_bytes:
-        share, nic_residual = curves.read(f"ep.nic_fraction.{kernels.generation}", nodes)
+        own = f"ep.{operation}.nic_fraction"
+        name = own if curves.has(own) else f"ep.nic_fraction.{kernels.generation}"
+        share, nic_residual = curves.read(name, nodes)
         nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
         best_nic = traffic.ib_bytes / links.nic_bytes_per_s
     call_s, call_residual = _call_seconds(operation, kernels, curves)

@@ -8,13 +8,14 @@ from moesim.simulator.cost.communication import (
     engine_transfer,
     ep_transfer,
 )
+from moesim.simulator.cost.dispatch_direct import direct_transfer
 from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
 from moesim.simulator.cost.dispatch_nccl import all_gather_transfer, nccl_transfer
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.table import Mode, TransferCost
-from moesim.simulator.layout.routing import transfer_bytes
+from moesim.simulator.layout.routing import direct_bytes, transfer_bytes
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.model.precision import Format, row_bytes
@@ -48,6 +49,11 @@ def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
         tokens=pricer.ep_tokens,
         row_bytes=row,
     )
+    if transport == "direct":
+        assert pricer.shape.moe is not None
+        ranks, nodes = pricer.scenario.parallel.ep, pricer.ep_nodes
+        moved = direct_bytes(pricer.ep_tokens, pricer.shape.moe.routed_rows, ranks, ranks // nodes, row)
+        return direct_transfer(operation, moved, pricer.links, pricer.profile, kernels, nodes=nodes)
     if transport == "domain":
         group = _domain_group(pricer, phase, wire)
         return domain_transfer(operation, moved, pricer.links, pricer.profile, kernels, group)

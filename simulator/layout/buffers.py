@@ -65,7 +65,7 @@ def expert_buffers(
     ep: int, row: int, sms: int, kernels: str, group: GroupTokens | None = None
 ) -> ExpertBuffers:
     """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows of `row` elements (377.7 and 336.0 MB
-    for EP64, 20 SMs and rows of 7,168), or of Hybrid-EP's for the tokens of a `group` (eq. M12).
+    for EP64, 20 SMs and rows of 7,168), or of Hybrid-EP's or low-latency ones for a `group` (eq. M12, M13).
 
     Both are 0 without expert parallelism and for kernels that are not DeepEP's: NCCL's all-to-all sends from
     and receives into the tensors of the block, and its channels count as the framework's memory
@@ -77,7 +77,9 @@ def expert_buffers(
     """
     if ep > 1 and group is not None and dispatcher(kernels).transport == "domain":
         return _domain_buffers(ep, row, group)
-    if ep <= 1 or sms == 0 or not kernels.startswith(DEEPEP):
+    if ep > 1 and group is not None and dispatcher(kernels).transport == "direct":
+        return _direct_buffers(row, group)
+    if ep <= 1 or sms == 0 or not (kernels.startswith(DEEPEP) or dispatcher(kernels).curves == DEEPEP):
         return ExpertBuffers(0, 0, None)
     size = next((s for s in RING_TOKENS if s >= ep), max(RING_TOKENS))
     note = None
@@ -107,6 +109,20 @@ def _domain_buffers(ep: int, row: int, group: GroupTokens) -> ExpertBuffers:
     others = group.nodes - 1
     rdma = group.tokens * (2 * row * (1 + 3 * others) + 4 * group.experts) if others else 0.0
     return ExpertBuffers(_round_up(int(nvlink)), _round_up(int(rdma)), None)
+
+
+def _direct_buffers(row: int, group: GroupTokens) -> ExpertBuffers:
+    """Two send and two receive buffers with a slot for every token and expert (eq. M13).
+
+    Any rank may send all of its tokens to one expert, so a receive buffer has as many slots as the experts of
+    all ranks times the tokens of one (deepseek-ai/DeepEP@de3a15d511cc csrc/config.hpp, LowLatencyLayout).
+    """
+    scales = row // 128
+    dispatched, combined = 16 + max(2 * row, row + 4 * scales), 4 * scales + 2 * row
+    slots = group.experts * group.tokens
+    send = max(group.tokens * dispatched, slots * combined)
+    received = slots * max(dispatched, combined)
+    return ExpertBuffers(0, _round_up(int(2 * (send + received)) + 2 * _round_up(4 * group.experts)), None)
 
 
 def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.buffers import DEEPEP
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.model.dispatchers import Dispatcher, dispatcher, dispatchers
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
 KEY = "communication.kernels"
@@ -33,6 +35,28 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
         return
     check_domains(plan.ep, plan.expert_tp, layout.n_gpus, layout.gpus_per_node)
     check_group(communication.kernels, cluster, layout, scenario.batch.sequence_length)
+
+
+def check_kernels(name: str, ep: int, shape: ModelShape, schedule: str, paired: bool) -> None:
+    """Raise InputError for a model or schedule that a dispatcher's kernels are not written for.
+
+    `name` is the dispatcher's, `ep` the ranks of a group. `paired`: the schedule overlaps transfers with the
+    compute of another micro-batch.
+    """
+    kind = dispatcher(name)
+    if ep == 1 or shape.moe is None:
+        return
+    problem = None
+    if kind.row_widths and shape.routed_width not in kind.row_widths:
+        widths = ", ".join(f"{width:,}" for width in kind.row_widths)
+        problem = f"its kernels are compiled for rows of {widths} elements, not {shape.routed_width:,}"
+    elif kind.most_choices is not None and shape.moe.top_k > kind.most_choices.n:
+        problem = f"a token may choose {kind.most_choices.n} experts, not {shape.moe.top_k}"
+    elif kind.fills_the_gpu and paired:
+        problem = f"its kernels fill the GPU, and schedule={schedule} computes beside transfers"
+    if problem is not None:
+        others = [other for other, one in dispatchers().items() if one.curves == DEEPEP]
+        raise InputError(f"{KEY}={name}: {problem}; use {KEY}={others[0]}", key=KEY, nearest=others)
 
 
 def check_group(kernels: str, cluster: Cluster, layout: Layout, sequence: int) -> None:

@@ -163,6 +163,22 @@ def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: floa
     )
 
 
+def direct_bytes(tokens: float, top_k: float, ranks: int, per_node: int, bytes_per_row: float) -> LinkBytes:
+    """Bytes of one dispatch or combine that sends every chosen expert its own copy of a row (eq. X28).
+
+    `ranks` share the experts evenly, `per_node` of them a node; copies for other nodes leave by RDMA straight
+    to their rank.
+    """
+    rows = tokens * top_k * bytes_per_row
+    return LinkBytes(
+        ib_bytes=rows * (ranks - per_node) / ranks,
+        nvlink_bytes=rows * (per_node - 1) / ranks,
+        local_copy_bytes=rows / ranks,
+        logical_ib_bytes=rows if ranks > per_node else 0.0,
+        logical_nvlink_bytes=rows,
+    )
+
+
 @lru_cache(maxsize=64)
 def group_counts(gate: Gate, seed: int = 0) -> tuple[tuple[GroupCounts, float], ...]:
     """Return the possible `GroupCounts` of a token with their probabilities (eq. R1)."""

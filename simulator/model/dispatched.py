@@ -52,6 +52,9 @@ def dispatched_by(
                 return (replace(op, bytes_read=routing_map_bytes),)
             # The scan that makes the layout writes the order of the rows too.
             return () if base in INDICES or (fused and base in (*EXPANDS, *REDUCES)) else (op,)
+        if kind.transport == "direct":
+            # Rows arrive in the order of the experts, and the combine sums the copies of a token itself.
+            return () if base in (LAYOUT, *INDICES, *EXPANDS, *REDUCES) else (op,)
         if kind.transport == "all-to-all":
             return _around_all_to_all(op, base, top_k, local_experts)
         if kind.transport == "all-gather":

@@ -16,7 +16,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 
 FILE = "data/communication_kernels.yaml"
 
-Transport = Literal["two-hop", "domain", "all-to-all", "all-gather"]
+Transport = Literal["two-hop", "domain", "direct", "all-to-all", "all-gather"]
 
 
 class Dispatcher(Frozen):
@@ -35,6 +35,12 @@ class Dispatcher(Frozen):
     """Whether a group of several domains must have exactly `domain_ranks` ranks in each."""
     tokens_across: SourcedCount | None = None
     """Most tokens of a rank where the group has several domains."""
+    row_widths: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    """Elements of a row for which its kernels are compiled; empty: all."""
+    most_choices: SourcedCount | None = None
+    """Most experts that a token may choose."""
+    fills_the_gpu: bool = False
+    """Whether its kernels take almost all SMs while they run, so that nothing computes beside them."""
     pads_rows: bool = False
     """Whether its permutation pads the rows of each expert, so that no further kernel does."""
     permutes_in_call: bool = False
@@ -64,4 +70,4 @@ def _whole(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An entry with the keys of the one that it is `like`."""
     own = dict(data[name])
     like = own.pop("like", None)
-    return {**data[like], **own} if like else own
+    return {**_whole(data, like), **own} if like else own

@@ -9,7 +9,7 @@ from itertools import product
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.dispatch_limits import check_domains, check_group
+from moesim.simulator.layout.dispatch_limits import check_domains, check_group, check_kernels
 from moesim.simulator.layout.expert_overlap import check_expert_overlap
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.model.shape import ModelShape
@@ -72,7 +72,7 @@ def legal_frames(
                 frame = None
                 if message is None:
                     shaped = sized.plan.model_copy(update={"vpp": vpp})
-                    frame = _frame(shaped, name, count, sized, shape, sequence, awaited)
+                    frame = _frame(shaped, name, count, sized, shape, sequence, kernels, awaited)
                     message = frame if isinstance(frame, str) else None
                 if message is not None:
                     refused.add_error(message, space.per_frame, f"{_short(sized.plan)} VPP{vpp} {name}")
@@ -88,10 +88,12 @@ def _frame(
     layout: Layout,
     shape: ModelShape,
     sequence: int,
+    kernels: str,
     awaited: Awaited,
 ) -> Frame | str:
     """A frame, or the reason why its schedule cannot be built or has more stages than the model can fill."""
     try:
+        check_kernels(kernels, plan.ep, shape, name, SCHEDULES[name].overlapped_pairs)
         check_expert_overlap(name, plan, routed=shape.moe is not None)
         shaped = pattern(name, plan.pp, count, plan.vpp, awaited)
         if shaped.n_stages > shape.n_layers:

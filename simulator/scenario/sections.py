@@ -46,7 +46,8 @@ class Communication(Section):
     )
     kernels: str = Field(
         rules.KERNELS,
-        description="Dispatcher that moves tokens to experts: deepep-2025-02, deepep-2025-04, hybridep, nccl "
+        description="Dispatcher that moves tokens to experts: deepep-2025-02, deepep-2025-04, hybridep, "
+        "uccl-ep, deepep-low-latency and uccl-ep-low-latency (a copy straight to each expert), nccl "
         "(all-to-all), nccl-allgather, or a generation of one's own, which names the profile curve "
         "ep.nic_fraction.<kernels>. Absent: deepep-2025-02, in NVLink domains of more than 8 GPUs hybridep, "
         "and nccl where DeepEP does not run.",

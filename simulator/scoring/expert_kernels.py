@@ -1,4 +1,4 @@
-"""Predicts the stand-alone benchmarks of expert-parallel kernels that DeepEP and Hybrid-EP publish."""
+"""Predicts the stand-alone benchmarks that DeepEP, Hybrid-EP and UCCL-EP publish of their kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.simulator.cost.communication import EpKernels, EpOperation, Links, ep_transfer, notify_seconds
+from moesim.simulator.cost.dispatch_direct import direct_transfer
 from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.layout.routing import Gate, LinkBytes, expected_targets, transfer_bytes
+from moesim.simulator.layout.routing import Gate, LinkBytes, direct_bytes, expected_targets, transfer_bytes
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.precision import Format, row_bytes
 
@@ -53,8 +54,10 @@ class KernelBenchmark:
     @property
     def traffic(self) -> LinkBytes:
         """Bytes that one rank sends in a dispatch, or receives in a combine."""
-        targets = expected_targets(self.gate, self.ranks, min(self.ranks, self.machine.n_gpus))
-        return transfer_bytes(targets, self.tokens, row_bytes(self.hidden, self.wire))
+        local, row = min(self.ranks, self.machine.n_gpus), row_bytes(self.hidden, self.wire)
+        if dispatcher(self.kernels).transport == "direct":
+            return direct_bytes(self.tokens, self.gate.top_k, self.ranks, local, row)
+        return transfer_bytes(expected_targets(self.gate, self.ranks, local), self.tokens, row)
 
     @property
     def logical_bytes(self) -> float:
@@ -67,6 +70,8 @@ def benchmark_seconds(run: KernelBenchmark) -> float:
     links = _links(run)
     transfer = _transfer(run, links)
     notify_s = notify_seconds(links, run.nodes)
+    if dispatcher(run.kernels).transport == "direct":
+        return transfer.launch_s + transfer.payload_s
     if dispatcher(run.kernels).transport != "domain":
         # The time of a call is inside DeepEP's kernel, and the exchange of counts is a kernel of its own.
         called = transfer.launch_s - (notify_s if run.timed == "kernel only" else 0.0)
@@ -81,6 +86,8 @@ def benchmark_seconds(run: KernelBenchmark) -> float:
 def _transfer(run: KernelBenchmark, links: Links) -> TransferCost:
     profile, row = load_profile(run.profile), row_bytes(run.hidden, run.wire)
     kernels = EpKernels(run.sms, run.kernels, tokens=run.tokens, row_bytes=row)
+    if dispatcher(run.kernels).transport == "direct":
+        return direct_transfer(run.operation, run.traffic, links, profile, kernels, nodes=run.nodes)
     if dispatcher(run.kernels).transport == "domain":
         # The benchmark prepares every dispatch anew.
         map_bytes = run.tokens * run.gate.experts if run.operation == "dispatch" else 0.0

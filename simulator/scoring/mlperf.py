@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
 from typing import Any, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
@@ -21,6 +17,7 @@ from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoring.frozen_predictions import Freezes, FrozenStep, published_text
 
 FILE, FROZEN = "mlperf-v6.yaml", "mlperf-v6-frozen.csv"
 GROUP = "mlperf-v6-deepseek"
@@ -47,27 +44,15 @@ class Submission(Frozen):
     runs: tuple[SubmittedRun, ...]
 
 
-class FrozenPrediction(Frozen):
-    """What was predicted for a run on a day, with an 80 % interval of the step (s)."""
+class FrozenPrediction(FrozenStep):
+    """What was predicted for a run on a day, with an 80 % interval of the step (s), and whether it fitted."""
 
-    name: str
-    date: str
-    commit: str
-    """Tree that predicted it."""
-    step_s: PositiveFloat
-    p10_s: PositiveFloat
-    p50_s: PositiveFloat
-    p90_s: PositiveFloat
     fits: Literal["yes", "no"]
 
 
 @lru_cache(maxsize=1)
 def _file() -> Submission:
-    return validate_model(Submission, parse_mapping(_text(FILE), FILE), FILE)
-
-
-def _text(name: str) -> str:
-    return resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+    return validate_model(Submission, parse_mapping(published_text(FILE), FILE), FILE)
 
 
 def runs() -> tuple[SubmittedRun, ...]:
@@ -111,29 +96,12 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-FREEZES: dict[str, str] = {
-    "2026-11-22 18:44": "6bdb75c0c27ef398fa4118d233d998d11cf93e5a549ec67bb838f0d0bfbce883",
-    "2026-11-22 22:32": "7d9b4b2c21b3dc53b4daed40fb0e05c0d7de0709b1111b0c4780475ee62ba849",
-}
-"""Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
-
-
-@lru_cache(maxsize=1)
-def frozen() -> tuple[FrozenPrediction, ...]:
-    """The frozen predictions, oldest first. Raises InputError for a malformed line."""
-    lines = csv.DictReader(io.StringIO(_text(FROZEN)))
-    return tuple(validate_model(FrozenPrediction, line, FROZEN) for line in lines)
-
-
-def digest(lines: Sequence[FrozenPrediction]) -> str:
-    """SHA-256 of frozen predictions."""
-    text = "\n".join(",".join(str(value) for value in line.model_dump().values()) for line in lines)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def changed_freezes() -> tuple[str, ...]:
-    """Dates of freezes whose lines are not those that were frozen, and of freezes without a digest."""
-    dates = dict.fromkeys([*FREEZES, *(line.date for line in frozen())])
-    return tuple(
-        date for date in dates if FREEZES.get(date) != digest([x for x in frozen() if x.date == date])
-    )
+FREEZES = Freezes(
+    FROZEN,
+    FrozenPrediction,
+    {
+        "2026-11-22 18:44": "6bdb75c0c27ef398fa4118d233d998d11cf93e5a549ec67bb838f0d0bfbce883",
+        "2026-11-22 22:32": "7d9b4b2c21b3dc53b4daed40fb0e05c0d7de0709b1111b0c4780475ee62ba849",
+    },
+)
+"""The frozen predictions of all nine runs."""

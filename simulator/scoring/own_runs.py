@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
@@ -22,7 +19,13 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.uncertainty import with_uncertainty
+from moesim.simulator.scoring.frozen_predictions import (
+    Freezes,
+    FrozenStep,
+    StepInterval,
+    published_text,
+    step_with_interval,
+)
 
 FILE, FROZEN, MEASURED = "own-runs.yaml", "own-runs-frozen.csv", "own-runs-measured.csv"
 GPUS = 2
@@ -56,17 +59,9 @@ class OwnRuns(Frozen):
     runs: tuple[OwnRun, ...]
 
 
-class FrozenRun(Frozen):
+class FrozenRun(FrozenStep):
     """What was predicted for a run on a day: the step (s) with its 80 % interval, and memory (GiB)."""
 
-    name: str
-    date: str
-    commit: str
-    """Tree that predicted it."""
-    step_s: PositiveFloat
-    p10_s: PositiveFloat
-    p50_s: PositiveFloat
-    p90_s: PositiveFloat
     active_gib: PositiveFloat
     reserved_gib: PositiveFloat
 
@@ -89,12 +84,9 @@ class MeasuredRun(Frozen):
 
 
 class PredictedRun(NamedTuple):
-    """Step (s), its 80 % interval with the median, and tensors' bytes at the peak, active and reserved."""
+    """Step (s) with its 80 % interval, and tensors' bytes at the peak, active and reserved."""
 
-    step_s: float
-    p10_s: float
-    p50_s: float
-    p90_s: float
+    step: StepInterval
     active_bytes: float
     reserved_bytes: float
 
@@ -102,11 +94,7 @@ class PredictedRun(NamedTuple):
 @lru_cache(maxsize=1)
 def file() -> OwnRuns:
     """The file's content."""
-    return validate_model(OwnRuns, parse_mapping(_text(FILE), FILE), FILE)
-
-
-def _text(name: str) -> str:
-    return resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+    return validate_model(OwnRuns, parse_mapping(published_text(FILE), FILE), FILE)
 
 
 def run_named(name: str) -> OwnRun:
@@ -139,48 +127,29 @@ def scenario_of(name: str, *overrides: str) -> Scenario:
 def prediction(name: str, *overrides: str) -> PredictedRun:
     """Predict a run with its interval; memory is a replay's, or tensors and slack without one."""
     scenario = scenario_of(name, *overrides)
-    result = with_uncertainty(scenario)
-    assert result.uncertainty is not None
-    band = result.uncertainty.bands["step_time_s"]
+    step, _ = step_with_interval(scenario)
     memory = predict(scenario).result.memory
     active, reserved = memory.active_bytes, memory.reserved_bytes
     if active is None or reserved is None:  # flex_attention: its allocations are not replayed
         active = memory.total_bytes - FRAMEWORK_BYTES.value
         reserved = active * (1.0 + ALLOCATOR_SLACK.value)
-    return PredictedRun(result.step.time_s, band.p10, band.p50, band.p90, active, reserved)
+    return PredictedRun(step, active, reserved)
 
 
-FREEZES: dict[str, str] = {
-    "2026-11-22 20:26": "90e535fb608b15842ee2df091b01e7658fcfa3876d5719b9d73dc12206b01a2a",
-    "2026-11-22 20:39": "8e12491bd0a040b5a0bd55e7c6723680a695ee64c9fbcf5401d0c1c39a3cbe38",
-}
-"""Date of each freeze, with the SHA-256 of its lines; a freeze is never changed, only followed by another."""
-
-
-@lru_cache(maxsize=1)
-def frozen() -> tuple[FrozenRun, ...]:
-    """The frozen predictions, oldest first. Raises InputError for a malformed line."""
-    lines = csv.DictReader(io.StringIO(_text(FROZEN)))
-    return tuple(validate_model(FrozenRun, line, FROZEN) for line in lines)
+FREEZES = Freezes(
+    FROZEN,
+    FrozenRun,
+    {
+        "2026-11-22 20:26": "90e535fb608b15842ee2df091b01e7658fcfa3876d5719b9d73dc12206b01a2a",
+        "2026-11-22 20:39": "8e12491bd0a040b5a0bd55e7c6723680a695ee64c9fbcf5401d0c1c39a3cbe38",
+    },
+)
+"""The predictions that were frozen before the runs."""
 
 
 @lru_cache(maxsize=1)
 def measured() -> dict[str, MeasuredRun]:
     """The measurements by run. Raises InputError for a malformed line."""
-    lines = csv.DictReader(io.StringIO(_text(MEASURED)))
+    lines = csv.DictReader(io.StringIO(published_text(MEASURED)))
     found = (validate_model(MeasuredRun, line, MEASURED) for line in lines)
     return {one.name: one for one in found}
-
-
-def digest(lines: Sequence[FrozenRun]) -> str:
-    """SHA-256 of frozen predictions."""
-    text = "\n".join(",".join(str(value) for value in line.model_dump().values()) for line in lines)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def changed_freezes() -> tuple[str, ...]:
-    """Dates of freezes whose lines are not those that were frozen, and of freezes without a digest."""
-    dates = dict.fromkeys([*FREEZES, *(line.date for line in frozen())])
-    return tuple(
-        date for date in dates if FREEZES.get(date) != digest([x for x in frozen() if x.date == date])
-    )

@@ -52,7 +52,14 @@ LOCAL_EXPERTS, TOP_K, TOKENS, HIDDEN = 8, 8, 4096, 7168
 size."""
 SWEPT_EXPERTS = 256
 """Experts of the sweep of DeepEP over tokens and SMs, whose rows state their bytes."""
-HYBRID = "Hybrid-EP"
+KERNELS = {
+    "Hybrid-EP": "hybridep",
+    "DeepEP low latency": "deepep-low-latency",
+    "UCCL-EP low latency": "uccl-ep-low-latency",
+    "UCCL-EP": "uccl-ep",
+    "DeepEP": "deepep-2025-04",
+}
+"""Dispatchers by the beginning of a group's name; the first that fits."""
 
 
 class MeasuredRow(BaseModel):
@@ -184,7 +191,7 @@ def _benchmark(row: MeasuredRow, ranks: int, sms: int) -> KernelBenchmark:
         tokens, experts = row.bytes / row_bytes(HIDDEN, wire), SWEPT_EXPERTS
     return KernelBenchmark(
         "combine" if "combine" in row.operation else "dispatch",
-        "hybridep" if HYBRID in row.group else "deepep-2025-04",
+        next(name for begin, name in KERNELS.items() if row.group.startswith(begin)),
         ranks, tokens, HIDDEN, Gate(experts, TOP_K), wire, sms, row.node, row.network,
         "generic-roofline" if "Blackwell" in row.group else "hopper-communication",
         "kernel only" if row.note.startswith("kernel only") else "torch API",

@@ -85,6 +85,15 @@ def test_profiles_include_each_fact_once() -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_the_trace_profile_prices_the_optimizer_as_the_h100_does() -> None:
+    trace, h100 = load_profile("h800-trace"), load_profile("h100-layers")
+    for use in ("optimizer/norm", "optimizer/adamw"):
+        first = [next(c for c in profile.curves if use in c.used_for) for profile in (trace, h100)]
+        assert first[0] == first[1] and first[0].kind == "derived"
+    between = [c.id for c in trace.curves if c.id.startswith("h100-between")]
+    assert all("optimizer" in one for one in between)  # casts and copies keep the timeline's own rates
+
+
 def test_own_entries_come_before_included_ones(tmp_path: Path) -> None:
     write(tmp_path, "inner", LAW.format(id="inner.law", value=1.5))
     outer = write(tmp_path, "outer", "include: [inner]\n" + LAW.format(id="outer.law", value=1.2))
@@ -159,7 +168,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "d0b322beddf68c0eeaf1a5b5e98d3e66912abb2756c8b901bdc454d6a4de27d7"),
+        ("h800-trace", "1fe5a25dcad1ca9d6a800d454def0606b6857922c08b0ab30cf53d3451a7b55f"),
         ("h200-8gpu", "80c7064ea93440430a4b15e029db6da8307178e9ffce81c273cba3b4acdeed32"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],

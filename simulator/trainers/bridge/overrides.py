@@ -197,6 +197,8 @@ def _unspelled(plan: PlanFacts) -> Iterator[str]:
         yield "stage layout: the scenario leaves it to moesim's balance; state stages.layers"
     elif p.pp > 1 and plan.layers is not None and len(plan.layers) != p.pp * p.vpp:
         yield "stage layout: its stages belong to a schedule that Megatron-Core has not"
+    if plan.shape.moe is not None and p.ep > 1 and dispatcher(plan.kernels).transport == "direct":
+        yield f"communication.kernels={plan.kernels}: Megatron-Core calls DeepEP's normal kernels"
     if plan.recompute in ("selective", "deepseek-v3") and plan.shape.dense_ffn is not None:
         yield "SwiGLU outputs of dense layers: Megatron-Core recomputes those of experts only"
     if plan.software.overlap_tensor_parallel != "none":

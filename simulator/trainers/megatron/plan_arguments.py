@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.repeated import modules_of_model
@@ -60,6 +61,13 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
     sms = str(scenario.communication.sms)
     hybrid = scenario.communication.kernels == HYBRIDEP
     spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}
+    if dispatcher(scenario.communication.kernels).transport == "direct":
+        raise InputError(
+            f"communication.kernels={scenario.communication.kernels}: Megatron-LM calls DeepEP's normal "
+            "kernels; use communication.kernels=deepep-2025-04",
+            key="communication.kernels",
+            nearest=("deepep-2025-04",),
+        )
     if version == "0.14" and hybrid:
         raise InputError(
             f"communication.kernels={HYBRIDEP}: Megatron-LM 0.14 has no such dispatcher; use "

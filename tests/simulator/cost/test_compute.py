@@ -158,8 +158,9 @@ def test_far_outside_a_table_is_an_extrapolation() -> None:
 
 
 def test_priors_are_never_silent() -> None:
-    for op in optimizer_operators(1e9, PRECISIONS["fp8"]):
-        assert "generic-priors.memory_bound" in price(op).assumptions[0]
+    *carried, quantise = optimizer_operators(1e9, PRECISIONS["fp8"], 2e9)
+    assert "generic-priors.memory_bound" in price(quantise).assumptions[0]
+    assert len(carried) == 2 and not any(price(op).assumptions for op in carried)
     op = gemm("any", "F", 4096, 4096, 4096, "bf16")
     assert "70%" in price(op, ROOFLINE).assumptions[0]
 
@@ -186,7 +187,7 @@ def test_a_profile_without_launch_times_says_that_they_are_taken_as_zero() -> No
 def test_without_measurement_and_prior_the_class_is_named() -> None:
     bare = TRACE.model_copy(update={"priors": ()})
     with pytest.raises(InputError, match=r"optimizer.*generic-priors"):
-        price(optimizer_operators(1e9, PRECISIONS["fp8"])[0], bare)
+        price(optimizer_operators(1e9, PRECISIONS["fp8"], 2e9)[-1], bare)
 
 
 def test_a_missing_peak_names_the_figure() -> None:

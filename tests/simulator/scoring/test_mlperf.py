@@ -47,21 +47,6 @@ def test_only_two_runs_have_a_published_step() -> None:
         )  # fmt: skip
 
 
-def test_frozen_predictions_are_those_that_were_frozen() -> None:
-    """A changed line of the frozen file needs a changed digest in the code: nobody does both by accident."""
-    assert mlperf.changed_freezes() == ()
-    for date in mlperf.FREEZES:
-        assert {line.name for line in mlperf.frozen() if line.date == date} == set(MICROBATCHES)
-    assert all(line.p10_s < line.p50_s < line.p90_s for line in mlperf.frozen())
-
-
-def test_a_rewritten_freeze_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = mlperf.frozen()[0]
-    other = (line.model_copy(update={"step_s": line.step_s * 1.01}), *mlperf.frozen()[1:])
-    monkeypatch.setattr(mlperf, "frozen", lambda: other)
-    assert mlperf.changed_freezes() == (line.date,)
-
-
 def test_overrides_take_mechanisms_away_and_unknown_runs_are_refused() -> None:
     plain = mlperf.scenario_of("gb300-512", ["software.static_experts=null", "communication.gemm_margin=0"])
     assert plain.software.static_experts is None and plain.communication.gemm_margin == 0

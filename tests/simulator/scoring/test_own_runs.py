@@ -36,21 +36,6 @@ def test_a_scenario_has_the_shape_that_torchtitan_is_given() -> None:
         assert scenario.batch.sequences == 2 * run.microbatch
 
 
-def test_frozen_predictions_are_those_that_were_frozen() -> None:
-    assert own_runs.changed_freezes() == ()
-    names = [run.name for run in own_runs.file().runs]
-    for date in own_runs.FREEZES:
-        assert [line.name for line in own_runs.frozen() if line.date == date] == names
-    assert all(line.p10_s < line.p50_s < line.p90_s for line in own_runs.frozen())
-
-
-def test_a_rewritten_freeze_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = own_runs.frozen()[0]
-    other = (line.model_copy(update={"active_gib": line.active_gib + 0.01}), *own_runs.frozen()[1:])
-    monkeypatch.setattr(own_runs, "frozen", lambda: other)
-    assert own_runs.changed_freezes() == (line.date,)
-
-
 def test_an_unknown_run_is_refused_and_overrides_apply() -> None:
     with pytest.raises(InputError, match=r"qwen3-like-b3.*qwen3-like-b2"):
         own_runs.scenario_of("qwen3-like-b3")

@@ -90,6 +90,10 @@ def test_groups_that_hold_the_target(rows: list[CollectiveRow], group: str, limi
         ("Hybrid-EP on H100, kernel alone", 12, 0.06, 0.28),
         ("Hybrid-EP on GB200, Blackwell, kernel alone", 13, 0.06, 0.12),
         ("Hybrid-EP on H100, torch API", 18, 0.06, 0.22),
+        ("DeepEP low latency on H200, 1 to 1,024 tokens", 10, 0.03, 0.07),
+        ("DeepEP low latency on H800, EP8 to EP256", 6, 0.06, 0.23),
+        ("UCCL-EP low latency on B200 with EFA, Blackwell", 6, 0.11, 0.16),
+        ("UCCL-EP on H200, one node", 2, 0.04, 0.04),
     ],
 )
 def test_kernels_hold_on_the_shapes_that_were_left_out(

@@ -1,0 +1,131 @@
+"""Low-latency kernels and UCCL-EP: published times, bytes, operators, buffers and refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.communication import EpOperation
+from moesim.simulator.layout.buffers import GroupTokens, expert_buffers
+from moesim.simulator.layout.dispatch_limits import check_dispatcher, check_kernels
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.layout.routing import Gate, direct_bytes
+from moesim.simulator.model.dispatched import dispatched_by
+from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.primitives import move
+from moesim.simulator.planner.frames import legal_frames
+from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.scenario import load_scenario
+from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
+from moesim.simulator.trainers.megatron.plan_arguments import dispatcher_arguments
+
+LOW = "deepep-low-latency"
+
+
+def seconds(kernels: str, operation: EpOperation) -> float:
+    run = KernelBenchmark(
+        operation,
+        kernels,
+        ranks=16,
+        tokens=4096,
+        hidden=7168,
+        gate=Gate.deepep_test(2),
+        wire="fp8" if operation == "dispatch" else "bf16",
+        sms=24,
+        node="hgx-h200",
+        network="mpft-ib-400g",
+        profile="hopper-communication",
+        timed="torch API",
+    )
+    return benchmark_seconds(run)
+
+
+def test_the_proxies_of_uccl_carry_less_of_a_nic_than_deepep_and_its_operations_differ() -> None:
+    dispatch_s, combine_s = seconds("uccl-ep", "dispatch"), seconds("uccl-ep", "combine")
+    assert dispatch_s == pytest.approx(1196e-6, rel=0.05)  # the table that gave the shares
+    assert combine_s == pytest.approx(6379e-6, rel=0.05)
+    assert dispatch_s > seconds("deepep-2025-04", "dispatch")
+    assert combine_s > 2.0 * seconds("deepep-2025-04", "combine")
+
+
+def test_every_chosen_expert_gets_its_own_copy() -> None:
+    moved = direct_bytes(100.0, 8.0, 32, 8, 10.0)
+    assert moved.ib_bytes + moved.nvlink_bytes + moved.local_copy_bytes == pytest.approx(100 * 8 * 10)
+    assert moved.ib_bytes == pytest.approx(8000 * 24 / 32) and moved.nvlink_bytes == pytest.approx(
+        8000 * 7 / 32
+    )
+    assert direct_bytes(100.0, 8.0, 8, 8, 10.0).ib_bytes == 0.0
+
+
+def test_rows_arrive_in_the_order_of_the_experts() -> None:
+    names = ("experts.count", "experts.expand", "experts.gate_up")
+    operators: tuple[Operator, ...] = tuple(move(name, "permute", "F", 8.0, 8.0) for name in names)
+    left = dispatched_by(
+        {"mlp F": operators}, dispatcher(LOW), fused=False, top_k=8.0, local_experts=4.0, ranks=8
+    )
+    assert [op.name for op in left["mlp F"]] == ["experts.gate_up"]
+
+
+def test_buffers_have_a_slot_for_every_expert_and_token() -> None:
+    # LowLatencyLayout for 128 tokens of 7,168 and 288 experts: combine rows of 14,560 B, dispatch rows of
+    # 14,352 B, and counts of 288 experts, rounded up to 128 B; everything twice.
+    expected = 2 * (288 * 128 * 14_560 + 288 * 128 * 14_560 + 1_152)
+    buffers = expert_buffers(8, 7168, 20, LOW, GroupTokens(128.0, 288, 1))
+    assert buffers.total_bytes == pytest.approx(expected, abs=256) and buffers.nvlink_bytes == 0
+    assert expert_buffers(64, 7168, 20, "uccl-ep") == expert_buffers(64, 7168, 20, "deepep-2025-04")
+
+
+def test_low_latency_kernels_refuse_what_they_are_not_written_for() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800", [f"communication.kernels={LOW}"])
+    shape = resolve(scenario).shape
+    assert shape.moe is not None
+    narrow = shape.model_copy(update={"hidden": 3072})
+    many = shape.model_copy(update={"moe": shape.moe.model_copy(update={"top_k": 12})})
+    for model, paired, words in (
+        (narrow, False, r"compiled for rows of 2,048, .* not 3,072"),
+        (many, False, "a token may choose 11 experts, not 12"),
+        (shape, True, "fill the GPU, and schedule=dualpipe computes beside transfers"),
+    ):
+        with pytest.raises(InputError, match=words) as raised:
+            check_kernels(LOW, 64, model, "dualpipe", paired)
+        assert raised.value.key == "communication.kernels" and raised.value.nearest[0] == "deepep-2025-02"
+        check_kernels("nccl", 64, model, "dualpipe", paired)
+        check_kernels(LOW, 1, model, "dualpipe", paired)
+    check_kernels(LOW, 64, shape, "1f1b", False)
+
+
+def test_a_search_leaves_out_schedules_that_compute_beside_them() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800")
+    shape, cluster = resolve(scenario).shape, scenario.machine
+    wanted = PlanSpace(tp=(1,), pp=(16,), ep=(8,), cp=(1,), schedule=("1f1b", "dualpipe"))
+    space = with_defaults(wanted, scenario, shape, cluster)
+    frames, refused = legal_frames(space, shape, cluster, 15360, 4096, LOW)
+    assert {frame.schedule for frame in frames} == {"1f1b"}
+    assert any("fill the GPU" in row.example for row in refused.rows())
+
+
+def test_megatron_has_no_argument_for_them() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800", [f"communication.kernels={LOW}"])
+    with pytest.raises(InputError, match="Megatron-LM calls DeepEP's normal kernels"):
+        dispatcher_arguments(scenario, resolve(scenario).shape, "0.20")
+    normal = scenario.overridden("communication.kernels=uccl-ep")
+    assert (
+        dispatcher_arguments(normal, resolve(normal).shape, "0.20")["--moe-token-dispatcher-type"] == "flex"
+    )
+
+
+@pytest.mark.parametrize("kernels", [LOW, "uccl-ep"])
+def test_they_are_refused_on_other_architectures(kernels: str) -> None:
+    overrides = [
+        "cluster={node: hgx-a100, nodes: 8, network: ft3-ib-400g}",
+        "profile=a100-layers",
+        "precision=bf16",
+        "parallel={pp: 4, ep: 8, zero_stage: 1}",
+        "stages.blocks=[embedding moe*2, moe*2, moe*2, moe*2 head]",
+        "batch.sequences=512",
+        f"communication.kernels={kernels}",
+    ]
+    job = resolve(load_scenario("deepseek-v3-2048xh800", overrides))
+    with pytest.raises(InputError, match=r"a100-sxm is Ampere.*use communication\.kernels=nccl"):
+        check_dispatcher(job.scenario, job.cluster, job.layout)
