@@ -12,8 +12,9 @@ from pool_runs import run_pool
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.fair_share import CAPACITY_UNITS, TIGHT_LOAD
 from moesim.simulator.engine.simpy.links import LinkPool
-from moesim.simulator.engine.simpy.sharing import CAPACITY_UNITS, TIGHT_LOAD, FewLinks, Flow
+from moesim.simulator.engine.simpy.sharing import FewLinks, Flow
 from moesim.simulator.engine.simpy.sharing_arrays import LINKS_PER_BLOCK, ManyLinks
 
 Arrival = tuple[int, dict[int, int], float]
