@@ -30,7 +30,7 @@ from moesim.hwmodels.curve_units import dimension_of, si_factor
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
-from moesim.hwmodels.identity import Same
+from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
 from moesim.hwmodels.power import PowerLaw
 from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
@@ -289,11 +289,11 @@ _NO_CORRECTION = re.compile(r',"duty":"(?:sustained|not stated)"')
 
 def profile_hash(profile: CalibrationProfile) -> str:
     """SHA-256 over the merged content. Profiles with equal hashes give equal predictions."""
-    return _hash(Same(profile))
+    return _hash(SameObject(profile))
 
 
 @lru_cache(maxsize=16)
-def _hash(profile: Same[CalibrationProfile]) -> str:
+def _hash(profile: SameObject[CalibrationProfile]) -> str:
     text = _NO_CORRECTION.sub("", with_former_names(profile.value.model_dump_json()))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Same(Generic[Value]):
+class SameObject(Generic[Value]):
     """Equals only another key of the same object, so that `lru_cache` neither hashes nor compares contents.
 
     The key keeps the object alive. Functions that are cached so must be pure, and their values immutable.
@@ -23,4 +23,4 @@ class Same(Generic[Value]):
 
     def __eq__(self, other: object) -> bool:
         """Whether both keys stand for the same object."""
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, SameObject) and self.value is other.value

@@ -40,21 +40,21 @@ def total_ns(rows_ns: IntArray) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MicrobatchRows:
     """Some micro-batches as an index of rows (a slice where they follow each other) and as a key."""
 
     index: slice | IntArray
     key: bytes
 
 
-def rows_of(microbatches: IntArray) -> Rows:
+def rows_of(microbatches: IntArray) -> MicrobatchRows:
     """The rows of at least one micro-batch."""
     first, count = int(microbatches[0]), len(microbatches)
     in_a_row = bool((microbatches == np.arange(first, first + count)).all())
-    return Rows(slice(first, first + count) if in_a_row else microbatches, microbatches.tobytes())
+    return MicrobatchRows(slice(first, first + count) if in_a_row else microbatches, microbatches.tobytes())
 
 
-def member_sums_ns(rows_ns: IntArray, rows: Rows) -> IntArray:
+def member_sums_ns(rows_ns: IntArray, rows: MicrobatchRows) -> IntArray:
     """Sum over some micro-batches by member, from durations [micro-batches, members]."""
     return _figure(rows_ns, rows.key, np.add, rows)
 
@@ -74,7 +74,7 @@ def most_loaded(load: FloatArray) -> FloatArray:
     return np.asarray(kept[name])
 
 
-def _figure(rows_ns: IntArray, name: Hashable, reduce: np.ufunc, rows: Rows | None) -> IntArray:
+def _figure(rows_ns: IntArray, name: Hashable, reduce: np.ufunc, rows: MicrobatchRows | None) -> IntArray:
     """Reduction over the members, or where `rows` are given over these."""
     key = id(rows_ns)
     kept = _KEPT.get(key)

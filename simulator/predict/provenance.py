@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.host import HostCall, InBlock, load_host
-from moesim.hwmodels.identity import Same
+from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
@@ -22,27 +22,27 @@ from moesim.simulator.predict.result_parts import (
 def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     """Every number and curve behind a prediction, with its source."""
     entries = [
-        *_described(Same(prepared.cluster), "cluster"),
+        *_described(SameObject(prepared.cluster), "cluster"),
         # An inline cluster or profile is also a part of the scenario, but is listed once.
         *(
             entry
             for entry in _entries(provenance_rows(prepared.scenario, "scenario"))
             if not entry.path.startswith(("scenario.cluster.", "scenario.profile."))
         ),
-        *_described(Same(prepared.profile), "profile"),
-        *_described(Same(FRAMEWORK_BYTES), "memory.framework"),
-        *_described(Same(ALLOCATOR_SLACK), "memory.allocator_slack"),
+        *_described(SameObject(prepared.profile), "profile"),
+        *_described(SameObject(FRAMEWORK_BYTES), "memory.framework"),
+        *_described(SameObject(ALLOCATOR_SLACK), "memory.allocator_slack"),
     ]
     entries += _host_provenance(prepared)
     used = prepared.programs[0].costs.evidence.entries
     if any(id_.removeprefix("engine.").startswith("collective.") for id_ in used):
         entries += _library_provenance()
-    entries += [_curve(Same(prepared.profile), id_) for id_ in sorted(used)]
+    entries += [_curve(SameObject(prepared.profile), id_) for id_ in sorted(used)]
     return entries
 
 
 @lru_cache(maxsize=16)
-def _described(model: Same[BaseModel], prefix: str) -> tuple[ProvenanceEntry, ...]:
+def _described(model: SameObject[BaseModel], prefix: str) -> tuple[ProvenanceEntry, ...]:
     """Every number of a description."""
     return _entries(provenance_rows(model.value, prefix))
 
@@ -55,7 +55,7 @@ def _entries(rows: Iterable[ProvenanceRow]) -> tuple[ProvenanceEntry, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _curve(profile: Same[CalibrationProfile], id_: str) -> ProvenanceEntry:
+def _curve(profile: SameObject[CalibrationProfile], id_: str) -> ProvenanceEntry:
     """A curve or another entry of a profile."""
     entry = profile.value.entry(id_)
     return ProvenanceEntry(

@@ -12,7 +12,7 @@ from math import fsum
 from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.identity import Same
+from moesim.hwmodels.identity import SameObject
 from moesim.simulator.schedules.action import Action, Overlap, Step, actions_of
 from moesim.simulator.schedules.schedule import Schedule
 
@@ -125,14 +125,14 @@ def longest_path(schedule: Schedule, duration: Callable[[int, Step], float]) -> 
 
 def step_order(schedule: Schedule) -> StepOrder:
     """The order of a schedule's steps, however long each takes; raises the errors of `longest_path`."""
-    order, done = _order(Same(schedule.ranks), schedule.n_stages)
+    order, done = _order(SameObject(schedule.ranks), schedule.n_stages)
     if any(count < len(steps) for count, steps in zip(done, schedule.ranks, strict=True)):
         raise InputError(_stuck(schedule, done))
     return order
 
 
 @lru_cache(maxsize=16)
-def _order(key: Same[tuple[tuple[Step, ...], ...]], n_stages: int) -> tuple[StepOrder, tuple[int, ...]]:
+def _order(key: SameObject[tuple[tuple[Step, ...], ...]], n_stages: int) -> tuple[StepOrder, tuple[int, ...]]:
     """The order of all steps that can run, and how many of them each rank has."""
     ranks = key.value
     rank_of = [rank for rank, steps in enumerate(ranks) for _ in steps]

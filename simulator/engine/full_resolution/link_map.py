@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.hwmodels.identity import Same
+from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
@@ -246,14 +246,14 @@ class ClusterLinkMap:
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """Outgoing links of the members: (NICs, scale-up ports)."""
         scale_up = link_ends(self.topology).scale_up
-        by_tail, first = _links_by_tail(Same(self.topology))
+        by_tail, first = _links_by_tail(SameObject(self.topology))
         links = np.concatenate([by_tail[first[gpu] : first[gpu + 1]] for gpu in self.gpus[rank].tolist()])
         links.sort()
         return links[~scale_up[links]], links[scale_up[links]]
 
 
 @lru_cache(maxsize=2)
-def _links_by_tail(topology: Same[Topology]) -> tuple[IntArray, IntArray]:
+def _links_by_tail(topology: SameObject[Topology]) -> tuple[IntArray, IntArray]:
     """(links in the order of their tails, place of the first link of every vertex)."""
     tails = link_ends(topology.value).tails
     first = np.append(0, np.cumsum(np.bincount(tails, minlength=topology.value.n_gpus)))

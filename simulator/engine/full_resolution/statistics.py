@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
-from moesim.hwmodels.identity import Same
+from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.topologies import Topology
 from moesim.simulator.engine.arrivals import inputs_ready_ns
 from moesim.simulator.engine.durations import NS
@@ -172,11 +172,11 @@ class LinkEnds:
 
 def link_ends(topology: Topology) -> LinkEnds:
     """The ends of the links of `topology.links()`, in its order."""
-    return _link_ends(Same(topology))
+    return _link_ends(SameObject(topology))
 
 
 @lru_cache(maxsize=2)
-def _link_ends(key: Same[Topology]) -> LinkEnds:
+def _link_ends(key: SameObject[Topology]) -> LinkEnds:
     topology = key.value
     wiring = topology.wiring
     pairs = np.array([wiring.tails, wiring.heads])
