@@ -112,11 +112,13 @@ def draw_rank_loads(
     do not divide.
     """
     _check(spec, layers, ep, gpus_per_node, experts, top_k, rows_per_rank)
-    sizes = _Sizes(seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank)
+    sizes = _DrawSizes(
+        seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank
+    )
     return _LOADS.get((spec.key, sizes), lambda: _drawn(spec, sizes).shared())
 
 
-class _Sizes(NamedTuple):
+class _DrawSizes(NamedTuple):
     seed: int
     group: int
     step: int
@@ -133,7 +135,7 @@ _LOADS: BoundedCache[RankLoads] = BoundedCache(48_000_000, lambda loads: loads.r
 """Loads drawn before, of at most 48 MB."""
 
 
-def _drawn(spec: LoadSpec, sizes: _Sizes) -> RankLoads:
+def _drawn(spec: LoadSpec, sizes: _DrawSizes) -> RankLoads:
     seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank = sizes
     stream = seed if group == 0 and step == 0 else [seed, LOAD_STREAM, group, step]
     samples = layers * microbatches
