@@ -117,9 +117,8 @@ def search(scenario: Scenario, top: int, workers: int) -> None:
     print(
         f"bounds and memory   {bounds:.1f} CPU s: {study.candidates.space.size / bounds:,.0f} plans/s a core"
     )
-    print(
-        f"best {top} families    {best:.1f} CPU s for {explored:,} closed forms: {explored / best:,.0f}/s a core"
-    )
+    forms = f"{explored:,} closed forms: {explored / best:,.0f}/s a core"
+    print(f"best {top} families    {best:.1f} CPU s for {forms}")
     print(f"front               {front:.1f} CPU s for {study.study.estimated - explored:,} closed forms")
     wall, cpu_s = time.perf_counter(), time.process_time()
     result = plan(scenario, top=top, workers=workers)
