@@ -50,31 +50,35 @@ def bare_prices(
 
 
 def with_collectives(
-    pricer: Pricer, kind: BlockKind, bare: BarePrices
+    pricer: Pricer, kind: BlockKind, bare: BarePrices, *, evidence: bool = True
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9)."""
+    """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9).
+
+    `evidence`: whether the prices carry that of the collectives.
+    """
     exposed: dict[Phase, float] = {}
-    evidence = NO_EVIDENCE
+    stands_on = NO_EVIDENCE
     if _cuts(pricer, kind):
         collectives = LayerCollectives(
             pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator
         )
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
-        evidence = collectives.evidence(pricer.shape, kind, pricer.tokens)
+        if evidence:
+            stands_on = collectives.evidence(pricer.shape, kind, pricer.tokens)
     for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
         exposed[phase] = exposed.get(phase, 0.0) + seconds
     block, plan = pricer.shape.block(kind), pricer.scenario.parallel
     if pricer.scenario.software.end_collectives and plan.tp > 1 and block.layer is None:
         gemms = {phase: _core_seconds(pricer, kind, phase) for phase, _ in bare.compute}
-        exposed, evidence = end_collectives(pricer, block, gemms)
+        exposed, stands_on = end_collectives(pricer, block, gemms)
     keeps = pricer.scenario.software.op_keeps_transfers
     if repeated_communication(block, pricer.scenario.recompute, keeps).experts:
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)
         for transfer in repeated:
-            evidence |= transfer.evidence
+            stands_on |= transfer.evidence
     return {
-        (kind, ph, mode): _later(cost, exposed.get(ph, 0.0), evidence)
+        (kind, ph, mode): _later(cost, exposed.get(ph, 0.0), stands_on if evidence else None)
         for (ph, mode), cost in bare.compute.items()
     }
 
@@ -84,15 +88,17 @@ def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
     return block.layer is not None and plan.tp * plan.cp * (plan.expert_tp if block.routed else 1) > 1
 
 
-def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence) -> PhaseCost:
+def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence | None) -> PhaseCost:
     if not exposed_s:
         return cost
-    return replace(
-        cost,
+    return PhaseCost(
         fixed_s=cost.fixed_s + exposed_s,
+        row_s=cost.row_s,
         exposed_s=exposed_s,
+        best_s=cost.best_s,
         worst_s=cost.worst_s + exposed_s,
-        evidence=cost.evidence | evidence,
+        host_s=cost.host_s,
+        evidence=cost.evidence if evidence is None else cost.evidence | evidence,
     )
 
 

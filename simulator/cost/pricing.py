@@ -193,6 +193,10 @@ class Pricer(OfJob):
             parameters = self._parameters[kind] = self._parameters_of(kind)
         return parameters
 
+    def share_parameters(self, parameters: dict[BlockKind, tuple[float, float]]) -> None:
+        """Read and keep `block_parameters` in a cache that pricers of equal tp, ep and expert_tp share."""
+        object.__setattr__(self, "_parameters", parameters)
+
     def _parameters_of(self, kind: BlockKind) -> tuple[float, float]:
         plan = self.scenario.parallel
         total = block_parameters(self.shape, kind).total

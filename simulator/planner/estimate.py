@@ -153,7 +153,7 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp, scenario.software.awaited_sends)
     check_against_model(plan, job.shape, batch.sequence_length, shaped.n_stages)
     check_combination(scenario, shaped.samples[0], job.shape, job.cluster.node.n_gpus)
-    book = PriceBook(scenario, job.shape, job.cluster, job.profile)
+    book = PriceBook(scenario, job.shape, job.cluster, job.profile, evidence=True)
     pricer = book.pricer(plan, scenario.recipe, scenario.recompute)
     stages = assign_stages(scenario, pricer, shaped.samples[0])
     return Frame(plan, scenario.schedule, count, job.layout, shaped), stages, book

@@ -75,6 +75,8 @@ class PriceBook:
     shape: ModelShape
     cluster: Cluster
     profile: CalibrationProfile
+    evidence: bool = False
+    """Whether prices carry the evidence of the collectives inside a layer, which a search does not read."""
     priced: int = 0
     kinds: tuple[BlockKind, ...] = field(init=False)
     """Block kinds of the model."""
@@ -89,6 +91,10 @@ class PriceBook:
     _rank_syncs: dict[tuple[object, ...], dict[RankChunks, SyncCost]] = field(default_factory=dict)
     _held: dict[tuple[object, ...], list[RankChunks]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    _parameters: dict[tuple[int, int, int], dict[BlockKind, tuple[float, float]]] = field(
+        default_factory=dict
+    )
+    """Parameters of the blocks on one GPU, by the degrees that divide them."""
     _ports: tuple[float, float] | None = None
     _numbers: dict[Precision, int] = field(default_factory=dict)
     _recipes: dict[int, tuple[Precision, int]] = field(default_factory=dict)
@@ -177,7 +183,9 @@ class PriceBook:
                 "communication": communication,
             }
         )
-        return Pricer(ResolvedJob(scenario, self.shape, self.cluster, self.profile))
+        pricer = Pricer(ResolvedJob(scenario, self.shape, self.cluster, self.profile))
+        pricer.share_parameters(self._parameters.setdefault((plan.tp, plan.ep, plan.expert_tp), {}))
+        return pricer
 
     def compute(
         self,
@@ -204,15 +212,32 @@ class PriceBook:
         found = self._compute[whole] = {}
         for kind in self.kinds:
             if kind not in self.routed:
-                bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
-            else:
-                # Recomputation beside the experts is that of the attention, so its kind must be the same.
-                like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
-                key = (share, like, plan.ep, plan.expert_tp)
-                routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
-                rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
-                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
-            found |= with_collectives(pricer, kind, bare)
+                found |= self._unrouted(pricer, kind, modes, share)
+                continue
+            # Recomputation beside the experts is that of the attention, so its kind must be the same.
+            like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
+            key = (share, like, plan.ep, plan.expert_tp)
+            routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
+            rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
+            bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
+            found |= with_collectives(pricer, kind, bare, evidence=self.evidence)
+        return found
+
+    def _unrouted(
+        self, pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...], share: tuple[object, ...]
+    ) -> dict[PhaseKey, PhaseCost]:
+        """Compute of a block without experts, which plans share that differ in the experts' degrees.
+
+        Only reductions of largest elements depend on these degrees, as the ranks that wait for them do.
+        """
+        plan = pricer.scenario.parallel
+        key: tuple[object, ...] = (share, kind, plan.cp, plan.sequence_parallel)
+        if pricer.scenario.software.amax_reduction != "none":
+            key = (*key, plan.ep, plan.expert_tp)
+        found = self._compute.get(key)
+        if found is None:
+            bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
+            found = self._compute[key] = with_collectives(pricer, kind, bare, evidence=self.evidence)
         return found
 
     def _attention(self, kind: BlockKind) -> Attention | None:

@@ -137,6 +137,24 @@ def test_the_search_places_uneven_experts_and_pays_for_the_replicas() -> None:
     assert lean.best.memory_bytes <= found.best.memory_bytes
 
 
+def test_placements_with_equal_prices_have_their_own_lag_and_time() -> None:
+    """In order and hierarchical without replicas share every price; only the rows of the ranks differ."""
+    scenario = load_scenario("deepseek-v3-2048xh800", [*SMALL, ZIPF])
+    wanted = PlanSpace(**{**SPACE, "ep": (8,)}, placement=("in order", "hierarchical"))
+    found, study = candidates_of(scenario, wanted)
+    number = next(n for n in range(len(found.bound)) if len(found.placements_of(n)) == 2)
+    study.estimate([number])
+    times = {int(found.placement[number]): float(found.time_s[number])}
+    times |= {place: seconds for seconds, _, place in found.others[number]}
+    frame, layers = found.axes(number)[0], found.assignment(number).layers_per_stage
+    alone = {
+        n: study.seconds_of(scenario_of(scenario, found, number, n), layers, frame.microbatches)
+        for n in times
+    }
+    assert times == alone
+    assert times[1] < 0.99 * times[0]
+
+
 def test_every_placement_of_a_plan_counts_its_own_memory() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", [*SMALL, ZIPF])
     found, study = candidates_of(scenario, PlanSpace(**SPACE))
