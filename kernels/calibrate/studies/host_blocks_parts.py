@@ -179,7 +179,7 @@ def graphed(study: Study, family: str, mode: str) -> dict[str, Any]:
 def captured(study: Study, module: Any, x: torch.Tensor) -> Any:
     """The module as a CUDA graph of its forward and one of its backward; the module itself in a dry run."""
     sample = x.detach().clone().requires_grad_()
-    return module if study.dry else torch.cuda.make_graphed_callables(module, (sample,))
+    return module if study.dry else torch.cuda.make_graphed_callables(module, (sample,), allow_unused_input=True)
 
 
 def whole_iteration(
