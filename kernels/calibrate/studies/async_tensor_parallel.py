@@ -27,7 +27,7 @@ GEMMS: tuple[tuple[str, int, int, int, int], ...] = (
 )
 """Name, tokens of both ranks, hidden width, local width of a column-parallel GEMM and how many GEMMs share
 the gathered input. The row-parallel GEMM has the same widths the other way round."""
-WINDOWS, CALLS, WAIT_CYCLES = 5, 8, 60_000_000
+WINDOWS, CALLS, WAIT_CYCLES = 5, 8, 24_000_000
 
 
 def parts(study: Study) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -55,7 +55,9 @@ def gather(study: Study, tokens: int, hidden: int, width: int, gemms: int) -> di
         return [whole @ weight for weight in weights]
 
     def fused() -> list[torch.Tensor]:
-        out: list[torch.Tensor] = _operator(study, "all_gather_matmul")(shard, weights, 0, group.group_name)[1]
+        out: list[torch.Tensor] = _operator(study, "all_gather_matmul")(shard, weights, 0, group.group_name)[
+            1
+        ]
         return out
 
     calls = {
@@ -127,9 +129,7 @@ def transfers(piece: torch.Tensor) -> dict[str, Callable[[], Any]]:
     }
 
 
-def measured(
-    study: Study, calls: dict[str, Callable[[], Any]], flop: float, wrong: float
-) -> dict[str, Any]:
+def measured(study: Study, calls: dict[str, Callable[[], Any]], flop: float, wrong: float) -> dict[str, Any]:
     """Microseconds of every call, what it leaves exposed beside the GEMM, and the error of the fused one."""
     out: dict[str, Any] = {"relative difference": wrong}
     for name, call in calls.items():
@@ -146,7 +146,7 @@ def measured(
 
 
 def timed(study: Study, call: Callable[[], Any]) -> dict[str, float]:
-    """Device microseconds of one call, mean over both ranks of their medians, and the host's time to start it."""
+    """Device microseconds of a call, mean of both ranks' medians, and the host's time to start it."""
     windows, calls = (2, 2) if study.dry else (WINDOWS, CALLS)
     device, host = [], []
     for _ in range(2):

@@ -29,11 +29,15 @@ from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULA
 from moesim.kernels.calibrate.studies.host_blocks_study import Study, block, conduct, launches
 from moesim.kernels.calibrate.studies.kept_bytes import kept_bytes, slope
 
-MEMORY = tuple(
-    BlockCase(family, 0, size="memory", tp=2, checkpoint=checkpoint)
-    for checkpoint in ("none", "op", "2", "full")
-    for family in ("llama3", "qwen3")
-) + (BlockCase("llama3", 0, size="memory"), BlockCase("llama3", 0, size="memory", checkpoint="op"))
+MEMORY = (
+    *(
+        BlockCase(family, 0, size="memory", tp=2, checkpoint=checkpoint)
+        for checkpoint in ("none", "op", "2", "full")
+        for family in ("llama3", "qwen3")
+    ),
+    BlockCase("llama3", 0, size="memory"),
+    BlockCase("llama3", 0, size="memory", checkpoint="op"),
+)
 """Cases whose kept memory is measured alone."""
 
 HOST = (
@@ -67,6 +71,7 @@ def run_all(study: Study) -> None:
     for checkpoint in ("none", "op"):
         case = BlockCase("llama3", 0, size="memory", tp=2, checkpoint=checkpoint, compile=True)
         study.run("blocks", f"kept {case.name}", partial(kept, study, case), 15.0)
+    models.forget_compiled()
     for parallel in (False, True):
         study.run("parts", f"loss, parallel {parallel}", partial(two.loss, study, parallel))
     for family in ("qwen3_moe", "deepseek_v3"):
@@ -79,19 +84,12 @@ def both(study: Study, case: BlockCase) -> None:
     study.run("blocks", case.name, partial(block, study, case), 5.0)
     study.run("blocks", compiled.name, partial(block, study, compiled), 15.0)
     if not case.fsdp and case.tp == 1:
-        study.run("parts", f"launches {compiled.name}", partial(counted, study, compiled), 8.0)
-
-
-def counted(study: Study, case: BlockCase) -> dict[str, float]:
-    """Launches of a compiled block; what was compiled is dropped afterwards."""
-    try:
-        return launches(study, case)
-    finally:
-        models.forget_compiled()
+        study.run("parts", f"launches {compiled.name}", partial(launches, study, compiled), 8.0)
 
 
 def kept(study: Study, case: BlockCase) -> dict[str, Any]:
     """Bytes that a layer of a case keeps for a token, from models of two and of four layers."""
+    models.forget_compiled()
     found = {}
     for layers in (2, 4):
         model = models.build(BlockCase(**{**vars(case), "layers": layers}), study.device)
@@ -106,8 +104,6 @@ def kept(study: Study, case: BlockCase) -> dict[str, Any]:
 
         found[layers] = kept_bytes(study.device, partial(model, tokens), clear)
         del model
-    if case.compile:
-        models.forget_compiled()
     out = slope(found[2], found[4], 2, TOKENS[case.size])
     return {**out, "models": {str(layers): row for layers, row in found.items()}}
 
@@ -129,7 +125,6 @@ def fused_block(study: Study, case: BlockCase) -> dict[str, Any]:
     names = [event.name for event in seen.events()]
     wanted = ("all_gather", "reduce_scatter", "all_reduce")
     calls = {name: names.count(name) for name in set(names) if any(word in name for word in wanted)}
-    models.forget_compiled()
     return {**out, "calls of two blocks": calls}
 
 

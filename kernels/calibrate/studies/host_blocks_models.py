@@ -25,7 +25,13 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "tiny": {"dim": 256, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 64},
         "real": {"dim": 3072, "n_heads": 24, "n_kv_heads": 8, "multiple_of": 256},
         "memory": {"dim": 1024, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 256},
-        "large": {"dim": 8192, "n_heads": 64, "n_kv_heads": 8, "multiple_of": 1024, "ffn_dim_multiplier": 1.3},
+        "large": {
+            "dim": 8192,
+            "n_heads": 64,
+            "n_kv_heads": 8,
+            "multiple_of": 1024,
+            "ffn_dim_multiplier": 1.3,
+        },
     },
     "qwen3": {
         "tiny": {"dim": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "hidden_dim": 512},
@@ -234,10 +240,12 @@ def _plain_experts() -> Any:
 
 
 def forget_compiled() -> None:
-    """Drop what was compiled, and undo what torchtitan changes in PyTorch and in itself for a compiled model."""
+    """Drop what was compiled, and undo what torchtitan changes in PyTorch and itself to compile a model."""
+    import torch._dynamo.utils
     import torch._inductor.config
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     torch._C._dynamo.eval_frame._set_lru_cache(True)
     torch._inductor.config._micro_pipeline_tp = False
     importlib.import_module("torchtitan.models.moe.moe")._run_experts_grouped_mm = _plain_experts()
@@ -253,6 +261,11 @@ def _tensor_parallel(model: Any, plan: Any, case: BlockCase, mesh: Any) -> None:
         import torch._inductor.config
 
         torch._inductor.config._micro_pipeline_tp = True
+        if (
+            mesh.device_type == "cuda"
+        ):  # without it the compiler of torch 2.11 leaves the collectives as they are
+            symmetric = importlib.import_module("torch.distributed._symmetric_memory")
+            symmetric.enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def _compile(model: Any, plan: Any, llama4: Any, case: BlockCase) -> None:

@@ -206,8 +206,7 @@ def block(study: Study, case: BlockCase) -> dict[str, Any]:
     depths = (SHALLOW, SHALLOW + 2) if study.dry else (SHALLOW, DEEP)
     if case.size in ("real", "large"):
         depths = (1, 3)
-    if case.compile:
-        models.forget_compiled()
+    models.forget_compiled()
     began = time.monotonic()
     found = {depth: whole(study, replace(case, layers=depth)) for depth in depths}
     low, high = (found[depth] for depth in depths)
@@ -221,7 +220,6 @@ def block(study: Study, case: BlockCase) -> dict[str, Any]:
     if case.compile:
         out["seconds"] = time.monotonic() - began
         out["graphs"] = dict(torch._dynamo.utils.counters["stats"])
-        models.forget_compiled()
     return out | {"models": {str(depth): row for depth, row in found.items()}}
 
 
@@ -231,7 +229,9 @@ def conduct(study: Study, run: Callable[[Study], None], short: Callable[[dict[st
     run(study)
     study.write()
     if study.rank == 0:
-        print(json.dumps({name: short(row) for name, row in study.result["blocks"].items()}, indent=1)[-6000:])
+        print(
+            json.dumps({name: short(row) for name, row in study.result["blocks"].items()}, indent=1)[-6000:]
+        )
         print(json.dumps(study.result["parts"])[-4000:])
         print("seconds", study.result["total_s"], study.result["seconds"])
     sys.stdout.flush()
