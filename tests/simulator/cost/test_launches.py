@@ -11,6 +11,7 @@ from moesim.simulator.cost.launches import around_block_s, block_family, pass_la
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
+from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.primitives import gemm, move
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare
@@ -138,6 +139,25 @@ def test_a_measured_kind_of_block_is_priced_by_its_own_ratio() -> None:
     modules = latent.software.model_copy(update={"modules": "transformer-engine"})
     assert block_family(block, modules) == "other"
     assert block_family(BlockShape("head"), latent.software) == "other"
+
+
+def test_a_compiled_block_has_its_ratio_and_traces_the_checkpoint_of_dense_layers_alone() -> None:
+    latent = small_experts(128, 1, kernels="fused", compiled_blocks=True)
+    prepared = prepare(latent)
+    host, block = load_host("emerald-rapids-vm"), prepared.shape.block("moe")
+    assert block_family(block, latent.software) == "latent routed"
+    times = HostTimes(host, "latent routed", compiled=True)
+    assert times.call_s("product", True) == pytest.approx(
+        1.518 * HostTimes(host, "latent routed").call_s("product", True)
+    )
+    assert latent.recompute == "op"
+    policy = host.calls["policy"].forward
+    assert around_block_s(prepared.pricer, block, times, True) == pytest.approx(
+        2 * host.calls["fsdp"].forward + policy
+    )
+    assert block.layer is not None
+    dense = BlockShape(block.kind, block.layer._replace(feed_forward=DenseFFN(1024, gated=True)))
+    assert around_block_s(prepared.pricer, dense, times, True) == pytest.approx(host.calls["fsdp"].forward)
 
 
 def test_hooks_of_the_next_block_come_behind_the_experts() -> None:
