@@ -6,6 +6,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError, load_host
+from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.host import HostTimes, Launch, PassLaunches, launch_stall_s
 from moesim.simulator.cost.launches import around_block_s, block_family, pass_launches
 from moesim.simulator.cost.price_table import cost_table
@@ -13,6 +14,7 @@ from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.primitives import gemm, move
+from moesim.simulator.model.software import Software
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
@@ -158,6 +160,12 @@ def test_a_compiled_block_has_its_ratio_and_traces_the_checkpoint_of_dense_layer
     assert block.layer is not None
     dense = BlockShape(block.kind, block.layer._replace(feed_forward=DenseFFN(1024, gated=True)))
     assert around_block_s(prepared.pricer, dense, times, True) == pytest.approx(host.calls["fsdp"].forward)
+
+
+@pytest.mark.parametrize("other", [{"kernels": "eager"}, {"modules": "transformer-engine"}])
+def test_only_fused_kernels_of_pytorch_are_compiled(other: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"is not what torch\.compile makes; set kernels: fused"):
+        validate_model(Software, {"compiled_blocks": True, **other}, "software")
 
 
 def test_hooks_of_the_next_block_come_behind_the_experts() -> None:
