@@ -1,4 +1,4 @@
-"""Compares the compiled engine with SimPy on many random steps, and writes the table of docs/proof/engines.md."""
+"""Compares the compiled engine with SimPy on random steps, and writes the table of docs/proof/engines.md."""
 
 from __future__ import annotations
 
