@@ -13,11 +13,12 @@ from math import isfinite
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.common.garbage import without_cyclic_collection
 from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.kernel_sms import RISK, published_sms
-from moesim.simulator.planner.processes import engine_processes, outcomes, without_cyclic_collection
+from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
