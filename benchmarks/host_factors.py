@@ -1,10 +1,12 @@
 """Entries of a host's file from measured blocks: ratios by kind of block, hooks, checkpoints and graphs.
 
     python benchmarks/host_factors.py benchmarks/gpu/results/2026-11-22-h200-host-blocks.json
+    python benchmarks/host_factors.py benchmarks/gpu/results/2026-11-22-h200-x2-compiled-blocks.json
 
-The file holds the results of `kernels/calibrate/studies/host_blocks.py` on one and on two GPUs. For every
-family the script builds the same small model in moesim, counts its calls at the times of single calls, and
-compares the sum with the block. What wraps blocks is the mean difference between wrapped and plain ones.
+The first file holds the results of `kernels/calibrate/studies/host_blocks.py` on one and on two GPUs. For
+every family the script builds the same small model in moesim, counts its calls at the times of single calls,
+and compares the sum with the block. What wraps blocks is the mean difference between wrapped and plain ones.
+The second file holds those of `compiled_blocks.py`, which ran every compiled block after its eager one.
 """
 
 from __future__ import annotations
@@ -117,16 +119,40 @@ class Blocks:
 def main() -> None:
     """Print what the measured blocks give."""
     results = json.loads(Path(sys.argv[1]).read_text())
+    if "one" not in results:
+        compiled(results["two"]["blocks"])
+        print_graphs(results["two"]["parts"])
+        return
     blocks, host = Blocks(results), load_host(HOST)
     ratios(blocks, host)
     wrapped(blocks)
     checkpointed(blocks, host)
-    graphs = [results["one"]["parts"][f"graphs {family}"]["layer"] for family in ("llama3", "qwen3_moe")]
-    print("graph", [round(statistics.fmean(row[f"{side}_us"] for row in graphs)) for side in SIDES])
+    print_graphs(results["one"]["parts"])
     automatic = results["one"]["parts"]["garbage collection"]["automatic"]
     spent = fsum(seconds for _, seconds in automatic["collections"])
     share = spent / (automatic["steps"] * automatic["step"]["us"] * 1e-6)
     print("collector: share", round(share, 4), "full", automatic["collect 2 after the steps, s"])
+
+
+def print_graphs(parts: dict[str, Any]) -> None:
+    """Print the host time of a block that is one graph; the host's file has the mean of both files."""
+    rows = [parts[f"graphs {family}"]["layer"] for family in ("llama3", "qwen3_moe")]
+    print("graph", [round(statistics.fmean(row[f"{side}_us"] for row in rows)) for side in SIDES])
+
+
+def compiled(rows: dict[str, Any]) -> None:
+    """Print the ratio of each compiled block to its eager one, and what DTensor adds to a compiled block."""
+    for name, row in rows.items():
+        eager = rows.get(name.replace(" compiled", ""), {})
+        if " compiled" in name and "forward_us" in row and "forward_us" in eager:
+            ratio = [row[f"{side}_us"] / eager[f"{side}_us"] for side in SIDES]
+            print(
+                f"{name}: {[round(row[f'{side}_us']) for side in SIDES]} us, {[round(r, 3) for r in ratio]}"
+            )
+    for kind in ("", " compiled"):
+        pair = (rows[f"llama3 tiny tp2{kind}"], rows[f"llama3 tiny{kind}"])
+        more = [round(pair[0][f"{side}_us"] - pair[1][f"{side}_us"]) for side in SIDES]
+        print(f"dtensor{kind}: {more} us more")
 
 
 def ratios(blocks: Blocks, host: Host) -> None:

@@ -53,6 +53,17 @@ BlockFamily = Literal["dense", "routed", "latent routed", "other"]
 experts, and every other block."""
 
 
+class CompiledCall(Frozen):
+    """Host seconds of a call around a whole block that `torch.compile` compiled."""
+
+    forward: Seconds = Field(le=1.0)
+    backward: Seconds = Field(le=1.0)
+    kind: Kind
+    source: Source
+    date: DateText
+    note: str | None = None
+
+
 class HostCall(Frozen):
     """Host seconds of one call in the forward, and of its autograd part in the backward."""
 
@@ -60,6 +71,8 @@ class HostCall(Frozen):
     backward: Seconds = Field(le=1.0)
     whole: bool = False
     """The time was measured inside whole blocks, so `in_block` does not lengthen it."""
+    compiled: CompiledCall | None = None
+    """The same call around a compiled block; None where it was not measured, which then takes as long."""
     kind: Kind
     source: Source
     date: DateText
@@ -74,6 +87,17 @@ class InBlock(Frozen):
 
     forward: float = Field(ge=1.0, le=100.0)
     backward: float = Field(ge=1.0, le=100.0)
+    kind: Kind
+    source: Source
+    date: DateText
+    note: str | None = None
+
+
+class CompiledBlock(Frozen):
+    """Ratio of a compiled block's host time to that of the same block run eagerly, one after the other."""
+
+    forward: float = Field(ge=0.01, le=100.0)
+    backward: float = Field(ge=0.01, le=100.0)
     kind: Kind
     source: Source
     date: DateText
@@ -106,6 +130,8 @@ class Host(Frozen):
     calls: dict[CallKind, HostCall] = Field(default_factory=dict)
     in_block: dict[BlockFamily, InBlock] = Field(default_factory=dict)
     """Ratios by kind of block; `other` for the kinds that it leaves out."""
+    compiled: dict[BlockFamily, CompiledBlock] = Field(default_factory=dict)
+    """Further ratios of blocks that `torch.compile` compiled; `other` for the kinds that it leaves out."""
     spread: Annotated[SourcedFraction, ranges.SLOWNESS] | None = None
     """1, with the range of measured blocks' times over what calls and `other` give for them."""
     collector: GarbageCollector | None = None
@@ -123,15 +149,23 @@ class Host(Frozen):
             raise ValueError(f"calls has no time for {', '.join(missing)}; give one for every kind of call")
         return self
 
-    def call_s(self, kind: CallKind, forward: bool, family: BlockFamily = "other") -> float:
-        """Host seconds of one call in a block; raises InputError where `like` is unknown."""
+    def call_s(
+        self, kind: CallKind, forward: bool, family: BlockFamily = "other", compiled: bool = False
+    ) -> float:
+        """Host seconds of one call in a block, or in a compiled one; raises InputError for unknown `like`."""
         if self.factor is not None:
-            return self.factor.value * self.measured().call_s(kind, forward, family)
+            return self.factor.value * self.measured().call_s(kind, forward, family, compiled)
         call = self.calls[kind]
-        block = None if call.whole else self.in_block.get(family, self.in_block.get("other"))
-        if forward:
-            return call.forward * (block.forward if block else 1.0)
-        return call.backward * (block.backward if block else 1.0)
+        own = call.compiled if compiled and call.compiled else call
+        seconds = own.forward if forward else own.backward
+        if call.whole:
+            return seconds
+        tables = (self.in_block, self.compiled) if compiled else (self.in_block,)
+        for ratios in tables:
+            ratio = ratios.get(family, ratios.get("other"))
+            if ratio is not None:
+                seconds *= ratio.forward if forward else ratio.backward
+        return seconds
 
     def measured(self) -> Host:
         """The host whose calls were measured, which is this one or the one named by `like`.

@@ -24,6 +24,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from moesim.simulator.cost.table import Mode, SyncCost
+    from moesim.simulator.engine.link_map import LinkMap
     from moesim.simulator.engine.program import Program
     from moesim.simulator.engine.records import Execution
     from moesim.simulator.model.operator import BlockKind, Phase
@@ -160,11 +161,16 @@ def build_toy(
     loads: Mapping[int, Sequence[float]] | None = None,
     sync: Sequence[SyncCost] | None = None,
     order: OverlapOrder | None = None,
+    sharding_ns: float = 0.0,
+    link_map: LinkMap | None = None,
+    group: int = 0,
+    jitter_cv: float = 0.0,
 ) -> Program:
     """A program whose phases last what the functions say, in nanoseconds (True: in a pair).
 
     MoE blocks have transfers where `transfer_ns` is above 0; transfers and sends move `bytes_` each over
     links of `rate` bytes/s. `clock[rank][member]` are time factors, `loads[block][member]` relative rows.
+    Collectives of ZeRO-3 last `sharding_ns` each. `link_map` replaces the folded one, for a group of several.
     """
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
     from moesim.simulator.engine.compilation import compile_program
@@ -190,6 +196,9 @@ def build_toy(
         for mode in MODES
         if transfer_ns(phase, mode != "alone") > 0.0
     }
+    sharded: list[Phase] = ["gather F", "gather B", "scatter W"] if sharding_ns > 0.0 else []
+    gather = TransferCost(launch_ns / NS, sharding_ns / NS, 0.0, bytes_, 0.0)
+    transfer |= {(kind, phase, mode): gather for kind in kinds for phase in sharded for mode in MODES}
     pp = schedule.pp
     factors = np.ones((pp, 1)) if clock is None else np.array(clock, dtype=np.float64)
     members = factors.shape[1]
@@ -199,9 +208,9 @@ def build_toy(
         rows[number] = np.array(values)[None, :]
     costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
     chosen = order or OVERLAP_ORDERS["deepseek-v3"]
-    link_map = FoldedLinkMap(schedule.pp, rate, rate, costs.send_across_nodes)
+    links = link_map or FoldedLinkMap(schedule.pp, rate, rate, costs.send_across_nodes)
     priced = PricedSchedule(schedule, tuple(tuple(stage) for stage in blocks), costs, chosen)
-    return compile_program(priced, MemberVariation(factors, rows, rows, 0.0, 0), link_map)
+    return compile_program(priced, MemberVariation(factors, rows, rows, jitter_cv, 0), links, group)
 
 
 @pytest.fixture(scope="session")

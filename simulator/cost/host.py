@@ -17,15 +17,19 @@ from moesim.simulator.model.operator import BlockKind, Phase
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Host seconds of the calls of one kind of block, all times multiplied by `slowness`."""
+    """Host seconds of the calls of one kind of block, all times multiplied by `slowness`.
+
+    `compiled`: `torch.compile` compiled the block.
+    """
 
     host: Host
     family: BlockFamily = "other"
     slowness: float = 1.0
+    compiled: bool = False
 
     def call_s(self, kind: CallKind, forward: bool) -> float:
         """Host seconds of one call, forward or of its backward part."""
-        return self.slowness * self.host.call_s(kind, forward, self.family)
+        return self.slowness * self.host.call_s(kind, forward, self.family, self.compiled)
 
 
 @dataclass(frozen=True, slots=True)

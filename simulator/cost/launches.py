@@ -72,7 +72,8 @@ def pass_launches(
     """Launches of one block's forward and backward, with the transfers that run without other compute."""
     scenario = pricer.scenario
     software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
-    times = HostTimes(host, block_family(block, software), host_slowness(host, software))
+    compiled = software.compiled_blocks and block.layer is not None
+    times = HostTimes(host, block_family(block, software), host_slowness(host, software), compiled)
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     reads_counts = software.static_experts is None
@@ -101,7 +102,8 @@ def pass_launches(
 
 def block_family(block: BlockShape, software: Software) -> BlockFamily:
     """The kind of block whose measured time prices this one; `other` where none like it was measured."""
-    if block.layer is None or software.modules != "torch" or software.kernels != "eager":
+    as_written = software.kernels == "eager" or software.compiled_blocks
+    if block.layer is None or software.modules != "torch" or not as_written:
         return "other"
     attention = block.layer.attention.kind
     if attention == "mla":
@@ -118,6 +120,15 @@ def host_slowness(host: Host, software: Software) -> float:
     return software.host_slowness * (1.0 + collector.share if collecting and collector else 1.0)
 
 
+def traces_checkpoint(block: BlockShape, software: Software) -> bool:
+    """Whether the compiler takes a block's checkpoint into its graphs, so that no policy runs on the host.
+
+    torchtitan compiles a dense block as a whole, and the parts of a routed one inside its checkpoint
+    (0.2.2, `models/llama4/infra/parallelize.py`, `apply_compile`).
+    """
+    return software.compiled_blocks and block.layer is not None and not block.routed
+
+
 def measured_checkpoint(block: BlockShape, recompute: Recompute, software: Software) -> CallKind | None:
     """The extra cost of each call under PyTorch's own checkpoints of a block, whole or by operator.
 
@@ -126,6 +137,8 @@ def measured_checkpoint(block: BlockShape, recompute: Recompute, software: Softw
     kinds: dict[Recompute, CallKind] = {"full": "recomputed", "op": "selective"}
     eager = software.modules == "torch" and software.kernels == "eager"
     if block.layer is None or not isinstance(recompute, str) or not (eager or recompute == "op"):
+        return None
+    if traces_checkpoint(block, software):
         return None
     return kinds.get(recompute)
 
@@ -139,7 +152,8 @@ def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward:
     scenario = pricer.scenario
     software, plan, recompute = scenario.software, scenario.parallel, scenario.recompute
     seconds = 0.0
-    if measured_checkpoint(block, recompute, software) is None:
+    traced = traces_checkpoint(block, software)
+    if measured_checkpoint(block, recompute, software) is None and not traced:
         outer = checkpoints(block, recompute) - feed_forward_checkpoints(block, recompute)
         seconds += outer * times.call_s("checkpoint", forward)
     if plan.zero_stage == 3 and software.parameters_copied:
@@ -148,7 +162,7 @@ def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward:
         seconds += times.call_s("collective", True)
         seconds += 0.0 if forward else times.call_s("collective", False)
     if block.layer is not None:
-        seconds += (recompute == "op") * times.call_s("policy", forward)
+        seconds += (recompute == "op" and not traced) * times.call_s("policy", forward)
         seconds += (plan.tp > 1 and software.dtensor) * times.call_s("dtensor", forward)
         seconds += bool(software.cuda_graphs) * times.call_s("graph", forward)
     return seconds
@@ -169,10 +183,11 @@ def _phase_launches(
     total = fsum(alone)
     factor = (price.fixed_s + price.row_s - price.exposed_s) / total if total else 0.0
     launches = []
+    traced = traces_checkpoint(pricer.shape.block(kind), software)
     for op, seconds in zip(operators, alone, strict=True):
         launches += device_reads(op, software)
-        graphed = part_of(op, phase) in software.cuda_graphs
-        calls = () if graphed else calls_of(op, software.modules)
+        unseen = part_of(op, phase) in software.cuda_graphs or (traced and op.recompute)
+        calls = () if unseen else calls_of(op, software.modules)
         launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
     if price.exposed_s > 0.0:
         own = plan.tp > 1 and not software.dtensor

@@ -163,6 +163,7 @@ class LayerCollectives:
                 plan.tp,
                 self.accelerator.n_sms,
                 self._slow_down.compute_lost,
+                methods.barrier_s,
             )
             return half.forward_s(core[0].edges), half.backward_s(core[1].edges, core[2].edges)
         gemms = HalfLayerGemms(*(seconds.gemms_s for seconds in core))

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.provenance import DateText, Source
+from moesim.hwmodels.provenance import DateText, Source, SourcedSeconds
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.overlap import HalfCollectives, OverlapSlowDown, exposed_overlapped, lost_beside
@@ -28,6 +28,10 @@ class Method(Frozen):
     pieces: PositiveInt = 4
     sms: int = Field(0, ge=0, le=1000)
     """SMs that the collective holds; 0 where copy engines move it."""
+    barriers: int = Field(0, ge=0, le=100)
+    """Barriers of all ranks before, between and after the pieces that nothing hides."""
+    barriers_beside: int = Field(0, ge=0, le=100)
+    """Barriers around the transfer of each piece, which run beside the GEMM of the next."""
 
 
 class HalfMethods(Frozen):
@@ -52,6 +56,13 @@ class TensorOverlapMethods(Frozen):
     """Shards copied into a registered buffer in the forward and the backward of half a layer."""
     attention: HalfMethods
     feed_forward: HalfMethods
+    barrier: SourcedSeconds | None = None
+    """A barrier of all ranks on the device; None where its time is not known and none is counted."""
+
+    @property
+    def barrier_s(self) -> float:
+        """Seconds of a barrier, or 0."""
+        return 0.0 if self.barrier is None else self.barrier.value
 
 
 class SplitGemm(NamedTuple):
@@ -84,16 +95,24 @@ def methods_of(overlap: str, linear: str) -> TensorOverlapMethods:
     return load_methods()[f"userbuffers-{linear}" if overlap == "userbuffers" else overlap]
 
 
-def exposed_ring(gemm: SplitGemm, piece_s: float, tp: int, lost: float, sms_lost: float = 1.0) -> float:
+def exposed_ring(
+    gemm: SplitGemm,
+    piece_s: float,
+    tp: int,
+    lost: float,
+    sms_lost: float = 1.0,
+    barriers_s: tuple[float, float] = (0.0, 0.0),
+) -> float:
     """Eq. O9: seconds that a gather or scatter in pieces beside its GEMM adds to the whole GEMM.
 
     The own rank's piece needs no transfer. Each other piece of the GEMM runs beside the transfer of one, and
     the slower of both decides. `lost`: compute lost for each second of a hidden transfer. `sms_lost`: time
-    factor of the GEMM on the SMs that the transfers leave it.
+    factor of the GEMM on the SMs that the transfers leave it. `barriers_s`: barriers that nothing hides, and
+    those around the transfer of each piece.
     """
-    one = gemm.ring_s * sms_lost
-    beside = max(one + lost * min(one, piece_s), piece_s)
-    return one + (tp - 1) * beside - gemm.whole_s
+    one, (exposed_s, around_s) = gemm.ring_s * sms_lost, barriers_s
+    beside = max(one + lost * min(one, piece_s), piece_s + around_s)
+    return exposed_s + one + (tp - 1) * beside - gemm.whole_s
 
 
 def exposed_pipelined_scatter(gemm: SplitGemm, scatter_s: float, pieces: int, sms_lost: float) -> float:
@@ -113,6 +132,7 @@ class HalfOverlap:
     n_sms: int
     lost_measured: float
     """Compute lost for each second of a collective on `MEASURED_CHANNELS` SMs (eq. O5)."""
+    barrier_s: float = 0.0
 
     def forward_s(self, gemms: EdgeGemms) -> float:
         """Gather before the first GEMM and scatter after the last."""
@@ -135,15 +155,21 @@ class HalfOverlap:
         return exposed + self._scatter(methods.input_gradient, input_.last)
 
     def _gather(self, gemm: SplitGemm) -> float:
-        lost = self._lost(self.methods.gather.sms)
-        return exposed_ring(gemm, self.collectives.gather_piece_s, self.tp, lost)
+        method, piece_s = self.methods.gather, self.collectives.gather_piece_s
+        barriers = self._barriers(method)
+        return exposed_ring(gemm, piece_s, self.tp, self._lost(method.sms), barriers_s=barriers)
 
     def _scatter(self, method: Method, gemm: SplitGemm) -> float:
         moved, left = self.collectives, self.n_sms / max(1, self.n_sms - method.sms)
         if method.method == "pipeline":
             return exposed_pipelined_scatter(gemm, moved.scatter_s, method.pieces, left)
         lost = self._lost(0)  # the SMs of the transfers are left free
-        return exposed_ring(gemm, moved.scatter_piece_s, self.tp, lost, left) + moved.reduce_s
+        barriers = self._barriers(method)
+        return exposed_ring(gemm, moved.scatter_piece_s, self.tp, lost, left, barriers) + moved.reduce_s
+
+    def _barriers(self, method: Method) -> tuple[float, float]:
+        """Seconds of the barriers that nothing hides, and of those around each piece's transfer."""
+        return method.barriers * self.barrier_s, method.barriers_beside * self.barrier_s
 
     def _beside(self, collective_s: float, gemm_s: float, sms: int) -> float:
         return exposed_overlapped(collective_s, gemm_s, OverlapSlowDown(self._lost(sms)))

@@ -72,7 +72,8 @@ def _kept_by_op(
     yield from (t for t in _tensors(shape, block, precision, "none", unfused) if t.kept_by_op)
     outputs = [*attention.gemm_outputs(shape.hidden), *feed_forward.gemm_outputs(shape.hidden)]
     for out in outputs[::2]:
-        yield CachedTensor(f"output of {out.name}", row_bytes(out.width, "bf16"), "kept", out.sharding)
+        size, whole = row_bytes(out.width, "bf16"), out.row_parallel
+        yield CachedTensor(f"output of {out.name}", size, "kept", out.sharding, whole_in_dtensor=whole)
     yield from feed_forward.kept_by_op(shape.hidden)
 
 
@@ -94,7 +95,8 @@ def activation_bytes(
 
     Unfused attention keeps its scores instead of a log-sum-exp, unless the policy recomputes them, and
     dropout keeps its masks (eq. M9; arXiv 2205.05198, eqs. 1 to 4). Eager kernels keep more than fused ones
-    (eq. M8), and experts with buffers of a fixed size more than their rows take (eq. O20).
+    (eq. M8), experts with buffers of a fixed size more than their rows take (eq. O20), and tensor
+    parallelism through DTensor whole tensors in the place of their shards (eq. M46).
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -109,7 +111,15 @@ def activation_bytes(
         tensors = tuple(tensor for tensor in tensors if tensor.name not in sent)
     static = software.static_experts
     rows = 1.0 if static is None else static.kept
-    kept = fsum(tokens * t.bytes_per_token * (rows if t.routed else 1.0) / cut[t.sharding] for t in tensors)
+    kept = fsum(
+        tokens
+        * t.bytes_per_token
+        * (rows if t.routed else 1.0)
+        / (1 if software.dtensor and t.whole_in_dtensor else cut[t.sharding])
+        for t in tensors
+    )
+    if software.dtensor and plan.tp > 1 and policy == "op" and block.layer is not None:
+        kept += tokens * row_bytes(block.layer.halves * shape.hidden, "bf16") / cut["tokens"]
     if software.expert_biases == "repeated" and software.kernels == "eager" and policy == "none":
         kept += tokens * _clamped_bytes(shape, block) / plan.tp
     if software.dropout:
@@ -225,14 +235,18 @@ def _tensors(
     # A layer is recomputed from the input of its first norm.
     if not attention.empty:
         yield CachedTensor("attention norm input", residual, "residual", "tokens", kept_by_op=True)
-        yield CachedTensor("attention input", normalised, "norm output", "tokens", modules=inside)
+        yield CachedTensor(
+            "attention input", normalised, "norm output", "tokens", modules=inside, whole_in_dtensor=True
+        )
         yield from attention.cached_tensors(precision, policy, unfused)
     if not feed_forward.empty:
         if attention.empty:
             yield CachedTensor("FFN norm input", residual, "residual", "tokens", kept_by_op=True)
         else:
             yield CachedTensor("FFN norm input", residual, "kept", "tokens")
-        yield CachedTensor("FFN input", normalised, "norm output", "tokens", modules=inside)
+        yield CachedTensor(
+            "FFN input", normalised, "norm output", "tokens", modules=inside, whole_in_dtensor=True
+        )
         yield from feed_forward.cached_tensors(h, precision)
     if block.layer.streams > 1:  # the mixed input of each half, before its norm, and its output
         around = block.layer.halves * 2 * row_bytes(h, "bf16")
@@ -248,7 +262,8 @@ def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterato
         yield CachedTensor("token ids", 8.0, "residual", "none")
         return
     yield CachedTensor("norm input", row_bytes(shape.hidden, "bf16"), "residual", "tokens")
-    yield CachedTensor("head input", row_bytes(shape.hidden, precision.head), "norm output", "tokens")
+    head_input = row_bytes(shape.hidden, precision.head)
+    yield CachedTensor("head input", head_input, "norm output", "tokens", whole_in_dtensor=True)
     yield CachedTensor("logits", row_bytes(shape.vocab, precision.logits), "kept", "width")
     if precision.loss == "fp32":  # one copy in FP32, and one of its log-softmax
         yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")

@@ -30,6 +30,8 @@ class CachedTensor:
     """Modules of which the recompute of any one frees the tensor."""
     routed: bool = False
     """Whether its rows are those that routed experts receive."""
+    whole_in_dtensor: bool = False
+    """Whether every tensor-parallel rank holds all tokens of it under PyTorch's DTensor (eq. M46)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,5 @@ class GemmOutput:
     name: str
     width: float
     sharding: Sharding
+    row_parallel: bool = False
+    """Whether every tensor-parallel rank computes a part of the sum over all columns, for all tokens."""

@@ -152,8 +152,12 @@ class Software(Section):
     modules: Literal["torch", "transformer-engine", "megatron-core"] = "torch"
     """What the host calls: PyTorch's own operators, modules of Transformer Engine, or these with Megatron
     core's own Python around them."""
+    compiled_blocks: bool = False
+    """`torch.compile` compiles each block as torchtitan does, so that the host runs generated code in the
+    place of single operators. It needs fused kernels and PyTorch's own modules."""
     dtensor: bool = False
-    """Tensor parallelism runs through PyTorch's DTensor (torchtitan), which takes the host longer."""
+    """Tensor parallelism runs through PyTorch's DTensor (torchtitan), which takes the host longer and keeps
+    the gathered inputs of column-parallel GEMMs."""
     garbage_collection: Literal["fixed", "automatic"] = "fixed"
     """Python's garbage collection: `fixed`, at chosen steps only (`gc_freq` of torchtitan, `manual_gc` of
     Megatron-LM); `automatic`, whenever Python starts one, which takes the host longer."""
@@ -162,6 +166,15 @@ class Software(Section):
     with what prepares the dispatch, the experts, or the whole step."""
     static_experts: StaticExperts | None = None
     """Buffers of routed experts have a fixed size; absent: as many rows as arrive, which the host reads."""
+
+    @model_validator(mode="after")
+    def _compiled_blocks_are_fused(self) -> Self:
+        if self.compiled_blocks and (self.kernels != "fused" or self.modules != "torch"):
+            raise ValueError(
+                f"compiled_blocks with kernels={self.kernels} and modules={self.modules} is not what "
+                "torch.compile makes; set kernels: fused and modules: torch, or compiled_blocks: false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _allocations_are_described(self) -> Self:

@@ -12,11 +12,12 @@ from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
+from moesim.simulator.planner.block_seconds import ACTIONS, LayerSplit, action_seconds
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.placements import Placement
-from moesim.simulator.planner.prices import ACTIONS, LayerSplit, PriceBook, action_seconds
+from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import Key
 from moesim.simulator.scenario.parallel import ParallelPlan
 

@@ -18,6 +18,7 @@ from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.block_seconds import LayerSplit
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame, legal_frames
@@ -25,7 +26,7 @@ from moesim.simulator.planner.memory import MemoryBook
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.placements import price_key, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates, FrameGroup, inner_axes
-from moesim.simulator.planner.prices import LayerSplit, PriceBook
+from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
 from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space

@@ -25,22 +25,15 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.block_seconds import PHASES_OF
 from moesim.simulator.planner.closed_form import PricedPlan
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.schedules.template import EP_PHASES
 
-ACTIONS = ("F", "I", "W")
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
-
-PHASES_OF: dict[str, tuple[Phase, ...]] = {
-    "F": ("attn F", "dispatch F", "mlp F", "combine F"),
-    "I": ("combine B", "mlp I", "dispatch B", "attn I"),
-    "W": ("mlp W", "attn W"),
-}
 
 
 _ALONE: tuple[Mode, ...] = ("alone",)
@@ -49,22 +42,6 @@ _ROUTED: frozenset[Phase] = frozenset(
 )
 _NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
 """Phases of a MoE block that do, and do not, depend on the expert-parallel degree."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSplit:
-    """The part of a plan that decides the operators of one GPU, apart from precision and recompute."""
-
-    tp: int
-    cp: int
-    ep: int
-    expert_tp: int
-    microbatch: int
-
-    @classmethod
-    def of(cls, plan: ParallelPlan) -> LayerSplit:
-        """The layer split of a plan."""
-        return cls(plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch)
 
 
 @dataclass(slots=True)
@@ -406,22 +383,3 @@ class PriceBook:
             port = links.nic_bytes_per_s if across else links.scale_up_bytes_per_s
             self._sends[key] = alone_s, max(alone_s, 2.0 * size / port if size else 0.0)
         return self._sends[key]
-
-
-def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict[str, tuple[float, float]]:
-    """Seconds (compute, small kernels of transfers) of a block's F, I and W on all SMs, without transfers.
-
-    `kept`: share of the routed rows that are computed.
-    """
-    found = {}
-    for action in ACTIONS:
-        costs = [(phase, table.compute.get((kind, phase, "alone"))) for phase in PHASES_OF[action]]
-        found[action] = tuple(
-            fsum(
-                c.fixed_s + kept * c.row_s
-                for phase, c in costs
-                if c is not None and (phase in EP_PHASES) == small
-            )
-            for small in (False, True)
-        )
-    return found  # type: ignore[return-value]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -131,18 +130,3 @@ def _there(
 
 def _each(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     return [function(item) for item in items]
-
-
-@contextmanager
-def without_cyclic_collection() -> Iterator[None]:
-    """Pause the cyclic garbage collector, which would walk all prices of a search again and again.
-
-    Prices and plans have no cycles: they are freed as soon as nothing refers to them.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

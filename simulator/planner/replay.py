@@ -31,7 +31,7 @@ class ActionTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class ReplayLevel:
     """Schedule steps of which none depends on another, and that depend on steps of earlier levels only.
 
     All arrays have an entry for each step, those of outputs one for each output. Numbers of rows are rows of
@@ -65,7 +65,7 @@ class Order:
     """The different steps of the schedule."""
     ranks: tuple[IntArray, ...]
     """For each key, the ranks that run it."""
-    levels: tuple[Level, ...]
+    levels: tuple[ReplayLevel, ...]
     rows: int
     """Rows of the table of times: one for 0 s, and one for every end and every output of a step."""
     last: IntArray
@@ -80,7 +80,7 @@ def key_of(step: Step) -> Key:
 
 
 @dataclass(slots=True)
-class _Node:
+class _ReplayStep:
     """A step on its way into a level; rows of outputs are numbered once all levels are known."""
 
     rank: int
@@ -122,12 +122,12 @@ def compile_order(schedule: Schedule) -> Order:
     return Order(tuple(keys), run_by, tuple(compiled), rows, np.array(last))
 
 
-def _nodes(schedule: Schedule) -> list[_Node]:
+def _nodes(schedule: Schedule) -> list[_ReplayStep]:
     """The steps of a schedule, every one after those that it depends on."""
     times = unit_times(schedule)
     order = sorted((times[r][n][1], r, n) for r in range(schedule.pp) for n in range(len(schedule.ranks[r])))
     arrivals: dict[Needs, tuple[int, int]] = {}
-    nodes: list[_Node] = []
+    nodes: list[_ReplayStep] = []
     before = [-1] * schedule.pp
     awaits = [schedule.awaits(rank) for rank in range(schedule.pp)]
     for _, rank, position in order:
@@ -153,19 +153,21 @@ def _nodes(schedule: Schedule) -> list[_Node]:
         outputs = tuple((forward, crosses * together) for forward, crosses in given)
         after = [nodes[n].level for n in (before[rank], *(source for source, _ in waits)) if n >= 0]
         level = 1 + max(after, default=-1)
-        nodes.append(_Node(rank, key_of(step), before[rank], waits, outputs, together if late else 0, level))
+        nodes.append(
+            _ReplayStep(rank, key_of(step), before[rank], waits, outputs, together if late else 0, level)
+        )
         before[rank] = len(nodes) - 1
     return nodes
 
 
 def _level(
-    members: Sequence[_Node],
+    members: Sequence[_ReplayStep],
     keys: dict[Key, int],
     ends: Sequence[int],
     outputs: Sequence[int],
     spans: tuple[slice, slice],
     schedule: Schedule,
-) -> Level:
+) -> ReplayLevel:
     waits = []
     for turn in range(max(len(node.needs) for node in members)):
         pairs = [(n, node.needs[turn]) for n, node in enumerate(members) if len(node.needs) > turn]
@@ -173,7 +175,7 @@ def _level(
         waits.append((np.array([n for n, _ in pairs]), np.array(rows)))
     given = [(n, *output) for n, node in enumerate(members) for output in node.outputs]
     late = schedule.awaits_sends
-    return Level(
+    return ReplayLevel(
         ranks=np.array([node.rank for node in members]),
         keys=np.array([keys[node.key] for node in members]),
         before=np.array([ends[node.before] if node.before >= 0 else 0 for node in members]),

@@ -13,11 +13,12 @@ from math import isfinite
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.common.garbage import without_cyclic_collection
 from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.kernel_sms import RISK, published_sms
-from moesim.simulator.planner.processes import engine_processes, outcomes, without_cyclic_collection
+from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
@@ -47,13 +48,15 @@ def plan(
 
     `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
     run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-hours
-    if the cluster has no price). `top`: number of families that are ranked and simulated; plans of one
-    family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the engine
+    if the cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000;
+    plans of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run
+    the engine
     (1 = this process); the result does not depend on it, and a script that asks for more than one must guard
     its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
     "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
     says what the best of all plans would gain. `progress` is called with the share of the work that is done
-    (0 to 1) and a text. Raises InputError for a malformed or empty space and for contradictory limits, and
+    (0 to 1) and a text, also while it waits for the engine; an exception that it raises ends the search and
+    its processes. Raises InputError for a malformed or empty space and for contradictory limits, and
     InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
     """
     if isinstance(scenario, str):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.simulator.common.garbage import without_cyclic_collection
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment
@@ -40,7 +41,8 @@ def predict(
     plan that does not fit into memory is still predicted, with `memory.fits` false. For a caller that needs
     seconds only, `predict.step.run_step` does the same without the result.
     """
-    return finish(prepare(what, profile=profile, stages=stages, engine=engine))
+    with without_cyclic_collection():
+        return finish(prepare(what, profile=profile, stages=stages, engine=engine))
 
 
 def finish(prepared: Prepared) -> Prediction:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pydantic import BaseModel
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.hwmodels.host import HostCall, InBlock, load_host
+from moesim.hwmodels.host import CompiledBlock, HostCall, InBlock, load_host
 from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
@@ -74,11 +74,15 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     if name is None:
         return []
     host = load_host(prepared.scenario.path(name))
-    rows: list[tuple[str, float, str, HostCall | InBlock | SourcedFraction]] = []
+    rows: list[tuple[str, float, str, CompiledBlock | HostCall | InBlock | SourcedFraction]] = []
     if host.factor is not None:
         rows.append(("factor", host.factor.value, "1", host.factor))
     measured = host.measured()
     rows += [(f"in_block.{family}", ratio.forward, "1", ratio) for family, ratio in measured.in_block.items()]
+    if prepared.scenario.software.compiled_blocks:
+        rows += [
+            (f"compiled.{family}", ratio.forward, "1", ratio) for family, ratio in measured.compiled.items()
+        ]
     rows += [(kind, call.forward, "s", call) for kind, call in measured.calls.items()]
     return [
         ProvenanceEntry(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.simulator.common.garbage import without_cyclic_collection
 from moesim.simulator.engine.records import Execution, step_time_s
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment
@@ -44,4 +45,5 @@ def run_step(
     Takes the arguments and raises the errors of `prepare`; raises InfeasibleError where faults leave no way
     to end a step.
     """
-    return execute(prepare(what, profile=profile, stages=stages, engine=engine))
+    with without_cyclic_collection():
+        return execute(prepare(what, profile=profile, stages=stages, engine=engine))

@@ -74,3 +74,14 @@ def test_a_host_is_like_one_that_was_measured() -> None:
 def test_an_unknown_host_names_the_known_ones() -> None:
     with pytest.raises(InputError, match="emerald-rapids-vm"):
         load_host("emerald")
+
+
+def test_a_compiled_block_has_a_further_ratio_and_its_own_time_of_dtensor() -> None:
+    base = load_host("emerald-rapids-vm")
+    for family in ("dense", "routed", "latent routed"):
+        eager, compiled = (base.call_s("norm", True, family, how) for how in (False, True))
+        assert compiled == pytest.approx(eager * base.compiled[family].forward)
+    around = base.calls["dtensor"].compiled
+    assert around is not None and base.call_s("dtensor", False, "dense", True) == around.backward
+    # Around a compiled block FSDP2 was not measured to take another time.
+    assert base.call_s("fsdp", True, "dense", True) == base.calls["fsdp"].forward

@@ -12,61 +12,43 @@ with few repeats. As a script it needs PyTorch and torchtitan only.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
-import types
-from pathlib import Path
+import importlib
 from typing import Any
 
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 if __name__ == "__main__" and not __package__:  # run as a file: moesim's own imports are not needed
-    HERE = Path(__file__).resolve().parent
-    NAMES = ("moesim", "moesim.kernels", "moesim.kernels.calibrate", "moesim.kernels.calibrate.studies")
-    for _name in NAMES:
-        _package = types.ModuleType(_name)
-        _package.__path__ = [str(HERE)]
-        sys.modules[_name] = _package
+    importlib.import_module("study_setup").prepare()
 import torch
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
 from moesim.kernels.calibrate.studies import host_blocks_parts as parts
 from moesim.kernels.calibrate.studies import host_blocks_two as two
-from moesim.kernels.calibrate.studies.host_blocks_study import Study, stop_late
+from moesim.kernels.calibrate.studies import study_setup
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, conduct
 from moesim.kernels.calibrate.studies.host_launch import machine
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser()
+    parser = study_setup.parser(120.0)
     parser.add_argument("--one", action="store_true")
     parser.add_argument("--two", action="store_true")
-    parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--out", default=".")
-    parser.add_argument("--budget", type=float, default=120.0)
-    parser.add_argument("--only", default="", help="texts, one of which a case's name has, between commas")
     options = parser.parse_args()
-    device = "cpu" if options.dry else "cuda"
-    rank, world = models.start_group(device)
+    rank, world = models.start_group("cpu" if options.dry else "cuda")
     study = Study(options, "host_blocks_two.json" if options.two else "host_blocks_one.json", rank)
+    describe(study, world)
+    conduct(study, two.run_two if options.two else parts.run_one, short)
+
+
+def describe(study: Study, world: int) -> None:
+    """Load torchtitan's models and write the machine and the versions into the results."""
     study.result["world"] = world
     study.result["torchtitan"] = models.load_torchtitan()
-    if options.dry:
+    if study.dry:
         models.imitate_gpu_on_cpu()
         study.result["machine"] = {"torch": torch.__version__}
     else:
         study.result["machine"] = machine()
         models.use_untuned_flex_attention()
-    stop_late(study)
-    (two.run_two if options.two else parts.run_one)(study)
-    study.write()
-    if rank == 0:
-        print(json.dumps({k: short(v) for k, v in study.result["blocks"].items()}, indent=1)[-9000:])
-        print("seconds", study.result["total_s"], study.result["seconds"])
-    sys.stdout.flush()
-    os._exit(0)  # no tear-down of groups, which can wait for a rank that ended early
 
 
 def short(row: dict[str, Any]) -> Any:

@@ -24,10 +24,19 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "llama3": {
         "tiny": {"dim": 256, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 64},
         "real": {"dim": 3072, "n_heads": 24, "n_kv_heads": 8, "multiple_of": 256},
+        "memory": {"dim": 1024, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 256},
+        "large": {
+            "dim": 8192,
+            "n_heads": 64,
+            "n_kv_heads": 8,
+            "multiple_of": 1024,
+            "ffn_dim_multiplier": 1.3,
+        },
     },
     "qwen3": {
         "tiny": {"dim": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "hidden_dim": 512},
         "real": {"dim": 3072, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128, "hidden_dim": 8192},
+        "memory": {"dim": 1024, "n_heads": 12, "n_kv_heads": 4, "head_dim": 64, "hidden_dim": 3072},
     },
     "qwen3_moe": {
         "tiny": {"dim": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "moe_inter_dim": 128},
@@ -47,7 +56,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Sizes of the models, by family."""
 
-TOKENS = {"tiny": 128, "real": 4096}
+TOKENS = {"tiny": 128, "memory": 2048, "real": 4096, "large": 8192}
 VOCABULARY = 512
 
 
@@ -59,7 +68,7 @@ class BlockCase:
     layers: int
     size: str = "tiny"
     fsdp: int = 0  # members of the FSDP2 group; 0 without FSDP
-    checkpoint: str = "none"  # none, op (selective, by operator) or full
+    checkpoint: str = "none"  # none, op (selective, by operator), full, or every n-th layer ("2")
     compile: bool = False
     ep: int = 1
     tp: int = 1
@@ -96,6 +105,7 @@ def load_torchtitan() -> str:
     train_spec: Any = types.ModuleType("torchtitan.protocols.train_spec")
     train_spec.ModelProtocol, train_spec.BaseModelArgs = protocol.ModelProtocol, protocol.BaseModelArgs
     sys.modules["torchtitan.protocols.train_spec"] = train_spec
+    _plain_experts()
     return _version(root)
 
 
@@ -114,9 +124,10 @@ def imitate_gpu_on_cpu() -> None:
     utils: Any = importlib.import_module("torchtitan.models.moe.utils")
     permute = utils.generate_permute_indices
     utils.generate_permute_indices = lambda rows, *args: permute(rows.long(), *args, use_cpu=True)
-    TOKENS["real"] = TOKENS["tiny"]
-    for sizes in SIZES.values():
-        sizes["real"] = sizes["tiny"]
+    for size in ("memory", "real", "large"):
+        TOKENS[size] = TOKENS["tiny"]
+        for sizes in SIZES.values():
+            sizes[size] = sizes["tiny"]
     histogram = torch.histc
     torch.histc = lambda x, *args, **kwargs: histogram(x.float(), *args, **kwargs).to(x.dtype)
     wrapper = importlib.import_module("torchtitan.models.attention").FlexAttentionWrapper
@@ -201,7 +212,8 @@ def build(case: BlockCase, device: str) -> Any:
         llama4.apply_moe_ep_tp(model, tp_mesh=None, ep_mesh=sparse["ep"], etp_mesh=None, ep_etp_mesh=None)
     if case.checkpoint != "none":
         config = importlib.import_module("torchtitan.config.job_config").ActivationCheckpoint(
-            mode="full" if case.checkpoint == "full" else "selective", selective_ac_option="op"
+            mode="full" if case.checkpoint == "full" else "selective",
+            selective_ac_option="op" if case.checkpoint == "full" else case.checkpoint,
         )
         wrap = importlib.import_module("torchtitan.distributed.activation_checkpoint").apply_ac
         wrap(model, config, model_compile_enabled=case.compile, op_sac_save_list=plan._op_sac_save_list)
@@ -221,6 +233,24 @@ def build(case: BlockCase, device: str) -> Any:
     return model
 
 
+@cache
+def _plain_experts() -> Any:
+    """torchtitan's function of the experts before any model was compiled."""
+    return importlib.import_module("torchtitan.models.moe.moe")._run_experts_grouped_mm
+
+
+def forget_compiled() -> None:
+    """Drop what was compiled, and undo what torchtitan changes in PyTorch and itself to compile a model."""
+    import torch._dynamo.utils
+    import torch._inductor.config
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._C._dynamo.eval_frame._set_lru_cache(True)
+    torch._inductor.config._micro_pipeline_tp = False
+    importlib.import_module("torchtitan.models.moe.moe")._run_experts_grouped_mm = _plain_experts()
+
+
 def _tensor_parallel(model: Any, plan: Any, case: BlockCase, mesh: Any) -> None:
     """Apply torchtitan's tensor and sequence parallelism."""
     more = {} if case.family == "llama3" else {"enable_async_tp": False}
@@ -231,6 +261,11 @@ def _tensor_parallel(model: Any, plan: Any, case: BlockCase, mesh: Any) -> None:
         import torch._inductor.config
 
         torch._inductor.config._micro_pipeline_tp = True
+        if (
+            mesh.device_type == "cuda"
+        ):  # without it the compiler of torch 2.11 leaves the collectives as they are
+            symmetric = importlib.import_module("torch.distributed._symmetric_memory")
+            symmetric.enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def _compile(model: Any, plan: Any, llama4: Any, case: BlockCase) -> None:

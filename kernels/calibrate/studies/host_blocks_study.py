@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from moesim.kernels.calibrate.studies import host_blocks_models as models
 from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
+from moesim.kernels.calibrate.studies.kept_bytes import kept_bytes, slope
 
 SHALLOW, DEEP = 2, 8
 LAUNCHES = (
@@ -153,6 +154,7 @@ def whole(study: Study, case: BlockCase) -> dict[str, Any]:
     out = passes(study, lambda: model(tokens, **more), clear)
     out["host_reads"] = host_reads(study, lambda: model(tokens, **more))
     out["parameters"] = len(list(model.parameters()))
+    out["kept"] = kept_bytes(study.device, lambda: model(tokens, **more), clear)
     return out
 
 
@@ -202,8 +204,10 @@ def host_reads(study: Study, forward: Callable[[], torch.Tensor]) -> dict[str, i
 def block(study: Study, case: BlockCase) -> dict[str, Any]:
     """Host time of one block of a case: the slope between two depths; both depths are kept."""
     depths = (SHALLOW, SHALLOW + 2) if study.dry else (SHALLOW, DEEP)
-    if case.size == "real" or case.compile:
+    if case.size in ("real", "large"):
         depths = (1, 3)
+    models.forget_compiled()
+    began = time.monotonic()
     found = {depth: whole(study, replace(case, layers=depth)) for depth in depths}
     low, high = (found[depth] for depth in depths)
     span = depths[1] - depths[0]
@@ -212,7 +216,26 @@ def block(study: Study, case: BlockCase) -> dict[str, Any]:
         out[f"{name}_us"] = (high[name]["us"] - low[name]["us"]) / span
         out[f"{name}_p25_us"] = (high[name]["p25_us"] - low[name]["p25_us"]) / span
         out[f"{name}_p75_us"] = (high[name]["p75_us"] - low[name]["p75_us"]) / span
+    out["kept"] = slope(low["kept"], high["kept"], span, TOKENS[case.size])
+    if case.compile:
+        out["seconds"] = time.monotonic() - began
+        out["graphs"] = dict(torch._dynamo.utils.counters["stats"])
     return out | {"models": {str(depth): row for depth, row in found.items()}}
+
+
+def conduct(study: Study, run: Callable[[Study], None], short: Callable[[dict[str, Any]], Any]) -> None:
+    """Run a study to its end, print its blocks in short and its parts, and end the process."""
+    stop_late(study)
+    run(study)
+    study.write()
+    if study.rank == 0:
+        print(
+            json.dumps({name: short(row) for name, row in study.result["blocks"].items()}, indent=1)[-6000:]
+        )
+        print(json.dumps(study.result["parts"])[-4000:])
+        print("seconds", study.result["total_s"], study.result["seconds"])
+    sys.stdout.flush()
+    os._exit(0)  # no tear-down of groups, which can wait for a rank that ended early
 
 
 def stop_late(study: Study) -> None:
@@ -220,7 +243,7 @@ def stop_late(study: Study) -> None:
 
     def watch() -> None:
         time.sleep(max(1.0, study.left_s() + 25.0))
-        sys.stderr.write("host_blocks: a case ran past the budget, the process ends\n")
+        sys.stderr.write("a case ran past the budget, the process ends\n")
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

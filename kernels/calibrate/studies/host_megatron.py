@@ -12,37 +12,25 @@ host_megatron.json after every case. A case that fails loses its own row. `--dry
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.metadata
-import json
-import os
 import sys
 import time
-import types
 import warnings
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-os.environ.setdefault(
-    "TORCHINDUCTOR_COMPILE_THREADS", "1"
-)  # a few small kernels; starting workers takes longer
 if __name__ == "__main__" and not __package__:  # run as a file: moesim's own imports are not needed
-    HERE = Path(__file__).resolve().parent
-    NAMES = ("moesim", "moesim.kernels", "moesim.kernels.calibrate", "moesim.kernels.calibrate.studies")
-    for _name in NAMES:
-        _package = types.ModuleType(_name)
-        _package.__path__ = [str(HERE)]
-        sys.modules[_name] = _package
+    importlib.import_module("study_setup").prepare(
+        CUDA_DEVICE_MAX_CONNECTIONS="1",
+        TORCHINDUCTOR_COMPILE_THREADS="1",  # a few small kernels; starting workers takes longer
+    )
 import torch
 
 from moesim.kernels.calibrate.studies import host_megatron_models as models
-from moesim.kernels.calibrate.studies.host_blocks_study import Study, host_reads, passes, stop_late
+from moesim.kernels.calibrate.studies import study_setup
+from moesim.kernels.calibrate.studies.host_blocks_study import Study, conduct, host_reads, passes
 from moesim.kernels.calibrate.studies.host_launch import machine
 from moesim.kernels.calibrate.studies.host_megatron_models import MegatronCase
 
@@ -202,38 +190,34 @@ def run_all(study: Study) -> None:
     )
 
 
+def describe(study: Study, world: int) -> None:
+    """Write the machine and the versions into the results."""
+    study.result["world"], study.result["date"] = world, datetime.now(UTC).isoformat(timespec="seconds")
+    study.result["versions"] = {
+        name: importlib.metadata.version(name) for name in ("megatron-core", "torch", "numpy")
+    } | {"python": sys.version.split()[0]}
+    study.result["machine"] = {"torch": torch.__version__} if study.dry else machine()
+
+
+def short(row: dict[str, Any]) -> Any:
+    """A layer's two medians, or what became of it."""
+    if "forward_us" not in row:
+        return str(row)[-200:]
+    return f"forward {row['forward_us']:.0f} us, backward {row['backward_us']:.0f} us"
+
+
 def main() -> None:
     """Measure and write the results."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--out", default=".")
-    parser.add_argument("--budget", type=float, default=80.0)
-    options = parser.parse_args()
+    options = study_setup.parser(80.0).parse_args()
     if options.dry:
         from moesim.kernels.calibrate.studies.host_megatron_dry import imitate_gpu_on_cpu
 
         imitate_gpu_on_cpu()
     rank, world = models.start("cpu" if options.dry else "cuda")
     study = Study(options, "host_megatron.json" if world == 1 else f"host_megatron_{world}.json", rank)
-    study.result["world"], study.result["date"] = world, datetime.now(UTC).isoformat(timespec="seconds")
-    study.result["versions"] = {
-        name: importlib.metadata.version(name) for name in ("megatron-core", "torch", "numpy")
-    } | {"python": sys.version.split()[0]}
-    study.result["machine"] = {"torch": torch.__version__} if options.dry else machine()
-    stop_late(study)
-    run_all(study)
-    study.write()
-    if rank == 0:
-        for name, row in study.result["blocks"].items():
-            text = str(row)[-200:]
-            if "forward_us" in row:
-                text = f"forward {row['forward_us']:.0f} us, backward {row['backward_us']:.0f} us"
-            print(f"{name}: {text}")
-        print(json.dumps(study.result["parts"])[-4000:])
-        print("seconds", study.result["total_s"], study.result["seconds"])
-    sys.stdout.flush()
-    os._exit(0)  # no tear-down of groups, which can wait for a rank that ended early
+    describe(study, world)
+    conduct(study, run_all, short)
 
 
 if __name__ == "__main__":

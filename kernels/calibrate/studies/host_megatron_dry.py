@@ -33,7 +33,7 @@ def imitate_gpu_on_cpu() -> None:
             """Nothing to wait for."""
 
     @contextlib.contextmanager
-    def nothing(*_: Any) -> Iterator[None]:
+    def nothing(*_: Any, **__: Any) -> Iterator[None]:
         yield
 
     cuda: Any = torch.cuda
@@ -44,6 +44,7 @@ def imitate_gpu_on_cpu() -> None:
     cuda.random.get_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random: Any = sys.modules["megatron.core.tensor_parallel.random"]
     random._set_cuda_rng_state = lambda *_, **__: None
+    random.CudaRNGStatesTracker.fork = nothing
     kind_of = torch.Tensor.type
     torch.Tensor.type = lambda self, *a: (
         kind_of(self, *a) if a else f"torch.cuda.{kind_of(self).split('.')[-1]}"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -251,12 +253,15 @@ def inputs(device: str) -> dict[str, Any]:
     return {"input_ids": tokens, "position_ids": places, "attention_mask": None, "labels": tokens}
 
 
-def start(device: str) -> tuple[int, int]:
+def start(device: str, tensor_parallel: int = 1) -> tuple[int, int]:
     """Start the process group and Megatron core's groups with expert parallelism over all ranks."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = (
             None  # a name that Megatron core 0.16.1 asks for and sets only with the engine
         )
+    if not hasattr(random, "FP8GlobalStateManager"):  # asked by the recompute of modules, also without FP8
+        random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False)
+        random.activation_recompute_forward = random.fp8_autocast = lambda *_, **__: nullcontext()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -267,8 +272,11 @@ def start(device: str) -> tuple[int, int]:
         os.environ["MASTER_ADDR"] = "127.0.0.1"
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=world)
     parallel_state.initialize_model_parallel(
-        expert_model_parallel_size=world, create_gloo_process_groups=False
+        tensor_model_parallel_size=tensor_parallel,
+        expert_model_parallel_size=world,
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,
     )
     if device == "cuda":
-        model_parallel_cuda_manual_seed(1)
+        random.model_parallel_cuda_manual_seed(1)
     return rank, world

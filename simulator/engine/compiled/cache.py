@@ -68,6 +68,7 @@ def _is_private(folder: Path) -> bool:
 def _key() -> str:
     digest = hashlib.sha256()
     about = (
+        str(Path(__file__)),  # two installations do not share: Numba's file names contain the path
         sys.version,
         numba_version(),
         version("numpy"),

@@ -7,15 +7,14 @@ affect each other on the links and at the end of the step.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import IntArray
+from moesim.simulator.common.garbage import without_cyclic_collection
 from moesim.simulator.engine.action_table import action_table
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
@@ -232,7 +231,7 @@ class SimpyEngine:
             for group in groups
             for rank in range(len(group.program.ranks))
         ]
-        with _collector_paused():
+        with without_cyclic_collection():
             env.run()
         _check_done([(group, rank) for group, rank, process in processes if process.is_alive])
         done = [[free_ns(records) for records in group.records] for group in groups]
@@ -255,15 +254,3 @@ def _check_done(stuck: Sequence[tuple[_GroupRun, int]]) -> None:
         raise RuntimeError(
             f"pipeline ranks {ranks} wait for {waits} for ever: the schedule is not executable"
         )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause cyclic garbage collection, which would find nothing: a run only adds records that stay alive."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -145,7 +145,7 @@ class SoftmaxAttention(Attention):
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
         """Outputs of the projections into queries, keys and values, then of the output projection."""
         yield from self.inputs_gemm_outputs()
-        yield GemmOutput("o_proj", hidden, "tokens")
+        yield GemmOutput("o_proj", hidden, "tokens", row_parallel=True)
 
     def unfused_scores(self, sequence: int) -> float:
         """Scores over the whole sequence, for every head."""

@@ -36,4 +36,4 @@ def swiglu_outputs(width: int, hidden: int, branches: int = 2) -> Iterator[GemmO
     """Outputs of the dense GEMMs in the order of their calls."""
     for n in range(branches):
         yield GemmOutput(f"FFN branch {n}", width, "width")
-    yield GemmOutput("FFN output", hidden, "tokens")
+    yield GemmOutput("FFN output", hidden, "tokens", row_parallel=True)

@@ -12,9 +12,9 @@ from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.block_seconds import ACTIONS
 from moesim.simulator.planner.bound import ACTIONS_OF, STANDARD_ERRORS, BoundBook
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.prices import ACTIONS
 from moesim.simulator.planner.replay import Key
 
 Blocks = dict[BlockKind, int]

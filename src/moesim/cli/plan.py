@@ -32,7 +32,9 @@ def plan(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a scenario key first.")
     ] = None,
     objective: Annotated[str, typer.Option(help="time, cost, energy, deadline or memory.")] = "time",
-    top: Annotated[int, typer.Option(help="Families of plans that are simulated and ranked.")] = 10,
+    top: Annotated[
+        int, typer.Option(help="Families of plans that the engine simulates and ranks, up to 1000.")
+    ] = 10,
     deadline_days: Annotated[float | None, typer.Option(help="Days that the run may take.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Dollars that the run may cost.")] = None,
     workers: Annotated[

@@ -6,12 +6,15 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError, load_host
+from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.host import HostTimes, Launch, PassLaunches, launch_stall_s
 from moesim.simulator.cost.launches import around_block_s, block_family, pass_launches
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
+from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.primitives import gemm, move
+from moesim.simulator.model.software import Software
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
@@ -138,6 +141,31 @@ def test_a_measured_kind_of_block_is_priced_by_its_own_ratio() -> None:
     modules = latent.software.model_copy(update={"modules": "transformer-engine"})
     assert block_family(block, modules) == "other"
     assert block_family(BlockShape("head"), latent.software) == "other"
+
+
+def test_a_compiled_block_has_its_ratio_and_traces_the_checkpoint_of_dense_layers_alone() -> None:
+    latent = small_experts(128, 1, kernels="fused", compiled_blocks=True)
+    prepared = prepare(latent)
+    host, block = load_host("emerald-rapids-vm"), prepared.shape.block("moe")
+    assert block_family(block, latent.software) == "latent routed"
+    times = HostTimes(host, "latent routed", compiled=True)
+    assert times.call_s("product", True) == pytest.approx(
+        1.518 * HostTimes(host, "latent routed").call_s("product", True)
+    )
+    assert latent.recompute == "op"
+    policy = host.calls["policy"].forward
+    assert around_block_s(prepared.pricer, block, times, True) == pytest.approx(
+        2 * host.calls["fsdp"].forward + policy
+    )
+    assert block.layer is not None
+    dense = BlockShape(block.kind, block.layer._replace(feed_forward=DenseFFN(1024, gated=True)))
+    assert around_block_s(prepared.pricer, dense, times, True) == pytest.approx(host.calls["fsdp"].forward)
+
+
+@pytest.mark.parametrize("other", [{"kernels": "eager"}, {"modules": "transformer-engine"}])
+def test_only_fused_kernels_of_pytorch_are_compiled(other: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"is not what torch\.compile makes; set kernels: fused"):
+        validate_model(Software, {"compiled_blocks": True, **other}, "software")
 
 
 def test_hooks_of_the_next_block_come_behind_the_experts() -> None:

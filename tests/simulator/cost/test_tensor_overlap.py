@@ -61,3 +61,35 @@ def test_long_gemms_hide_all_but_the_ends(overlap: str) -> None:
     assert half.forward_s(gemms) == pytest.approx(forward)
     backward = 0.2 + (4 + 24) / 132 if overlap == "userbuffers" else 0.1 + 0.1
     assert half.backward_s(gemms, gemms) == pytest.approx(backward)
+
+
+@pytest.mark.parametrize(
+    ("gemms_us", "pieces_us", "copy_us", "buffer_us", "sum_us", "measured_us"),
+    [
+        ((58.3, 57.3), (30.4, 29.9), 26.9, 4.6, 15.3, 27.1 + 41.9),
+        ((266.3, 265.6), (132.8, 133.5), 94.1, 18.9, 64.8, 42.4 + 82.0),
+        ((861.8, 880.4), (433.6, 433.1), 183.8, 34.7, 129.2, 66.9 + 136.0),
+    ],
+)
+def test_fused_operators_expose_what_two_gpus_measured(
+    gemms_us: tuple[float, float],
+    pieces_us: tuple[float, float],
+    copy_us: float,
+    buffer_us: float,
+    sum_us: float,
+    measured_us: float,
+) -> None:
+    """A gather before one GEMM and a scatter after another at widths of 2,048, 4,096 and 8,192.
+
+    Parts alone, from benchmarks/gpu/results/2026-11-22-h200-x2-compiled-blocks.json. Measured: each fused
+    operator, without the time that the same GEMM took beside a separate collective.
+    """
+    methods = load_methods()["async"]
+    moved = HalfCollectives(0.0, 0.0, 0.0, 0.0, 0.0, copy_us, copy_us, reduce_s=sum_us, copy_s=buffer_us)
+    lost, barrier_us = LOST_BESIDE_NCCL.value, methods.barrier_s * 1e6
+    half = HalfOverlap(methods.attention, methods.copies, moved, 2, 132, lost, barrier_us)
+    first, last = (SplitGemm(*times) for times in zip(gemms_us, pieces_us, strict=True))
+    exposed_us = half.forward_s(EdgeGemms(first, last))
+    assert 0.83 * measured_us < exposed_us < measured_us
+    without = HalfOverlap(methods.attention, methods.copies, moved, 2, 132, lost)
+    assert exposed_us - without.forward_s(EdgeGemms(first, last)) > 5 * 5.0 - 1e-9

@@ -525,7 +525,8 @@ def test_simpy_events_grow_linearly_with_microbatches_and_layers(
         schedule = build("dualpipe", 4, microbatches)
         blocks: list[list[BlockKind]] = [["moe"] * layers] * 4
         more: dict[str, Any] = {"send_ns": 100.0, "bytes_": 10.0, "rate": 1e9}
-        execute(toy(schedule, blocks, lambda k, p, o: 10, lambda p, o: 20.0, clock=[[1.0, 1.1]] * 4, **more))
+        durations: tuple[Any, ...] = (lambda k, p, o: 10, lambda p, o: 20.0)
+        engine_of("simpy").execute([toy(schedule, blocks, *durations, clock=[[1.0, 1.1]] * 4, **more)])
         return CountingEnvironment.steps
 
     base = events(40, 2)

@@ -97,6 +97,14 @@ def test_a_version_has_its_own_rules() -> None:
     assert "key and value heads" in trainer_of("megatron@0.14").problems_of(plan(*model))[0]
 
 
+def test_tensor_parallelism_is_dtensors_in_torchtitan_alone() -> None:
+    split, whole = (plan(f"parallel.tp={tp}") for tp in (2, 1))
+    titan, megatron = trainer_of("torchtitan"), trainer_of("megatron")
+    adapted, _ = titan.adapted(split)
+    assert adapted.software.dtensor and not titan.adapted(whole)[0].software.dtensor
+    assert not megatron.adapted(adapted)[0].software.dtensor
+
+
 def test_a_scenario_is_priced_as_the_trainer_runs_it() -> None:
     scenario = plan("precision=fp8", "parallel.tp=2", "parallel.sequence_parallel=true")
     adapted, changes = trainer_of("megatron").adapted(scenario)

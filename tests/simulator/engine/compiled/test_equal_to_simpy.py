@@ -1,0 +1,30 @@
+"""The compiled engine against SimPy: every record of 100 random steps, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from random_steps import differences, random_step
+
+from moesim.simulator.engine.compiled.execute import run_compiled
+from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.registry import engine_of
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_every_record_of_random_steps_is_equal(toy: Callable[..., Program], first: int) -> None:
+    for seed in range(first, first + 25):
+        programs = random_step(toy, seed)
+        found = differences(run_compiled(programs), engine_of("simpy").execute(programs))
+        assert not found, f"step {seed}: {found}"
+
+
+def test_the_comparison_sees_one_nanosecond(toy: Callable[..., Program]) -> None:
+    programs = random_step(toy, 0)
+    one, other = (engine_of("simpy").execute(programs) for _ in range(2))
+    assert not differences(one, other)
+    other[0].times.ends[-1, 0] += 1
+    assert differences(one, other) == ["group 0: ends"]
+    assert "group 0: end of the step" in differences([replace(one[0], end_ns=one[0].end_ns + 1)], other[:1])
