@@ -79,7 +79,7 @@ def shell(options: argparse.Namespace) -> Row:
         fresh["MOESIM_ENGINE"] = "auto"  # what a user gets
 
     def call() -> None:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=fresh)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=fresh)
 
     call()
     rows = []
