@@ -1,4 +1,5 @@
-"""The single-threaded process that job processes are forked from; it imports the simulator once.
+"""The single-threaded process that job processes are forked from; it imports the simulator once, and predicts
+the home case once, so that every job starts with the parts and the compiled engine that predictions share.
 
 `jobs` starts it as `python -m moesim.app.job_server SOCKET`. It never reads the dashboard's script, which
 `multiprocessing` would import again in every child. It ends, with all jobs, when its standard input is
@@ -7,6 +8,7 @@ closed, which happens however the dashboard's process ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -19,6 +21,9 @@ from multiprocessing.connection import Connection
 
 from moesim.app import budget
 from moesim.hwmodels.errors import InputError, MoesimError
+
+IDLE_S, RETRY_S = 0.3, 5.0
+"""Seconds without a job before the home case is predicted, and until compiled code is looked for again."""
 
 log = logging.getLogger("moesim.app")
 
@@ -34,8 +39,12 @@ def serve(path: str) -> None:
         except FileNotFoundError:
             return  # whoever started this has ended meanwhile
         listener.listen(64)
+        idle_s: float | None = IDLE_S
         while True:
-            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            ready, _, _ = select.select([listener, sys.stdin], [], [], idle_s)
+            if not ready:
+                idle_s = warm()
+                continue
             if sys.stdin in ready:
                 os.killpg(0, signal.SIGKILL)
             taken, _ = listener.accept()
@@ -57,6 +66,30 @@ def prepare() -> None:
     result_cache.find(moesim.load(HOME))
     if result_cache.problem() is not None:
         log.warning("%s", result_cache.problem())
+
+
+def warm() -> float | None:
+    """Predict the home case once, while nobody waits, so that jobs inherit the parts that predictions share.
+
+    Returns the seconds after which to call it again, while the engine's code is still being compiled; None
+    where there is nothing more to do. Without compiled code a job does not get slower: it runs SimPy.
+    """
+    import moesim
+    from moesim.app.pages import HOME
+    from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
+    from moesim.simulator.engine.compiled.warm import start_in_background
+    from moesim.simulator.engine.registry import engine_of
+
+    compiled = engine_of().name != "simpy" and numba_version() is not None
+    if compiled and not is_ready(cache_folder()):
+        start_in_background()
+        return RETRY_S
+    try:
+        moesim.simulate(HOME)
+    except Exception:  # a job meets the error again and shows it
+        log.exception("the home case could not be predicted ahead")
+    gc.freeze()  # a collection in a child would otherwise copy every page that it shares with this process
+    return None
 
 
 def _run(pipe: Connection) -> None:
