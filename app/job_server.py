@@ -22,8 +22,9 @@ from multiprocessing.connection import Connection
 from moesim.app import budget
 from moesim.hwmodels.errors import InputError, MoesimError
 
-IDLE_S, RETRY_S = 0.3, 5.0
-"""Seconds without a job before the home case is predicted, and until compiled code is looked for again."""
+IDLE_S, RETRY_S, TRIES = 0.3, 5.0, 36
+"""Seconds without a new job before the home case is predicted, and until compiled code is looked for again;
+how often that is done."""
 
 log = logging.getLogger("moesim.app")
 
@@ -39,11 +40,11 @@ def serve(path: str) -> None:
         except FileNotFoundError:
             return  # whoever started this has ended meanwhile
         listener.listen(64)
-        idle_s: float | None = IDLE_S
+        tries, idle_s = TRIES, IDLE_S
         while True:
-            ready, _, _ = select.select([listener, sys.stdin], [], [], idle_s)
+            ready, _, _ = select.select([listener, sys.stdin], [], [], idle_s if tries else None)
             if not ready:
-                idle_s = warm()
+                tries, idle_s = warm(tries), RETRY_S
                 continue
             if sys.stdin in ready:
                 os.killpg(0, signal.SIGKILL)
@@ -68,11 +69,11 @@ def prepare() -> None:
         log.warning("%s", result_cache.problem())
 
 
-def warm() -> float | None:
-    """Predict the home case once, while nobody waits, so that jobs inherit the parts that predictions share.
+def warm(tries: int) -> int:
+    """Predict the home case, while nobody waits, so that jobs inherit the parts that predictions share.
 
-    Returns the seconds after which to call it again, while the engine's code is still being compiled; None
-    where there is nothing more to do. Without compiled code a job does not get slower: it runs SimPy.
+    Where the engine's code is still being compiled, this waits for it as long as `tries` lasts. Returns the
+    tries that are left, 0 where there is nothing more to do.
     """
     import moesim
     from moesim.app.pages import HOME
@@ -80,22 +81,23 @@ def warm() -> float | None:
     from moesim.simulator.engine.compiled.warm import start_in_background
     from moesim.simulator.engine.registry import engine_of
 
-    compiled = engine_of().name != "simpy" and numba_version() is not None
-    if compiled and not is_ready(cache_folder()):
-        start_in_background()
-        return RETRY_S
     try:
+        folder = cache_folder()
+        compiled = engine_of().name != "simpy" and numba_version() is not None and folder is not None
+        if compiled and tries > 1 and not is_ready(folder):
+            start_in_background()
+            return tries - 1
         moesim.simulate(HOME)
     except Exception:  # a job meets the error again and shows it
         log.exception("the home case could not be predicted ahead")
     gc.freeze()  # a collection in a child would otherwise copy every page that it shares with this process
-    return None
+    return 0
 
 
 def _run(pipe: Connection) -> None:
     """Compute what the connection requests and send one value or one error."""
-    pipe.send(("process", os.getpid()))
     try:
+        pipe.send(("process", os.getpid()))
         niceness, budget_s, function, args, with_progress = pipe.recv()
         os.nice(niceness)
         budget.enforce(budget_s)
