@@ -184,7 +184,7 @@ def test_the_server_predicts_ahead_once_the_engine_is_compiled(monkeypatch: pyte
 
     done: list[str] = []
     monkeypatch.setattr(moesim, "simulate", lambda name: done.append(name))
-    monkeypatch.setattr(job_server.gc, "freeze", lambda: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr(warm, "start_in_background", lambda: done.append("compile"))
     monkeypatch.setattr(cache, "numba_version", lambda: "1")
     monkeypatch.setattr(cache, "cache_folder", lambda: Path())
