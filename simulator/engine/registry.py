@@ -6,7 +6,9 @@ import os
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
 from moesim.simulator.engine.compiled.engine import AutomaticEngine, CompiledEngine
+from moesim.simulator.engine.compiled.warm import start_in_background
 from moesim.simulator.engine.protocol import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
@@ -36,3 +38,16 @@ def engine_of(name: str | None = None) -> Engine:
             key="engine",
         )
     return ENGINES[chosen]
+
+
+def still_compiling() -> bool:
+    """Whether the default engine waits for compiled code, which a process makes from now on.
+
+    It never waits where SimPy was chosen, without Numba, and without a folder that only its user can write.
+    Raises InputError for an unknown name of an engine.
+    """
+    folder = cache_folder()
+    if engine_of() is _reference or numba_version() is None or folder is None or is_ready(folder):
+        return False
+    start_in_background()
+    return True

@@ -180,15 +180,15 @@ def test_the_server_predicts_ahead_once_the_engine_is_compiled(monkeypatch: pyte
     import moesim
     from moesim.app import job_server
     from moesim.app.pages import HOME
-    from moesim.simulator.engine.compiled import cache, warm
+    from moesim.simulator.engine import registry
 
     done: list[str] = []
     monkeypatch.setattr(moesim, "simulate", lambda name: done.append(name))
     monkeypatch.setattr("gc.freeze", lambda: None)
-    monkeypatch.setattr(warm, "start_in_background", lambda: done.append("compile"))
-    monkeypatch.setattr(cache, "numba_version", lambda: "1")
-    monkeypatch.setattr(cache, "cache_folder", lambda: Path())
-    monkeypatch.setattr(cache, "is_ready", lambda folder: len(done) > 1)
+    monkeypatch.setattr(registry, "start_in_background", lambda: done.append("compile"))
+    monkeypatch.setattr(registry, "numba_version", lambda: "1")
+    monkeypatch.setattr(registry, "cache_folder", lambda: Path())
+    monkeypatch.setattr(registry, "is_ready", lambda folder: len(done) > 1)
     tries = [3]
     while tries[-1]:
         tries.append(job_server.warm(tries[-1]))
