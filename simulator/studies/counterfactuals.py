@@ -54,6 +54,13 @@ class Counterfactuals(TableResult):
         """One row for each cause, and one for all of them together."""
         return [row.model_dump() for row in (*self.causes, self.together)]
 
+    def __str__(self) -> str:
+        """The causes that cost at least one per mille of the step, all of them together, and the sentence."""
+        shown = [*(row for row in self.causes if abs(row.share) >= 0.001), self.together]
+        lines = [f"the step without a cause, and what the cause costs ({self.step_s:.3f} s with all of them)"]
+        lines += [f"{r.cause:42s} {r.without_s:8.3f} s  {r.cost_s:8.3f} s  {r.share:6.1%}" for r in shown]
+        return "\n".join([*lines, self.sentence])
+
 
 def counterfactuals(
     prepared: Prepared, step_s: float, say: Say = lambda done, count, cause: None

@@ -96,9 +96,7 @@ def _without_transfer_times(
     def shorter(price: TransferCost) -> TransferCost:
         return replace(price, **dict.fromkeys(seconds, 0.0))
 
-    changed = {
-        key: shorter(price) if key[1] in phases else price for key, price in costs.transfer.items()
-    }
+    changed = {key: shorter(price) if key[1] in phases else price for key, price in costs.transfer.items()}
     return costs if changed == costs.transfer else replace(costs, transfer=changed)
 
 

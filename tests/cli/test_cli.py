@@ -132,10 +132,15 @@ def test_explain(run: Run, small: str) -> None:
         "scenario.variation.clock_cv = 0.01",
     ):
         assert word in out
+    path, costs = out.split("what each cause costs")
     shares = [
-        float(line.split()[-2]) for line in out.splitlines() if line.endswith(" %") and line.count("  ")
+        float(line.split()[-2]) for line in path.splitlines() if line.endswith(" %") and line.count("  ")
     ]
     assert sum(shares) == pytest.approx(100.0, abs=1.0), "the critical path covers the step"
+    for word in ("payloads of dispatch and combine", "all of them", "do not add up"):
+        assert word in costs
+    without = run("explain", small, "--no-counterfactuals")
+    assert without.code == 0 and "what each cause costs" not in without.out
 
 
 def test_models(run: Run) -> None:
