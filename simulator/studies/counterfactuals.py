@@ -11,7 +11,7 @@ from moesim.simulator.engine.program import PricedSchedule, Program
 from moesim.simulator.engine.records import step_time_s
 from moesim.simulator.predict.fleet_compile import joined_program
 from moesim.simulator.predict.prepared import Prepared, PreparedPool
-from moesim.simulator.studies.switched_off import CAUSES, Cause
+from moesim.simulator.studies.switched_off import CAUSES, SwitchableCause
 
 Say = Callable[[int, int, str], None]
 """Called before every run with (runs done, runs in all, name of the cause)."""
@@ -45,9 +45,9 @@ class Counterfactuals(TableResult):
         """Says that the costs of the causes do not add up, and what they cost together."""
         added = sum(row.cost_s for row in self.causes)
         return (
-            f"The causes overlap, so their costs do not add up: one by one they sum to {added:.3f} s, switched "
-            f"off together they save {self.together.cost_s:.3f} s; the other {self.together.without_s:.3f} s "
-            "are the longest path through the remaining compute."
+            f"The causes overlap, so their costs do not add up: one by one they sum to {added:.3f} s, "
+            f"switched off together they save {self.together.cost_s:.3f} s; the other "
+            f"{self.together.without_s:.3f} s are the longest path through the remaining compute."
         )
 
     def rows(self) -> list[Row]:
@@ -90,7 +90,7 @@ def _row(prepared: Prepared, step_s: float, name: str, programs: Sequence[Progra
     return Counterfactual(cause=name, without_s=without_s, cost_s=cost_s, share=cost_s / step_s)
 
 
-def _programs(prepared: Prepared, causes: Sequence[Cause]) -> tuple[Program, ...]:
+def _programs(prepared: Prepared, causes: Sequence[SwitchableCause]) -> tuple[Program, ...]:
     """The programs without some causes; no program where the step has none of them."""
     pools = [_of_pool(pool, causes) for pool in prepared.pools]
     if not any(changed for _, changed in pools):
@@ -101,7 +101,7 @@ def _programs(prepared: Prepared, causes: Sequence[Cause]) -> tuple[Program, ...
     return (joined_program([(pool.part, programs[0]) for pool, (programs, _) in parts]),)
 
 
-def _of_pool(pool: PreparedPool, causes: Sequence[Cause]) -> tuple[tuple[Program, ...], bool]:
+def _of_pool(pool: PreparedPool, causes: Sequence[SwitchableCause]) -> tuple[tuple[Program, ...], bool]:
     """The programs of a pool without some causes, and whether they differ from those with them."""
     before = pool.programs[0].costs
     costs = before

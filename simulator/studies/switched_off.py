@@ -5,20 +5,20 @@ A change returns the object that it was given where its cause is absent (docs/mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.table import PAIR_MODES, CostTable, PhaseCost, TransferCost
+from moesim.simulator.cost.table import PAIR_MODES, CostTable, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import MemberVariation, Program
 from moesim.simulator.engine.task_durations import LOAD_TOLERANCE
-from moesim.simulator.model.operator import Phase
 from moesim.simulator.predict.prepared import PreparedPool
 from moesim.simulator.schedules.template import EP_PHASES, SHARDING_PHASES
 
@@ -40,13 +40,22 @@ def _same_links(pool: PreparedPool, link_map: LinkMap) -> LinkMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class SwitchableCause:
     """A cause by name, with the changes of prices, differences between members and links that remove it."""
 
     name: str
     costs: ChangeOfCosts = _same_costs
     variation: ChangeOfVariation = _same_variation
     links: ChangeOfLinks = _same_links
+
+
+Price = TypeVar("Price", PhaseCost, TransferCost, SyncCost)
+
+
+def _with_fields(price: Price, seconds: Mapping[str, float]) -> Price:
+    """The price with other seconds, by name of the field."""
+    changes: dict[str, Any] = dict(seconds)
+    return replace(price, **changes)
 
 
 # -- prices ----------------------------------------------------------------------------------------------
@@ -81,20 +90,21 @@ def _without_part(part: str, pool: PreparedPool, costs: CostTable) -> CostTable:
 
     def shorter(price: PhaseCost) -> PhaseCost:
         seconds: float = getattr(price, part)
-        less = {"fixed_s": max(0.0, price.fixed_s - seconds), part: 0.0}
-        return replace(price, **less) if seconds else price
+        if not seconds:
+            return price
+        return _with_fields(price, {"fixed_s": max(0.0, price.fixed_s - seconds), part: 0.0})
 
     changed = {key: shorter(price) for key, price in costs.compute.items()}
     return costs if changed == costs.compute else replace(costs, compute=changed)
 
 
 def _without_transfer_times(
-    phases: frozenset[Phase], seconds: tuple[str, ...], pool: PreparedPool, costs: CostTable
+    phases: frozenset[str], seconds: tuple[str, ...], pool: PreparedPool, costs: CostTable
 ) -> CostTable:
     """Transfers of some phases without some of their seconds; their barriers remain."""
 
     def shorter(price: TransferCost) -> TransferCost:
-        return replace(price, **dict.fromkeys(seconds, 0.0))
+        return _with_fields(price, dict.fromkeys(seconds, 0.0))
 
     changed = {key: shorter(price) if key[1] in phases else price for key, price in costs.transfer.items()}
     return costs if changed == costs.transfer else replace(costs, transfer=changed)
@@ -108,7 +118,7 @@ def _without_end(part: str, pool: PreparedPool, costs: CostTable) -> CostTable:
     """The end of the step without one of its parts, a field of `SyncCost`."""
     if not any(getattr(sync, part) for sync in costs.sync):
         return costs
-    return replace(costs, sync=tuple(replace(sync, **{part: 0.0}) for sync in costs.sync))
+    return replace(costs, sync=tuple(_with_fields(sync, {part: 0.0}) for sync in costs.sync))
 
 
 # -- differences between members, and links --------------------------------------------------------------
@@ -165,28 +175,30 @@ _END = {
     "gather_s": "parameter gather",
 }
 
-CAUSES: tuple[Cause, ...] = (
-    Cause("recompute", costs=_without_recompute),  # first: it replaces the prices that the others change
-    Cause("unequal load of experts", variation=_with_even_load),
-    Cause("differences between GPUs", variation=_with_equal_clocks),
-    Cause("run-to-run jitter", variation=_without_jitter),
-    Cause(
+CAUSES: tuple[SwitchableCause, ...] = (
+    SwitchableCause(
+        "recompute", costs=_without_recompute
+    ),  # first: it replaces the prices that the others change
+    SwitchableCause("unequal load of experts", variation=_with_even_load),
+    SwitchableCause("differences between GPUs", variation=_with_equal_clocks),
+    SwitchableCause("run-to-run jitter", variation=_without_jitter),
+    SwitchableCause(
         "payloads of dispatch and combine",
         costs=partial(_without_transfer_times, EP_PHASES, ("nic_s", "scale_up_s")),
     ),
-    Cause(
+    SwitchableCause(
         "launch and notify of dispatch and combine",
         costs=partial(_without_transfer_times, EP_PHASES, ("launch_s",)),
     ),
-    Cause(
+    SwitchableCause(
         "sharding collectives of ZeRO-3",
-        costs=partial(_without_transfer_times, frozenset(SHARDING_PHASES), _ALL_SECONDS),
+        costs=partial(_without_transfer_times, SHARDING_PHASES, _ALL_SECONDS),
     ),
-    Cause("full links", links=_with_wide_links),
-    Cause("compute beside communication SMs", costs=_without_interference),
-    Cause("launch stalls of the host", costs=partial(_without_part, "host_s")),
-    Cause("exposed collectives inside compute", costs=partial(_without_part, "exposed_s")),
-    Cause("pipeline sends", costs=_without_sends),
-    *(Cause(name, costs=partial(_without_end, part)) for part, name in _END.items()),
+    SwitchableCause("full links", links=_with_wide_links),
+    SwitchableCause("compute beside communication SMs", costs=_without_interference),
+    SwitchableCause("launch stalls of the host", costs=partial(_without_part, "host_s")),
+    SwitchableCause("exposed collectives inside compute", costs=partial(_without_part, "exposed_s")),
+    SwitchableCause("pipeline sends", costs=_without_sends),
+    *(SwitchableCause(name, costs=partial(_without_end, part)) for part, name in _END.items()),
 )
 """All causes, in the order in which a run without several of them applies their changes."""

@@ -119,30 +119,6 @@ def test_schedule_in_three_formats(run: Run) -> None:
     assert "3F0" in deep.out
 
 
-def test_explain(run: Run, small: str) -> None:
-    code, out, _ = run("explain", small)
-    assert code == 0
-    for word in (
-        "critical path",
-        "mean*",
-        "bounds",
-        "stage 0:",
-        "assumed: ",
-        "extrapolated",
-        "scenario.variation.clock_cv = 0.01",
-    ):
-        assert word in out
-    path, costs = out.split("what each cause costs")
-    shares = [
-        float(line.split()[-2]) for line in path.splitlines() if line.endswith(" %") and line.count("  ")
-    ]
-    assert sum(shares) == pytest.approx(100.0, abs=1.0), "the critical path covers the step"
-    for word in ("payloads of dispatch and combine", "all of them", "do not add up"):
-        assert word in costs
-    without = run("explain", small, "--no-counterfactuals")
-    assert without.code == 0 and "what each cause costs" not in without.out
-
-
 def test_models(run: Run) -> None:
     code, out, _ = run("models")
     assert code == 0 and "671 B" in out and "37.55 B" in out

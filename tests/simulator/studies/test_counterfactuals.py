@@ -1,4 +1,4 @@
-"""Counterfactual runs: each equals the scenario without its cause, and without all of them compute is left."""
+"""Counterfactual runs: each equals the scenario without its cause; all of them together leave compute."""
 
 from __future__ import annotations
 
