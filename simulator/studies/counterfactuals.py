@@ -14,7 +14,7 @@ from moesim.simulator.predict.prepared import Prepared, PreparedPool
 from moesim.simulator.studies.switched_off import CAUSES, SwitchableCause
 
 Say = Callable[[int, int, str], None]
-"""Called before every run with (runs done, runs in all, name of the cause)."""
+"""Called before every run with (number of the run, most runs, name of the cause)."""
 
 ALL_CAUSES = "all of them"
 
@@ -63,20 +63,22 @@ class Counterfactuals(TableResult):
 
 
 def counterfactuals(
-    prepared: Prepared, step_s: float, say: Say = lambda done, count, cause: None
+    prepared: Prepared, step_s: float, say: Say = lambda number, most, cause: None
 ) -> Counterfactuals:
     """Run a prepared step once without each cause that it has, and once without all of them (eq. T3).
 
     `step_s`: seconds of the step with all causes. The programs are compiled anew with the same draws; the
     prices of all other work stay. Faults stay in all runs (`predict.fault_effects` switches them off).
     """
-    changed = [(cause, programs) for cause in CAUSES if (programs := _programs(prepared, (cause,)))]
-    rows = []
-    for number, (cause, programs) in enumerate(changed):
-        say(number, len(changed) + 1, cause.name)
-        rows.append(_row(prepared, step_s, cause.name, programs))
-    say(len(changed), len(changed) + 1, ALL_CAUSES)
-    everything = _programs(prepared, [cause for cause, _ in changed]) or prepared.programs
+    rows, present = [], []
+    for number, cause in enumerate(CAUSES):
+        programs = _programs(prepared, (cause,))
+        if programs:
+            say(number, len(CAUSES) + 1, cause.name)
+            present.append(cause)
+            rows.append(_row(prepared, step_s, cause.name, programs))
+    say(len(CAUSES), len(CAUSES) + 1, ALL_CAUSES)
+    everything = _programs(prepared, present) or prepared.programs
     return Counterfactuals(
         step_s=step_s,
         causes=tuple(sorted(rows, key=lambda row: (-row.cost_s, row.cause))),

@@ -20,7 +20,7 @@ def run_counterfactuals(prepared: Prepared, result: Result) -> Counterfactuals:
         return counterfactuals(
             prepared,
             result.step.time_s,
-            lambda done, count, cause: say(f"run {done + 1} of {count}: the step without {cause}"),
+            lambda number, most, cause: say(f"{number + 1} of {most}: the step without {cause}"),
         )
 
 
