@@ -253,14 +253,22 @@ def estimate(scenario: Scenario | str, *overrides: str) -> Estimate:
     return run(_scenario(scenario, *overrides))
 
 
-def explain(what: Scenario | Result | str) -> Explanation:
+def explain(what: Scenario | Result | str, *, counterfactuals: bool = True) -> Explanation:
     """Explain where the step time of a scenario, or of a finished prediction, goes and why.
-    Raises InputError for an illegal scenario.
+
+    For a scenario, `counterfactuals` adds what each cause costs, by one short engine run without that cause;
+    a finished prediction does not hold the programs for such runs. Raises InputError for an illegal scenario.
     """
     from moesim.simulator.predict.result import Result as Finished
     from moesim.simulator.studies.explain import explain as run
 
-    return run(what if isinstance(what, Finished) else simulate(what))
+    if isinstance(what, Finished):
+        return run(what)
+    from moesim.simulator.predict.driver import predict
+    from moesim.simulator.studies.counterfactuals import counterfactuals as runs
+
+    prepared, _, result = predict(_scenario(what))
+    return run(result, runs(prepared, result.step.time_s) if counterfactuals else None)
 
 
 def compare(
