@@ -47,7 +47,7 @@ scoreboard: $(VENV)/.core
 	$(BIN)/python docs/writers/pages.py --scoreboard
 
 bench: $(VENV)/.core
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/performance.py
 	$(BIN)/python benchmarks/network.py
 
 clean:

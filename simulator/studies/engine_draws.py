@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import default_workers, worker_pool
 from moesim.simulator.predict.band import Band, EngineBands
 from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.figures import UNCERTAIN, figures
+from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures
 from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step import run_step
@@ -31,13 +31,18 @@ Say = Callable[[int, int], None]
 """Called with (draws done, draws in all)."""
 
 
+def check_draws(draws: int) -> None:
+    """Raise InputError for a number of draws out of range."""
+    if not FEWEST <= draws <= MOST:
+        raise InputError(f"engine draws={draws}: give {FEWEST} to {MOST:,}, for example {DRAWS}")
+
+
 def start_workers(draws: int, workers: int | None = None) -> ProcessPoolExecutor | None:
     """Start the processes for so many draws, so that they import the engine while the caller predicts.
 
     None where one process does all of them. Raises InputError for a number of draws out of range.
     """
-    if not FEWEST <= draws <= MOST:
-        raise InputError(f"engine draws={draws}: give {FEWEST} to {MOST:,}, for example {DRAWS}")
+    check_draws(draws)
     count = min(workers or default_workers(), -(-draws // CHUNK))
     if count <= 1:
         return None
@@ -59,7 +64,7 @@ def engine_bands(
     *,
     left_out: float = MODEL_ERROR,
     seed: int = 0,
-    pool: ProcessPoolExecutor | None = None,
+    pool: Executor | None = None,
     say: Say | None = None,
 ) -> EngineBands:
     """Bands of a finished prediction by engine runs with all sources off together (docs/model.md, eq. U7).
@@ -69,17 +74,15 @@ def engine_bands(
     result does not depend on the number of processes.
     """
     time = result.step.time_s
-    changes = {effect.source.id: drawn_changes(effect.source, draws, seed) for effect in effects}
-    seconds = _run_all(prepared, changes, draws, pool, say)
+    seconds = engine_steps_s(prepared, effects, draws, seed=seed, pool=pool, say=say)
     first_order = np.full(draws, time) + sum(effect.draw_s(draws, seed) for effect in effects)
     drawn = bounded(seconds, left_out, time, seed)
     base = figures(result)
-    bands = {}
-    for metric, power in UNCERTAIN.items():
+    bands: dict[str, Band] = {}
+    for metric in UNCERTAIN:
         value = base[metric]
         if value is not None:
-            scale = drawn / time if power > 0 else time / drawn
-            bands[metric] = _band(float(value), float(value) * scale)
+            bands[metric] = _band(float(value), scaled(result, metric, drawn))
     error = first_order / seconds - 1.0
     return EngineBands(
         bands=bands,
@@ -88,6 +91,30 @@ def engine_bands(
         first_order_mean=float(error.mean()),
         first_order_rms=float(np.sqrt((error**2).mean())),
     )
+
+
+def engine_steps_s(
+    prepared: Prepared,
+    effects: Sequence[EntryEffect],
+    draws: int = DRAWS,
+    *,
+    seed: int = 0,
+    pool: Executor | None = None,
+    say: Say | None = None,
+) -> FloatArray:
+    """Step seconds of every draw [draws] by the engine, without the error that no source carries (eq. U7).
+
+    The other arguments are those of `engine_bands`.
+    """
+    changes = {effect.source.id: drawn_changes(effect.source, draws, seed) for effect in effects}
+    return _run_all(prepared, changes, draws, pool, say)
+
+
+def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:
+    """Values of a figure that the result has, at other step times (s)."""
+    time = result.step.time_s
+    scale = seconds / time if UNCERTAIN[metric] > 0 else time / seconds
+    return np.asarray(float(figures(result)[metric] or 0.0) * scale)
 
 
 def _band(predicted: float, values: FloatArray) -> Band:
@@ -99,7 +126,7 @@ def _run_all(
     prepared: Prepared,
     changes: Mapping[str, FloatArray],
     draws: int,
-    pool: ProcessPoolExecutor | None,
+    pool: Executor | None,
     say: Say | None,
 ) -> FloatArray:
     """Step seconds of every draw."""

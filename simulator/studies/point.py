@@ -21,8 +21,11 @@ from moesim.simulator.studies.uncertainty import with_uncertainty
 from moesim.version import __version__
 
 
-def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
+def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -> Key:
     """The key of a scenario, which hashes its keys and the content of the model, cluster and files it names.
+
+    `uncertainty` and `engine_draws`: whether the prediction has bands, and from how many engine runs further
+    ones are taken.
 
     Raises InputError if one of them cannot be read.
     """
@@ -32,6 +35,7 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
         "cluster": _machines(scenario),
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,
+        **({"engine_draws": engine_draws} if engine_draws else {}),
         **({"defaults": chosen} if (chosen := [item.key for item in scenario.defaults]) else {}),
     }
     text = json.dumps(content, sort_keys=True, default=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from moesim.hwmodels.provenance import provenance_rows
 from moesim.simulator.predict.band import Band, Uncertainty
 from moesim.simulator.predict.result import Result
@@ -86,12 +88,20 @@ def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -
     """The intervals with that of the cost, which is proportional to the days."""
     if found is None:
         return None
-    bands = {name: band for name, band in found.bands.items() if name != "cost_usd"}
+    engine = found.by_engine
+    if engine is not None:
+        engine = engine.model_copy(update={"bands": _bands_with_cost(engine.bands, days, cost_usd)})
+    bands = _bands_with_cost(found.bands, days, cost_usd)
+    return found.model_copy(update={"bands": bands, "by_engine": engine})
+
+
+def _bands_with_cost(found: Mapping[str, Band], days: float, cost_usd: float | None) -> dict[str, Band]:
+    bands = {name: band for name, band in found.items() if name != "cost_usd"}
     if cost_usd is not None:
         usd_per_day = cost_usd / days
-        spread = {name: value * usd_per_day for name, value in found.bands["days"].model_dump().items()}
+        spread = {name: value * usd_per_day for name, value in found["days"].model_dump().items()}
         bands["cost_usd"] = Band(**{**spread, "predicted": cost_usd})
-    return found.model_copy(update={"bands": bands})
+    return bands
 
 
 def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunReport:

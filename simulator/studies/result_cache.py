@@ -26,6 +26,7 @@ from moesim.version import __version__
 if TYPE_CHECKING:
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario
+    from moesim.simulator.studies.engine_draws import Say
 
 FOLDER = "MOESIM_CACHE"
 """Environment variable with the cache's folder; `off` turns the cache off."""
@@ -77,7 +78,7 @@ def hash_of_files(folders: Iterable[Path]) -> str:
     return found.hexdigest()
 
 
-def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
+def find(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -> Result | None:
     """The cached prediction of exactly this scenario, prices included; None if there is none.
 
     Predictions of a fleet are not cached, as the prices of its pools cannot be changed afterwards.
@@ -89,7 +90,7 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
     from moesim.simulator.predict.result import Result
     from moesim.simulator.studies.point import key_of
 
-    key = key_of(scenario, uncertainty)
+    key = key_of(scenario, uncertainty, engine_draws)
     try:
         with _opened() as store:
             text = store.result(key)
@@ -111,34 +112,42 @@ def keep(scenario: Scenario, result: Result) -> None:
     from moesim.simulator.studies.point import key_of
     from moesim.simulator.studies.reprice import unpriced, without_prices
 
-    uncertainty = result.uncertainty is not None
+    bands = result.uncertainty
+    draws = bands.by_engine.draws if bands is not None and bands.by_engine is not None else 0
     pairs = [(scenario, result), (without_prices(scenario), unpriced(result, scenario))]
     try:
         with _opened() as store:
             for of, found in pairs:
                 outcome = PointOutcome("ok", "", dict(figures(found)), found.model_dump_json())
-                store.put(key_of(of, uncertainty), of.name, outcome)
+                store.put(key_of(of, bands is not None, draws), of.name, outcome)
             store.shrink(MOST_BYTES)
     except _NotKeptError as error:
         _told(error)
 
 
-def predict_unpriced(scenario: Scenario, uncertainty: bool = False) -> Result:
+def predict_unpriced(
+    scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0, say: Say | None = None
+) -> Result:
     """The prediction of a scenario without its prices, from the cache or else computed and stored.
 
-    Raises InputError for an illegal scenario.
+    `uncertainty`: it has bands. `engine_draws`: number of engine runs from which further bands are taken;
+    `say` hears how many are done. Raises InputError for an illegal scenario and a number of draws out of
+    range.
     """
     from moesim.simulator.predict.simulate import simulate
     from moesim.simulator.studies.reprice import unpriced, without_prices
     from moesim.simulator.studies.uncertainty import with_uncertainty
 
-    exact = find(scenario, uncertainty)
+    exact = find(scenario, uncertainty, engine_draws)
     if exact is not None:
         return unpriced(exact, scenario)
-    other = find(without_prices(scenario), uncertainty)
+    other = find(without_prices(scenario), uncertainty, engine_draws)
     if other is not None:
         return other
-    result = with_uncertainty(scenario) if uncertainty else simulate(scenario)
+    if uncertainty or engine_draws:
+        result = with_uncertainty(scenario, engine_draws=engine_draws, say=say)
+    else:
+        result = simulate(scenario)
     keep(scenario, result)
     return unpriced(result, scenario)
 

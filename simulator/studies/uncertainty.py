@@ -25,7 +25,14 @@ from moesim.simulator.studies.effects import (
     range_effects,
     seed_deviation_s,
 )
-from moesim.simulator.studies.engine_draws import Say, engine_bands, start_workers
+from moesim.simulator.studies.engine_draws import (
+    Say,
+    check_draws,
+    engine_bands,
+    engine_steps_s,
+    scaled,
+    start_workers,
+)
 from moesim.simulator.studies.monte_carlo import SAMPLES, bounded, draws_s
 from moesim.simulator.studies.sources import MODEL_ERROR, QUANTILE_90, model_error
 from moesim.simulator.studies.whole_run import with_uncertain_run
@@ -217,20 +224,28 @@ def interval(
     *,
     left_out: float = MODEL_ERROR,
     seed: int = 0,
+    engine_draws: int = 0,
 ) -> tuple[float, float, float]:
     """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
 
     `left_out`: standard deviation of the relative error that no calibration entry carries; 0 counts the
-    entries alone. Raises InputError for an unknown figure, a level outside 0 to 1 and a figure that the
-    scenario does not have (a cost without a price).
+    entries alone. `engine_draws`: number of engine runs from which the interval is taken; 0 takes the
+    first-order one. Raises InputError for an unknown figure, a level outside 0 to 1, a number of draws out of
+    range and a figure that the scenario does not have (a cost without a price).
     """
     name = uncertain_metric(metric)
     if not 0.0 < level < 1.0:
         raise InputError(f"level={level} is not between 0 and 1; 0.8 is the interval from P10 to P90")
+    pool = start_workers(engine_draws) if engine_draws else None
     prepared, executions, result = predict(scenario)
-    values = samples_of(result, entry_effects(prepared, executions), left_out=left_out, seed=seed).get(name)
-    if values is None:
+    if figures(result)[name] is None:
         raise InputError(f"{scenario.name} has no {metric}: its cluster states no price_per_gpu_hour")
+    effects = entry_effects(prepared, executions)
+    if engine_draws:
+        seconds = engine_steps_s(prepared, effects, engine_draws, seed=seed, pool=pool)
+        values = scaled(result, name, bounded(seconds, left_out, result.step.time_s, seed))
+    else:
+        values = samples_of(result, effects, left_out=left_out, seed=seed)[name]
     low, mid, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2])
     return float(low), float(mid), float(high)
 
@@ -260,10 +275,20 @@ def with_uncertainty(
     exact: int = 0,
     engine_draws: int = 0,
     engine: str | None = None,
+    say: Say | None = None,
 ) -> Result:
     """Predict a scenario with its bands, also in the report of its run; options as for `uncertainty`."""
+    if engine_draws:
+        check_draws(engine_draws)
     prepared, executions, result = predict(scenario, engine=engine)
     bands = uncertainty(
-        prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact, engine_draws=engine_draws
+        prepared,
+        executions,
+        result,
+        ranges=ranges,
+        seeds=seeds,
+        exact=exact,
+        engine_draws=engine_draws,
+        say=say,
     )
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

@@ -221,20 +221,29 @@ def reprice(result: Result, scenario: Scenario) -> Result:
 
 
 def simulate(
-    scenario: Scenario | str, *overrides: str, uncertainty: bool = False, engine: str | None = None
+    scenario: Scenario | str,
+    *overrides: str,
+    uncertainty: bool = False,
+    engine_draws: int = 0,
+    engine: str | None = None,
 ) -> Result:
     """Predict one training step and the run made of it.
 
     `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
-    `uncertainty`: the result carries P10, P50 and P90. `engine`: auto, simpy or compiled, which give the same
-    result; None takes the one that MOESIM_ENGINE names, else auto. Raises InputError for an illegal scenario
-    and an unknown engine.
+    `uncertainty`: the result carries P10, P50 and P90. `engine_draws`: number of engine runs (20 to 10,000)
+    from which it carries further ones, in processes of their own. `engine`: auto, simpy or compiled, which
+    give the same result; None takes the one that MOESIM_ENGINE names, else auto. Raises InputError for an
+    illegal scenario, an unknown engine, and engine draws out of range or without `uncertainty`.
     """
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
+    if engine_draws and not uncertainty:
+        from moesim.hwmodels.errors import InputError
+
+        raise InputError(f"engine_draws={engine_draws} needs uncertainty=True")
     if uncertainty:
         from moesim.simulator.studies.uncertainty import with_uncertainty
 
-        return with_uncertainty(chosen, engine=engine)
+        return with_uncertainty(chosen, engine_draws=engine_draws, engine=engine)
     from moesim.simulator.predict.driver import predict
 
     return predict(chosen, engine=engine).result
@@ -329,16 +338,18 @@ def sensitivity(
     *,
     seeds: int = 0,
     exact: int = 0,
+    engine_draws: int = 0,
 ) -> Sensitivity:
     """The step time with every uncertain input alone at its low and high end.
 
     `ranges`: lowest and highest value of scenario keys that are uncertain beside the calibration entries.
     `seeds`: number of further seeds to simulate. `exact`: number of entries to simulate instead of estimating
-    their effect. Raises InputError for illegal values of a key.
+    their effect. `engine_draws`: number of engine runs with all of them off together (20 to 10,000). Raises
+    InputError for illegal values of a key and a number of draws out of range.
     """
     from moesim.simulator.studies.sensitivity import sensitivity as run
 
-    return run(_scenario(scenario), ranges, seeds=seeds, exact=exact)
+    return run(_scenario(scenario), ranges, seeds=seeds, exact=exact, engine_draws=engine_draws)
 
 
 def interval(
@@ -347,17 +358,20 @@ def interval(
     level: float = 0.8,
     *,
     left_out: float | None = None,
+    engine_draws: int = 0,
 ) -> tuple[float, float, float]:
     """The interval that holds a figure with probability `level`, and its median, as (low, mid, high).
 
     `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd. `left_out`: standard deviation of the
     relative error that no calibration entry carries (None: the default of docs/model.md, section 16; 0: the
-    entries alone). Raises InputError for another metric.
+    entries alone). `engine_draws`: number of engine runs (20 to 10,000) from which the interval is taken
+    instead of the first-order response. Raises InputError for another metric and draws out of range.
     """
     from moesim.simulator.studies.sources import MODEL_ERROR
     from moesim.simulator.studies.uncertainty import interval as run
 
-    return run(_scenario(scenario), metric, level, left_out=MODEL_ERROR if left_out is None else left_out)
+    rest = MODEL_ERROR if left_out is None else left_out
+    return run(_scenario(scenario), metric, level, left_out=rest, engine_draws=engine_draws)
 
 
 def run(

@@ -26,6 +26,16 @@ Overrides = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Seed of routing and jitter; short for --set seed=N.")]
 
 
+EngineDraws = Annotated[
+    int,
+    typer.Option(
+        "--engine-draws",
+        metavar="N",
+        help="Add bands from N engine runs with all uncertain inputs off together (20 to 10,000; 0: none).",
+    ),
+]
+
+
 Resolution = Annotated[
     str | None,
     typer.Option(metavar="folded|full", help="Simulate one group of GPUs for all (folded), or every GPU."),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.options import AsJson, Overrides, ScenarioName
+from moesim.cli.options import AsJson, EngineDraws, Overrides, ScenarioName
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.band import Uncertainty
+    from moesim.simulator.predict.band import EngineBands, Uncertainty
 
 
 def register(app: typer.Typer) -> None:
@@ -29,17 +30,24 @@ def sensitivity(
     exact: Annotated[
         int, typer.Option(help="Number of calibration entries to simulate again.", min=0, max=1000)
     ] = 0,
+    engine_draws: EngineDraws = 0,
     top: Annotated[int, typer.Option(help="Rows of the table.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show the step time with every uncertain input alone at its low and high end, largest effect first."""
-    import moesim
     from moesim.cli.console import print_json, print_table, print_text, working
+    from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.studies.sensitivity import sensitivity as run
 
     between = dict(map(_range, ranges or []))
-    with working(f"varying the inputs of {scenario}"):
-        found = moesim.sensitivity(
-            moesim.load(scenario, *(overrides or [])), between, seeds=seeds, exact=exact
+    with working(f"varying the inputs of {scenario}") as say:
+        found = run(
+            load_scenario(scenario, overrides or []),
+            between,
+            seeds=seeds,
+            exact=exact,
+            engine_draws=engine_draws,
+            say=draws_done(say),
         )
     if as_json:
         print_json(found.to_dict())
@@ -49,6 +57,8 @@ def sensitivity(
         f"{found.scenario}: step {step.predicted:.3f} s; P10 {step.p10:.3f}, P50 {step.p50:.3f}, "
         f"P90 {step.p90:.3f} s"
     )
+    if found.by_engine is not None:
+        print_engine_bands(found.by_engine)
     headers = ("source", "low", "high", "step at low", "at high", "change", "", "from")
     rows = [
         (
@@ -92,3 +102,27 @@ def print_bands(bands: Uncertainty) -> None:
     first = "; ".join(f"{e.source} {e.low_s:.2f} to {e.high_s:.2f} s" for e in bands.sources[:3])
     print_text(f"most of it: {first}")
     print_text(bands.note)
+    if bands.by_engine is not None:
+        print_engine_bands(bands.by_engine)
+
+
+def draws_done(say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """A function that shows how many engine runs are done."""
+    return lambda done, draws: say(f"{done} of {draws} engine runs")
+
+
+def print_engine_bands(found: EngineBands) -> None:
+    """Print the intervals by the engine itself, and the error of the first-order ones over the same draws."""
+    from moesim.cli.console import print_table, print_text
+    from moesim.simulator.common.tables import cell
+
+    print_text(f"\nby {found.draws:,} engine runs with all uncertain inputs off together (eq. U7)")
+    rows = [
+        (name, cell(band.predicted), cell(band.p10), cell(band.p50), cell(band.p90))
+        for name, band in found.bands.items()
+    ]
+    print_table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
+    print_text(
+        "over these draws the first-order step time differs from the engine's by "
+        f"{found.first_order_mean:+.2%} in the mean and {found.first_order_rms:.2%} rms"
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.options import AsJson, Overrides, Resolution, ScenarioName, Seed
+from moesim.cli.options import AsJson, EngineDraws, Overrides, Resolution, ScenarioName, Seed
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def simulate(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Add P10, P50 and P90 from the calibration's errors.")
     ] = False,
+    engine_draws: EngineDraws = 0,
     fast: Annotated[
         bool,
         typer.Option("--fast", help="Estimate in closed form instead: step time, bound, memory, cost."),
@@ -77,8 +78,10 @@ def simulate(
         from moesim.cli.fast import print_estimate
 
         beside = {**shown.options(), "--picture": picture, "--uncertainty": uncertainty}
+        beside["--engine-draws"] = engine_draws
         print_estimate(_loaded(scenario, overrides, seed, resolution), scenario, beside, as_json=as_json)
         return
+    _check_draws(engine_draws, uncertainty)
     if shown == _Shown() and picture is None and not uncertainty:
         _answer(scenario, overrides, seed, resolution, as_json)
         return
@@ -88,7 +91,7 @@ def simulate(
         from moesim.cli.fleet import refuse_for_fleet
 
         refuse_for_fleet({**shown.options(), "--picture": picture, "--uncertainty": uncertainty})
-    result, prepared = _predicted(loaded, scenario, shown, uncertainty)
+    result, prepared = _predicted(loaded, scenario, shown, uncertainty, engine_draws)
     if picture is not None:
         from moesim.cli.picture import draw_heat_maps
 
@@ -122,17 +125,17 @@ def _answer(
 
 
 def _predicted(
-    loaded: Scenario, scenario: str, shown: _Shown, uncertainty: bool
+    loaded: Scenario, scenario: str, shown: _Shown, uncertainty: bool, engine_draws: int = 0
 ) -> tuple[Result, Prepared | None]:
     """The cached prediction of a scenario, or a new one, which is stored, with what it was prepared to."""
-    result = None if shown.traced else _cached(loaded, uncertainty)
+    result = None if shown.traced else _cached(loaded, uncertainty, engine_draws)
     if result is not None:
         return result, None
     prepared, executions, result = _predict(loaded, scenario)
     if shown.traced:
         _write_traces(prepared, executions, shown)
     if uncertainty:
-        result = _uncertain(prepared, executions, result)
+        result = _uncertain(prepared, executions, result, engine_draws)
     _store(loaded, result)
     return result, prepared
 
@@ -195,12 +198,18 @@ def _check_options(shown: _Shown, picture: Path | None) -> None:
         picture_path(picture)
 
 
-def _uncertain(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
+def _uncertain(
+    prepared: Prepared, executions: Sequence[Execution], result: Result, engine_draws: int
+) -> Result:
     """The result with the bands of its figures, also in the report of its run."""
+    from moesim.cli.console import working
+    from moesim.cli.sensitivity import draws_done
     from moesim.simulator.studies.uncertainty import uncertainty as bands
     from moesim.simulator.studies.whole_run import with_uncertain_run
 
-    result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
+    with working("varying the inputs") as say:
+        found = bands(prepared, executions, result, engine_draws=engine_draws, say=draws_done(say))
+    result = result.model_copy(update={"uncertainty": found})
     return with_uncertain_run(prepared, executions, result)
 
 
@@ -212,11 +221,21 @@ def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolu
     return load_scenario(scenario, [*(overrides or []), *extra])
 
 
-def _cached(loaded: Scenario, uncertainty: bool = False) -> Result | None:
+def _check_draws(engine_draws: int, uncertainty: bool) -> None:
+    """Raise InputError for an unusable number of engine runs before the simulation starts."""
+    if engine_draws:
+        from moesim.simulator.studies.engine_draws import check_draws
+
+        check_draws(engine_draws)
+        if not uncertainty:
+            raise InputError(f"--engine-draws {engine_draws} needs --uncertainty")
+
+
+def _cached(loaded: Scenario, uncertainty: bool = False, engine_draws: int = 0) -> Result | None:
     """The prediction from the result cache, where an earlier command or the dashboard may have stored it."""
     from moesim.simulator.studies import result_cache
 
-    return None if result_cache.folder() is None else result_cache.find(loaded, uncertainty)
+    return None if result_cache.folder() is None else result_cache.find(loaded, uncertainty, engine_draws)
 
 
 def _store(loaded: Scenario, result: Result) -> None:
