@@ -167,6 +167,7 @@ class _Lowering:
 
     def _transfer(self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows) -> None:
         demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
+        by_load = demand == BY_PATTERN
         self.transfer_rows.append(
             (
                 SHARDING if task.stream == "sharding" else COMMUNICATION,
@@ -176,8 +177,8 @@ class _Lowering:
                 demand,
                 first_row,
                 pattern,
-                self._address(transfer.load, np.float64),
-                self._address(transfer.node_load, np.float64),
+                self._address(transfer.load, np.float64) if by_load else 0,
+                self._address(transfer.node_load, np.float64) if by_load else 0,
                 len(transfer.load),
             )
         )
