@@ -230,17 +230,12 @@ def simulate(
     """Predict one training step and the run made of it.
 
     `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
-    `uncertainty`: the result carries P10, P50 and P90. `engine_draws`: number of engine runs (20 to 10,000)
-    from which it carries further ones, in processes of their own. `engine`: auto, simpy or compiled, which
-    give the same result; None takes the one that MOESIM_ENGINE names, else auto. Raises InputError for an
-    illegal scenario, an unknown engine, and engine draws out of range or without `uncertainty`.
+    `uncertainty`: the result carries P10, P50 and P90; `engine_draws`: also those of so many engine runs (20
+    to 10,000). `engine`: auto, simpy or compiled, which give the same result; None takes that of MOESIM_ENGINE,
+    else auto. Raises InputError for an illegal scenario, an unknown engine and draws out of range.
     """
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
-    if engine_draws and not uncertainty:
-        from moesim.hwmodels.errors import InputError
-
-        raise InputError(f"engine_draws={engine_draws} needs uncertainty=True")
-    if uncertainty:
+    if uncertainty or engine_draws:
         from moesim.simulator.studies.uncertainty import with_uncertainty
 
         return with_uncertainty(chosen, engine_draws=engine_draws, engine=engine)
