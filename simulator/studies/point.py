@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
     began = time.perf_counter()
     outcome = _outcome(scenario, uncertainty)
     return replace(outcome, work_s=time.perf_counter() - began)
+
+
+def evaluate_group(scenarios: Sequence[Scenario], uncertainty: bool = False) -> list[PointOutcome]:
+    """Predict scenarios one after the other, so that each uses what the ones before it left to share."""
+    return [evaluate(scenario, uncertainty) for scenario in scenarios]
 
 
 def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:

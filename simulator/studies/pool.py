@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.outcome import PointOutcome
-from moesim.simulator.studies.point import evaluate
+from moesim.simulator.studies.point import evaluate, evaluate_group
 from moesim.version import __version__
 
 Task = tuple[int, Scenario]
 """A point to compute: (number of the point, its scenario)."""
 
+Group = Sequence[Task]
+"""Points that one worker computes in a row, because they share prices and draws."""
+
 Wanted = Callable[[int], bool]
 """Called with a point's number when its turn comes; returns whether it must still be computed."""
 
 AHEAD = 2
-"""Points submitted for each worker, so that no worker waits for its next point."""
+"""Groups submitted for each worker, so that no worker waits for its next one."""
 
 CONNECT_S = 20.0
 """Seconds that a Dask scheduler may take to answer."""
@@ -35,10 +39,10 @@ DIED = (
 
 
 def outcomes_here(
-    tasks: Iterable[Task], wanted: Wanted, uncertainty: bool
+    groups: Iterable[Group], wanted: Wanted, uncertainty: bool
 ) -> Iterator[tuple[int, PointOutcome]]:
     """Compute the outcomes one after the other in this process."""
-    for number, scenario in tasks:
+    for number, scenario in chain.from_iterable(groups):
         if wanted(number):
             yield number, evaluate(scenario, uncertainty)
 
@@ -56,42 +60,43 @@ def _ready() -> None:
 
 
 def outcomes_locally(
-    tasks: Iterable[Task],
+    groups: Iterable[Group],
     wanted: Wanted,
     uncertainty: bool,
     workers: int,
     pool: ProcessPoolExecutor | None = None,
 ) -> Iterator[tuple[int, PointOutcome]]:
-    """Compute the outcomes in local processes, and yield them as they finish.
+    """Compute the outcomes in local processes, and yield them as their groups finish.
 
     `pool`: processes of `start_pool`, which are shut down here. If a process dies, the points that were
     running are tried once more, each alone in a new process; a point whose process dies again has failed.
     """
-    waiting = deque(tasks)
+    waiting = deque(groups)
     pool = pool or start_pool(workers)
     try:
-        running: dict[Future[PointOutcome], Task] = {}
+        running: dict[Future[list[PointOutcome]], Group] = {}
         while waiting or running:
             while waiting and len(running) < AHEAD * workers:
-                task = waiting.popleft()
-                if wanted(task[0]) and not _submit(pool, running, task, uncertainty):
-                    waiting.appendleft(task)
+                group: Group = [task for task in waiting.popleft() if wanted(task[0])]
+                if group and not _submit(pool, running, group, uncertainty):
+                    waiting.appendleft(group)
                     break
             suspects: list[Task] = []
             done = wait(running, return_when=FIRST_COMPLETED).done if running else set()
-            for future in sorted(done, key=lambda f: running[f][0]):
-                task = running.pop(future)
+            for future in sorted(done, key=lambda f: running[f][0][0]):
+                group = running.pop(future)
                 if isinstance(future.exception(), BrokenProcessPool):
-                    suspects.append(task)
+                    suspects += group
                 else:
-                    yield task[0], future.result()
+                    yield from _numbered(group, future.result())
             if suspects or not done:
                 # A broken pool fails all running points within moments of each other.
                 wait(running)
-                suspects += [running[future] for future in running if future.exception() is not None]
-                finished = [(task[0], f.result()) for f, task in running.items() if f.exception() is None]
+                suspects += chain.from_iterable(g for f, g in running.items() if f.exception() is not None)
+                finished = [(g, f.result()) for f, g in running.items() if f.exception() is None]
                 running.clear()
-                yield from finished
+                for group, outcomes in finished:
+                    yield from _numbered(group, outcomes)
                 pool.shutdown(cancel_futures=True)
                 for number, scenario in sorted(suspects, key=lambda task: task[0]):
                     yield number, _alone(scenario, uncertainty)
@@ -100,9 +105,16 @@ def outcomes_locally(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _submit(pool: Executor, running: dict[Future[PointOutcome], Task], task: Task, uncertainty: bool) -> bool:
+def _numbered(group: Group, outcomes: Iterable[PointOutcome]) -> Iterator[tuple[int, PointOutcome]]:
+    return zip((number for number, _ in group), outcomes, strict=True)
+
+
+def _submit(
+    pool: Executor, running: dict[Future[list[PointOutcome]], Group], group: Group, uncertainty: bool
+) -> bool:
+    scenarios = [scenario for _, scenario in group]
     try:
-        running[pool.submit(evaluate, task[1], uncertainty)] = task
+        running[pool.submit(evaluate_group, scenarios, uncertainty)] = group
     except BrokenProcessPool:
         return False
     return True
@@ -117,7 +129,7 @@ def _alone(scenario: Scenario, uncertainty: bool) -> PointOutcome:
 
 
 def outcomes_on_dask(
-    tasks: Iterable[Task], wanted: Wanted, uncertainty: bool, address: str
+    groups: Iterable[Group], wanted: Wanted, uncertainty: bool, address: str
 ) -> Iterator[tuple[int, PointOutcome]]:
     """Compute the outcomes on a Dask cluster, and yield them as they finish.
 
@@ -141,22 +153,25 @@ def outcomes_on_dask(
         other = {worker: version for worker, version in found.items() if version != __version__}
         if other:
             raise InputError(f"Dask workers have another version of moesim than {__version__}: {other}")
-        waiting = deque(task for task in tasks if wanted(task[0]))
-        numbers: dict[Any, int] = {}
+        left = ([task for task in group if wanted(task[0])] for group in groups)
+        waiting = deque(group for group in left if group)
+        given: dict[Any, Group] = {}
         pool = distributed.as_completed(loop=client.loop)
 
         def give_out(n: int) -> None:
             for _ in range(min(n, len(waiting))):
-                number, scenario = waiting.popleft()
-                future = client.submit(evaluate, scenario, uncertainty, pure=False, retries=1)
-                numbers[future.key] = number
+                group = waiting.popleft()
+                scenarios = [scenario for _, scenario in group]
+                future = client.submit(evaluate_group, scenarios, uncertainty, pure=False, retries=1)
+                given[future.key] = group
                 pool.add(future)
 
         give_out(AHEAD * max(1, sum(client.nthreads().values())))
         for future in pool:
             broken = future.exception()
             lost = PointOutcome("failed", f"its Dask worker was lost: {broken}", {}, "")
-            yield numbers.pop(future.key), future.result() if broken is None else lost
+            group = given.pop(future.key)
+            yield from _numbered(group, future.result() if broken is None else [lost] * len(group))
             give_out(1)
 
 

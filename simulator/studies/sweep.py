@@ -30,6 +30,7 @@ from moesim.simulator.studies.pool import (
 )
 from moesim.simulator.studies.space import Space, points
 from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.work_order import work_groups, work_order
 from moesim.version import __version__
 
 MOST_WORKERS = 1024
@@ -114,9 +115,10 @@ def sweep(
     `space`: values by dotted key ("8..256:x2", [1, 2]) or, for design "list", one mapping for each point.
     `design`, `count`, `seed`: see `space.points`. `workers`: number of local processes (default: cores; 1
     computes in this process). `scheduler`: address of a Dask cluster to use instead. `store`: SQLite file
-    that keeps every point as soon as it is known; a sweep that is started again computes only the missing
-    points. `uncertainty`: add P10, P50 and P90. A point that is refused or does not fit is kept with its
-    reason. A script must call this below `if __name__ == "__main__":`. Raises InputError for a malformed
+    that keeps points as soon as the group that a worker computes is known (`work_order.LARGEST` points at
+    most); a sweep that is started again computes only the missing points. `uncertainty`: add P10, P50 and
+    P90. A point that is refused or does not fit is kept with its reason. A script must call this below
+    `if __name__ == "__main__":`. Raises InputError for a malformed
     space or store.
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
@@ -176,12 +178,13 @@ class _Run:
         self._tell()
         if not tasks:
             return
+        groups = work_groups(((self.design[task[0]], task) for task in tasks), workers)
         if scheduler is not None:
-            stream = outcomes_on_dask(tasks, wanted, self.uncertainty, scheduler)
+            stream = outcomes_on_dask(groups, wanted, self.uncertainty, scheduler)
         elif pool is None:
-            stream = outcomes_here(tasks, wanted, self.uncertainty)
+            stream = outcomes_here(groups, wanted, self.uncertainty)
         else:
-            stream = outcomes_locally(tasks, wanted, self.uncertainty, workers, pool)
+            stream = outcomes_locally(groups, wanted, self.uncertainty, workers, pool)
         for number, outcome in stream:
             self._keep(store, number, outcome)
             self._tell()
@@ -198,8 +201,9 @@ class _Run:
         )
 
     def _tasks(self, store: Store | None) -> Iterator[Task]:
-        """Points to compute; points that are illegal or in the store get their outcome at once."""
-        for number, values in enumerate(self.design):
+        """Points to compute in the order of work; illegal and stored ones get their outcome at once."""
+        for number in work_order(self.design):
+            values = self.design[number]
             try:
                 scenario = self.scenario.replace(**values)
                 self.keys[number] = key_of(scenario, self.uncertainty)

@@ -161,7 +161,7 @@ class Bomb:
 def test_a_worker_that_dies_takes_no_other_point_with_it(small: Scenario) -> None:
     bomb: Any = Bomb()
     tasks = [(n, bomb if n == 1 else small.replace(seed=n)) for n in range(4)]
-    found = dict(outcomes_locally(tasks, lambda number: True, False, 2))
+    found = dict(outcomes_locally([tasks[:2], tasks[2:]], lambda number: True, False, 2))
     assert {n: o.status for n, o in found.items()} == {0: "ok", 1: "failed", 2: "ok", 3: "ok"}
     assert found[1].reason == DIED
 
@@ -201,7 +201,7 @@ def test_a_scheduler_that_is_not_there_is_told(small: Scenario, monkeypatch: pyt
     pytest.importorskip("distributed")
     monkeypatch.setattr("moesim.simulator.studies.pool.CONNECT_S", 0.2)
     with pytest.raises(InputError, match="no answer"):
-        list(outcomes_on_dask([(0, small)], lambda number: True, False, "tcp://127.0.0.1:9"))
+        list(outcomes_on_dask([[(0, small)]], lambda number: True, False, "tcp://127.0.0.1:9"))
 
 
 def test_bad_arguments_are_told(small: Scenario, here: Sweep) -> None:
