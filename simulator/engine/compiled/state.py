@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.engine.compiled.spare import SPARE
 from moesim.simulator.engine.compiled.tables import SHARDING, StepSizes, Tables
 
 NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
@@ -195,7 +196,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     given: dict[str, Any] = {
         "sizes": np.array([*sizes, *room, constant, widest], dtype=np.int64),
         "counters": np.zeros(8, dtype=np.int64),
-        "clock": np.empty((tasks + 3 * sizes.actions, members), dtype=np.int64),
+        "clock": SPARE.take(tasks + 3 * sizes.actions, members),
         "arrivals": np.empty((keys, members), dtype=np.int64),
         "queue_places": np.arange(room.events),
         "process_action": tables.process_first[:-1].copy(),
