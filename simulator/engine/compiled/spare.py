@@ -20,7 +20,7 @@ class SpareMemory:
         self._block: IntArray | None = None
 
     def take(self, rows: int, columns: int) -> IntArray:
-        """An array of arbitrary numbers [rows, columns], in the kept block where it is free and large enough."""
+        """An array of arbitrary numbers [rows, columns], in the kept block if it is free and large enough."""
         size = rows * columns
         if size * 8 > MOST_BYTES:
             return np.empty((rows, columns), dtype=np.int64)
