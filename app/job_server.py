@@ -1,4 +1,5 @@
-"""The single-threaded process that job processes are forked from; it imports the simulator once.
+"""The single-threaded process that job processes are forked from; it imports the simulator once, and predicts
+the home case once, so that every job starts with the parts and the compiled engine that predictions share.
 
 `jobs` starts it as `python -m moesim.app.job_server SOCKET`. It never reads the dashboard's script, which
 `multiprocessing` would import again in every child. It ends, with all jobs, when its standard input is
@@ -7,6 +8,7 @@ closed, which happens however the dashboard's process ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -19,6 +21,10 @@ from multiprocessing.connection import Connection
 
 from moesim.app import budget
 from moesim.hwmodels.errors import InputError, MoesimError
+
+IDLE_S, RETRY_S, TRIES = 0.3, 5.0, 36
+"""Seconds without a new job before the home case is predicted, and until compiled code is looked for again;
+how often that is done."""
 
 log = logging.getLogger("moesim.app")
 
@@ -34,8 +40,12 @@ def serve(path: str) -> None:
         except FileNotFoundError:
             return  # whoever started this has ended meanwhile
         listener.listen(64)
+        tries, idle_s = TRIES, IDLE_S
         while True:
-            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            ready, _, _ = select.select([listener, sys.stdin], [], [], idle_s if tries else None)
+            if not ready:
+                tries, idle_s = warm(tries), RETRY_S
+                continue
             if sys.stdin in ready:
                 os.killpg(0, signal.SIGKILL)
             taken, _ = listener.accept()
@@ -59,10 +69,35 @@ def prepare() -> None:
         log.warning("%s", result_cache.problem())
 
 
+def warm(tries: int) -> int:
+    """Predict the home case, while nobody waits, so that jobs inherit the parts that predictions share.
+
+    Where the engine's code is still being compiled, this waits for it as long as `tries` lasts. Returns the
+    tries that are left, 0 where there is nothing more to do.
+    """
+    import moesim
+    from moesim.app.pages import HOME
+    from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
+    from moesim.simulator.engine.compiled.warm import start_in_background
+    from moesim.simulator.engine.registry import engine_of
+
+    try:
+        folder = cache_folder()
+        compiled = engine_of().name != "simpy" and numba_version() is not None and folder is not None
+        if compiled and tries > 1 and not is_ready(folder):
+            start_in_background()
+            return tries - 1
+        moesim.simulate(HOME)
+    except Exception:  # a job meets the error again and shows it
+        log.exception("the home case could not be predicted ahead")
+    gc.freeze()  # a collection in a child would otherwise copy every page that it shares with this process
+    return 0
+
+
 def _run(pipe: Connection) -> None:
     """Compute what the connection requests and send one value or one error."""
-    pipe.send(("process", os.getpid()))
     try:
+        pipe.send(("process", os.getpid()))
         niceness, budget_s, function, args, with_progress = pipe.recv()
         os.nice(niceness)
         budget.enforce(budget_s)

@@ -29,6 +29,7 @@ from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.timeline import Timeline
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies import result_cache
+from moesim.simulator.studies.engine_draws import DRAWS
 from moesim.simulator.studies.neighbours import Neighbour
 from moesim.simulator.studies.sensitivity import Sensitivity
 
@@ -106,6 +107,17 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
 def interval(scenario: Scenario) -> Result:
     """The same prediction with P10, P50 and P90 of its figures."""
     return result_cache.predict_unpriced(budget.admit(scenario), uncertainty=True)
+
+
+def interval_by_engine(scenario: Scenario, progress: Progress) -> Result:
+    """The same prediction with the intervals of 200 engine runs beside the first-order ones."""
+
+    def say(done: int, draws: int) -> None:
+        progress(done / draws, f"{done} of {draws} engine runs")
+
+    return result_cache.predict_unpriced(
+        budget.admit(scenario), uncertainty=True, engine_draws=DRAWS, workers=1, say=say
+    )
 
 
 def relative_draws(scenario: Scenario) -> FloatArray:

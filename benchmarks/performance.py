@@ -149,7 +149,7 @@ PARTS: dict[str, tuple[str, Callable[[argparse.Namespace], Row], bool]] = {
     "home": ("home case, warm, in process, other SMs", home, True),
     "engine": ("its engine alone", engine, True),
     "shell": ("from the shell to the answer, cache off", shell, True),
-    "2048": ("all 2,048 GPUs, warm", full, True),
+    "2048": ("all 2,048 GPUs, warm, the same scenario again", full, True),
     "16384": ("16,384 GPUs", lambda options: full(options, 16_384), False),
     "65536": ("65,536 GPUs", lambda options: full(options, 65_536), False),
     "plan": ("plan search, whole space, ten families ranked by the engine", lambda o: search(o, 10), True),

@@ -10,7 +10,7 @@ import moesim
 from moesim.app import background, exports, html_report, predictions, state, widgets
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
-from moesim.app.views import headline
+from moesim.app.views import headline, uncertainty
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.common.key_values import split_key_value
 from moesim.simulator.predict.band import Band
@@ -44,6 +44,8 @@ def show() -> None:
         )
     with right:
         _sureness(result)
+    if bands:
+        uncertainty.by_engine(scenario, bands)
     _why(result)
     if rows:
         _published(rows)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import background, predictions, state
+import moesim
+from moesim.app import background, predictions, state, widgets
+from moesim.app.escaping import escaped
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws
 from moesim.simulator.studies.reprice import without_prices
+
+POINTS = ("P10", "P50", "P90")
 
 Side = tuple[Scenario, Result]
 
@@ -41,6 +45,46 @@ def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
             st.caption(f"No interval: {error}")
             return None
     return None if any(item is None for item in found) else found
+
+
+def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
+    """Offer the intervals by engine runs, and show them beside the first-order ones once they are known."""
+    if scenario.fleet is not None:
+        return
+    with st.expander("Intervals by the engine: 200 runs with all uncertain inputs off together"):
+        key = f"interval by engine/{state.cache_key(without_prices(scenario))}"
+        try:
+            whole: Result | None = widgets.long_work(
+                "interval by engine",
+                key,
+                "Run the engine 200 times",
+                predictions.interval_by_engine,
+                scenario,
+                with_progress=True,
+            )
+            found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
+        except MoesimError as error:
+            st.caption(f"No interval: {escaped(error)}")
+            return
+        if found is None or found.by_engine is None:
+            return
+        engine = found.by_engine
+        st.dataframe(
+            [
+                {
+                    "figure": name,
+                    **{f"first order {p}": getattr(first_order[name], p.lower()) for p in POINTS},
+                    **{f"engine {p}": getattr(band, p.lower()) for p in POINTS},
+                }
+                for name, band in engine.bands.items()
+                if name in first_order
+            ],
+            hide_index=True,
+        )
+        st.caption(
+            f"Over these {engine.draws} draws the first-order step time differs from the engine's by "
+            f"{engine.first_order_mean:+.2%} in the mean and {engine.first_order_rms:.2%} rms."
+        )
 
 
 def changes(place: str, first: Side, other: Side) -> dict[str, Band] | None:

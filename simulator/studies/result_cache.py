@@ -126,13 +126,17 @@ def keep(scenario: Scenario, result: Result) -> None:
 
 
 def predict_unpriced(
-    scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0, say: Say | None = None
+    scenario: Scenario,
+    uncertainty: bool = False,
+    engine_draws: int = 0,
+    workers: int | None = None,
+    say: Say | None = None,
 ) -> Result:
     """The prediction of a scenario without its prices, from the cache or else computed and stored.
 
-    `uncertainty`: it has bands. `engine_draws`: number of engine runs from which further bands are taken;
-    `say` hears how many are done. Raises InputError for an illegal scenario and a number of draws out of
-    range.
+    `uncertainty`: it has bands. `engine_draws`: number of engine runs from which further bands are taken, in
+    `workers` processes (None: one a core); `say` hears how many are done. Raises InputError for an illegal
+    scenario and a number of draws out of range.
     """
     from moesim.simulator.predict.simulate import simulate
     from moesim.simulator.studies.reprice import unpriced, without_prices
@@ -145,7 +149,7 @@ def predict_unpriced(
     if other is not None:
         return other
     if uncertainty or engine_draws:
-        result = with_uncertainty(scenario, engine_draws=engine_draws, say=say)
+        result = with_uncertainty(scenario, engine_draws=engine_draws, workers=workers, say=say)
     else:
         result = simulate(scenario)
     keep(scenario, result)

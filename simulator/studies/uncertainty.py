@@ -106,6 +106,7 @@ def uncertainty(
     seeds: int = 0,
     exact: int = 0,
     engine_draws: int = 0,
+    workers: int | None = None,
     left_out: float = MODEL_ERROR,
     samples: int = SAMPLES,
     seed: int = 0,
@@ -115,10 +116,11 @@ def uncertainty(
 
     `ranges`: further uncertain scenario keys. `seeds`: number of further seeds of load and jitter that are
     simulated. `exact`: number of sources whose effect is simulated. `engine_draws`: number of engine runs
-    with all sources off together, from which further bands are taken; `say` hears how many are done. Raises
+    with all sources off together, from which further bands are taken, in `workers` processes (None: one a
+    core); `say` hears how many are done. Raises
     InputError for illegal values of a key.
     """
-    pool = start_workers(engine_draws) if engine_draws else None
+    pool = start_workers(engine_draws, workers) if engine_draws else None
     if samples < 100 or not 0.0 <= left_out < 1.0 or seeds < 0 or exact < 0:
         raise InputError(
             f"uncertainty: samples={samples} (at least 100), left_out={left_out} (0 to below 1), "
@@ -274,6 +276,7 @@ def with_uncertainty(
     seeds: int = 0,
     exact: int = 0,
     engine_draws: int = 0,
+    workers: int | None = None,
     engine: str | None = None,
     say: Say | None = None,
 ) -> Result:
@@ -289,6 +292,7 @@ def with_uncertainty(
         seeds=seeds,
         exact=exact,
         engine_draws=engine_draws,
+        workers=workers,
         say=say,
     )
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

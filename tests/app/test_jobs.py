@@ -176,6 +176,28 @@ def test_the_server_says_where_predictions_cannot_be_kept(
     assert result_cache.problem() is not None  # which children inherit: they do not try again
 
 
+def test_the_server_predicts_ahead_once_the_engine_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    import moesim
+    from moesim.app import job_server
+    from moesim.app.pages import HOME
+    from moesim.simulator.engine.compiled import cache, warm
+
+    done: list[str] = []
+    monkeypatch.setattr(moesim, "simulate", lambda name: done.append(name))
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr(warm, "start_in_background", lambda: done.append("compile"))
+    monkeypatch.setattr(cache, "numba_version", lambda: "1")
+    monkeypatch.setattr(cache, "cache_folder", lambda: Path())
+    monkeypatch.setattr(cache, "is_ready", lambda folder: len(done) > 1)
+    tries = [3]
+    while tries[-1]:
+        tries.append(job_server.warm(tries[-1]))
+    assert (tries, done) == ([3, 2, 1, 0], ["compile", "compile", HOME])
+    done.clear()
+    monkeypatch.setenv("MOESIM_ENGINE", "no such engine")
+    assert job_server.warm(3) == 0, "an error is logged and ends the attempts"
+
+
 # -- limits that the system keeps -------------------------------------------------------------------------
 
 

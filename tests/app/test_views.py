@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tomllib
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from app_sessions import HOME, metrics, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import jobs, server_command, uploads
+from moesim.app import jobs, predictions, server_command, uploads
+from moesim.simulator.predict.band import EngineBands
+from moesim.simulator.scenario import Scenario
 
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
 SMALL = ("batch.sequences=4096",)
@@ -140,6 +143,36 @@ def test_intervals_come_when_they_are_known() -> None:
     days = bands.bands["days"]
     assert any(f"{days.p10:.1f} days to {days.p90:.1f} days" in caption.value for caption in app.caption)
     assert any("$" in text for text in metrics(app).values())
+    assert app.button(key="start interval by engine").label == "Run the engine 200 times"
+    (key,) = (name for name in jobs.cache._values if name.startswith("interval/"))
+    known = jobs.cache.get(key)
+    by_engine = EngineBands(
+        bands=known.uncertainty.bands, draws=200, seed=0, first_order_mean=-0.0084, first_order_rms=0.0205
+    )
+    more = known.model_copy(
+        update={"uncertainty": known.uncertainty.model_copy(update={"by_engine": by_engine})}
+    )
+    jobs.cache.put(key.replace("interval/", "interval by engine/"), pickle.dumps(more))
+    app.run()
+    (table,) = (frame.value for frame in app.dataframe if "engine P90" in frame.value)
+    assert list(table["engine P90"]) == list(table["first order P90"])
+    assert "cost_usd" in set(table["figure"])
+    assert any("-0.84% in the mean and 2.05% rms" in caption.value for caption in app.caption)
+
+
+def test_the_interval_by_the_engine_says_how_far_it_is(
+    small: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictions, "DRAWS", 20)
+    heard: list[tuple[float | None, str]] = []
+    found = predictions.interval_by_engine(small, lambda share, text: heard.append((share, text)))
+    assert found.uncertainty is not None
+    assert found.uncertainty.by_engine is not None
+    assert found.uncertainty.by_engine.draws == 20
+    assert heard[-1] == (1.0, "20 of 20 engine runs")
+    again = predictions.interval_by_engine(small, lambda share, text: heard.append((share, text)))
+    assert again == found
+    assert heard.count((1.0, "20 of 20 engine runs")) == 1, "the second one comes from the result cache"
 
 
 def test_the_tornado_comes_when_asked_for() -> None:
