@@ -77,15 +77,10 @@ def warm(tries: int) -> int:
     """
     import moesim
     from moesim.app.pages import HOME
-    from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
-    from moesim.simulator.engine.compiled.warm import start_in_background
-    from moesim.simulator.engine.registry import engine_of
+    from moesim.simulator.engine.registry import is_compiling
 
     try:
-        folder = cache_folder()
-        compiled = engine_of().name != "simpy" and numba_version() is not None and folder is not None
-        if compiled and tries > 1 and not is_ready(folder):
-            start_in_background()
+        if tries > 1 and is_compiling():
             return tries - 1
         moesim.simulate(HOME)
     except Exception:  # a job meets the error again and shows it

@@ -6,7 +6,9 @@ import os
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
 from moesim.simulator.engine.compiled.engine import AutomaticEngine, CompiledEngine
+from moesim.simulator.engine.compiled.warm import start_in_background
 from moesim.simulator.engine.protocol import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
@@ -36,3 +38,16 @@ def engine_of(name: str | None = None) -> Engine:
             key="engine",
         )
     return ENGINES[chosen]
+
+
+def is_compiling() -> bool:
+    """Whether the code of the compiled engine is still to come for predictions that would use it.
+
+    A process in the background then compiles it; this starts one where none does so yet.
+    """
+    folder = cache_folder()
+    chosen = os.environ.get(VARIABLE) or DEFAULT
+    if chosen == "simpy" or numba_version() is None or folder is None or is_ready(folder):
+        return False
+    start_in_background()
+    return True

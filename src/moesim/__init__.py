@@ -231,7 +231,7 @@ def simulate(
 
     `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
     `uncertainty`: the result carries P10, P50 and P90; `engine_draws`: also those of so many engine runs (20
-    to 10,000). `engine`: auto, simpy or compiled, which give the same result; None takes that of MOESIM_ENGINE,
+    to 10,000). `engine`: auto, simpy or compiled, all with the same result; None takes that of MOESIM_ENGINE,
     else auto. Raises InputError for an illegal scenario, an unknown engine and draws out of range.
     """
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
