@@ -77,10 +77,10 @@ def warm(tries: int) -> int:
     """
     import moesim
     from moesim.app.pages import HOME
-    from moesim.simulator.engine.registry import still_compiling
+    from moesim.simulator.engine.registry import is_compiling
 
     try:
-        if tries > 1 and still_compiling():
+        if tries > 1 and is_compiling():
             return tries - 1
         moesim.simulate(HOME)
     except Exception:  # a job meets the error again and shows it

@@ -82,7 +82,7 @@ def _outline(step: Action | Overlap) -> StepOutline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _TemplatePart:
     """A compiled template without its transfers, the same on all pipeline ranks that run it.
 
     `transfers`: position of each transfer task, its number among routed blocks if the load decides its bytes,
@@ -97,11 +97,11 @@ _TOKENS: BoundedCache[object] = BoundedCache(4096)
 """An object for the prices of a block or of a stage, so that the keys made from it are short."""
 
 
-def _part_bytes(part: _Part) -> int:
+def _part_bytes(part: _TemplatePart) -> int:
     return sum(task.rows_ns.nbytes for task in part.template.tasks) + 1
 
 
-_PARTS: BoundedCache[_Part] = BoundedCache(128_000_000, _part_bytes)
+_PARTS: BoundedCache[_TemplatePart] = BoundedCache(128_000_000, _part_bytes)
 """Parts of the scenarios before. Most of their arrays are shared, so that they take less than this."""
 
 
@@ -124,7 +124,7 @@ class _Compiler:
         }
         self.durations = TaskDurations(self.schedule, len(self.blocks), variation, link_map, group)
         self.templates: dict[tuple[int, tuple[ActionKind, int, int]], CompiledTemplate] = {}
-        self.parts: dict[tuple[ActionKind, int, int], _Part] = {}
+        self.parts: dict[tuple[ActionKind, int, int], _TemplatePart] = {}
         self.price_keys: dict[tuple[BlockKind, bool], Hashable] = {}
         self.side_keys: dict[tuple[int, bool], Hashable] = {}
         self.zero = np.zeros(self.schedule.microbatches)
@@ -160,7 +160,7 @@ class _Compiler:
             )
         return replace(part.template, tasks=tuple(tasks))
 
-    def _part(self, kind: ActionKind, forward: int, backward: int) -> _Part:
+    def _part(self, kind: ActionKind, forward: int, backward: int) -> _TemplatePart:
         sides = (forward, backward)
         sets = [[self.phases[k] for k in self.blocks[s]] if s >= 0 else [] for s in sides]
         template = build_template(kind, sets[0], sets[1], self.order)
@@ -200,7 +200,7 @@ class _Compiler:
             self.price_keys[key] = _TOKENS.get((kind, tuple(prices), tuple(moved)), object)
         return self.price_keys[key]
 
-    def _new_part(self, template: Template, sides: tuple[int, int]) -> _Part:
+    def _new_part(self, template: Template, sides: tuple[int, int]) -> _TemplatePart:
         mode: Mode = "overlapped" if template.on_two_streams else "alone"
         shares = self._busy_shares(template, sides) if template.by_duration else {}
         tasks: list[CompiledTask] = []
@@ -244,7 +244,7 @@ class _Compiler:
             _before_on_stream(tasks),
             *self._totals(tasks, means, frozenset(positions)),
         )
-        return _Part(compiled, tuple(transfers))
+        return _TemplatePart(compiled, tuple(transfers))
 
     def _busy_shares(self, template: Template, stages: tuple[int, int]) -> dict[int, float]:
         """Share of each layer pair's compute that runs beside busy communication SMs (eq. E20)."""

@@ -18,8 +18,7 @@ from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.task_table import TaskTable, task_table
-from moesim.simulator.engine.transfer_table import Moved, TransferTable
+from moesim.simulator.engine.task_table import Moved, TaskTable, TransferTable, task_table
 from moesim.simulator.schedules.template import Stream
 
 Hop = tuple[int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from math import isfinite
 from typing import Protocol
 
@@ -53,6 +54,9 @@ class LinkMap(Protocol):
 
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """Link numbers of the members' outgoing ports: (NICs, scale-up ports)."""
+
+    def never_full(self) -> LinkMap:
+        """The same links without limits, so that flows do not slow each other down; dead links stay dead."""
 
 
 class FoldedLinkMap:
@@ -126,6 +130,17 @@ class FoldedLinkMap:
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """The outgoing ports of the one GPU."""
         return np.array([PORTS_PER_GPU * rank]), np.array([PORTS_PER_GPU * rank + 2])
+
+    def never_full(self) -> FoldedLinkMap:
+        """The same links without limits."""
+        result = copy(self)
+        result._capacity = unlimited(self._capacity)
+        return result
+
+
+def unlimited(capacity: FloatArray) -> FloatArray:
+    """Infinite capacity of every link that has any."""
+    return np.where(capacity > 0.0, np.inf, 0.0)
 
 
 def _on_ports(rank: int, nic_bytes: float, scale_up_bytes: float) -> Demand:

@@ -1,7 +1,7 @@
 """The records that an engine returns: the times of every task, transfer, send and end of step of a program.
 
 Times are integer nanoseconds from the start of the step; vectors have one value a member. An execution holds
-them as arrays over all actions and tasks (`ActionTimes`, in the order of `ActionTable`); `Execution.ranks`
+them as arrays over all actions and tasks (`RecordedTimes`, in the order of `ActionTable`); `Execution.ranks`
 shows the same numbers action by action. This module names no engine, so code that reads an execution works
 with every engine.
 """
@@ -23,7 +23,7 @@ from moesim.simulator.engine.task_table import TaskTable, task_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ActionTimes:
+class RecordedTimes:
     """Times of all actions and tasks of a group in nanoseconds, in the order of its `ActionTable`.
 
     `start`, `end` and `free` [actions, members] and `ends` [tasks, members] mean what they mean in a
@@ -90,7 +90,7 @@ class Execution:
 
     program: Program
     table: ActionTable
-    times: ActionTimes
+    times: RecordedTimes
     syncs: list[SyncRecord]
     sends: Sequence[SendRecord]
     end_ns: int
@@ -125,7 +125,7 @@ class Execution:
         return max(self.free_ns)
 
 
-def step_records(table: ActionTable, times: ActionTimes) -> list[StepRecord]:
+def step_records(table: ActionTable, times: RecordedTimes) -> list[StepRecord]:
     """The times of every action as a record of its own, whose vectors are views of `times`."""
     bounds = table.first_task.tolist()
     begins, finishes = times.begins.tolist(), times.finishes.tolist()
@@ -137,14 +137,14 @@ def step_records(table: ActionTable, times: ActionTimes) -> list[StepRecord]:
     ]
 
 
-def action_times(records: Sequence[Sequence[StepRecord]], members: int) -> ActionTimes:
+def recorded_times(records: Sequence[Sequence[StepRecord]], members: int) -> RecordedTimes:
     """The arrays of an execution from the records of every pipeline rank."""
     flat = [record for rank in records for record in rank]
 
     def rows(vectors: list[IntArray]) -> IntArray:
         return np.array(vectors, dtype=np.int64).reshape(-1, members)
 
-    return ActionTimes(
+    return RecordedTimes(
         rows([record.start for record in flat]),
         rows([record.end for record in flat]),
         rows([record.free for record in flat]),

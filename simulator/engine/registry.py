@@ -40,14 +40,14 @@ def engine_of(name: str | None = None) -> Engine:
     return ENGINES[chosen]
 
 
-def still_compiling() -> bool:
-    """Whether the default engine waits for compiled code, which a process makes from now on.
+def is_compiling() -> bool:
+    """Whether the code of the compiled engine is still to come for predictions that would use it.
 
-    It never waits where SimPy was chosen, without Numba, and without a folder that only its user can write.
-    Raises InputError for an unknown name of an engine.
+    A process in the background then compiles it; this starts one where none does so yet.
     """
     folder = cache_folder()
-    if engine_of() is _reference or numba_version() is None or folder is None or is_ready(folder):
+    chosen = os.environ.get(VARIABLE) or DEFAULT
+    if chosen == "simpy" or numba_version() is None or folder is None or is_ready(folder):
         return False
     start_in_background()
     return True

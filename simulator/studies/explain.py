@@ -11,6 +11,7 @@ from moesim.simulator.predict.host_report import HostReport
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.studies.compare import causes
+from moesim.simulator.studies.counterfactuals import Counterfactuals
 
 
 class Cause(BaseModel):
@@ -32,15 +33,19 @@ class Explanation(TableResult):
     extrapolated: tuple[str, ...]
     defaults: tuple[Default, ...] = Field((), exclude_if=lambda value: not value)
     """Keys that the scenario left out, with the values that they got and the reasons."""
+    counterfactuals: Counterfactuals | None = Field(None, exclude_if=lambda value: value is None)
+    """Step times with one cause switched off each; None for an explanation of a finished result."""
 
     def rows(self) -> list[Row]:
         """One row for each cause."""
         return [cause.model_dump() for cause in self.causes]
 
     def __str__(self) -> str:
-        """The sentences, then the causes that take at least one per cent of the step."""
+        """The sentences, then the causes that take or cost at least one per cent of the step."""
         lines = [*self.sentences, ""]
         lines += [f"{c.cause:20s} {c.seconds:8.3f} s  {c.share:6.1%}" for c in self.causes if c.share >= 0.01]
+        if self.counterfactuals is not None:
+            lines += ["", str(self.counterfactuals)]
         return "\n".join(lines)
 
 
@@ -54,8 +59,11 @@ def host_sentence(host: HostReport, step_s: float) -> str:
     )
 
 
-def explain(result: Result) -> Explanation:
-    """Explain a finished prediction from its bounds, breakdown, critical path and memory."""
+def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> Explanation:
+    """Explain a finished prediction from its bounds, breakdown, critical path and memory.
+
+    `counterfactuals`: the runs of the same step without each of its causes, if they were made.
+    """
     step, split, memory, use = result.step, result.breakdown_s, result.memory, result.utilisation
     path = sorted(causes(result).items(), key=lambda item: (-item[1], item[0]))
     compute = fsum(s for name, s in path if name.split()[0] in ("attn", "mlp") or name == "optimizer")
@@ -95,4 +103,5 @@ def explain(result: Result) -> Explanation:
         causes=tuple(Cause(cause=name, seconds=s, share=s / total) for name, s in path),
         extrapolated=result.extrapolated,
         defaults=result.defaults,
+        counterfactuals=counterfactuals,
     )

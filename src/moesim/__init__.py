@@ -230,17 +230,12 @@ def simulate(
     """Predict one training step and the run made of it.
 
     `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
-    `uncertainty`: the result carries P10, P50 and P90. `engine_draws`: number of engine runs (20 to 10,000)
-    from which it carries further ones, in processes of their own. `engine`: auto, simpy or compiled, which
-    give the same result; None takes the one that MOESIM_ENGINE names, else auto. Raises InputError for an
-    illegal scenario, an unknown engine, and engine draws out of range or without `uncertainty`.
+    `uncertainty`: the result carries P10, P50 and P90; `engine_draws`: also those of so many engine runs (20
+    to 10,000). `engine`: auto, simpy or compiled, all with the same result; None takes that of MOESIM_ENGINE,
+    else auto. Raises InputError for an illegal scenario, an unknown engine and draws out of range.
     """
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
-    if engine_draws and not uncertainty:
-        from moesim.hwmodels.errors import InputError
-
-        raise InputError(f"engine_draws={engine_draws} needs uncertainty=True")
-    if uncertainty:
+    if uncertainty or engine_draws:
         from moesim.simulator.studies.uncertainty import with_uncertainty
 
         return with_uncertainty(chosen, engine_draws=engine_draws, engine=engine)
@@ -262,14 +257,22 @@ def estimate(scenario: Scenario | str, *overrides: str) -> Estimate:
     return run(_scenario(scenario, *overrides))
 
 
-def explain(what: Scenario | Result | str) -> Explanation:
+def explain(what: Scenario | Result | str, *, counterfactuals: bool = True) -> Explanation:
     """Explain where the step time of a scenario, or of a finished prediction, goes and why.
-    Raises InputError for an illegal scenario.
+
+    For a scenario, `counterfactuals` adds what each cause costs, by one short engine run without that cause;
+    a finished prediction does not hold the programs for such runs. Raises InputError for an illegal scenario.
     """
     from moesim.simulator.predict.result import Result as Finished
     from moesim.simulator.studies.explain import explain as run
 
-    return run(what if isinstance(what, Finished) else simulate(what))
+    if isinstance(what, Finished):
+        return run(what)
+    from moesim.simulator.predict.driver import predict
+    from moesim.simulator.studies.counterfactuals import counterfactuals as runs
+
+    prepared, _, result = predict(_scenario(what))
+    return run(result, runs(prepared, result.step.time_s) if counterfactuals else None)
 
 
 def compare(

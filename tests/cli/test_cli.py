@@ -119,25 +119,6 @@ def test_schedule_in_three_formats(run: Run) -> None:
     assert "3F0" in deep.out
 
 
-def test_explain(run: Run, small: str) -> None:
-    code, out, _ = run("explain", small)
-    assert code == 0
-    for word in (
-        "critical path",
-        "mean*",
-        "bounds",
-        "stage 0:",
-        "assumed: ",
-        "extrapolated",
-        "scenario.variation.clock_cv = 0.01",
-    ):
-        assert word in out
-    shares = [
-        float(line.split()[-2]) for line in out.splitlines() if line.endswith(" %") and line.count("  ")
-    ]
-    assert sum(shares) == pytest.approx(100.0, abs=1.0), "the critical path covers the step"
-
-
 def test_models(run: Run) -> None:
     code, out, _ = run("models")
     assert code == 0 and "671 B" in out and "37.55 B" in out

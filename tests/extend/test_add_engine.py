@@ -18,7 +18,7 @@ from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import PlacedStep, Program
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, action_times, free_ns
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, free_ns, recorded_times
 from moesim.simulator.engine.registry import ENGINES, engine_of
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 from moesim.simulator.model.operator import BlockKind
@@ -50,7 +50,7 @@ class LongestPath:
             Execution(
                 g.program,
                 action_table(g.program),
-                action_times(g.records, g.program.members),
+                recorded_times(g.records, g.program.members),
                 syncs,
                 g.sends,
                 end_ns,

@@ -248,7 +248,8 @@ def forget_compiled() -> None:
     torch._dynamo.utils.counters.clear()
     torch._C._dynamo.eval_frame._set_lru_cache(True)
     torch._inductor.config._micro_pipeline_tp = False
-    importlib.import_module("torchtitan.models.moe.moe")._run_experts_grouped_mm = _plain_experts()
+    experts: Any = importlib.import_module("torchtitan.models.moe.moe")
+    experts._run_experts_grouped_mm = _plain_experts()
 
 
 def _tensor_parallel(model: Any, plan: Any, case: BlockCase, mesh: Any) -> None:

@@ -10,11 +10,11 @@ from moesim.simulator.engine.compiled.loop import advance, start
 from moesim.simulator.engine.compiled.lower import LoweredStep, lower
 from moesim.simulator.engine.compiled.memory import addresses
 from moesim.simulator.engine.compiled.ranks import DONE
-from moesim.simulator.engine.compiled.state import ERROR, SENDS, State, initial_room, new_state
+from moesim.simulator.engine.compiled.state import ERROR, SENDS, RunState, initial_room, new_state
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.fair_share import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import ActionTimes, Execution, SendRecord
+from moesim.simulator.engine.records import Execution, RecordedTimes, SendRecord
 
 EVENTS_A_SLICE = 200_000
 """Events between two looks at whether the run was cancelled: some 20 to 100 ms."""
@@ -45,7 +45,7 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     ]
 
 
-def _run(lowered: LoweredStep) -> State:
+def _run(lowered: LoweredStep) -> RunState:
     room = initial_room(lowered.sizes)
     while True:
         state = new_state(lowered.tables, lowered.sizes, room)
@@ -66,14 +66,14 @@ def _run(lowered: LoweredStep) -> State:
     return state
 
 
-def _times(lowered: LoweredStep, state: State, group: int) -> ActionTimes:
+def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
     """The times of one group, as views of the state's arrays."""
     tables, sizes = lowered.tables, lowered.sizes
     actions, tasks, ranks = sizes.actions, sizes.tasks, sizes.ranks
     first, last = tables.process_first[group * ranks], tables.process_first[(group + 1) * ranks]
     begin, end = tables.action_first_task[first], tables.action_first_task[last]
     starts, ends, frees = (state.clock[tasks + n * actions : tasks + (n + 1) * actions] for n in range(3))
-    return ActionTimes(
+    return RecordedTimes(
         starts[first:last],
         ends[first:last],
         frees[first:last],
@@ -86,7 +86,7 @@ def _times(lowered: LoweredStep, state: State, group: int) -> ActionTimes:
 class SendTimes(Sequence[SendRecord]):
     """The sends of one group in the order of their ends; a record is made when it is read."""
 
-    def __init__(self, lowered: LoweredStep, state: State, group: int) -> None:
+    def __init__(self, lowered: LoweredStep, state: RunState, group: int) -> None:
         """Keep what the records are made of."""
         ended: IntArray = state.key_order[: state.counters[SENDS]]
         sizes = lowered.sizes

@@ -21,7 +21,7 @@ from moesim.simulator.engine.compiled.state import (
 from moesim.simulator.engine.fair_share import TIGHT_LOAD
 
 NOBODY_WAITS, SOMEBODY_WAITS = 0, 1
-"""Whether the end of a flow is an event of its own (`State.flow_waits`)."""
+"""Whether the end of a flow is an event of its own (`RunState.flow_waits`)."""
 
 
 @compiled
@@ -179,7 +179,7 @@ def _coupled_to_links(run: Run, freed: int) -> int:
 
 @compiled
 def _spread(run: Run, count: int) -> int:
-    """Follow tight links from the flows of `State.group`, then sort the group by serial numbers."""
+    """Follow tight links from the flows of `RunState.group`, then sort the group by serial numbers."""
     stamp, done = run.counters[STAMP], 0
     while done < count:
         flow = run.group[done]

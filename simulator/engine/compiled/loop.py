@@ -35,7 +35,7 @@ def start(address: int) -> None:
 def advance(address: int, events: int) -> int:
     """Run at most so many events; return how many are left in the queue (0 after an error as well).
 
-    The caller looks at `State.counters[ERROR]`, and can stop a long run between two calls.
+    The caller looks at `RunState.counters[ERROR]`, and can stop a long run between two calls.
     """
     run = as_run(address)
     counters = run.counters

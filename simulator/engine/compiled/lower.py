@@ -17,7 +17,7 @@ from moesim.simulator.engine.compiled.tables import (
     COMMUNICATION,
     COMPUTE,
     SHARDING,
-    Sizes,
+    StepSizes,
     Tables,
 )
 from moesim.simulator.engine.demand import Demand
@@ -37,7 +37,7 @@ class LoweredStep:
     """
 
     tables: Tables
-    sizes: Sizes
+    sizes: StepSizes
     actions: tuple[ActionTable, ...]
     kept: tuple[Any, ...]
 
@@ -76,7 +76,7 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     )
     transfers = sum(len(code.transfers) * len(which) for table in actions for code, which in table.of_code())
     sends = 2 * len(programs) * schedule.n_stages * schedule.microbatches
-    sizes = Sizes(
+    sizes = StepSizes(
         members=first.members,
         groups=len(programs),
         ranks=schedule.pp,
@@ -167,6 +167,7 @@ class _Lowering:
 
     def _transfer(self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows) -> None:
         demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
+        by_load = demand == BY_PATTERN
         self.transfer_rows.append(
             (
                 SHARDING if task.stream == "sharding" else COMMUNICATION,
@@ -176,8 +177,8 @@ class _Lowering:
                 demand,
                 first_row,
                 pattern,
-                self._address(transfer.load, np.float64),
-                self._address(transfer.node_load, np.float64),
+                self._address(transfer.load, np.float64) if by_load else 0,
+                self._address(transfer.node_load, np.float64) if by_load else 0,
                 len(transfer.load),
             )
         )

@@ -3,7 +3,7 @@
 A run is one integer, the address of a table with the address of every array. Numba passes an array as seven
 values and counts its references, so functions over a hundred arrays take minutes to compile; over one integer
 they take seconds. This module teaches Numba the three types behind it: the run, and vectors of integers and
-of floating-point numbers that are no more than an address. `Tables` and `State` own all memory.
+of floating-point numbers that are no more than an address. `Tables` and `RunState` own all memory.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from numba.extending import (
 )
 
 from moesim.hwmodels.arrays import IntArray
-from moesim.simulator.engine.compiled.state import SIZES, State
+from moesim.simulator.engine.compiled.state import SIZES, RunState
 from moesim.simulator.engine.compiled.tables import Tables
 
 Run = Any
-"""In compiled code: the sizes in `SIZES` as numbers, the fields of `Tables` and `State` as flat vectors."""
+"""In compiled code: the sizes in `SIZES` as numbers, the fields of `Tables` and `RunState` as vectors."""
 Vector = Any
 """In compiled code: a vector of which only the address is known."""
 
-FIELDS = (*Tables._fields, *State._fields)
+FIELDS = (*Tables._fields, *RunState._fields)
 
 
-def addresses(tables: Tables, state: State) -> IntArray:
+def addresses(tables: Tables, state: RunState) -> IntArray:
     """The address of every array, in the order of `FIELDS`; the arrays must outlive the table.
 
     Raises TypeError for an array that is not contiguous or has another type of number than its field.
@@ -50,7 +50,7 @@ def addresses(tables: Tables, state: State) -> IntArray:
 
 FLOATS = frozenset(
     name
-    for fields in (Tables.__annotations__, State.__annotations__)
+    for fields in (Tables.__annotations__, RunState.__annotations__)
     for name, kind in fields.items()
     if "Float" in str(kind)
 )

@@ -22,14 +22,14 @@ from moesim.simulator.engine.compiled.vectors import (
 )
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
-"""Where a rank is (`State.process_state`): before an action, at its inputs, at a task, inside a transfer, at
-the end of the tasks, at the sends that it waits for, after the last action."""
+"""Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
+at the end of the tasks, at the sends that it waits for, after the last action."""
 
 RUNNING, ENDED, SEEN = 1, 2, 3
 """States of a collective of the sharding stream: it runs, it has ended, and its end has been processed."""
 
 PROCESSED = 2
-"""State of a send whose end has been processed (`State.key_sent`)."""
+"""RunState of a send whose end has been processed (`RunState.key_sent`)."""
 
 
 @compiled
@@ -57,7 +57,7 @@ def go(run: Run, process: int) -> None:
 
 @compiled
 def _start_row(run: Run, action: int) -> int:
-    """Row of `State.clock` with the starts of an action."""
+    """Row of `RunState.clock` with the starts of an action."""
     return run.tasks + action
 
 

@@ -1,6 +1,6 @@
 """Max-min fair rates of coupled flows, as `engine/maxmin.py` computes them (docs/model.md, eq. E3).
 
-The group is `State.group[:count]`, in order of serial numbers; the rates go to `State.rates`, in whole
+The group is `RunState.group[:count]`, in order of serial numbers; the rates go to `RunState.rates`, in whole
 transfers per nanosecond.
 """
 
@@ -118,7 +118,7 @@ def rates_of_many(run: Run, count: int) -> None:
 def _settle(run: Run, count: int, entries: int) -> int:
     """One round: settle the flows whose lowest link is the lowest for all its flows; return the entries left.
 
-    During the rounds `State.active[i]` counts the entries of flow i that a link holds up.
+    During the rounds `RunState.active[i]` counts the entries of flow i that a link holds up.
     """
     for e in range(entries):
         run.slope[run.entry_link[e]] = 0.0

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.compiled.tables import SHARDING, Sizes, Tables
+from moesim.simulator.engine.compiled.spare import SPARE
+from moesim.simulator.engine.compiled.tables import SHARDING, StepSizes, Tables
 
 NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
-"""Places in `State.counters`: the time in ns, the number of the last event, events in the queue, flows so
+"""Places in `RunState.counters`: the time in ns, the number of the last event, events in the queue, flows so
 far, the error that stopped the run, sends that have ended, slots that are free, and the last stamp."""
 
 SIZES = (
-    *Sizes._fields,
+    *StepSizes._fields,
     "most_events",
     "most_users",
     "most_slots",
@@ -22,14 +24,14 @@ SIZES = (
     "constant_entries",
     "widest",
 )
-"""Names of the numbers in `State.sizes`: those of `Sizes` and `Room`, and the entries of `State.pool_links`
-that constant demands take and that each slot takes."""
+"""Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, and the entries of
+`RunState.pool_links` that constant demands take and that each slot takes."""
 
 QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK = 1, 2, 3, 4, 5
 """Errors. All but a dead link go away with more room."""
 
 
-class State(NamedTuple):
+class RunState(NamedTuple):
     """Arrays that the loop changes; numbers of actions, tasks, keys and processes as in `Tables`.
 
     `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts,
@@ -138,104 +140,80 @@ class Room(NamedTuple):
         )
 
 
-def initial_room(sizes: Sizes) -> Room:
+def initial_room(sizes: StepSizes) -> Room:
     """Room that suffices for nearly every step."""
     processes = sizes.groups * sizes.ranks
     return Room(64 * processes + 1024, users=16, slots=2 * processes + 16, coupled=4 * processes + 64)
 
 
-def new_state(tables: Tables, sizes: Sizes, room: Room) -> State:
+_SIZE_OF = {
+    "queue": "events",
+    "process": "processes",
+    "actor": "actors",
+    "beside": "besides",
+    "key": "keys",
+    "flow": "flows",
+    "link": "links",
+    "entry": "entries",
+    **dict.fromkeys(("begins", "finishes"), "tasks"),
+    **dict.fromkeys(("slope", "used", "reach", "held", "touched"), "links"),
+    **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "together"),
+    "freed": "longest",
+    "received": "received",
+}
+"""Size of every vector that begins empty, by its name or by the first word of its name."""
+_ROWS_OF = {"process_sends": 2, "beside_waiters": 2}
+"""Numbers an entry of the vectors that have more than one."""
+_NONE_YET = frozenset(
+    ("begins", "finishes", "beside_before", "beside_waiters", "key_waiter", "key_sent_waiter")
+)
+"""Vectors that begin with -1 instead of 0."""
+
+
+def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     """The state before the first event: every link idle, every process about to start."""
-    t, members, flows = tables, sizes.members, sizes.flows
-    processes, actions, tasks = sizes.groups * sizes.ranks, sizes.actions, sizes.tasks
+    members, processes, tasks = sizes.members, sizes.groups * sizes.ranks, sizes.tasks
     keys = sizes.groups * 2 * sizes.stages * sizes.microbatches
-    besides = tasks if bool((t.task_kind == SHARDING).any()) else 0
-    links, constant = len(t.capacity), len(t.demand_links)
-    widest = int(np.diff(t.pattern_first_link).max(initial=0))
-    longest = max(widest, int(np.diff(t.demand_first).max(initial=0)), 1)
-    together = min(flows, room.coupled) + 1
+    constant, widest = len(tables.demand_links), int(np.diff(tables.pattern_first_link).max(initial=0))
+    longest = max(widest, int(np.diff(tables.demand_first).max(initial=0)), 1)
+    together = min(sizes.flows, room.coupled) + 1
+    besides = tasks if bool((tables.task_kind == SHARDING).any()) else 0
+    count = {
+        "events": room.events,
+        "processes": processes,
+        "actors": processes + besides,
+        "besides": besides,
+        "keys": keys,
+        "flows": sizes.flows,
+        "links": len(tables.capacity),
+        "tasks": tasks,
+        "together": together,
+        "longest": longest,
+        "entries": together * longest,
+        "received": 2 * members,
+    }
+    pool = constant + room.slots * widest
+    given: dict[str, Any] = {
+        "sizes": np.array([*sizes, *room, constant, widest], dtype=np.int64),
+        "counters": np.zeros(8, dtype=np.int64),
+        "clock": SPARE.take(tasks + 3 * sizes.actions, members),
+        "arrivals": np.empty((keys, members), dtype=np.int64),
+        "queue_places": np.arange(room.events),
+        "process_action": tables.process_first[:-1].copy(),
+        "slots": np.arange(room.slots),
+        "pool_links": np.empty(pool, dtype=np.int64),
+        "pool_bytes": np.empty(pool),
+        "pool_offered": np.empty(pool, dtype=np.int64),
+        "link_users": np.zeros((len(tables.capacity), room.users), dtype=np.int64),
+    }
+    given["counters"][FREE_SLOTS] = room.slots
+    given["pool_links"][:constant], given["pool_bytes"][:constant] = tables.demand_links, tables.demand_bytes
+    fields: dict[str, Any] = {n: given[n] if n in given else _vector(n, count) for n in RunState._fields}
+    return RunState(**fields)
 
-    def ints(*shape: int, value: int = 0) -> IntArray:
-        return np.zeros(shape, dtype=np.int64) if value == 0 else np.full(shape, value, dtype=np.int64)
 
-    pool_links = np.empty(constant + room.slots * widest, dtype=np.int64)
-    pool_bytes = np.empty(constant + room.slots * widest)
-    pool_links[:constant], pool_bytes[:constant] = t.demand_links, t.demand_bytes
-    counters = ints(8)
-    counters[FREE_SLOTS] = room.slots
-    return State(
-        sizes=np.array([*sizes, *room, constant, widest], dtype=np.int64),
-        counters=counters,
-        clock=np.empty((tasks + 3 * actions, members), dtype=np.int64),
-        begins=ints(tasks, value=-1),
-        finishes=ints(tasks, value=-1),
-        queue_time=ints(room.events),
-        queue_order=ints(room.events),
-        queue_what=ints(room.events),
-        queue_extra=ints(room.events),
-        queue_places=np.arange(room.events),
-        process_state=ints(processes),
-        process_action=t.process_first[:-1].copy(),
-        process_task=ints(processes),
-        process_at=ints(processes),
-        process_compute=ints(processes),
-        process_communication=ints(processes),
-        process_sharding=ints(processes),
-        process_sends=ints(processes, 2),
-        process_sent=ints(processes),
-        actor_stage=ints(processes + besides),
-        actor_task=ints(processes + besides),
-        actor_begin=ints(processes + besides),
-        actor_flow=ints(processes + besides),
-        beside_state=ints(besides),
-        beside_before=ints(besides, value=-1),
-        beside_owner=ints(besides),
-        beside_waiters=ints(besides, 2, value=-1),
-        key_arrived=ints(keys),
-        key_waiter=ints(keys, value=-1),
-        key_ready=ints(keys),
-        key_begin=ints(keys),
-        key_end=ints(keys),
-        key_sent=ints(keys),
-        key_sent_waiter=ints(keys, value=-1),
-        key_order=ints(keys),
-        arrivals=np.empty((keys, members), dtype=np.int64),
-        flow_owner=ints(flows),
-        flow_version=ints(flows),
-        flow_waits=ints(flows),
-        flow_first=ints(flows),
-        flow_links=ints(flows),
-        flow_width=ints(flows),
-        flow_slot=ints(flows),
-        flow_alone=np.zeros(flows),
-        flow_remaining=np.zeros(flows),
-        flow_rate=np.zeros(flows),
-        flow_updated=ints(flows),
-        pool_links=pool_links,
-        pool_bytes=pool_bytes,
-        slots=np.arange(room.slots),
-        pool_offered=np.empty(len(pool_links), dtype=np.int64),
-        received=np.zeros(2 * members),
-        link_load=ints(links),
-        link_bytes=np.zeros(links),
-        link_users=ints(links, room.users),
-        link_count=ints(links),
-        flow_seen=ints(flows),
-        flow_stamp=ints(flows),
-        link_stamp=ints(links),
-        freed=ints(longest),
-        group=ints(together),
-        rates=np.zeros(together),
-        caps=np.zeros(together),
-        largest=np.zeros(together),
-        levels=np.zeros(together),
-        active=ints(together),
-        slope=np.zeros(links),
-        used=np.zeros(links),
-        reach=np.zeros(links),
-        held=ints(links),
-        touched=ints(links),
-        entry_link=ints(together * longest),
-        entry_flow=ints(together * longest),
-        entry_share=np.zeros(together * longest),
-    )
+def _vector(name: str, count: Mapping[str, int]) -> FloatArray | IntArray:
+    size = count[_SIZE_OF.get(name) or _SIZE_OF[name.split("_")[0]]] * _ROWS_OF.get(name, 1)
+    if "Float" in str(RunState.__annotations__[name]):
+        return np.zeros(size)
+    return np.full(size, -1, dtype=np.int64) if name in _NONE_YET else np.zeros(size, dtype=np.int64)

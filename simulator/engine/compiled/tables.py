@@ -13,8 +13,8 @@ BY_PATTERN, BY_ROW = -1, -2
 """Instead of the number of a demand: the demand follows an exchange pattern, or is listed by micro-batch."""
 
 
-class Sizes(NamedTuple):
-    """Sizes of a step, and two of its properties.
+class StepSizes(NamedTuple):
+    """StepSizes of a step, and two of its properties.
 
     `sends_take_time`: whether sends between pipeline ranks use links. `few_links`: which of the two link
     pools SimPy takes for as many links. `flows`: transfers and sends of the whole step, the most flows that

@@ -19,7 +19,7 @@ from moesim.simulator.engine.compiled.tables import BY_PATTERN, BY_ROW
 from moesim.simulator.engine.compiled.vectors import arrival_of, clock_of, copy, copy_shifted, largest
 
 IDLE, AT_LAUNCH, AT_DEADLINE, AT_ARRIVAL, AT_TURN = range(5)
-"""What an actor waits for (`State.actor_stage`): nothing; the end of the launch; the first deadline of its
+"""What an actor waits for (`RunState.actor_stage`): nothing; the end of the launch; the first deadline of its
 flow; the last byte of its flow; the collective before its own on the sharding stream."""
 
 

@@ -8,7 +8,7 @@ from moesim.simulator.engine.compiled.memory import Run, Vector, row_of
 
 @compiled
 def clock_of(run: Run, row: int) -> Vector:
-    """The members' clocks in a row of `State.clock`."""
+    """The members' clocks in a row of `RunState.clock`."""
     return row_of(run.clock, row, run.members)
 
 

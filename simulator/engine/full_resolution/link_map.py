@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.full_resolution.statistics import link_ends
-from moesim.simulator.engine.link_map import TO_EXPERTS
+from moesim.simulator.engine.link_map import TO_EXPERTS, unlimited
 from moesim.simulator.model.operator import Phase
 
 LINKS_OF_A_PAIR = 6
@@ -250,6 +251,12 @@ class ClusterLinkMap:
         links = np.concatenate([by_tail[first[gpu] : first[gpu + 1]] for gpu in self.gpus[rank].tolist()])
         links.sort()
         return links[~scale_up[links]], links[scale_up[links]]
+
+    def never_full(self) -> ClusterLinkMap:
+        """The same links without limits; dead links stay dead."""
+        result = copy(self)
+        result._capacity = unlimited(self._capacity)
+        return result
 
 
 @lru_cache(maxsize=2)

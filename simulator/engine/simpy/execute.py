@@ -19,7 +19,7 @@ from moesim.simulator.engine.action_table import action_table
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import CompiledTemplate, PlacedStep, Program
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, action_times, free_ns
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, free_ns, recorded_times
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Process = Generator[simpy.Event, Any, None]
@@ -239,7 +239,7 @@ class SimpyEngine:
         carried = links.carried_bytes
         executions = []
         for group in groups:
-            times = action_times(group.records, group.program.members)
+            times = recorded_times(group.records, group.program.members)
             group.records.clear()  # the arrays replace them
             table = action_table(group.program)
             executions.append(Execution(group.program, table, times, syncs, group.sends, end_ns, carried))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
     from moesim.simulator.scenario import Scenario
+    from moesim.simulator.studies.counterfactuals import Counterfactuals
 
 
 def _gib(size: float) -> str:
@@ -209,8 +210,10 @@ def _named(entry: ProvenanceEntry) -> str:
     return entry.path if entry.value is None else f"{entry.path} = {format_quantity(entry.value, entry.unit)}"
 
 
-def print_explanation(prepared: Prepared, result: Result) -> None:
-    """Print the details of a prediction that the summary only counts."""
+def print_explanation(
+    prepared: Prepared, result: Result, counterfactuals: Counterfactuals | None = None
+) -> None:
+    """Print the details of a prediction that the summary only counts, and what its causes cost."""
     from moesim.simulator.predict.plan_summary import summary_of_prepared
 
     headline = summary_of_prepared(prepared).headline
@@ -220,6 +223,10 @@ def print_explanation(prepared: Prepared, result: Result) -> None:
         (row.cause, f"{row.seconds:.3f}", percent(row.seconds / time_s)) for row in result.critical_path_s
     ]
     print_table(("cause", "seconds", "share"), causes, right=(1, 2))
+    if counterfactuals is not None:
+        from moesim.cli.counterfactuals import print_counterfactuals
+
+        print_counterfactuals(counterfactuals)
     print_text("\nwhere each pipeline rank's step goes, seconds")
     print_table(("rank", *(key.replace("_", " ") for key in CATEGORIES)), _rank_rows(result), right=range(8))
     print_text("mean*: over the ranks, weight gradients of full backward chunks counted as such")

@@ -314,9 +314,20 @@ def _check_fit(result: Result) -> None:
 
 
 def explain(
-    scenario: ScenarioName, overrides: Overrides = None, seed: Seed = None, resolution: Resolution = None
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    resolution: Resolution = None,
+    counterfactuals: Annotated[
+        bool,
+        typer.Option(
+            help="Run the step once without each of its causes (skew, transfers, full links, ...) and show "
+            "what the cause costs."
+        ),
+    ] = True,
 ) -> None:
     """Explain where a step's time goes and why."""
+    from moesim.cli.counterfactuals import run_counterfactuals
     from moesim.cli.report import print_explanation
 
     loaded = _loaded(scenario, overrides, seed, resolution)
@@ -324,5 +335,6 @@ def explain(
     if result is None:
         prepared, _, result = _predict(loaded, scenario)
         _store(loaded, result)
-    print_explanation(prepared or _prepared(loaded, scenario), result)
+    prepared = prepared or _prepared(loaded, scenario)
+    print_explanation(prepared, result, run_counterfactuals(prepared, result) if counterfactuals else None)
     _check_fit(result)
