@@ -43,11 +43,11 @@ def engine_of(name: str | None = None) -> Engine:
 def is_compiling() -> bool:
     """Whether the code of the compiled engine is still to come for predictions that would use it.
 
-    A process in the background then compiles it; this starts one where none does so yet.
+    A process in the background then compiles it; this starts one where none does so yet. Raises
+    InputError for an unknown engine.
     """
     folder = cache_folder()
-    chosen = os.environ.get(VARIABLE) or DEFAULT
-    if chosen == "simpy" or numba_version() is None or folder is None or is_ready(folder):
+    if engine_of() is _reference or numba_version() is None or folder is None or is_ready(folder):
         return False
     start_in_background()
     return True
