@@ -177,7 +177,7 @@ def expert_parallel(
 
 
 def tunings(bench: Bench, tokens: int = 4096) -> None:
-    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, order."""
+    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth; and how many CTAs push to peers."""
     group = bench.group
     choices = {
         True: ((1, 30, 8), (1, 30, 4), (2, 30, 4), (2, 30, 8)),
@@ -189,8 +189,8 @@ def tunings(bench: Bench, tokens: int = 4096) -> None:
         ep.layout()
         wire = wire_rows(ep) * (ep.shape.row_bytes + ep.shape.side_bytes)
         for shape in shapes:
-            for phased in (False, True):
-                tuning = DispatchTuning(*shape, phased)
+            for pushers in (6, 8, 10, 32):
+                tuning = DispatchTuning(*shape, pushers)
                 for sms in (6, 8, 12, 16, 20, 24):
 
                     def work(

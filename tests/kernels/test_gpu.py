@@ -114,7 +114,7 @@ def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = F
         if cuda:
             dispatch_cuda(ep, case.sms)
         else:
-            ep.dispatch(case.sms, tuning=replace(shape.dispatch_tuning, phased=repeat == 1))
+            ep.dispatch(case.sms, tuning=replace(shape.dispatch_tuning, pushers=8 if repeat == 0 else 1))
         group.synchronize()
 
         layouts = [ref.layout(idx, ranks, per) for idx in ids]
