@@ -177,7 +177,7 @@ def expert_parallel(
 
 
 def tunings(bench: Bench, tokens: int = 4096) -> None:
-    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth; and how many CTAs push to peers."""
+    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, pushing CTAs."""
     group = bench.group
     choices = {
         True: ((1, 30, 8), (1, 30, 4), (2, 30, 4), (2, 30, 8)),

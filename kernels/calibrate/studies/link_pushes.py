@@ -1,6 +1,6 @@
 """Where dispatch and combine spend their time by number of SMs, and what engine and link allow.
 
-    PYTHONPATH=src python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 250 --before DIR
+    python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 250 --before DIR
 
 Every GPU of the machine is a rank with 4,096 tokens of 7,168, top-8 of 256 experts. Parts, written out one by
 one: `dispatch` and `combine` time the kernels over SMs, by turns with those of DIR (dispatch.ptx with entry
