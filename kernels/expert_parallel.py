@@ -18,13 +18,13 @@ COMBINE_TEAM_THREADS = 256
 class DispatchTuning:
     """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp, pushing CTAs.
 
-    Only the first `pushers` CTAs send to peers, the others to the own rank. Eight fill an H200's links.
+    Only the first `pushers` CTAs send to peers, the others to the own rank. Ten fill an H200's links.
     """
 
     warps: int
     stages: int
     depth: int
-    pushers: int = 8
+    pushers: int = 10
 
     def __post_init__(self) -> None:
         """Check the values against the kernel's header."""

@@ -3,8 +3,9 @@
     python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 250 --before DIR
 
 Every GPU of the machine is a rank with 4,096 tokens of 7,168, top-8 of 256 experts. Parts, written out one by
-one: `dispatch` and `combine` time the kernels over SMs, by turns with those of DIR (dispatch.ptx with entry
-dispatch_sys_v2, combine.ptx with entry combine_sys_v1) where given; `stamps` adds clock marks of each CTA to the
+one: `dispatch` and `combine` time the kernels over SMs twice, by turns with those of DIR (dispatch.ptx with entry
+dispatch_sys_v2, combine.ptx with entry combine_sys_v1) where given; `one_gpu` times them with eight ranks on one
+GPU, which takes the link out and leaves what an SM can do; `stamps` adds clock marks of each CTA to the
 same kernels; `copies` copies one way and both ways; `engine` only stores or only loads.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import statistics
 import sys
@@ -39,8 +41,9 @@ from moesim.kernels.timing import StartGate, time_collective
 
 SMS = (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32)
 COPY_SMS = (1, 2, 4, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32)
+PUSHERS = (6, 7, 8, 9, 10, 11, 12, 16, 32)
 TUNINGS = {
-    "fp8": ((1, 30, 8), (2, 30, 8), (3, 30, 8), (2, 30, 4), (4, 30, 4), (1, 30, 4), (2, 30, 2)),
+    "fp8": ((1, 30, 8), (2, 30, 8), (3, 30, 4), (2, 30, 4), (4, 30, 4), (2, 30, 2)),
     "bf16": ((1, 16, 8), (1, 16, 4), (2, 16, 4), (2, 16, 2), (4, 16, 2), (1, 16, 2)),
 }
 """Sending warps, ring rows and stores in flight, tried beside the default."""
@@ -249,63 +252,112 @@ def dispatches(study: Study) -> Iterator[tuple[str, ExpertParallel, int]]:
 
 
 def time_dispatch(study: Study) -> None:
-    """Notify and dispatch over SMs: before, now, and now with other numbers of pushing CTAs."""
+    """Notify and dispatch over SMs, twice: before, now, and now with other numbers of pushing CTAs and rings."""
     for payload, ep, n_bytes in dispatches(study):
+        tag, base = {"payload": payload}, ep.shape.dispatch_tuning
         align = lambda i: study.group.barrier()  # noqa: E731
-        tag = {"payload": payload}
         study.time("nothing", 0, 0, lambda i: None, align, **tag)
         study.time("notify", 0, 0, lambda i, e=ep: e.notify(), align, **tag)
-        old, base = previous(study, "dispatch"), ep.shape.dispatch_tuning
-        for sms in SMS:
-            for pushers in (
-                None,
-                8,
-                *(n for n in (6, 7, 9, 10, 12, 16, 32) if n <= max(sms, 16) and sms > 6),
-            ):
-                if pushers is None and old is None:
-                    continue
-                tuning = replace(base, pushers=pushers or 8)
-
-                def work(i: int, n: int = sms, t: DispatchTuning = tuning, p: Any = pushers) -> None:
-                    ep.notify()
-                    if p is None and old is not None:
-                        dispatch_by(study, ep, old, n, t, study.group.status)
-                    else:
-                        ep.dispatch(n, tuning=t)
-
-                name = "dispatch before" if pushers is None else "dispatch"
-                study.time(name, sms, n_bytes, work, align, pushers=pushers, **tag)
+        for turn in range(2):
+            for sms in SMS:
+                _dispatch_row(study, ep, "before", sms, n_bytes, base, turn=turn, **tag)
+                for n in PUSHERS:
+                    if n == base.pushers or (6 < sms and n <= max(sms, 16)):
+                        _dispatch_row(
+                            study, ep, "now", sms, n_bytes, replace(base, pushers=n),
+                            turn=turn, pushers=n, default=n == base.pushers, **tag,
+                        )  # fmt: skip
         for shape in TUNINGS[payload]:
             for sms in (4, 8, 16):
-
-                def tuned(i: int, n: int = sms, t: DispatchTuning = DispatchTuning(*shape)) -> None:
-                    ep.notify()
-                    ep.dispatch(n, tuning=t)
-
-                study.time("dispatch tuned", sms, n_bytes, tuned, align, tuning=list(shape), **tag)
+                tuning = DispatchTuning(*shape)
+                _dispatch_row(study, ep, "tuned", sms, n_bytes, tuning, ring=list(shape), **tag)
         study.save()
 
 
+def _dispatch_row(
+    study: Study,
+    ep: ExpertParallel,
+    version: str,
+    sms: int,
+    n_bytes: int,
+    tuning: DispatchTuning,
+    **tags: Any,
+) -> None:
+    """Time notify and dispatch of one version; nothing where the text before the change is not given."""
+    text = previous(study, "dispatch") if version == "before" else None
+    if version == "before" and text is None:
+        return
+
+    def work(i: int) -> None:
+        ep.notify()
+        if text is None:
+            ep.dispatch(sms, tuning=tuning)
+        else:
+            dispatch_by(study, ep, text, sms, tuning, study.group.status)
+
+    study.time(f"dispatch {version}", sms, n_bytes, work, lambda i: study.group.barrier(), **tags)
+
+
 def time_combine(study: Study) -> None:
-    """Combine over SMs: before, now, and now with other teams and pieces."""
+    """Combine over SMs, twice: before, now, and now with other teams and pieces."""
     ep, rows = set_up(study, fp8=False)
-    n_bytes, old = rows * 2 * HIDDEN, previous(study, "combine")
-    rings = [
-        ep.shape.combine_ring(study.group.ranks, t, p) for t, p in ((2, 1), (1, 1), (2, 2), (3, 2), (3, 4))
+    base = ep.shape.combine_ring(study.group.ranks)
+    others = [
+        ep.shape.combine_ring(study.group.ranks, teams, parts) for teams, parts in ((1, 1), (3, 1), (2, 2))
     ]
+    for turn in range(2):
+        for sms in SMS:
+            _combine_row(study, ep, "before", sms, rows, CombineRing(1, 1, 2 * HIDDEN, 16), turn=turn)
+            for ring in (base, *others):
+                _combine_row(study, ep, "now", sms, rows, ring, turn=turn, default=ring == base)
+    study.save()
+
+
+def _combine_row(
+    study: Study, ep: ExpertParallel, version: str, sms: int, rows: int, ring: CombineRing, **tags: Any
+) -> None:
+    """Time a combine of one version; nothing where the text before the change is not given."""
+    text = previous(study, "combine") if version == "before" else None
+    if version == "before" and text is None:
+        return
+
+    def work(i: int) -> None:
+        if text is None:
+            ep.combine(sms, ring=ring)
+        else:
+            combine_by(study, ep, text, sms, ring, study.group.status)
+
+    tags |= {"teams": ring.teams, "parts": ring.parts, "stages": ring.stages}
     align = lambda i: study.group.barrier()  # noqa: E731
-    for sms in SMS:
-        if old is not None:
-            one = CombineRing(1, 1, 2 * HIDDEN, 16)
-            study.time(
-                "combine before", sms, n_bytes,
-                lambda i, n=sms: combine_by(study, ep, old, n, one, study.group.status), align,
-            )  # fmt: skip
-        for ring in rings:
-            study.time(
-                "combine", sms, n_bytes, lambda i, n=sms, r=ring: ep.combine(n, ring=r), align,
-                teams=ring.teams, parts=ring.parts, stages=ring.stages,
-            )  # fmt: skip
+    study.time(f"combine {version}", sms, rows * 2 * HIDDEN, work, align, **tags)
+
+
+def one_gpu(study: Study, ranks: int = 8) -> None:
+    """Dispatch and combine of eight ranks on one GPU, before and now: what an SM does where no link is in the way."""
+    group, gate = study.group, study.gate
+    study.group = GpuGroup([0] * ranks)
+    study.gate = StartGate(study.group)
+    try:
+        for payload, ep, _ in dispatches(study):
+            for sms in (2, 4, 6, 8, 10, 12, 16):
+                tag: dict[str, Any] = {"payload": payload, "one_gpu": ranks}
+                n_bytes = int(np.array(ep.copies()).sum(axis=1).max()) * (
+                    ep.shape.row_bytes + ep.shape.side_bytes
+                )
+                for version in ("before", "now"):
+                    _dispatch_row(study, ep, version, sms, n_bytes, ep.shape.dispatch_tuning, **tag)
+                if payload == "fp8":
+                    continue
+                rows = n_bytes // (ep.shape.row_bytes + ep.shape.side_bytes)
+                for version in ("before", "now"):
+                    ring = (
+                        ep.shape.combine_ring(ranks)
+                        if version == "now"
+                        else CombineRing(1, 1, 2 * HIDDEN, 16)
+                    )
+                    _combine_row(study, ep, version, sms, rows, ring, one_gpu=ranks)
+    finally:
+        study.group, study.gate = group, gate
     study.save()
 
 
@@ -339,8 +391,9 @@ def stamp(study: Study) -> None:
                 continue
             source = stamped("dispatch", text)
             for sms in (8, 16, 20, 24):
-                for pushers in (8, sms) if version == "now" else (8,):
-                    tuning = replace(ep.shape.dispatch_tuning, pushers=pushers)
+                base = ep.shape.dispatch_tuning
+                for pushers in (base.pushers, sms) if version == "now" else (base.pushers,):
+                    tuning = replace(base, pushers=pushers)
 
                     def queue(n: int = sms, t: DispatchTuning = tuning, text: str = source) -> None:
                         ep.notify()
@@ -418,6 +471,7 @@ def engine(study: Study) -> None:
 PARTS: dict[str, Callable[[Study], None]] = {
     "dispatch": time_dispatch,
     "combine": time_combine,
+    "one_gpu": one_gpu,
     "stamps": stamp,
     "copies": copies,
     "engine": engine,
@@ -431,7 +485,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         tags = {
             k: v
             for k, v in row.items()
-            if k in ("payload", "pushers", "teams", "parts", "tuning", "both", "chunk", "warps")
+            if k
+            in ("payload", "pushers", "teams", "parts", "ring", "both", "chunk", "warps", "one_gpu", "turn")
         }
         if "marks_us" not in row:
             name = f"{row['what']} {' '.join(f'{k}={v}' for k, v in tags.items())}"
@@ -458,6 +513,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="folder with the kernels' texts before the change")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of: {', '.join(PARTS)}")
     options = parser.parse_args()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for each rank where many share a GPU
     study = Study(options)
     for part in options.parts.split(","):
         began = time.monotonic()
