@@ -199,7 +199,7 @@ KERNELS: dict[str, Kernel] = {
             entry="dispatch_sys_v3",
             parameters=_parameters(
                 "u64 x side lists counts bases tables claims;"
-                "u32 tokens ranks rank row_bytes side_bytes stages depth pushers expected;"
+                "u32 tokens ranks rank row_bytes side_bytes stages depth expected;"
                 "u64 timeout_ns status"
             ),
             block=(64, 256),

@@ -16,23 +16,17 @@ COMBINE_TEAM_THREADS = 256
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp, pushing CTAs.
-
-    Only the first `pushers` CTAs send to peers, the others to the own rank. Ten fill an H200's links.
-    """
+    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp."""
 
     warps: int
     stages: int
     depth: int
-    pushers: int = 10
 
     def __post_init__(self) -> None:
         """Check the values against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
-        if self.pushers < 1:
-            raise InputError(f"dispatch: pushers={self.pushers} must be at least 1")
-        least = self.depth * self.warps + max(self.warps, 2)
+        least = self.depth * self.warps + max(self.warps, 3)
         if self.depth not in (1, 2, 4, 8) or self.stages < least:
             raise InputError(
                 f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
@@ -152,7 +146,7 @@ class ExpertParallel:
         exchange = make((2, r * r + r * self.per_rank), "i4")
         flags, arrivals, ready = (make((r,), "u4") for _ in range(3))
         self._keep = (exchange, flags, arrivals, ready)
-        self.claims = make((2,), "u4")
+        self.claims = make((1,), "u4")
         self._notify_table = group.table([exchange, flags])
         self.dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
         self.combine_table = group.table([self.results, ready])
@@ -223,8 +217,7 @@ class ExpertParallel:
                 self.claims,
             )  # fmt: skip
             sizes = (
-                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, use.pushers,
-                expected,
+                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, expected,
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
