@@ -4,9 +4,9 @@
 
 Every GPU of the machine is a rank with 4,096 tokens of 7,168, top-8 of 256 experts. Parts, written out one by
 one: `dispatch` and `combine` time the kernels over SMs twice, by turns with those of DIR where given
-(dispatch.ptx with entry dispatch_sys_v2, combine.ptx with entry combine_sys_v1); `one_gpu` times them with eight
-ranks on one GPU, which takes the link out and leaves what an SM can do; `stamps` adds clock marks of each CTA to
-the kernels; `copies` copies one way and both ways; `engine` only stores or only loads.
+(dispatch.ptx with entry dispatch_sys_v2, combine.ptx with entry combine_sys_v1); `one_gpu` times them with
+eight ranks on one GPU, which takes the link out and leaves what an SM can do; `stamps` adds clock marks of
+each CTA to the kernels; `copies` copies one way and both ways; `engine` only stores or only loads.
 """
 
 from __future__ import annotations
