@@ -170,19 +170,19 @@ def over_sms() -> list[str]:
     measured = json.loads(PUSHES.read_text("utf-8"))
     times: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in measured["rows"]:
-        operation, _, version = row["what"].partition(" ")
+        _, _, version = row["what"].partition(" ")
         if version not in ("before", "now") or "one_gpu" in row or not row.get("default", True):
             continue
         kind = {"fp8": "dispatch FP8", "bf16": "dispatch BF16"}.get(row.get("payload", ""), "combine")
         times[f"{kind}, {version}"][row["sms"]].append(row["us"])
     means = {name: {n: statistics.fmean(v) for n, v in by.items()} for name, by in sorted(times.items())}
     return [
-        f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz, limit 700 W",
-        f"(`{PUSHES.relative_to(ROOT)}`), by",
-        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 40 --before DIR --parts",
-        "dispatch,combine,stamps,one_gpu`. DIR holds `dispatch.ptx` and `combine.ptx` of commit 499a7c35. Versions",
-        "take turns (before, now, before, now), and the table has the mean of each version's two medians.",
-        "Dispatch includes notify.",
+        f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
+        f"limit 700 W (`{PUSHES.relative_to(ROOT)}`), by",
+        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 40 --before DIR",
+        "--parts dispatch,combine,stamps,one_gpu`. DIR holds `dispatch.ptx` and `combine.ptx` of commit",
+        "499a7c35. Versions take turns (before, now, before, now), and the table has the mean of each",
+        "version's two medians. Dispatch includes notify.",
         "",
         *time_table(means),
     ]
