@@ -177,7 +177,7 @@ def expert_parallel(
 
 
 def tunings(bench: Bench, tokens: int = 4096) -> None:
-    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, order."""
+    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth."""
     group = bench.group
     choices = {
         True: ((1, 30, 8), (1, 30, 4), (2, 30, 4), (2, 30, 8)),
@@ -189,21 +189,18 @@ def tunings(bench: Bench, tokens: int = 4096) -> None:
         ep.layout()
         wire = wire_rows(ep) * (ep.shape.row_bytes + ep.shape.side_bytes)
         for shape in shapes:
-            for phased in (False, True):
-                tuning = DispatchTuning(*shape, phased)
-                for sms in (6, 8, 12, 16, 20, 24):
+            tuning = DispatchTuning(*shape)
+            for sms in (6, 8, 12, 16, 20, 24):
 
-                    def work(
-                        i: int, n: int = sms, t: DispatchTuning = tuning, e: ExpertParallel = ep
-                    ) -> None:
-                        e.notify()
-                        e.dispatch(n, tuning=t)
+                def work(i: int, n: int = sms, t: DispatchTuning = tuning, e: ExpertParallel = ep) -> None:
+                    e.notify()
+                    e.dispatch(n, tuning=t)
 
-                    name = "fp8" if fp8 else "bf16"
-                    bench.time(
-                        "notify + dispatch tuned", wire, work, sms, payload=name, tuning=astuple(tuning),
-                        before=lambda i: group.barrier(),
-                    )  # fmt: skip
+                name = "fp8" if fp8 else "bf16"
+                bench.time(
+                    "notify + dispatch tuned", wire, work, sms, payload=name, tuning=astuple(tuning),
+                    before=lambda i: group.barrier(),
+                )  # fmt: skip
 
 
 def low_latency(bench: Bench) -> None:

@@ -35,7 +35,7 @@ from moesim.kernels.two_hop import TwoHop
 
 TIMEOUT_S = 25.0  # kernels run many times slower under a tool
 TOOLS = ("memcheck", "racecheck")
-HANDED_BACK = {"combine_sys_v1", "combine_2hop_v1", "dispatch_2hop_v1"}
+HANDED_BACK = {"combine_sys_v2", "combine_2hop_v1", "dispatch_2hop_v1"}
 """Kernels whose lanes read a stage and, after bar.warp.sync, one lane arrives at the mbarrier that frees it.
 
 Racecheck knows what that lane had read, not what bar.warp.sync adds for the others, and reports the next load

@@ -196,10 +196,10 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             name="dispatch",
-            entry="dispatch_sys_v2",
+            entry="dispatch_sys_v3",
             parameters=_parameters(
-                "u64 x side lists counts bases tables;"
-                "u32 tokens ranks rank row_bytes side_bytes stages depth phased expected;"
+                "u64 x side lists counts bases tables claims;"
+                "u32 tokens ranks rank row_bytes side_bytes stages depth expected;"
                 "u64 timeout_ns status"
             ),
             block=(64, 256),
@@ -222,15 +222,15 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             name="combine",
-            entry="combine_sys_v1",
+            entry="combine_sys_v2",
             parameters=_parameters(
                 "u64 tables slots bases weights out;"
                 "u32 tokens ranks rank part_bytes parts stages epoch; u64 timeout_ns status"
             ),
-            block=(480, 480),
-            registers=64,
+            block=(256, 768),
+            registers=80,
             moved_bytes=_combined,
-            shared_bytes=lambda s: s["stages"] * (s["part_bytes"] + 16),
+            shared_bytes=lambda s: s["teams"] * s["stages"] * (s["part_bytes"] + 16),
         ),
         Kernel(
             name="combine_ll",

@@ -10,30 +10,43 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES, dispatch_stage_bytes
 from moesim.kernels.launch import GpuGroup, address, check_multiple
 
-COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing threads
+COMBINE_PART_LIMIT_BYTES = 14336  # four 16-byte vectors for each of a team's 224 reducing threads
+COMBINE_TEAM_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp, and order.
-
-    `phased` sends to one destination after another instead of one row to each in turn.
-    """
+    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp."""
 
     warps: int
     stages: int
     depth: int
-    phased: bool = False
 
     def __post_init__(self) -> None:
         """Check the values against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
-        least = self.depth * self.warps + max(self.warps, 2)
+        least = self.depth * self.warps + max(self.warps, 3)
         if self.depth not in (1, 2, 4, 8) or self.stages < least:
             raise InputError(
                 f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class CombineRing:
+    """How the combine kernel uses an SM: teams of 8 warps, the pieces of a row, and the ring of each team."""
+
+    teams: int
+    parts: int
+    part_bytes: int
+    stages: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        sizes = {"teams": self.teams, "stages": self.stages, "part_bytes": self.part_bytes}
+        return KERNELS["combine"].shared_bytes(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +99,14 @@ class Shape:
             f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 5 are needed"
         )
 
-    def combine_parts(self, ranks: int) -> tuple[int, int, int]:
-        """(pieces of a result row, bytes of a piece, stages of the combine kernel's ring, at least ranks)."""
-        row, parts = 2 * self.hidden, 1
+    def combine_ring(self, ranks: int, teams: int = 2, parts: int = 1) -> CombineRing:
+        """The fewest pieces of a row, at least `parts`, of which each team's ring holds at least `ranks`."""
+        row, room = 2 * self.hidden, SHARED_MEMORY_LIMIT_BYTES // teams
         while row % parts or row // parts % 16 or row // parts > COMBINE_PART_LIMIT_BYTES:
             parts += 1
-        while SHARED_MEMORY_LIMIT_BYTES // (row // parts + 16) < ranks:
+        while room // (row // parts + 16) < ranks:
             parts *= 2
-        stages = min(64, SHARED_MEMORY_LIMIT_BYTES // (row // parts + 16))
-        return parts, row // parts, stages
+        return CombineRing(teams, parts, row // parts, min(64, room // (row // parts + 16)))
 
 
 class ExpertParallel:
@@ -134,6 +146,7 @@ class ExpertParallel:
         exchange = make((2, r * r + r * self.per_rank), "i4")
         flags, arrivals, ready = (make((r,), "u4") for _ in range(3))
         self._keep = (exchange, flags, arrivals, ready)
+        self.claims = make((1,), "u4")
         self._notify_table = group.table([exchange, flags])
         self.dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
         self.combine_table = group.table([self.results, ready])
@@ -201,30 +214,37 @@ class ExpertParallel:
         for rank in self._ranks(only):
             pointers = (
                 self.x, self.side, self.lists, self.rank_counts, self.bases, self.dispatch_table,
+                self.claims,
             )  # fmt: skip
             sizes = (
-                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, int(use.phased),
-                expected,
+                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, expected,
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
             self.group.launch(rank, "dispatch", sms, 32 * (1 + use.warps), arguments, shared)
 
-    def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
+    def combine(
+        self,
+        sms: int,
+        weighted: bool = True,
+        only: Sequence[int] | None = None,
+        ring: CombineRing | None = None,
+    ) -> None:
         """Queue the combine on every rank, on `sms` SMs each."""
         r = self.group.ranks
-        parts, part_bytes, stages = self.shape.combine_parts(r)
+        use = ring or self.shape.combine_ring(r)
         epoch = self.next_combine()
-        shared = KERNELS["combine"].shared_bytes({"stages": stages, "part_bytes": part_bytes})
         for rank in self._ranks(only):
             weights = address(self.weights[rank]) if weighted else 0
             pointers = (self.combine_table, self.slots, self.bases)
-            sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, epoch)
+            sizes = (self.shape.tokens, r, rank, use.part_bytes, use.parts, use.stages, epoch)
             arguments = (
                 *(address(p[rank]) for p in pointers), weights, address(self.out[rank]),
                 *sizes, self.group.timeout_ns, address(self.group.status[rank]),
             )  # fmt: skip
-            self.group.launch(rank, "combine", sms, 480, arguments, shared)
+            self.group.launch(
+                rank, "combine", sms, COMBINE_TEAM_THREADS * use.teams, arguments, use.shared_bytes
+            )
 
     def copies(self) -> list[list[int]]:
         """Rows sent as [source][rank], read back from the GPUs after layout has run."""

@@ -21,7 +21,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 BENCH = RESULTS / "kernels-h200-x8-2026-11-20.json"
 BENCH4 = RESULTS / "kernels-h200-x4-2026-11-20.json"
 TURNS = RESULTS / "kernels-before-after-h200-x4-2026-11-20.json"
-SANITIZER = RESULTS / "sanitizer-h200-2026-11-20.json"
+SANITIZER = RESULTS / "sanitizer-h200-2026-11-22.json"
+PUSHES = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-link-pushes.json"
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
 NOTES = ROOT / "docs" / "kernels-notes.md"
@@ -164,6 +165,29 @@ def sanitized() -> list[str]:
     return lines + table(["tool", "over", "errors", "by kernel"], rows)
 
 
+def over_sms() -> list[str]:
+    """Dispatch and combine before and now on two GPUs, by SMs; of two turns the mean."""
+    measured = json.loads(PUSHES.read_text("utf-8"))
+    times: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in measured["rows"]:
+        _, _, version = row["what"].partition(" ")
+        if version not in ("before", "now") or "one_gpu" in row or not row.get("default", True):
+            continue
+        kind = {"fp8": "dispatch FP8", "bf16": "dispatch BF16"}.get(row.get("payload", ""), "combine")
+        times[f"{kind}, {version}"][row["sms"]].append(row["us"])
+    means = {name: {n: statistics.fmean(v) for n, v in by.items()} for name, by in sorted(times.items())}
+    return [
+        f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
+        f"limit 700 W (`{PUSHES.relative_to(ROOT)}`), by",
+        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 40 --before DIR",
+        "--parts dispatch,combine,stamps,one_gpu`. DIR holds `dispatch.ptx` and `combine.ptx` of commit",
+        "499a7c35. Versions take turns (before, now, before, now), and the table has the mean of each",
+        "version's two medians. Dispatch includes notify.",
+        "",
+        *time_table(means),
+    ]
+
+
 def time_table(lines: dict[str, Series]) -> list[str]:
     """Microseconds by number of SMs, one row a kernel."""
     sms = sorted({x for line in lines.values() for x in line})
@@ -278,6 +302,10 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         f"(`{TURNS.relative_to(ROOT)}`).",
         "",
         *by_turns(),
+        "",
+        "### More and fewer SMs, 2 GPUs, before and now",
+        "",
+        *over_sms(),
         "",
         "### Low latency, 4 GPUs",
         "",

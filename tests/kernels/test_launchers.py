@@ -16,7 +16,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels import launch, loader
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
 from moesim.kernels.copy import BulkShape
-from moesim.kernels.expert_parallel import DispatchTuning, Shape
+from moesim.kernels.expert_parallel import CombineRing, DispatchTuning, Shape
 from moesim.kernels.launch import DeviceTimeoutError
 from moesim.kernels.timing import summarize
 from moesim.kernels.two_hop import CombineTuning, HopTuning, combine_tuning, dispatch_tuning
@@ -113,17 +113,16 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
             "stages": shape.dispatch_tuning.stages,
         }
         assert KERNELS["dispatch"].shared_bytes(sizes) <= SHARED_MEMORY_LIMIT_BYTES
-    parts, part_bytes, stages = shape.combine_parts(ranks)
-    assert parts * part_bytes == 2 * hidden and part_bytes % 16 == 0 and part_bytes <= 14336
-    assert stages >= ranks
-    assert KERNELS["combine"].shared_bytes({"stages": stages, "part_bytes": part_bytes}) <= (
-        SHARED_MEMORY_LIMIT_BYTES
-    )
+    for teams in (1, 2, 3):
+        ring = shape.combine_ring(ranks, teams)
+        assert ring.parts * ring.part_bytes == 2 * hidden and ring.part_bytes % 16 == 0
+        assert ring.part_bytes <= 14336 and ring.stages >= ranks
+        assert ring.shared_bytes <= SHARED_MEMORY_LIMIT_BYTES
 
 
 def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
     assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 384)
-    assert V3.combine_parts(8) == (1, 14336, 16)
+    assert V3.combine_ring(8) == CombineRing(2, 1, 14336, 8)
     assert V3.dispatch_tuning == DispatchTuning(2, 30, 8)
     assert replace(V3, fp8=False).dispatch_tuning == DispatchTuning(1, 16, 8)
     assert dispatch_tuning(V3, 4) == HopTuning(6, 1, 12)

@@ -1,0 +1,70 @@
+"""Plain copies between GPUs, and bulk stores or loads alone: what engine and link allow, for link_pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moesim.kernels.calibrate.studies.link_kernels import launch, packed
+from moesim.kernels.copy import copy_bulk, make_pairs
+from moesim.kernels.launch import GpuGroup, address
+
+COPY_SMS = (1, 2, 4, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32)
+ENGINE_SMS = (1, 2, 4, 8, 12, 16, 20)
+ENGINE_PTX = Path(__file__).with_name("link_engine.ptx")
+Timer = Callable[..., None]
+"""Study.time: (what, SMs, bytes, work, before, further keys of the row)."""
+
+
+def copies(group: GpuGroup, time: Timer, n_bytes: int = 64 << 20) -> None:
+    """Plain bulk copies between two GPUs: local, push and pull, one way and both ways at once."""
+    rng = np.random.default_rng(1)
+    noise = rng.integers(0, 256, n_bytes, dtype=np.uint8)
+    source, target = group.to_ranks([noise] * group.ranks), group.symmetric((n_bytes,), "u1", 0xEE)
+    for way in ("local", "push", "pull"):
+        pairs = []
+        for rank in range(group.ranks):
+            peer = (rank + 1) % group.ranks
+            ends = (source[peer if way == "pull" else rank], target[peer if way == "push" else rank])
+            pairs.append(make_pairs(group, rank, [ends]))
+        for used in ([0], list(range(group.ranks))):
+            for sms in COPY_SMS:
+
+                def work(i: int, n: int = sms, on: list[int] = used, p: Any = pairs) -> None:
+                    for rank in on:
+                        copy_bulk(group, rank, p[rank], n)
+
+                align = (lambda i: group.barrier()) if len(used) > 1 else None
+                time(f"copy {way}", sms, n_bytes, work, align, both=len(used) > 1, ranks=used)
+
+
+def engine(group: GpuGroup, time: Timer) -> None:
+    """Bulk stores without loads and loads without stores, to the own memory and to the next rank's."""
+    areas, everyone = group.symmetric((96 << 20,), "u1", 0x5A), list(range(group.ranks))
+    kinds = product((("local", 0), ("peer", 1)), (False, True), ([0], everyone))
+    for (where, shift), load, used in kinds:
+        both = len(used) > 1
+        align = (lambda i: group.barrier()) if both else None
+        for chunk, sms, warps in product((7168,) if both else (3584, 7168, 14336), ENGINE_SMS, (1, 2)):
+            n_bytes = (64 << 20) // (chunk * sms * warps) * chunk * sms * warps
+            sizes = (n_bytes, chunk, int(load))
+            targets = [(rank, address(areas[(rank + shift) % group.ranks])) for rank in used]
+            time(
+                f"engine {'load' if load else 'store'} {where}", sms, n_bytes,
+                partial(_run_engine, group, targets, sms, warps, sizes), align,
+                chunk=chunk, warps=warps, both=both, ranks=used,
+            )  # fmt: skip
+
+
+def _run_engine(
+    group: GpuGroup, targets: list[tuple[int, int]], sms: int, warps: int, sizes: tuple[int, int, int], i: int
+) -> None:
+    """Queue the kernel of link_engine.ptx on each rank, over its area; sizes are bytes, chunk and load."""
+    for rank, area in targets:
+        arguments = packed("u64 a b; u32 c d", (area, *sizes))
+        launch(group, rank, ENGINE_PTX.read_text(), sms, 32 * warps, arguments, warps * 4 * (sizes[1] + 8))
