@@ -18,7 +18,7 @@ COPY_SMS = (1, 2, 4, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32)
 ENGINE_SMS = (1, 2, 4, 8, 12, 16, 20)
 ENGINE_PTX = Path(__file__).with_name("link_engine.ptx")
 Timer = Callable[..., None]
-"""Study.time: (what, SMs, bytes, work, before, further keys of the row)."""
+"""LinkStudy.time: (what, SMs, bytes, work, before, further keys of the row)."""
 
 
 def copies(group: GpuGroup, time: Timer, n_bytes: int = 64 << 20) -> None:

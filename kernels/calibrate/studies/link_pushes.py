@@ -51,7 +51,7 @@ TUNINGS = {
 """Sending warps, ring rows and stores in flight, tried beside the default."""
 
 
-class Study:
+class LinkStudy:
     """The group, its gate, the rows measured so far, and where they are written."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -102,12 +102,12 @@ class Study:
         self.path.write_text(json.dumps(self.result, indent=1))
 
 
-def previous(study: Study, name: str) -> str | None:
+def previous(study: LinkStudy, name: str) -> str | None:
     """The text of a kernel before the change, where a folder was given."""
     return (study.before / f"{name}.ptx").read_text() if study.before else None
 
 
-def dispatches(study: Study) -> Iterator[tuple[str, ExpertParallel, int]]:
+def dispatches(study: LinkStudy) -> Iterator[tuple[str, ExpertParallel, int]]:
     """Payloads in turn: name, buffers, bytes over the busiest link."""
     for payload in ("fp8", "bf16"):
         ep, rows = set_up(study.group, payload == "fp8")
@@ -118,7 +118,7 @@ def dispatches(study: Study) -> Iterator[tuple[str, ExpertParallel, int]]:
                 cupy().get_default_memory_pool().free_all_blocks()
 
 
-def time_dispatch(study: Study) -> None:
+def time_dispatch(study: LinkStudy) -> None:
     """Notify and dispatch over SMs, twice: before and now, and now with other rings."""
     for payload, ep, n_bytes in dispatches(study):
         tag, base = {"payload": payload}, ep.shape.dispatch_tuning
@@ -141,7 +141,7 @@ def _notify(ep: ExpertParallel, i: int) -> None:
 
 
 def _dispatch_row(
-    study: Study,
+    study: LinkStudy,
     ep: ExpertParallel,
     version: str,
     sms: int,
@@ -164,7 +164,7 @@ def _dispatch_row(
     study.time(f"dispatch {version}", sms, n_bytes, work, lambda i: study.group.barrier(), **tags)
 
 
-def time_combine(study: Study) -> None:
+def time_combine(study: LinkStudy) -> None:
     """Combine over SMs, twice: before, now, and now with other teams and pieces."""
     ep, rows = set_up(study.group, fp8=False)
     base = ep.shape.combine_ring(study.group.ranks)
@@ -180,7 +180,7 @@ def time_combine(study: Study) -> None:
 
 
 def _combine_row(
-    study: Study, ep: ExpertParallel, version: str, sms: int, rows: int, ring: CombineRing, **tags: Any
+    study: LinkStudy, ep: ExpertParallel, version: str, sms: int, rows: int, ring: CombineRing, **tags: Any
 ) -> None:
     """Time a combine of one version; nothing where the text before the change is not given."""
     text = previous(study, "combine") if version == "before" else None
@@ -198,7 +198,7 @@ def _combine_row(
     study.time(f"combine {version}", sms, rows * 2 * HIDDEN, work, align, **tags)
 
 
-def one_gpu(study: Study, ranks: int = 8) -> None:
+def one_gpu(study: LinkStudy, ranks: int = 8) -> None:
     """Dispatch and combine of eight ranks on one GPU, before and now, where no link is in the way."""
     group, gate = study.group, study.gate
     study.group = GpuGroup([0] * ranks)
@@ -227,7 +227,7 @@ def one_gpu(study: Study, ranks: int = 8) -> None:
     study.save()
 
 
-def _stamped_row(study: Study, name: str, sms: int, queue: Callable[[], None], **more: Any) -> None:
+def _stamped_row(study: LinkStudy, name: str, sms: int, queue: Callable[[], None], **more: Any) -> None:
     """Run a stamped kernel five times and keep the last marks of each CTA, in us after the first start."""
     try:
         for _ in range(5):
@@ -249,7 +249,7 @@ def _stamped_row(study: Study, name: str, sms: int, queue: Callable[[], None], *
     )
 
 
-def stamp(study: Study) -> None:
+def stamp(study: LinkStudy) -> None:
     """Marks of every CTA of rank 0: where the time of a launch goes."""
     for payload, ep, _ in dispatches(study):
         for version, text in (("before", previous(study, "dispatch")), ("now", KERNELS["dispatch"].source())):
@@ -268,17 +268,17 @@ def stamp(study: Study) -> None:
     study.save()
 
 
-def _dispatch_stamped(study: Study, ep: ExpertParallel, text: str, sms: int) -> None:
+def _dispatch_stamped(study: LinkStudy, ep: ExpertParallel, text: str, sms: int) -> None:
     ep.notify()
     marked = stamped("dispatch", text)
     dispatch_by(study.group, ep, marked, sms, ep.shape.dispatch_tuning, study.stamps)
 
 
-def _combine_stamped(study: Study, ep: ExpertParallel, text: str, sms: int, ring: CombineRing) -> None:
+def _combine_stamped(study: LinkStudy, ep: ExpertParallel, text: str, sms: int, ring: CombineRing) -> None:
     combine_by(study.group, ep, stamped("combine", text), sms, ring, study.stamps)
 
 
-PARTS: dict[str, Callable[[Study], None]] = {
+PARTS: dict[str, Callable[[LinkStudy], None]] = {
     "dispatch": time_dispatch,
     "combine": time_combine,
     "one_gpu": one_gpu,
@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of: {', '.join(PARTS)}")
     options = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for each rank where many share a GPU
-    study = Study(options)
+    study = LinkStudy(options)
     for part in options.parts.split(","):
         began = time.monotonic()
         try:
