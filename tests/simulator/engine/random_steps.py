@@ -163,7 +163,7 @@ def differences(ours: Sequence[Execution], reference: Sequence[Execution]) -> li
 def toy_of_conftest() -> Toy:
     """`build_toy`, for a program that is no test."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from conftest import build_toy  # type: ignore[import-not-found]
+    from conftest import build_toy
 
     toy: Toy = build_toy
     return toy
