@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,9 @@ def _locked(folder: Path) -> bool:
         try:
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
-            if time.time() - lock.stat().st_mtime < OLD_S:
-                return False
+            with suppress(FileNotFoundError):  # its owner has just ended
+                if time.time() - lock.stat().st_mtime < OLD_S:
+                    return False
             lock.unlink(missing_ok=True)
         else:
             return True

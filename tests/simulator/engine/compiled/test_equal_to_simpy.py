@@ -13,6 +13,7 @@ from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.registry import engine_of
 
 
+@pytest.mark.usefixtures("compiled_code")
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_every_record_of_random_steps_is_equal(toy: Callable[..., Program], first: int) -> None:
     for seed in range(first, first + 25):
