@@ -11,7 +11,6 @@ import os
 import pickle
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -117,16 +116,13 @@ def trace_pair() -> Run:
 
 @pytest.fixture(scope="session")
 def compiled_code() -> None:
-    """Wait until the compiled engine's code is on disk: one worker compiles it, the others wait."""
-    from moesim.simulator.engine.compiled.cache import cache_folder, numba_version
-    from moesim.simulator.engine.compiled.warm import warm
+    """The compiled engine's code on disk: one worker compiles it, the others wait."""
+    from moesim.simulator.engine.compiled.cache import numba_version
+    from moesim.simulator.engine.compiled.warm import wait_until_warm
 
     if numba_version() is None:
         pytest.skip("Numba is not installed")
-    end = time.monotonic() + 300.0
-    while cache_folder() is not None and not warm():  # without a folder every process compiles for itself
-        assert time.monotonic() < end, "compiling takes more than five minutes"
-        time.sleep(0.2)
+    wait_until_warm()
 
 
 # -- a small job ------------------------------------------------------------------------------------

@@ -40,6 +40,19 @@ def warm() -> bool:
     return is_ready(folder)
 
 
+def wait_until_warm(patience_s: float = 300.0) -> bool:
+    """Compile the event loop, or wait for the process that does; return whether the cache is ready.
+
+    Without Numba or a folder there is nothing to wait for.
+    """
+    end = time.monotonic() + patience_s
+    while not warm():
+        if cache_folder() is None or numba_version() is None or time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 @cache
 def warm_once() -> None:
     """Before the first use of compiled code in a process: fill the cache, or rebuild a damaged one."""
