@@ -117,12 +117,10 @@ def trace_pair() -> Run:
 @pytest.fixture(scope="session")
 def compiled_code() -> None:
     """The compiled engine's code on disk: one worker compiles it, the others wait."""
-    from moesim.simulator.engine.compiled.cache import numba_version
-    from moesim.simulator.engine.compiled.warm import wait_until_warm
+    pytest.importorskip("numba")
+    from moesim.simulator.engine.compiled import warm
 
-    if numba_version() is None:
-        pytest.skip("Numba is not installed")
-    wait_until_warm()
+    warm.wait_until_warm()
 
 
 # -- a small job ------------------------------------------------------------------------------------
@@ -154,7 +152,6 @@ COMPUTE: dict[BlockKind, tuple[Phase, ...]] = {
 }
 
 MODES: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped")
-
 NS = 1e9
 
 
