@@ -161,20 +161,27 @@ def _coupled_to_flow(run: Run, flow: int) -> int:
 def _coupled_to_links(run: Run, freed: int) -> int:
     """Gather the flows on the freed links, and those that tight links couple to them."""
     run.counters[STAMP] += 1
-    stamp, count = run.counters[STAMP], 0
+    count = 0
     for n in range(freed):
-        link = run.freed[n]
-        run.link_stamp[link] = stamp
-        for at in range(run.link_count[link]):
-            user = run.link_users[link * run.most_users + at]
-            if run.flow_stamp[user] != stamp:
-                run.flow_stamp[user] = stamp
-                if count >= run.most_coupled:
-                    run.counters[ERROR] = GROUP_FULL
-                    return 0
-                run.group[count] = user
-                count += 1
+        count = _gather_users(run, run.freed[n], count)
     return _spread(run, count)
+
+
+@compiled
+def _gather_users(run: Run, link: int, count: int) -> int:
+    """Append the flows on a link that are not in the group yet; return how many the group then has."""
+    stamp = run.counters[STAMP]
+    run.link_stamp[link] = stamp
+    for at in range(run.link_count[link]):
+        user = run.link_users[link * run.most_users + at]
+        if run.flow_stamp[user] != stamp:
+            run.flow_stamp[user] = stamp
+            if count >= run.most_coupled:
+                run.counters[ERROR] = GROUP_FULL
+                return count
+            run.group[count] = user
+            count += 1
+    return count
 
 
 @compiled
@@ -187,16 +194,7 @@ def _spread(run: Run, count: int) -> int:
         for e in range(run.flow_links[flow], run.flow_links[flow] + run.flow_width[flow]):
             link = run.pool_links[e]
             if run.link_load[link] > TIGHT_LOAD and run.link_stamp[link] != stamp:
-                run.link_stamp[link] = stamp
-                for at in range(run.link_count[link]):
-                    user = run.link_users[link * run.most_users + at]
-                    if run.flow_stamp[user] != stamp:
-                        run.flow_stamp[user] = stamp
-                        if count >= run.most_coupled:
-                            run.counters[ERROR] = GROUP_FULL
-                            return 0
-                        run.group[count] = user
-                        count += 1
+                count = _gather_users(run, link, count)
     for n in range(1, count):
         flow = run.group[n]
         at = n
