@@ -144,15 +144,17 @@ def test_intervals_come_when_they_are_known() -> None:
     assert any(f"{days.p10:.1f} days to {days.p90:.1f} days" in caption.value for caption in app.caption)
     assert any("$" in text for text in metrics(app).values())
     assert app.button(key="start interval by engine").label == "Run the engine 200 times"
-    (key,) = (name for name in jobs.cache._values if name.startswith("interval/"))
-    known = jobs.cache.get(key)
+    kept = {name: jobs.cache.get(name) for name in list(jobs.cache._values) if name.startswith("interval/")}
+    keys = [name for name, result in kept.items() if result is not None and result.uncertainty == bands]
+    known = kept[keys[-1]]
     by_engine = EngineBands(
         bands=known.uncertainty.bands, draws=200, seed=0, first_order_mean=-0.0084, first_order_rms=0.0205
     )
     more = known.model_copy(
         update={"uncertainty": known.uncertainty.model_copy(update={"by_engine": by_engine})}
     )
-    jobs.cache.put(key.replace("interval/", "interval by engine/"), pickle.dumps(more))
+    for key in keys:  # tests before this one may have kept others
+        jobs.cache.put(key.replace("interval/", "interval by engine/"), pickle.dumps(more))
     app.run()
     (table,) = (frame.value for frame in app.dataframe if "engine P90" in frame.value)
     assert list(table["engine P90"]) == list(table["first order P90"])
