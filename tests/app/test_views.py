@@ -145,7 +145,8 @@ def test_intervals_come_when_they_are_known() -> None:
     assert any("$" in text for text in metrics(app).values())
     assert app.button(key="start interval by engine").label == "Run the engine 200 times"
     kept = {name: jobs.cache.get(name) for name in list(jobs.cache._values) if name.startswith("interval/")}
-    keys = [name for name, result in kept.items() if result is not None and result.uncertainty == bands]
+    step = bands.bands["step_time_s"]
+    keys = [name for name, one in kept.items() if one.uncertainty.bands["step_time_s"] == step]
     known = kept[keys[-1]]
     by_engine = EngineBands(
         bands=known.uncertainty.bands, draws=200, seed=0, first_order_mean=-0.0084, first_order_rms=0.0205
