@@ -90,13 +90,9 @@ def ep_transfer(
     fraction, link_residual = curves.read(f"ep.{operation}.scale_up_fraction", max(20, sms))
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
     scale_up_s = max(sm_s, traffic.nvlink_bytes / link_rate)
-    nic_s = best_nic = nic_residual = 0.0
-    if traffic.ib_bytes:
-        own = f"ep.{operation}.nic_fraction"
-        name = own if curves.has(own) else f"ep.nic_fraction.{kernels.generation}"
-        share, nic_residual = curves.read(name, nodes)
-        nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
-        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
+    own = f"ep.{operation}.nic_fraction"
+    curve_id = own if curves.has(own) else f"ep.nic_fraction.{kernels.generation}"
+    nic_s, nic_residual = nic_seconds(curve_id, traffic, links, nodes, curves)
     call_s, call_residual = _call_seconds(operation, kernels, curves)
     alone = TransferCost(
         launch_s=notify_seconds(links, nodes) + call_s,
@@ -104,7 +100,7 @@ def ep_transfer(
         scale_up_s=scale_up_s,
         nic_bytes=traffic.ib_bytes,
         scale_up_bytes=traffic.nvlink_bytes,
-        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        best_s=fastest_seconds(traffic, links),
         worst_s=call_s * call_residual,
     )
     residual = max(sm_residual, link_residual, nic_residual)
@@ -161,6 +157,25 @@ class CurveReader:
         if reading.extrapolated:
             self.notes.append(note or reading.note)
         return reading.value, curve.residual.relative
+
+
+def nic_seconds(
+    curve_id: str, traffic: LinkBytes, links: Links, nodes: int, curves: CurveReader
+) -> tuple[float, float]:
+    """Seconds of the bytes between nodes at the curve's share of the NIC rate, and its relative error.
+
+    Both are 0 where nothing leaves the node.
+    """
+    if not traffic.ib_bytes:
+        return 0.0, 0.0
+    share, residual = curves.read(curve_id, nodes)
+    return traffic.ib_bytes / (share * links.nic_bytes_per_s), residual
+
+
+def fastest_seconds(traffic: LinkBytes, links: Links) -> float:
+    """Seconds of a transfer at the nominal rates of its links, of which no kernel is faster."""
+    nic_s = traffic.ib_bytes / links.nic_bytes_per_s if traffic.ib_bytes else 0.0
+    return max(nic_s, traffic.nvlink_bytes / links.scale_up_bytes_per_s)
 
 
 def sm_rate(operation: EpOperation, sms: int, curves: CurveReader) -> tuple[float, float]:
@@ -227,19 +242,18 @@ def engine_transfer(
     ids = ["engine.ep.scale_up_fraction"]
     wired = links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
     scale_up_s, residual = seconds(ids[0], traffic.nvlink_bytes, wired)
-    nic_s = best_nic = 0.0
+    nic_s = 0.0
     if traffic.ib_bytes:
         ids.append("engine.ep.nic_fraction")
         nic_s, nic_residual = seconds(ids[1], traffic.ib_bytes, links.nic_bytes_per_s)
         residual = max(residual, nic_residual)
-        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
     return TransferCost(
         launch_s=notify_seconds(links, nodes),
         nic_s=nic_s,
         scale_up_s=scale_up_s,
         nic_bytes=traffic.ib_bytes,
         scale_up_bytes=traffic.nvlink_bytes,
-        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        best_s=fastest_seconds(traffic, links),
         worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
         evidence=PriceEvidence.of(ids),
     )

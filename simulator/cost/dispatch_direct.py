@@ -6,7 +6,15 @@ Pure functions of bytes, links and a calibration profile (docs/model.md, eq. X29
 from __future__ import annotations
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.cost.communication import CurveReader, EpKernels, EpOperation, Links, slowed_down
+from moesim.simulator.cost.communication import (
+    CurveReader,
+    EpKernels,
+    EpOperation,
+    Links,
+    fastest_seconds,
+    nic_seconds,
+    slowed_down,
+)
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
 
@@ -29,12 +37,7 @@ def direct_transfer(
     curves = CurveReader(profile, kernels.generation)
     fraction, residual = curves.read(f"ep.{operation}.scale_up_fraction", links.ep_per_node)
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
-    nic_s = best_nic = 0.0
-    if traffic.ib_bytes:
-        share, nic_residual = curves.read(f"ep.{operation}.nic_fraction", nodes)
-        nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
-        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
-        residual = max(residual, nic_residual)
+    nic_s, nic_residual = nic_seconds(f"ep.{operation}.nic_fraction", traffic, links, nodes, curves)
     call_s, call_residual = curves.read(f"ep.{operation}.call_time", kernels.tokens)
     alone = TransferCost(
         launch_s=call_s + (links.nic_latency_s if nodes > 1 else 0.0),
@@ -42,7 +45,7 @@ def direct_transfer(
         scale_up_s=traffic.nvlink_bytes / link_rate,
         nic_bytes=traffic.ib_bytes,
         scale_up_bytes=traffic.nvlink_bytes,
-        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        best_s=fastest_seconds(traffic, links),
         worst_s=call_s * call_residual,
     )
-    return slowed_down(alone, residual, kernels.slow_down, curves)
+    return slowed_down(alone, max(residual, nic_residual), kernels.slow_down, curves)

@@ -13,6 +13,8 @@ from moesim.simulator.cost.communication import (
     EpKernels,
     EpOperation,
     Links,
+    fastest_seconds,
+    nic_seconds,
     notify_seconds,
     slowed_down,
     sm_rate,
@@ -56,11 +58,7 @@ def domain_transfer(
     fraction, link_residual = curves.read(f"ep.{operation}.scale_up_fraction", local)
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
     scale_up_s = max(sm_s, traffic.nvlink_bytes / link_rate)
-    nic_s = best_nic = nic_residual = 0.0
-    if traffic.ib_bytes:
-        share, nic_residual = curves.read("ep.nic_fraction", group.nodes)
-        nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
-        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
+    nic_s, nic_residual = nic_seconds("ep.nic_fraction", traffic, links, group.nodes, curves)
     call_s, call_residual = curves.read(f"ep.{operation}.call_time", group.ranks)
     prepared = _prepared(group, local, links, profile)
     alone = TransferCost(
@@ -69,7 +67,7 @@ def domain_transfer(
         scale_up_s=scale_up_s,
         nic_bytes=traffic.ib_bytes,
         scale_up_bytes=traffic.nvlink_bytes,
-        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        best_s=fastest_seconds(traffic, links),
         worst_s=call_s * call_residual,
         evidence=prepared.evidence,
     )

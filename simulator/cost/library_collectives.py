@@ -51,7 +51,7 @@ def ring_price(
     if price is None:
         if len(known) >= MOST_CACHED:
             known.clear()
-        price = known[key] = _ring_price(*key, profile)
+        price = known[key] = _ring_price(key, profile)
     return price
 
 
@@ -65,14 +65,8 @@ def _prices_with(profile: CalibrationProfile) -> dict[_RingKey, PricedSeconds]:
     return known[1]
 
 
-def _ring_price(
-    operation: RingOperation,
-    total_bytes: float,
-    ranks: int,
-    ranks_per_node: int,
-    links: Links,
-    profile: CalibrationProfile,
-) -> PricedSeconds:
+def _ring_price(key: _RingKey, profile: CalibrationProfile) -> PricedSeconds:
+    operation, total_bytes, ranks, ranks_per_node, links = key
     measured = _measured(operation, total_bytes, ranks, ranks_per_node, links, profile)
     if measured is not None:
         return measured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -14,9 +15,18 @@ from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenanc
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
 from moesim.simulator.predict.prepared import PreparedPool
-from moesim.simulator.predict.result_parts import (
-    ProvenanceEntry,
-)
+from moesim.simulator.predict.result_parts import ProvenanceEntry
+
+
+class _Described(Protocol):
+    """Whatever says where its value comes from."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def date(self) -> str: ...
 
 
 def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
@@ -48,9 +58,17 @@ def _described(model: SameObject[BaseModel], prefix: str) -> tuple[ProvenanceEnt
 
 
 def _entries(rows: Iterable[ProvenanceRow]) -> tuple[ProvenanceEntry, ...]:
-    return tuple(
-        ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
-        for r in rows
+    return tuple(_entry(row.path, row.value, row.unit, row) for row in rows)
+
+
+def _entry(path: str, value: float | None, unit: str, described: _Described) -> ProvenanceEntry:
+    return ProvenanceEntry(
+        path=path,
+        value=value,
+        unit=unit,
+        kind=described.kind,
+        source=described.source,
+        date=described.date,
     )
 
 
@@ -58,14 +76,7 @@ def _entries(rows: Iterable[ProvenanceRow]) -> tuple[ProvenanceEntry, ...]:
 def _curve(profile: SameObject[CalibrationProfile], id_: str) -> ProvenanceEntry:
     """A curve or another entry of a profile."""
     entry = profile.value.entry(id_)
-    return ProvenanceEntry(
-        path=f"profile.{id_}",
-        value=None,
-        unit="see profile",
-        kind=entry.kind,
-        source=entry.source,
-        date=entry.date,
-    )
+    return _entry(f"profile.{id_}", None, "see profile", entry)
 
 
 def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
@@ -84,17 +95,7 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
             (f"compiled.{family}", ratio.forward, "1", ratio) for family, ratio in measured.compiled.items()
         ]
     rows += [(kind, call.forward, "s", call) for kind, call in measured.calls.items()]
-    return [
-        ProvenanceEntry(
-            path=f"host.{host.name}.{part}",
-            value=value,
-            unit=unit,
-            kind=entry.kind,
-            source=entry.source,
-            date=entry.date,
-        )
-        for part, value, unit, entry in rows
-    ]
+    return [_entry(f"host.{host.name}.{part}", value, unit, entry) for part, value, unit, entry in rows]
 
 
 def _library_provenance() -> list[ProvenanceEntry]:
@@ -102,16 +103,5 @@ def _library_provenance() -> list[ProvenanceEntry]:
     library = load_library()
     path, table = f"collectives.{library.name}", library.latencies
     used = {"wire_shares": library.wire_shares, "network_post": library.network_post}
-    rows = [
-        ProvenanceEntry(path=at, value=n.value, unit=n.dimension, kind=n.kind, source=n.source, date=n.date)
-        for at, n in sourced_numbers(used, path)
-    ]
-    latencies = ProvenanceEntry(
-        path=f"{path}.latencies",
-        value=None,
-        unit="see file",
-        kind=table.kind,
-        source=table.source,
-        date=table.date,
-    )
-    return [latencies, *rows]
+    rows = [_entry(at, n.value, n.dimension, n) for at, n in sourced_numbers(used, path)]
+    return [_entry(f"{path}.latencies", None, "see file", table), *rows]

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from moesim.kernels.calibrate.studies.study_setup import LAUNCHES
+
 DEV, BF16 = "cuda", torch.bfloat16
 
 
@@ -323,19 +325,7 @@ def moe_block(
         for e in profile.events()
         if e.name in ("FORWARD", "BACKWARD") and e.device_type == torch.autograd.DeviceType.CPU
     }
-    launches = [
-        e
-        for e in profile.events()
-        if e.name
-        in (
-            "cudaLaunchKernel",
-            "cudaLaunchKernelExC",
-            "cuLaunchKernel",
-            "cuLaunchKernelEx",
-            "cudaMemcpyAsync",
-            "cudaMemsetAsync",
-        )
-    ]
+    launches = [e for e in profile.events() if e.name in LAUNCHES]
     for name in ("FORWARD", "BACKWARD"):
         low, high = spans[name]
         seen[name.lower()] = sum(low <= e.time_range.start <= high for e in launches)

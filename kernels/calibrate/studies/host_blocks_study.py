@@ -26,16 +26,9 @@ import torch.distributed as dist
 from moesim.kernels.calibrate.studies import host_blocks_models as models
 from moesim.kernels.calibrate.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 from moesim.kernels.calibrate.studies.kept_bytes import kept_bytes, slope
+from moesim.kernels.calibrate.studies.study_setup import LAUNCHES
 
 SHALLOW, DEEP = 2, 8
-LAUNCHES = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cudaMemcpyAsync",
-    "cudaMemsetAsync",
-)
 
 
 class Study:

@@ -155,23 +155,27 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.
 
 def layer_spec(case: MegatronCase) -> ModuleSpec:
     """Megatron core's transformer layer with plain modules."""
-    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-
     mlp: Any = ModuleSpec(
         module=MLP, submodules=MLPSubmodules(linear_fc1=PlainLinear, linear_fc2=PlainLinear)
     )
     if case.experts:
         mlp = ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=PlainExperts)))
-    norm = PlainNorm if case.qk_norm else IdentityOp
+    return transformer_layer(PlainLinear, PlainLinear, PlainNorm if case.qk_norm else IdentityOp, mlp)
+
+
+def transformer_layer(qkv: type, projection: type, qk_norm: type, mlp: ModuleSpec) -> ModuleSpec:
+    """Megatron core's transformer layer around plain norms and plain attention."""
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+
     attention = ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=PlainLinear,
+            linear_qkv=qkv,
             core_attention=PlainAttention,
-            linear_proj=PlainLinear,
-            q_layernorm=norm,
-            k_layernorm=norm,
+            linear_proj=projection,
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
         ),
     )
     return ModuleSpec(
@@ -205,18 +209,26 @@ def configuration(case: MegatronCase, device: str) -> TransformerConfig:
             more |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
     if case.checkpoint:
         more |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return TransformerConfig(
+    return base_configuration(
+        device,
         num_layers=case.layers,
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
         num_query_groups=GROUPS,
         kv_channels=CHANNELS,
         ffn_hidden_size=FFN,
+        bias_dropout_fusion=case.fused,
+        **more,
+    )
+
+
+def base_configuration(device: str, **settings: Any) -> TransformerConfig:
+    """A configuration with what all cases share (gated SiLU without biases, RMSNorm, BF16, no dropout)."""
+    return TransformerConfig(
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=F.silu,
         normalization="RMSNorm",
-        bias_dropout_fusion=case.fused,
         bias_activation_fusion=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -225,7 +237,7 @@ def configuration(case: MegatronCase, device: str) -> TransformerConfig:
         pipeline_dtype=torch.bfloat16,
         gradient_accumulation_fusion=False,
         use_cpu_initialization=device == "cpu",
-        **more,
+        **settings,
     )
 
 
@@ -233,14 +245,22 @@ def build(case: MegatronCase, device: str) -> GPTModel:
     """A model of a case in training mode; losses noted for a model of other depth are forgotten."""
     moe_utils.get_moe_layer_wise_logging_tracker().clear()
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
-    spec = layer_spec(case)
-    block = TransformerBlockSubmodules(layer_specs=[spec] * case.layers, layer_norm=PlainNorm)
+    return training_model(
+        configuration(case, device), layer_spec(case), TOKENS, "rope" if case.rope else "none", device
+    )
+
+
+def training_model(
+    config: TransformerConfig, layer: ModuleSpec, tokens: int, positions: str, device: str
+) -> GPTModel:
+    """A model in training mode whose layers are all alike."""
+    block = TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=PlainNorm)
     model = GPTModel(
-        config=configuration(case, device),
+        config=config,
         transformer_layer_spec=block,
         vocab_size=VOCABULARY,
-        max_sequence_length=TOKENS,
-        position_embedding_type="rope" if case.rope else "none",
+        max_sequence_length=tokens,
+        position_embedding_type=positions,
     )
     return model.to(device).train()
 

@@ -91,28 +91,7 @@ def layer_spec(case: TensorParallelCase) -> ModuleSpec:
             shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=linear),
         )
         mlp = ModuleSpec(module=MoELayer, submodules=parts)
-    attention = ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=models.PlainAttention,
-            linear_proj=RowParallelLinear,
-            q_layernorm=IdentityOp,
-            k_layernorm=IdentityOp,
-        ),
-    )
-    return ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=models.PlainNorm,
-            self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=models.PlainNorm,
-            mlp=mlp,
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
+    return models.transformer_layer(ColumnParallelLinear, RowParallelLinear, IdentityOp, mlp)
 
 
 def configuration(case: TensorParallelCase, device: str) -> TransformerConfig:
@@ -135,7 +114,8 @@ def configuration(case: TensorParallelCase, device: str) -> TransformerConfig:
         more |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     elif case.recompute:
         more |= {"recompute_granularity": "selective", "recompute_modules": case.recompute.split(",")}
-    return TransformerConfig(
+    return models.base_configuration(
+        device,
         num_layers=case.layers,
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
@@ -144,35 +124,14 @@ def configuration(case: TensorParallelCase, device: str) -> TransformerConfig:
         ffn_hidden_size=FFN,
         tensor_model_parallel_size=TENSOR_PARALLEL,
         sequence_parallel=case.sequence_parallel,
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        normalization="RMSNorm",
         bias_dropout_fusion=True,
-        bias_activation_fusion=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
-        gradient_accumulation_fusion=False,
-        use_cpu_initialization=device == "cpu",
         **more,
     )
 
 
 def build(case: TensorParallelCase, device: str) -> GPTModel:
     """A model of a case in training mode."""
-    spec = layer_spec(case)
-    block = TransformerBlockSubmodules(layer_specs=[spec] * case.layers, layer_norm=models.PlainNorm)
-    model = GPTModel(
-        config=configuration(case, device),
-        transformer_layer_spec=block,
-        vocab_size=VOCABULARY,
-        max_sequence_length=TOKENS,
-        position_embedding_type="rope",
-    )
-    return model.to(device).train()
+    return models.training_model(configuration(case, device), layer_spec(case), TOKENS, "rope", device)
 
 
 def inputs(device: str) -> dict[str, Any]:

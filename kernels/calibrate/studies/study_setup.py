@@ -14,6 +14,15 @@ import sys
 import types
 from pathlib import Path
 
+LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)
+"""The driver's and the runtime's calls with which a host gives work to a GPU, as a profiler names them."""
 PACKAGES = ("moesim", "moesim.kernels", "moesim.kernels.calibrate", "moesim.kernels.calibrate.studies")
 
 
