@@ -30,7 +30,8 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     rows = moesim.published(scenario, result)
-    bands = _bands(scenario, result)
+    known = _bands(scenario, result)
+    bands = known or {}
     headline.shortage(result)
     intervals = {name: headline.interval(name, band) for name, band in bands.items()}
     headline.show(scenario, result, headline.beside(rows), intervals)
@@ -50,11 +51,11 @@ def show() -> None:
     if rows:
         _published(rows)
     _next(scenario, result)
-    _downloads(scenario, result)
+    _downloads(scenario, result, redrawn_soon=known is None)
 
 
-def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
-    """The known intervals; where there are none, a job computes them and the page is redrawn."""
+def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
+    """The intervals, none where they cannot be had; None while a job computes them, which redraws the page."""
     if scenario.stages.blocks is not None:
         return {}
     key = f"interval/{state.cache_key(without_prices(scenario))}"
@@ -62,7 +63,9 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
         whole: Result | None = background.value(
             "interval", key, "the interval is being computed", predictions.interval, scenario
         )
-        found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
+        if whole is None:
+            return None
+        found = moesim.reprice(whole, scenario).uncertainty
     except MoesimError as error:
         st.caption(f"No interval: {escaped(error)}")
         return {}
@@ -173,24 +176,29 @@ def _plain(value: str) -> object:
     return int(value) if value.isdigit() else value
 
 
-def _downloads(scenario: Scenario, result: Result) -> None:
+def _downloads(scenario: Scenario, result: Result, *, redrawn_soon: bool) -> None:
+    """Offer the files; what is made on request can only be clicked once no redraw can take the click away."""
     st.subheader("Take away")
     with st.container(horizontal=True):
         name = scenario.name
-        files = [
-            ("Report (HTML)", lambda: html_report.html_report(scenario, result), ".html", "text/html"),
-            ("Result (JSON)", lambda: exports.result_json(result), ".json", "application/json"),
-            ("Result (CSV)", lambda: exports.result_csv([result]), ".csv", "text/csv"),
-            (
-                "Result (Parquet)",
-                lambda: exports.result_parquet([result]) or exports.NO_PARQUET,
-                ".parquet",
-                "application/octet-stream",
-            ),
-            ("Scenario (YAML)", lambda: exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
-            ("Trace (Perfetto)", lambda: state.trace_of(scenario), ".trace.json.gz", "application/gzip"),
+        parquet = exports.result_parquet([result]) or exports.NO_PARQUET
+        files: list[tuple[str, str | bytes, str, str]] = [
+            ("Report (HTML)", html_report.html_report(scenario, result), ".html", "text/html"),
+            ("Result (JSON)", exports.result_json(result), ".json", "application/json"),
+            ("Result (CSV)", exports.result_csv([result]), ".csv", "text/csv"),
+            ("Result (Parquet)", parquet, ".parquet", "application/octet-stream"),
+            ("Scenario (YAML)", exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
         ]
-        for label, make, ending, kind in files:
+        for label, data, ending, kind in files:
             st.download_button(
-                label, make, exports.file_name(name, ending), kind, key=label, on_click="ignore"
+                label, data, exports.file_name(name, ending), kind, key=label, on_click="ignore"
             )
+        st.download_button(
+            "Trace (Perfetto)",
+            lambda: state.trace_of(scenario),
+            exports.file_name(name, ".trace.json.gz"),
+            "application/gzip",
+            key="Trace (Perfetto)",
+            on_click="ignore",
+            disabled=redrawn_soon,
+        )

@@ -6,6 +6,7 @@ import json
 import pickle
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from app_sessions import HOME, metrics, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import jobs, predictions, server_command, uploads
+from moesim.app import background, jobs, predictions, server_command, uploads
 from moesim.simulator.predict.band import EngineBands
 from moesim.simulator.scenario import Scenario
 
@@ -36,6 +37,24 @@ def test_a_shared_link_opens_its_scenario() -> None:
     app = session("result", *SMALL, "communication.sms=16")
     expected = moesim.simulate(HOME, *SMALL, "communication.sms=16")
     assert metrics(app)["Step time"] == f"{expected.step.time_s:.3f} s"
+
+
+def test_no_click_on_a_download_is_lost_to_the_redraw_that_intervals_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A redraw forgets what would be made on request; files that are there already survive it."""
+
+    def offered() -> dict[str, Any]:
+        return {button.proto.label: button.proto for button in app.get("download_button")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "value", lambda *_: None)  # the intervals are still being computed
+        app = session("result", *SMALL)
+        waiting = offered()
+    assert [label for label, button in waiting.items() if button.disabled] == ["Trace (Perfetto)"]
+    assert all(button.url for button in waiting.values() if not button.disabled)
+    until(app, lambda _: not any(button.disabled for button in offered().values()))
+    assert offered()["Trace (Perfetto)"].deferred_file_id
 
 
 # -- Scenario ----------------------------------------------------------------------------------------
