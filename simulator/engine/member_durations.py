@@ -39,6 +39,12 @@ def total_ns(rows_ns: IntArray) -> IntArray:
     return _figure(rows_ns, "total", np.add, None)
 
 
+def keep_figures(rows_ns: IntArray, slowest: IntArray, total: IntArray) -> None:
+    """Keep figures of read-only durations [micro-batches, members] that were computed with them."""
+    figures = _kept_of(rows_ns)
+    figures["slowest"], figures["total"] = slowest, total
+
+
 @dataclass(frozen=True, slots=True)
 class MicrobatchRows:
     """Some micro-batches as an index of rows (a slice where they follow each other) and as a key."""

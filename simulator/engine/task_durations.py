@@ -7,7 +7,7 @@ draws and spreads, nanoseconds by factors, loads and price.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
 from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, SingleArray, slowest_draws, whole_ns
 from moesim.simulator.engine.link_map import LinkMap
+from moesim.simulator.engine.member_durations import keep_figures
 from moesim.simulator.engine.program import MemberVariation, TransferRows
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules import Schedule
@@ -54,6 +55,32 @@ _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(
 """Part of the seed of a phase's run-to-run noise."""
 
 
+class FasterPhases(Protocol):
+    """What an engine may bring along: the same durations as here, sooner."""
+
+    def phase_rows(
+        self,
+        fixed_s: float,
+        row_s: float,
+        load: FloatArray | None,
+        factor: FloatArray | None,
+        shape: tuple[int, int],
+    ) -> tuple[IntArray, IntArray, IntArray] | None:
+        """Nanoseconds of a phase, and their largest and sum by micro-batch; None for unusual durations."""
+
+    def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
+        """Clock times run-to-run noise."""
+
+
+_faster: FasterPhases | None = None
+
+
+def use_for_phases(faster: FasterPhases) -> None:
+    """Compute durations this way from now on; their values stay the same."""
+    global _faster
+    _faster = faster
+
+
 class TaskDurations:
     """Durations of the tasks of one group: `variation` at the ranks of a schedule, on the links of a map."""
 
@@ -69,6 +96,7 @@ class TaskDurations:
         key = array_key(variation.loads), array_key(variation.node_loads)
         self.loads = _LOADS.get(key, lambda: _loads(variation))
         self.stage_tokens = self._tokens(stages)
+        self.faster = _faster
         self._clocks: dict[int, FloatArray] = {}
         self._payloads: dict[tuple[int | None, float, float, float, float], Payload] = {}
 
@@ -103,10 +131,16 @@ class TaskDurations:
     def _rows(self, place: tuple[int, int, Phase], price: PhaseCost, number: int | None) -> Rows:
         """Eq. E1 with the factors of the members, rounded to nanoseconds."""
         seconds, fixed_s, row_s = self._seconds, price.fixed_s, price.row_s
-        factor = self._factor(place) if fixed_s + row_s > 0.0 else 1.0
-        load = 1.0 if number is None else self.variation.loads[number]
-        np.multiply(compute_seconds(fixed_s, row_s, load), factor, out=seconds)
-        if fixed_s < 0.0 or row_s < 0.0 or self.loads.least < 0.0:
+        factor = self._factor(place) if fixed_s + row_s > 0.0 else None
+        load = None if number is None else self.variation.loads[number]
+        usual = fixed_s >= 0.0 and row_s >= 0.0 and self.loads.least >= 0.0
+        if self.faster is not None and usual and (load is None or load.flags.c_contiguous):
+            figures = self.faster.phase_rows(fixed_s, row_s, load, factor, self.shape)
+            if figures is not None:
+                return self._kept(*figures)
+        amount = compute_seconds(fixed_s, row_s, 1.0 if load is None else load)
+        np.multiply(amount, 1.0 if factor is None else factor, out=seconds)
+        if not usual:
             return self._checked(seconds)
         nanoseconds = np.multiply(seconds, NS, out=self._whole)
         np.rint(nanoseconds, out=nanoseconds)
@@ -115,6 +149,13 @@ class TaskDurations:
         if not float(sums.max(initial=0.0)) <= LONGEST_PHASE_S * NS:
             return self._checked(seconds)
         return read_only(nanoseconds.astype(np.int64)), read_only(sums / self.shape[1])
+
+    def _kept(self, rows_ns: IntArray, slowest: IntArray, total: IntArray) -> Rows:
+        """Durations that compiled code computed with their figures over the members."""
+        read_only(rows_ns)
+        keep_figures(rows_ns, read_only(slowest), read_only(total))
+        mean = total / self.shape[1] if total.max(initial=0) <= LONGEST_PHASE_S * NS else rows_ns.mean(axis=1)
+        return rows_ns, read_only(mean)
 
     def _checked(self, seconds: FloatArray) -> Rows:
         """Unusual durations, of which every one is checked."""
@@ -141,7 +182,10 @@ class TaskDurations:
         if isinstance(cv, float) and cv == 0.0:
             return clock.copy()
         entropy = (self.variation.seed, place[0], place[1], _PHASE_NUMBER[place[2]])
-        noise = self._draws((*entropy, self.group) if self.group else entropy).astype(np.float64)
+        draws = self._draws((*entropy, self.group) if self.group else entropy)
+        if self.faster is not None and isinstance(cv, float):
+            return self.faster.noisy_clock(cv, draws, clock)
+        noise = draws.astype(np.float64)
         noise *= cv if isinstance(cv, float) else cv[self._ranks(place[0])]
         noise += 1.0
         np.maximum(noise, 0.0, out=noise)

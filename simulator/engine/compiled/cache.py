@@ -1,6 +1,6 @@
 """The folder of compiled code: private to its user, and one for each version of all that the code depends on.
 
-Numba stores compiled functions as pickles, and reading a pickle can run anything. The folder is therefore
+Whoever writes machine code decides what a process does that runs it. The folder is therefore
 used only if nobody but its user can write there, and its files only if they have the checksums that were
 written down when they were made.
 """
@@ -23,10 +23,13 @@ from moesim.simulator.engine.maxmin import LEVEL_TOLERANCE
 
 FOLDER = "MOESIM_COMPILED"
 """Environment variable that names another folder for compiled code."""
+SYMBOLS = "symbols.json"
+"""Name of the file with the name of each function in its object file, and the kinds of its arguments."""
 READY = "ready.json"
 """Name of the file with the checksums of all files of a complete cache."""
 
-SOURCES = (Path(__file__).parent, Path(__file__).parent.parent / "fair_share.py")
+_ENGINE = Path(__file__).parent.parent
+SOURCES = (_ENGINE / "compiled", _ENGINE / "fair_share.py", _ENGINE / "durations.py")
 """What the compiled code is made from, with `LEVEL_TOLERANCE` of `maxmin.py`."""
 
 
@@ -68,7 +71,6 @@ def _is_private(folder: Path) -> bool:
 def _key() -> str:
     digest = hashlib.sha256()
     about = (
-        str(Path(__file__)),  # two installations do not share: Numba's file names contain the path
         sys.version,
         numba_version(),
         version("numpy"),
@@ -108,7 +110,7 @@ def write_down(folder: Path) -> None:
     """Write the checksums of a complete cache, in one step."""
     handle, name = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(_checksums(folder, skip=name), file)
+        json.dump(_checksums(folder), file)
     Path(name).replace(folder / READY)
 
 
@@ -121,9 +123,6 @@ def empty(folder: Path, but: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def _checksums(folder: Path, skip: str = "") -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*.nb?"))
-        if str(path) != skip
-    }
+def _checksums(folder: Path) -> dict[str, str]:
+    code = [*folder.glob("*.o"), *folder.glob(SYMBOLS)]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(code)}

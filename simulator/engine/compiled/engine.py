@@ -44,7 +44,7 @@ class CompiledEngine:
             return self.reference.execute(programs)
 
 
-TASKS_BEFORE = 30_000
+TASKS_BEFORE = 6_000
 """Tasks that a process runs on SimPy before it loads the compiled code, which takes as long as they do."""
 
 

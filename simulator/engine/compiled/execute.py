@@ -6,15 +6,18 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from moesim.hwmodels.arrays import IntArray
-from moesim.simulator.engine.compiled.loop import advance, start
+from moesim.simulator.engine.compiled.addresses import address_of, addresses
 from moesim.simulator.engine.compiled.lower import LoweredStep, lower
-from moesim.simulator.engine.compiled.memory import addresses
-from moesim.simulator.engine.compiled.ranks import DONE
-from moesim.simulator.engine.compiled.state import ERROR, SENDS, RunState, initial_room, new_state
+from moesim.simulator.engine.compiled.native import native
+from moesim.simulator.engine.compiled.phase_durations import CompiledPhases
+from moesim.simulator.engine.compiled.state import DONE, ERROR, SENDS, RunState, initial_room, new_state
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.fair_share import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution, RecordedTimes, SendRecord
+from moesim.simulator.engine.task_durations import use_for_phases
+
+use_for_phases(CompiledPhases())
 
 EVENTS_A_SLICE = 200_000
 """Events between two looks at whether the run was cancelled: some 20 to 100 ms."""
@@ -50,9 +53,9 @@ def _run(lowered: LoweredStep) -> RunState:
     while True:
         state = new_state(lowered.tables, lowered.sizes, room)
         table = addresses(lowered.tables, state)
-        address = int(table.__array_interface__["data"][0])
-        start(address)
-        while advance(address, EVENTS_A_SLICE):
+        code, address = native(), address_of(table)
+        code.start(address)
+        while code.advance(address, EVENTS_A_SLICE):
             pass
         error = int(state.counters[ERROR])
         if error == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.engine.compiled.jit import compiled, entry
+from moesim.simulator.engine.compiled.jit import compiled
 from moesim.simulator.engine.compiled.links import end_flow
 from moesim.simulator.engine.compiled.memory import Run, as_run
 from moesim.simulator.engine.compiled.queue import (
@@ -23,7 +23,7 @@ from moesim.simulator.engine.compiled.state import ERROR, EVENTS
 from moesim.simulator.engine.compiled.transfers import AT_DEADLINE, end_send, go_on, launch_send
 
 
-@entry
+@compiled
 def start(address: int) -> None:
     """Schedule the start of every pipeline rank of every group; `address`: that of the table of addresses."""
     run = as_run(address)
@@ -31,7 +31,7 @@ def start(address: int) -> None:
         schedule(run, 0, START, process, 0, True)
 
 
-@entry
+@compiled
 def advance(address: int, events: int) -> int:
     """Run at most so many events; return how many are left in the queue (0 after an error as well).
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
@@ -24,37 +23,13 @@ from numba.extending import (
     register_model,
 )
 
-from moesim.hwmodels.arrays import IntArray
-from moesim.simulator.engine.compiled.state import SIZES, RunState
-from moesim.simulator.engine.compiled.tables import Tables
+from moesim.simulator.engine.compiled.addresses import FIELDS, FLOATS
+from moesim.simulator.engine.compiled.state import SIZES
 
 Run = Any
 """In compiled code: the sizes in `SIZES` as numbers, the fields of `Tables` and `RunState` as vectors."""
 Vector = Any
 """In compiled code: a vector of which only the address is known."""
-
-FIELDS = (*Tables._fields, *RunState._fields)
-
-
-def addresses(tables: Tables, state: RunState) -> IntArray:
-    """The address of every array, in the order of `FIELDS`; the arrays must outlive the table.
-
-    Raises TypeError for an array that is not contiguous or has another type of number than its field.
-    """
-    for name, array in zip(FIELDS, (*tables, *state), strict=True):
-        wanted = np.float64 if name in FLOATS else np.int64
-        if array.dtype != wanted or not array.flags.c_contiguous:
-            raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
-    return np.array([a.__array_interface__["data"][0] for a in (*tables, *state)], dtype=np.int64)
-
-
-FLOATS = frozenset(
-    name
-    for fields in (Tables.__annotations__, RunState.__annotations__)
-    for name, kind in fields.items()
-    if "Float" in str(kind)
-)
-"""Fields of floating-point numbers; all others hold integers."""
 
 
 class RunType(types.Type):
@@ -69,13 +44,13 @@ class VectorType(types.Type):
     """The address of a vector of numbers."""
 
     def __init__(self, element: Any) -> None:
-        """`element`: int64 or float64."""
+        """`element`: int64, float64 or float32."""
         super().__init__(name=f"Vector({element})")
         self.element = element
 
 
 RUN, INTS, REALS = RunType(), VectorType(types.int64), VectorType(types.float64)
-_LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType()}
+_LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType(), types.float32: ir.FloatType()}
 
 
 @register_model(RunType)
@@ -160,6 +135,8 @@ ints_at = _typed(INTS)
 """The vector of integers at an address."""
 floats_at = _typed(REALS)
 """The vector of floating-point numbers at an address."""
+singles_at = _typed(VectorType(types.float32))
+"""The vector of 32-bit floating-point numbers at an address."""
 
 
 def _row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from moesim.simulator.engine.compiled.jit import compiled
 from moesim.simulator.engine.compiled.memory import Run, Vector, ints_at, row_of
 from moesim.simulator.engine.compiled.queue import BESIDE_ENDED, START, after, schedule
-from moesim.simulator.engine.compiled.state import NOW
+from moesim.simulator.engine.compiled.state import DONE, ENDING, INPUTS, NEXT, NOW, SENDING, TASKS, TRANSFER
 from moesim.simulator.engine.compiled.tables import COMPUTE, SHARDING
 from moesim.simulator.engine.compiled.transfers import AT_TURN, IDLE, begin_transfer, go_on, key_of, send
 from moesim.simulator.engine.compiled.vectors import (
@@ -20,10 +20,6 @@ from moesim.simulator.engine.compiled.vectors import (
     raise_to,
     sum_of,
 )
-
-NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
-"""Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
-at the end of the tasks, at the sends that it waits for, after the last action."""
 
 RUNNING, ENDED, SEEN = 1, 2, 3
 """States of a collective of the sharding stream: it runs, it has ended, and its end has been processed."""

@@ -27,6 +27,10 @@ SIZES = (
 """Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, and the entries of
 `RunState.pool_links` that constant demands take and that each slot takes."""
 
+NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
+"""Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
+at the end of the tasks, at the sends that it waits for, after the last action."""
+
 QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK = 1, 2, 3, 4, 5
 """Errors. All but a dead link go away with more room."""
 

@@ -9,9 +9,9 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from moesim.simulator.engine.compiled.cache import cache_folder, empty, is_ready, numba_version, write_down
+from moesim.simulator.engine.compiled.native import compile_to
 
 LOCK = "compiling"
 """Name of the file that a process creates while it compiles."""
@@ -33,7 +33,7 @@ def warm() -> bool:
         return False
     try:
         empty(folder, but=LOCK)  # damaged files, of which none may be read
-        compile_all()
+        compile_to(folder)
         write_down(folder)
     finally:
         (folder / LOCK).unlink(missing_ok=True)
@@ -57,18 +57,6 @@ def wait_until_warm(patience_s: float = 300.0) -> bool:
 def warm_once() -> None:
     """Before the first use of compiled code in a process: fill the cache, or rebuild a damaged one."""
     warm()
-
-
-def compile_all() -> None:
-    """Compile what Python calls, with all that it calls, or load it from the cache."""
-    from numba import types
-
-    from moesim.simulator.engine.compiled import loop
-
-    entries: tuple[Any, ...] = (loop.start, loop.advance)
-    for function in entries:
-        count = function.__code__.co_argcount
-        function.compile((types.int64,) * count)
 
 
 def start_in_background() -> None:

@@ -23,11 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     found = cache.cache_folder()
     assert found is not None
 
-    def compile_all() -> None:
-        (found / "loop").mkdir(exist_ok=True)
-        (found / "loop" / "advance.nbc").write_bytes(b"code")
-
-    monkeypatch.setattr(warm, "compile_all", compile_all)
+    monkeypatch.setattr(warm, "compile_to", lambda place: (place / "advance.o").write_bytes(b"code"))
     monkeypatch.setattr(warm, "numba_version", lambda: "1")
     yield found
     cache.cache_folder.cache_clear()
@@ -36,11 +32,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_damaged_file_is_noticed_and_made_again(folder: Path) -> None:
     assert not cache.is_ready(folder)
     assert warm.warm() and cache.is_ready(folder)
-    code = folder / "loop" / "advance.nbc"
+    code = folder / "advance.o"
     code.write_bytes(b"evil")
     assert not cache.is_ready(folder)
     assert warm.warm() and code.read_bytes() == b"code"
-    (folder / "loop" / "more.nbi").write_bytes(b"unknown")
+    (folder / "more.o").write_bytes(b"unknown")
     assert not cache.is_ready(folder)
 
 

@@ -1,0 +1,87 @@
+"""Compiled functions in memory: they need no Numba, and equal NumPy to the last bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesim.simulator.engine.compiled import native
+from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
+from moesim.simulator.engine.compiled.phase_durations import CompiledPhases
+from moesim.simulator.engine.compiled.warm import wait_until_warm
+from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS
+
+if numba_version() is None:
+    pytest.skip("Numba is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    wait_until_warm()
+
+
+def rows(fixed_s: float, row_s: float, load: Any, factor: Any) -> Any:
+    """The durations as `task_durations` computes them with NumPy."""
+    seconds = (fixed_s + row_s * (1.0 if load is None else load)) * (1.0 if factor is None else factor)
+    return np.rint(seconds * NS)
+
+
+SECONDS = st.floats(0.0, 1e-2) | st.floats(0.0, 10.0)
+
+
+@given(SECONDS, SECONDS, st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
+def test_durations_and_their_figures_are_those_of_numpy(
+    fixed_s: float, row_s: float, loaded: bool, varied: bool, seed: int
+) -> None:
+    shape = 1 + seed % 7, 1 + seed % 13
+    draw = np.random.default_rng(seed)
+    load = draw.exponential(size=shape) if loaded else None
+    factor = np.abs(draw.normal(1.0, 0.2, shape)) if varied else None
+    figures = CompiledPhases().phase_rows(fixed_s, row_s, load, factor, shape)
+    expected = np.broadcast_to(rows(fixed_s, row_s, load, factor), shape).astype(np.int64)
+    assert figures is not None
+    for found, wanted in zip(figures, (expected, expected.max(axis=1), expected.sum(axis=1)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.01 * LONGEST_PHASE_S])
+def test_a_duration_that_is_none_is_left_to_the_checks(wrong: float) -> None:
+    factor = np.ones((2, 3))
+    factor[1, 1] = wrong
+    assert CompiledPhases().phase_rows(1.0, 0.0, None, factor, (2, 3)) is None
+    factor[1, 1] = 1.0
+    assert CompiledPhases().phase_rows(1.0, 0.0, None, factor, (2, 3)) is not None
+
+
+@given(st.floats(0.0, 2.0), st.integers(0, 2**32 - 1))
+def test_noise_on_clocks_is_that_of_numpy(cv: float, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    draws = draw.standard_normal((3, 5), dtype=np.float32)
+    clock = draw.uniform(0.9, 1.2, (3, 5))
+    expected = np.maximum(draws.astype(np.float64) * cv + 1.0, 0.0) * clock
+    np.testing.assert_array_equal(CompiledPhases().noisy_clock(cv, draws, clock), expected)
+
+
+def test_a_process_that_finds_compiled_code_does_not_import_numba() -> None:
+    if not is_ready(cache_folder()):
+        pytest.skip("there is no folder for compiled code here")
+    script = (
+        "import sys; from moesim.simulator.engine.compiled import execute;"
+        "execute.native(); assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_function_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "CFUNCTYPE", lambda *_: lambda _address: lambda *_arguments: 1)
+    folder = cache_folder()
+    if folder is None or not is_ready(folder):
+        pytest.skip("there is no folder for compiled code here")
+    with pytest.raises(RuntimeError, match=r"the compiled function .*start.* failed"):
+        native._from_files(folder).start(0)
