@@ -152,8 +152,7 @@ class TaskDurations:
 
     def _kept(self, rows_ns: IntArray, slowest: IntArray, total: IntArray) -> Rows:
         """Durations that compiled code computed with their figures over the members."""
-        read_only(rows_ns)
-        keep_figures(rows_ns, read_only(slowest), read_only(total))
+        keep_figures(read_only(rows_ns), slowest, total)
         mean = total / self.shape[1] if total.max(initial=0) <= LONGEST_PHASE_S * NS else rows_ns.mean(axis=1)
         return rows_ns, read_only(mean)
 

@@ -15,6 +15,8 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +29,10 @@ SYMBOLS = "symbols.json"
 """Name of the file with the name of each function in its object file, and the kinds of its arguments."""
 READY = "ready.json"
 """Name of the file with the checksums of all files of a complete cache."""
+
+UNUSED_S = 30 * 86_400.0
+"""Seconds after which code that no process has used is removed, when other code is written."""
+KEY_CHARACTERS = 24
 
 _ENGINE = Path(__file__).parent.parent
 SOURCES = (_ENGINE / "compiled", _ENGINE / "fair_share.py", _ENGINE / "durations.py")
@@ -82,7 +88,7 @@ def _key() -> str:
     for source in SOURCES:
         for path in sorted(source.glob("*.py")) if source.is_dir() else [source]:
             digest.update(path.read_bytes())
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()[:KEY_CHARACTERS]
 
 
 def _processor() -> str:
@@ -104,6 +110,25 @@ def is_ready(folder: Path | None) -> bool:
         return bool(listed) and listed == _checksums(folder)
     except (OSError, ValueError):
         return False
+
+
+def mark_used(folder: Path) -> None:
+    """Note that a process uses a folder's code, so that `remove_unused` leaves it."""
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the folders beside this one whose code, of other versions, nobody has used for a month."""
+    for other in folder.parent.iterdir():
+        with suppress(OSError):
+            name, age_s = other.name, time.time() - other.stat().st_mtime
+            if other != folder and _is_key(name) and age_s > UNUSED_S and _is_private(other):
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_key(name: str) -> bool:
+    return len(name) == KEY_CHARACTERS and set(name) <= set("0123456789abcdef")
 
 
 def write_down(folder: Path) -> None:

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from moesim.simulator.engine.compiled.cache import SYMBOLS, cache_folder, is_ready
+from moesim.simulator.engine.compiled.cache import SYMBOLS, cache_folder, is_ready, mark_used
 
 Call: TypeAlias = Callable[..., int]
 
@@ -87,6 +87,7 @@ def _types(kinds: Sequence[str]) -> tuple[Any, ...]:
 def _from_files(folder: Path) -> NativeCode:
     import llvmlite.binding as llvm
 
+    mark_used(folder)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     symbols = json.loads((folder / SYMBOLS).read_text(encoding="utf-8"))

@@ -26,20 +26,24 @@ class CompiledPhases:
         `load`, `factor`: contiguous arrays of that shape, or None for 1. None where some duration is no usual
         one, which NumPy's way then checks.
         """
-        rows = np.empty(shape, np.int64)
-        slowest, total = np.empty(shape[0], np.int64), np.empty(shape[0], np.int64)
-        sizes = np.array(shape, dtype=np.int64)
+        microbatches, members = shape
+        results = np.empty(microbatches * (members + 2), np.int64)
         usual = native().fill_rows(
             fixed_s,
             row_s,
             0 if load is None else address_of(load),
             0 if factor is None else address_of(factor),
-            *[address_of(array) for array in (sizes, rows, slowest, total)],
+            microbatches,
+            members,
+            address_of(results),
         )
-        return (rows, slowest, total) if usual else None
+        if not usual:
+            return None
+        figures = results[microbatches * members :].reshape(2, microbatches)
+        return results[: microbatches * members].reshape(shape), figures[0], figures[1]
 
     def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
         """Clock times run-to-run noise [micro-batches, members], from contiguous arrays of that shape."""
-        factors, sizes = np.empty(draws.shape), np.array(draws.shape, dtype=np.int64)
-        native().fill_noise(cv, *[address_of(array) for array in (draws, clock, sizes, factors)])
+        factors = np.empty(draws.shape)
+        native().fill_noise(cv, address_of(draws), address_of(clock), draws.size, address_of(factors))
         return factors

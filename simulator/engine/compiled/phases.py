@@ -13,18 +13,18 @@ LONGEST_NS = LONGEST_PHASE_S * NS
 
 @compiled
 def fill_rows(
-    fixed_s: float, row_s: float, load: int, factor: int, shape: int, rows: int, slowest: int, total: int
+    fixed_s: float, row_s: float, load: int, factor: int, microbatches: int, members: int, out: int
 ) -> int:
     """Write nanoseconds [micro-batches, members] (eq. E1), and their largest and sum by micro-batch.
 
-    The integers are addresses: of relative rows and of factors, which are 1 for the address 0; of the
-    shape; of the three results. Returns 0 where some duration is none or is too long for a phase, else 1.
+    `load`, `factor`: addresses of relative rows and of factors, which are 1 for the address 0. `out`: that
+    of the results, one after the other. Returns 0 where some duration is none or is too long for a phase,
+    else 1.
     """
-    sizes, loads, factors = ints_at(shape), floats_at(load), floats_at(factor)
-    out, most, sums = ints_at(rows), ints_at(slowest), ints_at(total)
-    members = sizes[1]
+    loads, factors, results = floats_at(load), floats_at(factor), ints_at(out)
+    most, sums = microbatches * members, microbatches * (members + 1)
     usual = True
-    for microbatch in range(sizes[0]):
+    for microbatch in range(microbatches):
         first = microbatch * members
         longest = added = 0
         for place in range(first, first + members):
@@ -32,22 +32,22 @@ def fill_rows(
             nanoseconds = np.rint(seconds * (factors[place] if factor != 0 else 1.0) * NS)
             usual &= nanoseconds <= LONGEST_NS  # not so for NaN either
             whole = int(nanoseconds)
-            out[place] = whole
+            results[place] = whole
             added += whole
             longest = max(longest, whole)
-        most[microbatch] = longest
-        sums[microbatch] = added
+        results[most + microbatch] = longest
+        results[sums + microbatch] = added
     return 1 if usual else 0
 
 
 @compiled
-def fill_noise(cv: float, draws: int, clock: int, shape: int, factors: int) -> None:
+def fill_noise(cv: float, draws: int, clock: int, count: int, factors: int) -> None:
     """Write factors [micro-batches, members]: clock times run-to-run noise, which is at least 0.
 
-    `cv`: coefficient of variation. The integers are addresses: of 32-bit draws and of a clock for each of
-    them, of the shape and of the result.
+    `cv`: coefficient of variation. `draws`, `clock`, `factors`: addresses of `count` 32-bit draws, of a
+    clock for each of them and of the result.
     """
-    sizes, normal, clocks, out = ints_at(shape), singles_at(draws), floats_at(clock), floats_at(factors)
-    for place in range(sizes[0] * sizes[1]):
+    normal, clocks, out = singles_at(draws), floats_at(clock), floats_at(factors)
+    for place in range(count):
         noise = np.float64(normal[place]) * cv + 1.0
         out[place] = (noise if noise > 0.0 else 0.0) * clocks[place]

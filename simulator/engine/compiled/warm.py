@@ -10,7 +10,14 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from moesim.simulator.engine.compiled.cache import cache_folder, empty, is_ready, numba_version, write_down
+from moesim.simulator.engine.compiled.cache import (
+    cache_folder,
+    empty,
+    is_ready,
+    numba_version,
+    remove_unused,
+    write_down,
+)
 from moesim.simulator.engine.compiled.native import compile_to
 
 LOCK = "compiling"
@@ -35,6 +42,7 @@ def warm() -> bool:
         empty(folder, but=LOCK)  # damaged files, of which none may be read
         compile_to(folder)
         write_down(folder)
+        remove_unused(folder)
     finally:
         (folder / LOCK).unlink(missing_ok=True)
     return is_ready(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,19 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
     folder.chmod(0o770)
     cache.cache_folder.cache_clear()
     assert cache.cache_folder() is None and not warm.warm()
+
+
+def test_code_that_nobody_used_for_a_month_is_removed(folder: Path) -> None:
+    old, used, foreign = (folder.parent / name for name in ("0" * 24, "1" * 24, "somebody's own"))
+    for other in (old, used, foreign):
+        other.mkdir(mode=0o700)
+        (other / "advance.o").touch()
+        os.utime(other, (0.0, 0.0))
+    cache.mark_used(used)
+    assert warm.warm()
+    assert sorted(path.name for path in folder.parent.iterdir()) == sorted(
+        [folder.name, used.name, foreign.name]
+    )
 
 
 def test_one_process_compiles_at_a_time(folder: Path) -> None:
