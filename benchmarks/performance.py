@@ -29,6 +29,8 @@ Row = dict[str, float]
 """Figures of a part: wall seconds `s`, CPU seconds `cpu_s` and, where it counts, peak MB `mb`."""
 
 WORKERS = 2
+MOST_ON_PLANES = 16_384
+"""GPUs that the home case's two-layer planes join; more are on a fat-tree of three layers."""
 
 
 def timed(call: Callable[[], object]) -> Row:
@@ -96,11 +98,12 @@ def full(options: argparse.Namespace, gpus: int = 2048) -> Row:
     from moesim.simulator.predict.simulate import simulate
     from moesim.simulator.scenario import load_scenario
 
+    network = "mpft-ib-400g" if gpus <= MOST_ON_PLANES else "ft3-ib-400g"
     scenario = load_scenario(
         HOME,
         [
             "resolution=full",
-            f"cluster={{node: hgx-h800, nodes: {gpus // 8}, network: mpft-ib-400g, name: {gpus}xh800}}",
+            f"cluster={{node: hgx-h800, nodes: {gpus // 8}, network: {network}, name: {gpus}xh800}}",
             f"batch.sequences={120 * gpus // 16}",
         ],
     )
