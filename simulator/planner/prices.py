@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import fsum
 from typing import TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
+from moesim.simulator.cost.block_prices import (
+    REPEATED,
+    BarePrices,
+    bare_prices,
+    block_transfers,
+    with_collectives,
+)
 from moesim.simulator.cost.end_of_step import by_chunk, rank_step_end
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
@@ -186,6 +193,7 @@ class PriceBook:
         if found is not None:
             return found
         pricer = self.pricer(plan, recipe, policy, sms)
+        again = partial(self._repeated, plan, recipe, sms)
         found = self._compute[whole] = {}
         for kind in self.kinds:
             if kind not in self.routed:
@@ -197,8 +205,14 @@ class PriceBook:
             routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
             rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
             bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
-            found |= with_collectives(pricer, kind, bare, evidence=self.evidence)
+            found |= with_collectives(pricer, kind, bare, evidence=self.evidence, repeated=again)
         return found
+
+    def _repeated(self, plan: ParallelPlan, recipe: Precision, sms: int | None) -> list[TransferCost]:
+        """Dispatch and combine of the forward, which recompute repeats."""
+        used = self.scenario.communication.sms if sms is None else sms
+        moved = self.transfers(plan, recipe, used, "alone")
+        return [moved[self.routed[0], phase, "alone"] for phase in REPEATED] if moved else []
 
     def _unrouted(
         self, pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...], share: tuple[object, ...]

@@ -53,8 +53,8 @@ def build_template(
     on a stream of their own, beside compute and expert-parallel transfers. In an overlapped pair, and in a
     backward without a partner where `order` says so and which gathers no parameters, two streams run
     concurrently in `order`, and only data dependencies join them. Sources: `OVERLAP_ORDERS`; docs/model.md,
-    section "Inside an action". Raises
-    InputError for an order that deadlocks, ValueError for a pair without an order or with ZeRO-3 phases.
+    section "Inside an action". Raises InputError for an order that deadlocks, ValueError for a pair without
+    an order or with ZeRO-3 phases.
     """
     paired = kind in ("F&B", "F&I")
     if paired and order is None:
