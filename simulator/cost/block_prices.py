@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -50,11 +50,18 @@ def bare_prices(
 
 
 def with_collectives(
-    pricer: Pricer, kind: BlockKind, bare: BarePrices, *, evidence: bool = True
+    pricer: Pricer,
+    kind: BlockKind,
+    bare: BarePrices,
+    *,
+    evidence: bool = True,
+    repeated: Callable[[], Sequence[TransferCost]] | None = None,
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9).
 
-    `evidence`: whether the prices carry that of the collectives.
+    `evidence`: whether the prices carry that of the collectives. `repeated` gives the transfers that
+    recompute repeats, where a caller keeps their prices (`repeated_transfers`); they do not depend on the
+    block.
     """
     exposed: dict[Phase, float] = {}
     stands_on = NO_EVIDENCE
@@ -73,9 +80,9 @@ def with_collectives(
         exposed, stands_on = end_collectives(pricer, block, gemms)
     keeps = pricer.scenario.software.op_keeps_transfers
     if repeated_communication(block, pricer.scenario.recompute, keeps).experts:
-        repeated = _repeated_transfers(pricer)
-        exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)
-        for transfer in repeated:
+        again = repeated_transfers(pricer) if repeated is None else repeated()
+        exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in again)
+        for transfer in again:
             stands_on |= transfer.evidence
     return {
         (kind, ph, mode): _later(cost, exposed.get(ph, 0.0), stands_on if evidence else None)
@@ -102,12 +109,15 @@ def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence | None) ->
     )
 
 
-def _repeated_transfers(pricer: Pricer) -> tuple[TransferCost, ...]:
-    """Dispatch and combine of the forward, which recompute repeats without overlap (eq. X15)."""
+REPEATED: tuple[Phase, Phase] = ("dispatch F", "combine F")
+"""Transfers of the forward, which recompute repeats without overlap (eq. X15)."""
+
+
+def repeated_transfers(pricer: Pricer) -> tuple[TransferCost, ...]:
+    """Prices of the transfers that recompute repeats; none without expert parallelism."""
     if pricer.scenario.parallel.ep == 1:
         return ()
-    twice: tuple[Phase, ...] = ("dispatch F", "combine F")
-    return tuple(expert_transfer(pricer, phase, "alone") for phase in twice)
+    return tuple(expert_transfer(pricer, phase, "alone") for phase in REPEATED)
 
 
 def block_transfers(

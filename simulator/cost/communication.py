@@ -11,6 +11,7 @@ from typing import Literal
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.table import TransferCost
@@ -271,13 +272,17 @@ def curve_of_generation(profile: CalibrationProfile, curve_id: str, kernels: str
 def _curve_id(profile: CalibrationProfile, curve_id: str, kernels: str) -> str | None:
     """Id of the first of the curves that `curve_of_generation` looks for, or None without any."""
     family = dispatcher(kernels).curves
-    present = {entry.id for entry in profile.curves}
+    present = _CURVE_IDS.get(Same(profile), lambda: frozenset(entry.id for entry in profile.curves))
     names = [f"{curve_id}.{kernels}", *([f"{curve_id}.{family}"] if family else []), curve_id]
     operation, _, figure = curve_id.removeprefix("ep.").partition(".")
     own_rate = f"ep.{operation}.sm_rate.{kernels}" in present or f"ep.{operation}.sm_rate" in present
     if not family and not (figure in IN_THE_RATE and own_rate):
         names.append(f"{curve_id}.{DEEPEP}")
     return next((name for name in names if name in present), None)
+
+
+_CURVE_IDS: BoundedCache[frozenset[str]] = BoundedCache(64)
+"""Ids of the curves of the profiles that were read before."""
 
 
 def notify_seconds(links: Links, nodes: int) -> float:

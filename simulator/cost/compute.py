@@ -5,6 +5,7 @@ The equations are C4 to C8 of docs/model.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -87,7 +88,18 @@ def operator_seconds(
     the profile has neither a measurement nor a prior for the class, when the accelerator lacks a needed
     figure, and when communication takes all SMs.
     """
+    return _seconds_on(_index(accelerator, profile), op, context)
+
+
+def operators_seconds(
+    operators: Iterable[Operator], accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
+) -> tuple[OperatorCost, ...]:
+    """Times of several operators, each as `operator_seconds` gives it; raises its errors."""
     index = _index(accelerator, profile)
+    return tuple([_seconds_on(index, op, context) for op in operators])
+
+
+def _seconds_on(index: _Index, op: Operator, context: SmContext) -> OperatorCost:
     key = (op, context)
     cost = index.cache.get(key)
     if cost is None:

@@ -40,6 +40,10 @@ class PriceEvidence:
 
     def __or__(self, other: PriceEvidence) -> PriceEvidence:
         """The evidence of the sum of two prices."""
+        if other is NO_EVIDENCE:
+            return self
+        if self is NO_EVIDENCE:
+            return other
         return combined(((self, 1.0), (other, 1.0)))
 
     def mean_errors(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import (
     OperatorCost,
     SmContext,
-    operator_seconds,
+    operators_seconds,
     unaffected,
     without_timed_parts,
 )
@@ -342,7 +342,7 @@ class Pricer(OfJob):
 
     def _priced(self, operators: Iterable[Operator], mode: Mode) -> tuple[OperatorCost, ...]:
         accelerator, context = self.cluster.accelerator, self.context(mode)
-        return tuple(operator_seconds(op, accelerator, self.profile, context) for op in operators)
+        return operators_seconds(operators, accelerator, self.profile, context)
 
 
 def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:

@@ -55,13 +55,16 @@ def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:
         for action in actions:
             if action.kind in ("B", "W"):
                 in_flight[action.stage] = in_flight.get(action.stage, 0) - 1
-    states = states or {frozenset()}
-    return [sorted(s) for s in sorted(states, key=sorted) if not any(_covers(o, s) for o in states if o != s)]
+    largest: list[dict[int, int]] = []
+    # A state that covers another one has more chunks, so every state is compared with larger ones alone.
+    for state in sorted(states or {frozenset()}, key=lambda s: -sum(count for _, count in s)):
+        if not any(_covers(larger, state) for larger in largest):
+            largest.append(dict(state))
+    return sorted(sorted(state.items()) for state in largest)
 
 
-def _covers(larger: State, smaller: State) -> bool:
-    counts = dict(larger)
-    return all(counts.get(stage, 0) >= count for stage, count in smaller)
+def _covers(larger: dict[int, int], smaller: State) -> bool:
+    return all(larger.get(stage, 0) >= count for stage, count in smaller)
 
 
 class RankChunks(NamedTuple):

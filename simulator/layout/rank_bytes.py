@@ -201,16 +201,20 @@ def _state_bytes(
     parts = [plan.parameters(stage.kinds) for stage in stages]
     all_other = total_of(part.other for part in parts)
     duplicates = all_other - plan.parameters(kinds).other
-    elements: dict[int, Amount] = dict.fromkeys((1, 2, 3, UNSHARDED), 0.0)
+    # Where gradients stay whole no level counts shards of them; else every level does.
+    levels = (1, UNSHARDED, 3) if plan.whole_gradients else (1, 2, 3)
+    elements: dict[int, Amount] = dict.fromkeys(levels, 0.0)
     for stage, part in zip(stages, parts, strict=True):
         if not stage.kinds:
             continue  # a stage that only passes activations on holds nothing
         other = part.other - duplicates * part.other / all_other
         whole = part.experts + other
-        for level in elements:
-            own = plan.optimizer_shards if level == 1 else plan.shards
-            experts, others = (n * stage.copies for n in own)
-            cut = part.experts / experts + other / others
+        states, weights = (
+            part.experts / (experts * stage.copies) + other / (others * stage.copies)
+            for experts, others in (plan.optimizer_shards, plan.shards)
+        )
+        for level in levels:
+            cut = states if level == 1 else weights
             elements[level] = elements[level] + np.where(plan.zero_stage >= level, cut, whole)
     largest: Amount = 0.0
     for kind in dict.fromkeys(kinds):
@@ -221,9 +225,10 @@ def _state_bytes(
     # whole gradient until that is reduced and scattered.
     gathered = np.where(plan.zero_stage >= 3, 2 * largest * formats.gathered, 0.0)
     unscattered = np.where(plan.zero_stage >= 2, largest * formats.gradient, 0.0)
-    gradients: Amount = elements[2] * formats.gradient + unscattered
     if plan.whole_gradients:
-        gradients = elements[UNSHARDED] * formats.gradient
+        gradients: Amount = elements[UNSHARDED] * formats.gradient
+    else:
+        gradients = elements[2] * formats.gradient + unscattered
     return (
         elements[3] * formats.weight + gathered,
         gradients,

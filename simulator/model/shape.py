@@ -20,6 +20,7 @@ from pydantic import (
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.model.attention import AnyAttention, Attention
 from moesim.simulator.model.attention.none import NoAttention
 from moesim.simulator.model.block import (
@@ -296,7 +297,7 @@ class ModelShape(ModelPart):
         """Contents of a kind of block; raises InputError for a kind that the model does not have."""
         if kind in (EMBEDDING, HEAD):
             return BlockShape(kind)
-        return BlockShape(kind, self._layer(kind))
+        return _BLOCKS.get((Same(self), kind), lambda: BlockShape(kind, self._layer(kind)))
 
     def _layer(self, kind: BlockKind) -> Layer:
         if kind == MTP:
@@ -314,3 +315,7 @@ class ModelShape(ModelPart):
                 f"model {self.name} has no block of kind {kind!r}; it has {', '.join(self.block_kinds)}"
             )
         return Layer(attention, feed_forward, self.norm_position == "sandwich", self.residual_streams)
+
+
+_BLOCKS: BoundedCache[BlockShape] = BoundedCache(1024)
+"""Blocks of the models that were asked for before."""

@@ -19,6 +19,13 @@ PHASES_OF: dict[str, tuple[Phase, ...]] = {
 }
 
 
+ROUTED: frozenset[Phase] = frozenset(
+    {"mlp F", "mlp I", "mlp W", "dispatch F", "combine F", "combine B", "dispatch B"}
+)
+NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
+"""Phases of a MoE block that do, and do not, depend on the expert-parallel degree."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
     """The part of a plan that decides the operators of one GPU, apart from precision and recompute."""

@@ -78,6 +78,11 @@ class BoundBook:
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
 
+    def keep(self, plans: Sequence[ParallelPlan], seconds: Sequence[FloatArray]) -> None:
+        """Keep what `compute` gives for some plans, which another process priced."""
+        for plan, array in zip(plans, seconds, strict=True):
+            self._compute[LayerSplit.of(plan), 1.0] = array
+
     def _fastest(self, plan: ParallelPlan, recipe: Precision, policy: Recompute) -> int | None:
         """The number of SMs with the fastest transfers, where the recompute repeats transfers."""
         if not self.book.repeats_transfers(plan, policy):

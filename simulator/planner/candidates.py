@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -30,6 +31,7 @@ from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
 from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
+from moesim.simulator.planner.split_pricing import price_splits
 from moesim.simulator.planner.trainer_limits import TrainerLimits
 
 LAYOUTS = 2
@@ -48,12 +50,13 @@ def find_candidates(
     most_s: float = inf,
     say: OnProgress = no_progress,
     limits: TrainerLimits | None = None,
+    pool: Executor | None = None,
 ) -> Candidates:
     """Enumerate the plans of a space on one cluster, count their memory and compute their lower bounds.
 
     `fixed_layers`: layers of every stage, None to balance them. Plans that are illegal, do not fit or have a
-    lower bound above `most_s` seconds are refused, and with `limits` those that a trainer cannot run. Raises
-    InputError if the profile prices none of the precisions.
+    lower bound above `most_s` seconds are refused, and with `limits` those that a trainer cannot run. The
+    processes of `pool` help with the prices. Raises InputError if the profile prices none of the precisions.
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
@@ -74,7 +77,7 @@ def find_candidates(
     space = _priceable(book, frames, space, refused)
     gathering = _Gathering(job, space, book, most_s, refused, limits)
     layouts = _layouts(
-        job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, 0.2, 0.5)
+        job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, 0.2, 0.5), pool
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
@@ -298,6 +301,7 @@ def _layouts(
     refused: Refusals,
     space: Space,
     say: OnProgress,
+    pool: Executor | None,
 ) -> dict[int, tuple[StageAssignment, ...]]:
     """Layouts by number of stages: the fixed one, or those that balance the blocks' compute (eq. S2).
 
@@ -318,8 +322,14 @@ def _layouts(
     layer = kinds.index(shape.main_layer_kind)
     seen: Counter[tuple[int, ...]] = Counter()
     cells = {LayerSplit.of(f.plan): f.plan for f in frames}
-    for done, plan in enumerate(cells.values()):
+
+    def alive(done: int) -> None:
         say(done / len(cells), f"prices: {done} of {len(cells)} ways to split a layer")
+
+    if pool is not None:
+        price_splits(bounds, list(cells.values()), pool, alive)
+    for done, plan in enumerate(cells.values()):
+        alive(done)
         for row in bounds.weights(plan).reshape(-1, len(kinds)):
             seen[tuple(round(RESOLUTION * float(value) / float(row[layer])) for value in row)] += 1
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))

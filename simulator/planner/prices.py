@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import fsum
 from typing import TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
+from moesim.simulator.cost.block_prices import (
+    REPEATED,
+    BarePrices,
+    bare_prices,
+    block_transfers,
+    with_collectives,
+)
 from moesim.simulator.cost.end_of_step import by_chunk, rank_step_end
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
@@ -25,28 +32,22 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.block_seconds import PHASES_OF
+from moesim.simulator.planner.block_seconds import NOT_ROUTED, PHASES_OF, ROUTED
 from moesim.simulator.planner.closed_form import PricedPlan
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.pattern import Pattern
+from moesim.simulator.planner.recipe_numbers import RecipeNumbers
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
-
-
 _ALONE: tuple[Mode, ...] = ("alone",)
-_ROUTED: frozenset[Phase] = frozenset(
-    {"mlp F", "mlp I", "mlp W", "dispatch F", "combine F", "combine B", "dispatch B"}
-)
-_NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
-"""Phases of a MoE block that do, and do not, depend on the expert-parallel degree."""
 
 
 @dataclass(slots=True)
 class PriceBook:
-    """Cost tables, stored by the parts of a plan that they depend on; `priced` counts the computed ones."""
+    """Cost tables, stored by the parts of a plan that they depend on."""
 
     scenario: Scenario
     shape: ModelShape
@@ -54,7 +55,10 @@ class PriceBook:
     profile: CalibrationProfile
     evidence: bool = False
     """Whether prices carry the evidence of the collectives inside a layer, which a search does not read."""
-    priced: int = 0
+    numbers: RecipeNumbers = field(default_factory=RecipeNumbers)
+    """Numbers of the recipes in the keys of prices."""
+    elsewhere: set[tuple[object, ...]] = field(default_factory=set)
+    """Keys of the cost tables that other processes computed."""
     kinds: tuple[BlockKind, ...] = field(init=False)
     """Block kinds of the model."""
     routed: tuple[BlockKind, ...] = field(init=False)
@@ -73,9 +77,6 @@ class PriceBook:
     )
     """Parameters of the blocks on one GPU, by the degrees that divide them."""
     _ports: tuple[float, float] | None = None
-    _numbers: dict[Precision, int] = field(default_factory=dict)
-    _recipes: dict[int, tuple[Precision, int]] = field(default_factory=dict)
-    """Recipes with their numbers, by id."""
     _sync_of: dict[tuple[object, ...], tuple[Pattern, StageAssignment, tuple[SyncCost, ...]]] = field(
         default_factory=dict
     )
@@ -87,20 +88,22 @@ class PriceBook:
         self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
     @property
+    def keys(self) -> frozenset[tuple[object, ...]]:
+        """Keys of the cost tables that were computed, here or in another process."""
+        return frozenset(self._bare.keys() | self.elsewhere)
+
+    @property
+    def priced(self) -> int:
+        """Number of cost tables that were computed."""
+        return len(self.keys)
+
+    @property
     def ports(self) -> tuple[float, float]:
         """Bytes/s of a GPU's ports, scale-out (1 where a single node has none) and scale-up."""
         if self._ports is None:
             pricer = self.pricer(self.scenario.parallel, self.scenario.recipe, "none")
             self._ports = pricer.nic_bytes_per_s or 1.0, self.cluster.node.scale_up_bytes_per_s
         return self._ports
-
-    def _number(self, recipe: Precision) -> int:
-        """A number for each recipe: a short key, where the fields of a recipe take long to hash."""
-        known = self._recipes.get(id(recipe))
-        if known is None:
-            number = self._numbers.setdefault(recipe, len(self._numbers))
-            known = self._recipes[id(recipe)] = recipe, number
-        return known[1]
 
     def priced_plan(
         self,
@@ -179,13 +182,14 @@ class PriceBook:
         shared by all plans that have it.
         """
         policy = self.arithmetic(policy)
-        number = self._number(recipe)
+        number = self.numbers.of(recipe)
         share = (plan.tp, plan.microbatch / plan.cp, number, policy, modes, sms, *self.copied(plan))
         whole = (share, plan.cp, plan.sequence_parallel, plan.ep, plan.expert_tp)
         found = self._compute.get(whole)
         if found is not None:
             return found
         pricer = self.pricer(plan, recipe, policy, sms)
+        again = partial(self._repeated, plan, recipe, sms)
         found = self._compute[whole] = {}
         for kind in self.kinds:
             if kind not in self.routed:
@@ -194,11 +198,17 @@ class PriceBook:
             # Recomputation beside the experts is that of the attention, so its kind must be the same.
             like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
             key = (share, like, plan.ep, plan.expert_tp)
-            routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
-            rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
+            routed = self._bare_prices(pricer, key, like, modes, ROUTED)
+            rest = self._bare_prices(pricer, (share, kind), kind, modes, NOT_ROUTED)
             bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
-            found |= with_collectives(pricer, kind, bare, evidence=self.evidence)
+            found |= with_collectives(pricer, kind, bare, evidence=self.evidence, repeated=again)
         return found
+
+    def _repeated(self, plan: ParallelPlan, recipe: Precision, sms: int | None) -> list[TransferCost]:
+        """Dispatch and combine of the forward, which recompute repeats."""
+        used = self.scenario.communication.sms if sms is None else sms
+        moved = self.transfers(plan, recipe, used, "alone")
+        return [moved[self.routed[0], phase, "alone"] for phase in REPEATED] if moved else []
 
     def _unrouted(
         self, pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...], share: tuple[object, ...]
@@ -234,7 +244,6 @@ class PriceBook:
         key = (*key, plan.tp * plan.cp > 1, plan.expert_tp > 1)
         found = self._bare.get(key)
         if found is None:
-            self.priced += 1
             found = self._bare[key] = bare_prices(pricer, kind, modes, only)
         return found
 
@@ -269,7 +278,7 @@ class PriceBook:
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (
             plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
-            self._number(recipe), self.arithmetic(policy), sms, paired, zero3, *self.copied(plan),
+            self.numbers.of(recipe), self.arithmetic(policy), sms, paired, zero3, *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)
         if table is not None:
@@ -297,7 +306,7 @@ class PriceBook:
         if not self.routed or plan.ep == 1:
             return {}
         rows = plan.microbatch / (plan.cp * plan.tp)
-        key = (plan.ep, plan.expert_tp, rows, self._number(recipe), sms, mode)
+        key = (plan.ep, plan.expert_tp, rows, self.numbers.of(recipe), sms, mode)
         found = self._transfers.get(key)
         if found is None:
             pricer = self.pricer(plan, recipe, "none", sms)
@@ -306,7 +315,7 @@ class PriceBook:
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
         """Seconds of ZeRO-3's gather before F, gather before the backward pass, and scatter of a block."""
-        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, self._number(recipe), kind)
+        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, self.numbers.of(recipe), kind)
         if key not in self._sharded:
             pricer = self.pricer(plan, recipe, "none")
             first, second, third = (cost.nic_s for cost in sharded_phases(pricer, kind)[0].values())
@@ -346,7 +355,7 @@ class PriceBook:
         zero = 1 if plan.zero_stage == 2 else plan.zero_stage
         schedule = shape.samples[0]
         shared: tuple[object, ...] = (
-            plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, self._number(recipe), shape.copies
+            plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, self.numbers.of(recipe), shape.copies
         )  # fmt: skip
         if self.scenario.software.overlap_data_parallel:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1

@@ -102,7 +102,7 @@ def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow |
     The family that is fastest in closed form is simulated for each variant of the space, and nothing else.
     """
     rows = []
-    for search in _searches(scenario, wanted, goal, no_progress, None):
+    for search in _searches(scenario, wanted, goal, no_progress, None, None):
         if not len(search.candidates.bound):
             continue
         search.explore(None, no_progress)
@@ -127,7 +127,7 @@ def _plan_cluster(
     start = time.perf_counter()
     waiting = partial(say, BOUNDED, "waiting for the scenario's own plan")
     own_plan = outcomes(pool, simulate_own, [] if wanted.variants else [scenario], waiting)
-    searches = _searches(scenario, wanted, goal, say, trainer)
+    searches = _searches(scenario, wanted, goal, say, trainer, pool)
     refused = Refusals()
     for search in searches:
         refused.merge(search.candidates.refused)
@@ -186,7 +186,12 @@ def _against_own(trainer: Trainer | None, scenario: Scenario) -> tuple[str, ...]
 
 
 def _searches(
-    scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, trainer: Trainer | None
+    scenario: Scenario,
+    wanted: PlanSpace,
+    goal: Goal,
+    say: OnProgress,
+    trainer: Trainer | None,
+    pool: Executor | None,
 ) -> list[VariantSearch]:
     """One search for every variant of the space, with its candidates."""
     variants = list(_variants(wanted))
@@ -198,6 +203,7 @@ def _searches(
             goal,
             scaled(say, *equal_part(number, len(variants), 0.0, BOUNDED)),
             trainer,
+            pool,
         )
         for number, (changed, texts) in enumerate(variants)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from math import inf
 from typing import Any
 
@@ -42,6 +43,7 @@ class VariantSearch:
         goal: Goal,
         say: OnProgress,
         trainer: Trainer | None = None,
+        pool: Executor | None = None,
     ) -> None:
         """`changed`: the variant's scenario keys and values. Raises InputError for an unusable space."""
         self.changed, self.scenario = changed, scenario
@@ -59,7 +61,7 @@ class VariantSearch:
             space, self.notes = limits.chosen(wanted, space)
         usd = None if goal.budget_usd is None else self.cluster.usd_per_gpu_hour * self.cluster.n_gpus
         self.goal, self.most_s = goal, goal.most_step_s(scenario, usd)
-        self.candidates = find_candidates(job, space, fixed, self.most_s, say, limits)
+        self.candidates = find_candidates(job, space, fixed, self.most_s, say, limits, pool)
         self.study = CandidateSearch(scenario, self.shape, self.candidates)
         self.proven_s = inf
         self.chosen: list[int] = []

@@ -51,14 +51,16 @@ def build_template(
     Actions outside of pairs run serially: every task waits for the one before it, except ZeRO-3's parameter
     gathers, which run one block ahead, and its gradient scatters, for which no task waits. Both run in order
     on a stream of their own, beside compute and expert-parallel transfers. In an overlapped pair, and in a
-    backward without a partner where `order` says so, two streams run concurrently in `order`, and only data
-    dependencies join them. Sources: `OVERLAP_ORDERS`; docs/model.md, section "Inside an action". Raises
-    InputError for an order that deadlocks, ValueError for a pair without an order or with ZeRO-3 phases.
+    backward without a partner where `order` says so and which gathers no parameters, two streams run
+    concurrently in `order`, and only data dependencies join them. Sources: `OVERLAP_ORDERS`; docs/model.md,
+    section "Inside an action". Raises InputError for an order that deadlocks, ValueError for a pair without
+    an order or with ZeRO-3 phases.
     """
     paired = kind in ("F&B", "F&I")
     if paired and order is None:
         raise ValueError("an overlapped pair needs an overlap order")
-    streams = kind == "B" and order is not None and order.lone_backward == "streams"
+    sharded = any(SHARDING_PHASES & have for have in backward)
+    streams = kind == "B" and order is not None and order.lone_backward == "streams" and not sharded
     used = order if paired or streams else None
     key = (kind, tuple(forward), tuple(backward), used)
     return _TEMPLATES.get(key, lambda: _template(kind, forward, backward, used))

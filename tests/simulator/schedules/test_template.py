@@ -324,6 +324,13 @@ def test_a_backward_alone_uses_both_streams_where_the_order_says_so() -> None:
     assert not serial.on_two_streams and serial.backward_out == len(serial.tasks) - 1
 
 
+def test_a_backward_alone_that_gathers_parameters_runs_serially() -> None:
+    sharded = MOE | SHARDING
+    template = build_template("B", backward=[sharded, sharded], order=MEGATRON)
+    assert template == build_template("B", backward=[sharded, sharded])
+    assert not template.on_two_streams and {t.stream for t in template.tasks} > {"sharding"}
+
+
 def test_joined_weight_gradients_hold_the_transfer_back() -> None:
     joined = joined_weight_gradients(MEGATRON.compute)
     order = MEGATRON.model_copy(update={"weight_gradients": "with-input", "compute": joined})
