@@ -1,8 +1,8 @@
 """Random flows on links, run by the compiled functions, and whether their rates are always max-min fair.
 
 The functions of `engine/compiled/{queue,links,rates}.py` run either as plain Python or compiled, over the
-same arrays. After every start and end of a flow the rates of all flows are compared with the definition of max-min
-fairness, so the search for the flows that have to be solved again is proved together with the solvers.
+same arrays. After every start and end of a flow the rates of all flows are compared with the definition of
+max-min fairness, so the search for the flows to be solved again is proved together with the solvers.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def judge(case: Case, moving: Sequence[int], now: FloatArray) -> tuple[int, list
     """How many flows are below their cap, and what contradicts max-min fairness.
 
     `now`: rates of the flows `moving`, in whole transfers per ns. The definition: no link carries more than
-    its capacity, no flow exceeds its cap, and a flow below its cap crosses a full link on which no flow has more
-    bandwidth, where the bandwidth of a flow is that on the link on which it has most bytes. Source: Bertsekas
+    its capacity, no flow exceeds its cap, and a flow below its cap crosses a full link on which no flow has
+    more bandwidth, where the bandwidth of a flow is that on the link with most of its bytes. Source: Bertsekas
     and Gallager, Data Networks, section 6.5.2.
     """
     carried, widest = np.zeros(len(case.capacity)), np.zeros(len(case.capacity))
