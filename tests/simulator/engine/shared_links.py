@@ -253,8 +253,8 @@ def judge(case: Case, moving: Sequence[int], now: FloatArray) -> tuple[int, list
 
     `now`: rates of the flows `moving`, in whole transfers per ns. The definition: no link carries more than
     its capacity, no flow exceeds its cap, and a flow below its cap crosses a full link on which no flow has
-    more bandwidth, where the bandwidth of a flow is that on the link with most of its bytes. Source: Bertsekas
-    and Gallager, Data Networks, section 6.5.2.
+    more bandwidth, where the bandwidth of a flow is that on the link with most of its bytes. Source:
+    Bertsekas and Gallager, Data Networks, section 6.5.2.
     """
     carried, widest = np.zeros(len(case.capacity)), np.zeros(len(case.capacity))
     width = [rate * case.bytes[flow].max() for flow, rate in zip(moving, now, strict=True)]
