@@ -35,7 +35,7 @@ pages: $(VENV)/.core
 # readers judge the exports, as far as their environments and trees are in TREES (docs/trainers.md lists them); others are skipped by name.
 proof: $(VENV)/.test
 	$(BIN)/python tests/fuzz/fuzz.py --cases 200000 --seed 0 --table docs/proof/fuzz.md
-	$(BIN)/python tests/simulator/engine/prove_engines.py --steps 1000 --table docs/proof/engines.md
+	$(BIN)/python tests/simulator/engine/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table docs/proof/engines.md
 	$(BIN)/python tests/proof_trainers/prove.py $(TREES)
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.

@@ -80,3 +80,20 @@ def test_a_kept_prediction_is_printed_without_pricing_it_again(
     monkeypatch.setattr("moesim.simulator.predict.compile.prepare", refused)
     again = run("simulate", scenario)
     assert again == first and first.code == 0
+
+
+def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moesim.cli import root
+
+    def stopped(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    codes: list[int] = []
+    monkeypatch.setattr(root, "app", stopped)
+    monkeypatch.setattr(root, "_start_quickly", lambda: None)
+    monkeypatch.setattr(root.os, "_exit", codes.append)
+    for arguments in (None, ["simulate"]):  # a console script, and a caller inside a process that goes on
+        with pytest.raises(SystemExit) as end:
+            root.main(arguments)
+        assert end.value.code == root.INTERRUPTED
+    assert codes == [root.INTERRUPTED]

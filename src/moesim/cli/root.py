@@ -296,6 +296,10 @@ def import_hf(
         say_written(str(output), "use its path as `model` in a scenario")
 
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C has stopped: 128 + SIGINT."""
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the console script, which turns errors into one paragraph and an exit code."""
     if arguments is None:
@@ -309,6 +313,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         # What is left in the buffer would fail again, with a traceback, when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or 1
+    if arguments is None and code == INTERRUPTED:
+        sys.stderr.flush()
+        os._exit(code)  # giving back a large step's memory object by object takes up to a second
     sys.exit(code)
 
 
@@ -328,7 +335,7 @@ def _run(args: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         _complain("interrupted")
-        return 130
+        return INTERRUPTED
     except OSError as error:
         _complain(f"{error.filename or 'the output'} cannot be read or written: {error.strerror or error}")
         return 1
