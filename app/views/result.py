@@ -55,7 +55,7 @@ def show() -> None:
 
 
 def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
-    """The intervals, none where they cannot be had; None while a job computes them, which redraws the page."""
+    """The intervals, none where they cannot be had; None while a job computes them, before a redraw."""
     if scenario.stages.blocks is not None:
         return {}
     key = f"interval/{state.cache_key(without_prices(scenario))}"

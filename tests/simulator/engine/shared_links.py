@@ -17,7 +17,8 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.compiled import links, queue, rates
-from moesim.simulator.engine.compiled.memory import addresses, as_run
+from moesim.simulator.engine.compiled.addresses import addresses
+from moesim.simulator.engine.compiled.memory import as_run
 from moesim.simulator.engine.compiled.state import (
     ERROR,
     EVENTS,
