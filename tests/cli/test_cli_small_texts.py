@@ -91,7 +91,7 @@ def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.
     codes: list[int] = []
     monkeypatch.setattr(root, "app", stopped)
     monkeypatch.setattr(root, "_start_quickly", lambda: None)
-    monkeypatch.setattr(root.os, "_exit", codes.append)
+    monkeypatch.setattr("os._exit", codes.append)
     for arguments in (None, ["simulate"]):  # a console script, and a caller inside a process that goes on
         with pytest.raises(SystemExit) as end:
             root.main(arguments)
