@@ -88,11 +88,10 @@ class Shape:
         """
         return (self.scale_bytes + 8 * self.k + 4 + 127) // 128 * 128
 
-    @property
-    def dispatch_tuning(self) -> DispatchTuning:
+    def dispatch_tuning(self, ranks: int) -> DispatchTuning:
         """A ring that fills an SM's shared memory, with stores in half of it where it is long enough."""
-        rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
-        for warps, depth in ((2, 8), (1, 8), (1, 4), (1, 2), (1, 1)):
+        rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes, ranks)
+        for warps, depth in ((4, 4), (4, 2), (2, 2), (1, 2), (1, 1)):
             if rows >= depth * warps + 4:
                 return DispatchTuning(warps, min(rows, 64), depth)
         raise InputError(
@@ -132,11 +131,9 @@ class ExpertParallel:
         self.x = make((s.tokens, s.row_bytes), "u1")
         self.topk_idx, self.topk_w = make((s.tokens, s.k), "i4", 255), make((s.tokens, s.k), "f4")
         self.side = make((s.tokens, s.side_bytes), "u1")
-        self.slots, self.lists, self.bases = (
-            make((s.tokens, r), "i4"),
-            make((r, s.tokens), "i4"),
-            make((r,), "i4"),
-        )
+        room = make((s.tokens * r + 8,), "i4")  # dispatch reads up to 31 bytes behind the slots
+        self.slots = [array[: s.tokens * r].reshape(s.tokens, r) for array in room]
+        self.lists, self.bases = make((r, s.tokens), "i4"), make((r,), "i4")
         self.rank_counts, self.expert_counts = make((r,), "i4"), make((s.experts,), "i4")
         self.received, self.experts_received = make((r + 1,), "i4"), make((self.per_rank,), "i4")
         self.recv_x = make((self.capacity, s.row_bytes), "u1")
@@ -206,16 +203,13 @@ class ExpertParallel:
     ) -> None:
         """Queue the dispatch on every rank, on `sms` SMs each."""
         s, r = self.shape, self.group.ranks
-        use = tuning or s.dispatch_tuning
+        use = tuning or s.dispatch_tuning(r)
         expected = self.next_arrivals(sms)
         shared = KERNELS["dispatch"].shared_bytes(
-            {"stages": use.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
+            {"stages": use.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes, "ranks": r}
         )
         for rank in self._ranks(only):
-            pointers = (
-                self.x, self.side, self.lists, self.rank_counts, self.bases, self.dispatch_table,
-                self.claims,
-            )  # fmt: skip
+            pointers = (self.x, self.side, self.slots, self.bases, self.dispatch_table, self.claims)
             sizes = (
                 s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, expected,
             )  # fmt: skip
