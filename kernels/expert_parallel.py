@@ -16,20 +16,23 @@ COMBINE_TEAM_THREADS = 256
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp."""
+    """How the dispatch kernel uses an SM: sending warps, ring stages, stages left unread, tokens a stage."""
 
     warps: int
     stages: int
     depth: int
+    group: int = 1
 
     def __post_init__(self) -> None:
         """Check the values against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
-        least = self.depth * self.warps + max(self.warps, 3)
-        if self.depth not in (1, 2, 4, 8) or self.stages < least:
+        if not 1 <= self.group <= 8:
+            raise InputError(f"dispatch: group={self.group} tokens a stage must be 1 to 8")
+        if self.depth not in (1, 2, 4, 8) or self.stages < self.depth + 2:
             raise InputError(
-                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
+                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least "
+                f"{self.depth + 2}"
             )
 
 
@@ -89,14 +92,30 @@ class Shape:
         return (self.scale_bytes + 8 * self.k + 4 + 127) // 128 * 128
 
     def dispatch_tuning(self, ranks: int) -> DispatchTuning:
-        """A ring that fills an SM's shared memory, with stores in half of it where it is long enough."""
-        rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes, ranks)
-        for warps, depth in ((4, 4), (4, 2), (2, 2), (1, 2), (1, 1)):
-            if rows >= depth * warps + 4:
-                return DispatchTuning(warps, min(rows, 64), depth)
+        """A ring that fills an SM's shared memory with stages of about 14 KB, and two sending warps.
+
+        Raises InputError where an SM has no room for three stages.
+        """
+        group = max(1, min(2, 14336 // self.row_bytes, 32 // ((ranks + 1) // 2)))
+        stage = dispatch_stage_bytes(self.row_bytes, self.side_bytes, ranks, group)
+        stages = SHARED_MEMORY_LIMIT_BYTES // stage
+        for depth in (4, 2, 1):
+            if stages >= 2 * depth + 1:
+                return DispatchTuning(2, min(stages, 64), depth, group)
         raise InputError(
-            f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 5 are needed"
+            f"dispatch: hidden={self.hidden} leaves room for {stages} rows in shared memory; 3 are needed"
         )
+
+    def dispatch_sizes(self, tuning: DispatchTuning, ranks: int) -> dict[str, int]:
+        """The sizes by which the catalog tells the shared memory of a dispatch; InputError for no legal group."""
+        per_warp = -(-ranks // tuning.warps)
+        if tuning.group * per_warp > 32:
+            raise InputError(
+                f"dispatch: group={tuning.group} tokens to {per_warp} ranks each need more than 32 lanes; at "
+                f"most {32 // per_warp} with {tuning.warps} sending warps"
+            )
+        sizes = {"stages": tuning.stages, "group": tuning.group, "ranks": ranks}
+        return sizes | {"row_bytes": self.row_bytes, "side_bytes": self.side_bytes}
 
     def combine_ring(self, ranks: int, teams: int = 2, parts: int = 1) -> CombineRing:
         """The fewest pieces of a row, at least `parts`, of which each team's ring holds at least `ranks`."""
@@ -205,13 +224,11 @@ class ExpertParallel:
         s, r = self.shape, self.group.ranks
         use = tuning or s.dispatch_tuning(r)
         expected = self.next_arrivals(sms)
-        shared = KERNELS["dispatch"].shared_bytes(
-            {"stages": use.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes, "ranks": r}
-        )
+        shared = KERNELS["dispatch"].shared_bytes(s.dispatch_sizes(use, r))
         for rank in self._ranks(only):
             pointers = (self.x, self.side, self.slots, self.bases, self.dispatch_table, self.claims)
             sizes = (
-                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, expected,
+                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.group, use.stages, use.depth, expected,
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)

@@ -118,8 +118,7 @@ def dispatch_by(
     """Queue a dispatch given as text, with today's parameters or those of dispatch_sys_v3, on every rank."""
     s, old = ep.shape, "dispatch_sys_v3" in source
     expected = ep.next_arrivals(sms)
-    sizes = {"stages": tuning.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
-    shared = KERNELS["dispatch"].shared_bytes(sizes | {"ranks": group.ranks})
+    shared = KERNELS["dispatch"].shared_bytes(s.dispatch_sizes(tuning, group.ranks))
     if old:  # two addresses and two mbarriers a stage
         shared = tuning.stages * (s.row_bytes + s.side_bytes + 32)
     for rank in range(group.ranks):
@@ -127,9 +126,9 @@ def dispatch_by(
         arrays = [ep.x, ep.side, *where, ep.bases, ep.dispatch_table, ep.claims]
         values = (
             *(address(a[rank]) for a in arrays), s.tokens, group.ranks, rank, s.row_bytes, s.side_bytes,
-            tuning.stages, tuning.depth, expected, group.timeout_ns, address(status[rank]),
+            *(() if old else (tuning.group,)), tuning.stages, tuning.depth, expected, group.timeout_ns, address(status[rank]),
         )  # fmt: skip
-        text = f"u64 {'a ' * len(arrays)}; u32 {'a ' * 8}; u64 t s"
+        text = f"u64 {'a ' * len(arrays)}; u32 {'a ' * (9 - old)}; u64 t s"
         launch(group, rank, source, sms, 32 * (1 + tuning.warps), packed(text, values), shared)
 
 
