@@ -201,7 +201,7 @@ KERNELS: dict[str, Kernel] = {
             entry="dispatch_sys_v4",
             parameters=_parameters(
                 "u64 x side slots bases tables claims;"
-                "u32 tokens ranks rank row_bytes side_bytes group stages depth expected;"
+                "u32 tokens ranks rank row_bytes side_bytes own group stages depth expected;"
                 "u64 timeout_ns status"
             ),
             block=(64, 256),

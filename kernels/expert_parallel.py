@@ -12,6 +12,7 @@ from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 COMBINE_PART_LIMIT_BYTES = 14336  # four 16-byte vectors for each of a team's 224 reducing threads
 COMBINE_TEAM_THREADS = 256
+DISPATCH_RING_BYTES = 120 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class DispatchTuning:
         """Check the values against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
-        if not 1 <= self.group <= 8:
-            raise InputError(f"dispatch: group={self.group} tokens a stage must be 1 to 8")
+        if not 1 <= self.group <= 4:
+            raise InputError(f"dispatch: group={self.group} tokens a stage must be 1 to 4")
         if self.depth not in (1, 2, 4, 8) or self.stages < self.depth + 2:
             raise InputError(
                 f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least "
@@ -92,16 +93,18 @@ class Shape:
         return (self.scale_bytes + 8 * self.k + 4 + 127) // 128 * 128
 
     def dispatch_tuning(self, ranks: int) -> DispatchTuning:
-        """A ring that fills an SM's shared memory with stages of about 14 KB, and two sending warps.
+        """Two sending warps, stages of up to 16 KB or one row, and a ring of about 120 KB.
 
+        A longer ring gains nothing with few SMs, and with many a slow one would hold more rows at the end.
         Raises InputError where an SM has no room for three stages.
         """
-        group = max(1, min(2, 14336 // self.row_bytes, 32 // ((ranks + 1) // 2)))
+        most = min(max(1, 16384 // self.row_bytes), 32 // ((ranks + 1) // 2))
+        group = next(n for n in (4, 2, 1) if n <= most)  # divides the kernel's batches of tokens
         stage = dispatch_stage_bytes(self.row_bytes, self.side_bytes, ranks, group)
-        stages = SHARED_MEMORY_LIMIT_BYTES // stage
+        stages = min(64, SHARED_MEMORY_LIMIT_BYTES // stage, max(DISPATCH_RING_BYTES // stage, 5))
         for depth in (4, 2, 1):
             if stages >= 2 * depth + 1:
-                return DispatchTuning(2, min(stages, 64), depth, group)
+                return DispatchTuning(2, stages, depth, group)
         raise InputError(
             f"dispatch: hidden={self.hidden} leaves room for {stages} rows in shared memory; 3 are needed"
         )
@@ -218,9 +221,18 @@ class ExpertParallel:
             )
 
     def dispatch(
-        self, sms: int, only: Sequence[int] | None = None, tuning: DispatchTuning | None = None
+        self,
+        sms: int,
+        only: Sequence[int] | None = None,
+        tuning: DispatchTuning | None = None,
+        own: bool = True,
     ) -> None:
-        """Queue the dispatch on every rank, on `sms` SMs each."""
+        """Queue the dispatch on every rank, on `sms` SMs each.
+
+        Without `own` the rows that a rank would send to itself stay in its `x` and `side` (its tokens
+        `lists[rank, : rank_counts[rank]]`), and their places in its receive buffers are not written. With few
+        SMs this saves the time of storing them, for receivers that can read rows through an index.
+        """
         s, r = self.shape, self.group.ranks
         use = tuning or s.dispatch_tuning(r)
         expected = self.next_arrivals(sms)
@@ -228,7 +240,8 @@ class ExpertParallel:
         for rank in self._ranks(only):
             pointers = (self.x, self.side, self.slots, self.bases, self.dispatch_table, self.claims)
             sizes = (
-                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.group, use.stages, use.depth, expected,
+                s.tokens, r, rank, s.row_bytes, s.side_bytes, int(own), use.group, use.stages, use.depth,
+                expected,
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
