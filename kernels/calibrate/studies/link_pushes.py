@@ -174,7 +174,7 @@ def _dispatch_row(
     def work(i: int) -> None:
         ep.notify()
         if text is None:
-            ep.dispatch(sms, tuning=tuning, own=version == "now")
+            ep.dispatch(sms, tuning=tuning, own="without own" not in version)
         else:
             dispatch_by(study.group, ep, text, sms, tuning, study.group.status)
 
