@@ -110,7 +110,7 @@ class Shape:
         )
 
     def dispatch_sizes(self, tuning: DispatchTuning, ranks: int) -> dict[str, int]:
-        """The sizes by which the catalog tells the shared memory of a dispatch; InputError for no legal group."""
+        """Sizes that tell a dispatch its shared memory; raises InputError where a warp has too few lanes."""
         per_warp = -(-ranks // tuning.warps)
         if tuning.group * per_warp > 32:
             raise InputError(

@@ -227,7 +227,10 @@ def one_gpu(study: LinkStudy, ranks: int = 8) -> None:
                 n_bytes = int(np.array(ep.copies()).sum(axis=1).max()) * (
                     ep.shape.row_bytes + ep.shape.side_bytes
                 )
-                for version, tuning in (("before", BEFORE[payload]), ("now", ep.shape.dispatch_tuning(ranks))):
+                for version, tuning in (
+                    ("before", BEFORE[payload]),
+                    ("now", ep.shape.dispatch_tuning(ranks)),
+                ):
                     _dispatch_row(study, ep, version, sms, n_bytes, tuning, **tag)
                 if payload == "fp8":
                     continue
