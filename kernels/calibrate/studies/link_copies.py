@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -59,10 +59,8 @@ def engine(group: GpuGroup, time: Timer) -> None:
                 shapes.get(verb, shapes["store"]), ([0], everyone), ENGINE_SMS
             ):
                 n_bytes = (64 << 20) // (chunk * sms * warps) * chunk * sms * warps
-                targets = [
-                    (r, *(address(areas[(r + shift) % group.ranks]) for shift in (first, second)))
-                    for r in used
-                ]
+                at = [[address(areas[(r + shift) % group.ranks]) for r in used] for shift in (first, second)]
+                targets = list(zip(used, *at, strict=True))
                 both = len(used) > 1
                 time(
                     f"engine {verb} {where}", sms, n_bytes,
@@ -74,7 +72,7 @@ def engine(group: GpuGroup, time: Timer) -> None:
 
 def _run_engine(
     group: GpuGroup,
-    targets: list[tuple[int, int, int]],
+    targets: Sequence[tuple[int, int, int]],
     sms: int,
     warps: int,
     sizes: tuple[int, int, int],
