@@ -180,13 +180,9 @@ def mean_times(path: Path, kernel: str) -> dict[str, Series]:
 
 def over_sms() -> list[str]:
     """Combine before and now on two GPUs, by SMs."""
-    measured = json.loads(PUSHES.read_text("utf-8"))
     return [
-        f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
-        f"limit 700 W (`{PUSHES.relative_to(ROOT)}`), by",
-        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 40 --before DIR",
-        "--parts dispatch,combine,stamps,one_gpu`. DIR holds `combine.ptx` of commit 499a7c35. Versions take",
-        "turns (before, now, before, now), and the table has the mean of each version's two medians.",
+        f"As above, also on 2026-11-23 (`{PUSHES.relative_to(ROOT)}`),",
+        "with `--seconds 40 --parts dispatch,combine,stamps,one_gpu` and `combine.ptx` of commit 499a7c35.",
         "",
         *time_table(mean_times(PUSHES, "combine")),
     ]
@@ -195,34 +191,26 @@ def over_sms() -> list[str]:
 def loaded_once() -> list[str]:
     """Dispatch before and now on two GPUs, by SMs, and what an SM stores."""
     measured = json.loads(ONCE.read_text("utf-8"))
-    stores = {
-        f"{what}, {place}": {
-            row["sms"]: row["gb_per_s"] / row["sms"]
-            for row in measured["rows"]
-            if row["what"] == f"engine {verb} {place}" and row["both"] and row["chunk"] == 14336
-            and row["warps"] == warps
-        }
-        for verb, warps, what in (("store", 1, "bulk copies"), ("threads", 16, "threads"))
-        for place in ("local", "peer", "both")
-    }  # fmt: skip
-    sms = sorted({n for line in stores.values() for n in line})
+    stores: defaultdict[str, Series] = defaultdict(dict)
+    for row in measured["rows"]:
+        _, _, name = row["what"].partition("engine ")
+        if name and "load" not in name and row["both"] and (row["chunk"], row["warps"]) != (14336, 2):
+            stores[name][row["sms"]] = row["gb_per_s"] / row["sms"]
     return [
         f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
         f"limit 700 W (`{ONCE.relative_to(ROOT)}`), by",
         "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 45 --before DIR",
         "--parts dispatch,engine,one_gpu,stamps`. DIR holds `dispatch.ptx` of commit e75fe9ac. Versions take",
         "turns, and the table has the mean of each version's two medians, notify included. `by copy engine`:",
-        "the kernel without own rows, and beside it one copy of all rows of the rank into its receive buffer",
-        "in token order, which is not the order that receivers read.",
+        "no own rows, and beside it one copy of all the rank's rows in token order (receivers read another).",
         "",
         *time_table(mean_times(ONCE, "dispatch")),
         "",
-        "What an SM stores when it loads nothing, with both GPUs at work (both: chunks by turns to the own",
-        "memory and the peer's):",
+        "What an SM stores when it loads nothing, both GPUs at work (store: bulk copies; both: by turns):",
         "",
         *table(
-            ["GB/s an SM", *(f"{n:g}" for n in sms)],
-            [[name, *(f"{line[n]:.1f}" for n in sms)] for name, line in stores.items()],
+            ["GB/s an SM", *(f"{n:g}" for n in stores["store both"])],
+            [[name, *(f"{rate:.1f}" for rate in line.values())] for name, line in stores.items()],
         ),
     ]
 
