@@ -177,11 +177,11 @@ def expert_parallel(
 
 
 def tunings(bench: Bench, tokens: int = 4096) -> None:
-    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth."""
+    """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, group."""
     group = bench.group
     choices = {
-        True: ((1, 30, 8), (1, 30, 4), (2, 30, 4), (2, 30, 8)),
-        False: ((1, 16, 4), (2, 16, 4), (2, 16, 2), (1, 16, 8)),
+        True: ((2, 8, 2, 2), (2, 15, 4, 2), (2, 30, 4, 1), (2, 7, 2, 4)),
+        False: ((2, 8, 2, 1), (2, 16, 4, 1), (1, 16, 4, 1), (2, 8, 2, 2)),
     }
     for fp8, shapes in choices.items():
         ep = ExpertParallel(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8))

@@ -80,7 +80,7 @@ def _notified(sizes: Sizes) -> tuple[int, int]:
 
 def _dispatched(sizes: Sizes) -> tuple[int, int]:
     size = sizes["row_bytes"] + sizes["side_bytes"]
-    return sizes["copies"] * (size + 4), sizes["copies"] * size
+    return sizes["tokens"] * (size + 4 * sizes["ranks"]), sizes["copies"] * size
 
 
 def _dispatched_ll(sizes: Sizes) -> tuple[int, int]:
@@ -113,9 +113,11 @@ def hop_stage_bytes(row_bytes: int, side_bytes: int) -> int:
     return (row_bytes + 127) // 128 * 128 + (side_bytes + HEADER_BYTES + 127) // 128 * 128
 
 
-def dispatch_stage_bytes(row_bytes: int, side_bytes: int) -> int:
-    """Shared-memory bytes of a dispatch stage: both parts on 128-byte lines, addresses and mbarriers."""
-    return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 32
+def dispatch_stage_bytes(row_bytes: int, side_bytes: int, ranks: int, group: int) -> int:
+    """Shared-memory bytes of a dispatch stage of `group` tokens: rows, records, slots, mbarriers, a word."""
+    lines = (group * row_bytes + 127) // 128 + (group * side_bytes + 127) // 128
+    slots = (4 * group * ranks + 15) // 16 * 16 + (16 if ranks % 4 else 0)
+    return 128 * lines + slots + 20
 
 
 KERNELS: dict[str, Kernel] = {
@@ -196,16 +198,18 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             name="dispatch",
-            entry="dispatch_sys_v3",
+            entry="dispatch_sys_v4",
             parameters=_parameters(
-                "u64 x side lists counts bases tables claims;"
-                "u32 tokens ranks rank row_bytes side_bytes stages depth expected;"
+                "u64 x side slots bases tables claims;"
+                "u32 tokens ranks rank row_bytes side_bytes own group stages depth expected;"
                 "u64 timeout_ns status"
             ),
             block=(64, 256),
             registers=64,
             moved_bytes=_dispatched,
-            shared_bytes=lambda s: s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"]),
+            shared_bytes=lambda s: (
+                s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"], s["ranks"], s["group"])
+            ),
         ),
         Kernel(
             name="dispatch_ll",

@@ -12,24 +12,28 @@ from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 COMBINE_PART_LIMIT_BYTES = 14336  # four 16-byte vectors for each of a team's 224 reducing threads
 COMBINE_TEAM_THREADS = 256
+DISPATCH_RING_BYTES = 120 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp."""
+    """How the dispatch kernel uses an SM: sending warps, ring stages, stages left unread, tokens a stage."""
 
     warps: int
     stages: int
     depth: int
+    group: int = 1
 
     def __post_init__(self) -> None:
         """Check the values against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
-        least = self.depth * self.warps + max(self.warps, 3)
-        if self.depth not in (1, 2, 4, 8) or self.stages < least:
+        if not 1 <= self.group <= 4:
+            raise InputError(f"dispatch: group={self.group} tokens a stage must be 1 to 4")
+        if self.depth not in (1, 2, 4, 8) or self.stages < self.depth + 2:
             raise InputError(
-                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
+                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least "
+                f"{self.depth + 2}"
             )
 
 
@@ -88,16 +92,33 @@ class Shape:
         """
         return (self.scale_bytes + 8 * self.k + 4 + 127) // 128 * 128
 
-    @property
-    def dispatch_tuning(self) -> DispatchTuning:
-        """A ring that fills an SM's shared memory, with stores in half of it where it is long enough."""
-        rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
-        for warps, depth in ((2, 8), (1, 8), (1, 4), (1, 2), (1, 1)):
-            if rows >= depth * warps + 4:
-                return DispatchTuning(warps, min(rows, 64), depth)
+    def dispatch_tuning(self, ranks: int) -> DispatchTuning:
+        """Two sending warps, stages of up to 16 KB or one row, and a ring of about 120 KB.
+
+        A longer ring gains nothing with few SMs, and with many a slow one would hold more rows at the end.
+        Raises InputError where an SM has no room for three stages.
+        """
+        most = min(max(1, 16384 // self.row_bytes), 32 // ((ranks + 1) // 2))
+        group = next(n for n in (4, 2, 1) if n <= most)  # divides the kernel's batches of tokens
+        stage = dispatch_stage_bytes(self.row_bytes, self.side_bytes, ranks, group)
+        stages = min(64, SHARED_MEMORY_LIMIT_BYTES // stage, max(DISPATCH_RING_BYTES // stage, 5))
+        for depth in (4, 2, 1):
+            if stages >= 2 * depth + 1:
+                return DispatchTuning(2, stages, depth, group)
         raise InputError(
-            f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 5 are needed"
+            f"dispatch: hidden={self.hidden} leaves room for {stages} rows in shared memory; 3 are needed"
         )
+
+    def dispatch_sizes(self, tuning: DispatchTuning, ranks: int) -> dict[str, int]:
+        """Sizes that tell a dispatch its shared memory; raises InputError where a warp has too few lanes."""
+        per_warp = -(-ranks // tuning.warps)
+        if tuning.group * per_warp > 32:
+            raise InputError(
+                f"dispatch: group={tuning.group} tokens to {per_warp} ranks each need more than 32 lanes; at "
+                f"most {32 // per_warp} with {tuning.warps} sending warps"
+            )
+        sizes = {"stages": tuning.stages, "group": tuning.group, "ranks": ranks}
+        return sizes | {"row_bytes": self.row_bytes, "side_bytes": self.side_bytes}
 
     def combine_ring(self, ranks: int, teams: int = 2, parts: int = 1) -> CombineRing:
         """The fewest pieces of a row, at least `parts`, of which each team's ring holds at least `ranks`."""
@@ -132,11 +153,9 @@ class ExpertParallel:
         self.x = make((s.tokens, s.row_bytes), "u1")
         self.topk_idx, self.topk_w = make((s.tokens, s.k), "i4", 255), make((s.tokens, s.k), "f4")
         self.side = make((s.tokens, s.side_bytes), "u1")
-        self.slots, self.lists, self.bases = (
-            make((s.tokens, r), "i4"),
-            make((r, s.tokens), "i4"),
-            make((r,), "i4"),
-        )
+        room = make((s.tokens * r + 8,), "i4")  # dispatch reads up to 31 bytes behind the slots
+        self.slots = [array[: s.tokens * r].reshape(s.tokens, r) for array in room]
+        self.lists, self.bases = make((r, s.tokens), "i4"), make((r,), "i4")
         self.rank_counts, self.expert_counts = make((r,), "i4"), make((s.experts,), "i4")
         self.received, self.experts_received = make((r + 1,), "i4"), make((self.per_rank,), "i4")
         self.recv_x = make((self.capacity, s.row_bytes), "u1")
@@ -202,22 +221,27 @@ class ExpertParallel:
             )
 
     def dispatch(
-        self, sms: int, only: Sequence[int] | None = None, tuning: DispatchTuning | None = None
+        self,
+        sms: int,
+        only: Sequence[int] | None = None,
+        tuning: DispatchTuning | None = None,
+        own: bool = True,
     ) -> None:
-        """Queue the dispatch on every rank, on `sms` SMs each."""
+        """Queue the dispatch on every rank, on `sms` SMs each.
+
+        Without `own` the rows that a rank would send to itself stay in its `x` and `side` (its tokens
+        `lists[rank, : rank_counts[rank]]`), and their places in its receive buffers are not written. With few
+        SMs this saves the time of storing them, for receivers that can read rows through an index.
+        """
         s, r = self.shape, self.group.ranks
-        use = tuning or s.dispatch_tuning
+        use = tuning or s.dispatch_tuning(r)
         expected = self.next_arrivals(sms)
-        shared = KERNELS["dispatch"].shared_bytes(
-            {"stages": use.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
-        )
+        shared = KERNELS["dispatch"].shared_bytes(s.dispatch_sizes(use, r))
         for rank in self._ranks(only):
-            pointers = (
-                self.x, self.side, self.lists, self.rank_counts, self.bases, self.dispatch_table,
-                self.claims,
-            )  # fmt: skip
+            pointers = (self.x, self.side, self.slots, self.bases, self.dispatch_table, self.claims)
             sizes = (
-                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, expected,
+                s.tokens, r, rank, s.row_bytes, s.side_bytes, int(own), use.group, use.stages, use.depth,
+                expected,
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)

@@ -21,8 +21,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 BENCH = RESULTS / "kernels-h200-x8-2026-11-20.json"
 BENCH4 = RESULTS / "kernels-h200-x4-2026-11-20.json"
 TURNS = RESULTS / "kernels-before-after-h200-x4-2026-11-20.json"
-SANITIZER = RESULTS / "sanitizer-h200-2026-11-22.json"
+SANITIZER = RESULTS / "sanitizer-h200-2026-11-23.json"
 PUSHES = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-link-pushes.json"
+ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json")
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
 NOTES = ROOT / "docs" / "kernels-notes.md"
@@ -165,26 +166,52 @@ def sanitized() -> list[str]:
     return lines + table(["tool", "over", "errors", "by kernel"], rows)
 
 
-def over_sms() -> list[str]:
-    """Dispatch and combine before and now on two GPUs, by SMs; of two turns the mean."""
-    measured = json.loads(PUSHES.read_text("utf-8"))
+def mean_times(path: Path, kernel: str) -> dict[str, Series]:
+    """Microseconds by SMs of each version of a kernel on two GPUs; of two turns the mean."""
     times: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in measured["rows"]:
-        _, _, version = row["what"].partition(" ")
-        if version not in ("before", "now") or "one_gpu" in row or not row.get("default", True):
+    for row in json.loads(path.read_text("utf-8"))["rows"]:
+        name, _, version = row["what"].partition(" ")
+        if name != kernel or "one_gpu" in row or "turn" not in row or not row.get("default", True):
             continue
         kind = {"fp8": "dispatch FP8", "bf16": "dispatch BF16"}.get(row.get("payload", ""), "combine")
         times[f"{kind}, {version}"][row["sms"]].append(row["us"])
-    means = {name: {n: statistics.fmean(v) for n, v in by.items()} for name, by in sorted(times.items())}
+    return {name: {n: statistics.fmean(v) for n, v in by.items()} for name, by in sorted(times.items())}
+
+
+def over_sms() -> list[str]:
+    """Combine before and now on two GPUs, by SMs."""
+    return [
+        f"As above, also on 2026-11-23 (`{PUSHES.relative_to(ROOT)}`),",
+        "with `--seconds 40 --parts dispatch,combine,stamps,one_gpu` and `combine.ptx` of commit 499a7c35.",
+        "",
+        *time_table(mean_times(PUSHES, "combine")),
+    ]
+
+
+def loaded_once() -> list[str]:
+    """Dispatch before and now on two GPUs, by SMs, and what an SM stores."""
+    measured = json.loads(ONCE.read_text("utf-8"))
+    stores: defaultdict[str, Series] = defaultdict(dict)
+    for row in measured["rows"]:
+        _, _, name = row["what"].partition("engine ")
+        if name and "load" not in name and row["both"] and (row["chunk"], row["warps"]) != (14336, 2):
+            stores[name][row["sms"]] = row["gb_per_s"] / row["sms"]
     return [
         f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
-        f"limit 700 W (`{PUSHES.relative_to(ROOT)}`), by",
-        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 40 --before DIR",
-        "--parts dispatch,combine,stamps,one_gpu`. DIR holds `dispatch.ptx` and `combine.ptx` of commit",
-        "499a7c35. Versions take turns (before, now, before, now), and the table has the mean of each",
-        "version's two medians. Dispatch includes notify.",
+        f"limit 700 W (`{ONCE.relative_to(ROOT)}`), by",
+        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 45 --before DIR",
+        "--parts dispatch,engine,one_gpu,stamps`. DIR holds `dispatch.ptx` of commit e75fe9ac. Versions take",
+        "turns, and the table has the mean of each version's two medians, notify included. `by copy engine`:",
+        "no own rows, and beside it one copy of all the rank's rows in token order (receivers read another).",
         "",
-        *time_table(means),
+        *time_table(mean_times(ONCE, "dispatch")),
+        "",
+        "What an SM stores when it loads nothing, both GPUs at work (store: bulk copies; both: by turns):",
+        "",
+        *table(
+            ["GB/s an SM", *(f"{n:g}" for n in stores["store both"])],
+            [[name, *(f"{rate:.1f}" for rate in line.values())] for name, line in stores.items()],
+        ),
     ]
 
 
@@ -303,7 +330,11 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         "",
         *by_turns(),
         "",
-        "### More and fewer SMs, 2 GPUs, before and now",
+        "### Dispatch that loads rows once, 2 GPUs, before and now",
+        "",
+        *loaded_once(),
+        "",
+        "### Combine over SMs, 2 GPUs, before and now",
         "",
         *over_sms(),
         "",

@@ -1,6 +1,6 @@
-// dispatch_cuda_v1: the plain CUDA C++ counterpart of dispatch.ptx: same data, order and flags, no bulk copies.
+// dispatch_cuda_v1: the plain CUDA C++ counterpart of dispatch.ptx: same data and flags, no bulk copies.
 //
-// A warp takes one (destination, place) item at a time, in the same order as the PTX with phased = 0, and moves
+// A warp takes one (destination, place) item at a time, in an order that spreads over destinations, and moves
 // the row with 16-byte loads and stores. Flags: __threadfence_system before an atomicAdd_system releases, a
 // volatile poll followed by __threadfence_system acquires. Waits end after timeout_cycles (clock64).
 

@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels import references as ref
 from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
-from moesim.kernels.expert_parallel import ExpertParallel, Shape
+from moesim.kernels.expert_parallel import DispatchTuning, ExpertParallel, Shape
 from moesim.kernels.inputs import bf16_rows, routing
 from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, address
 from moesim.kernels.loader import GpuUnavailableError, cupy
@@ -82,6 +82,9 @@ def many_gpus(ranks: int) -> GpuGroup:
     return GpuGroup(list(range(ranks)), 10.0)
 
 
+SHORT_RING = DispatchTuning(warps=3, stages=3, depth=1, group=4)
+
+
 def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = False) -> None:
     """Two rounds of layout, notify, dispatch, combine; `cuda` takes dispatch and combine in CUDA C++."""
     shape = Shape(case.tokens, case.hidden, case.k, case.experts, case.fp8)
@@ -114,7 +117,7 @@ def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = F
         if cuda:
             dispatch_cuda(ep, case.sms)
         else:
-            ep.dispatch(case.sms)
+            ep.dispatch(case.sms, tuning=SHORT_RING if repeat else None)
         group.synchronize()
 
         layouts = [ref.layout(idx, ranks, per) for idx in ids]
@@ -165,6 +168,26 @@ def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = F
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_expert_parallel_with_all_ranks_on_one_gpu(case: Case) -> None:
     check_expert_parallel(one_gpu(case.ranks), case, seed=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tuning", [None, SHORT_RING])
+def test_own_rows_can_stay_where_they_are(tuning: DispatchTuning | None) -> None:
+    group, rng = one_gpu(3), np.random.default_rng(5)
+    ep = ExpertParallel(group, Shape(tokens=50, hidden=1024, k=2, experts=12, fp8=True))
+    group.write(ep.topk_idx, [routing("balanced", 50, 2, 12, 3, rng) for _ in range(3)])
+    group.write(ep.x, [rng.integers(0, 256, (50, 1024), dtype=np.uint8) for _ in range(3)])
+    group.fill(ep.recv_x, POISON)
+    ep.layout()
+    ep.notify()
+    ep.dispatch(2, tuning=tuning, own=False)
+    group.synchronize()
+    slots, bases = [s.get() for s in ep.slots], [b.get() for b in ep.bases]
+    for rank, rows in enumerate(ref.dispatch([x.get() for x in ep.x], slots, np.array(bases))):
+        first, count = int(bases[rank][rank]), int((slots[rank][:, rank] >= 0).sum())
+        rows[first : first + count] = POISON
+        assert 0 < count < len(rows)
+        np.testing.assert_array_equal(ep.recv_x[rank].get()[: len(rows)], rows)
 
 
 @pytest.mark.gpu

@@ -107,11 +107,7 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
     for fp8 in (True, False):
         shape = Shape(tokens=5, hidden=hidden, k=8, experts=256, fp8=fp8)
         assert shape.side_bytes % 128 == 0 and shape.side_bytes >= shape.scale_bytes + 8 * 8 + 4
-        sizes = {
-            "row_bytes": shape.row_bytes,
-            "side_bytes": shape.side_bytes,
-            "stages": shape.dispatch_tuning.stages,
-        }
+        sizes = shape.dispatch_sizes(shape.dispatch_tuning(ranks), ranks)
         assert KERNELS["dispatch"].shared_bytes(sizes) <= SHARED_MEMORY_LIMIT_BYTES
     for teams in (1, 2, 3):
         ring = shape.combine_ring(ranks, teams)
@@ -123,25 +119,32 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
 def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
     assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 384)
     assert V3.combine_ring(8) == CombineRing(2, 1, 14336, 8)
-    assert V3.dispatch_tuning == DispatchTuning(2, 30, 8)
-    assert replace(V3, fp8=False).dispatch_tuning == DispatchTuning(1, 16, 8)
+    assert V3.dispatch_tuning(8) == DispatchTuning(2, 8, 2, 2)
+    assert replace(V3, fp8=False).dispatch_tuning(8) == DispatchTuning(2, 8, 2, 1)
     assert dispatch_tuning(V3, 4) == HopTuning(6, 1, 12)
     assert combine_tuning(V3, 4, 2) == CombineTuning(14336, 7168, 8, 8, 8)
 
 
 @pytest.mark.parametrize(
-    ("warps", "stages", "depth", "words"),
+    ("warps", "stages", "depth", "group", "words"),
     [
-        (4, 19, 4, "depth=4 must be 1, 2, 4 or 8 and stages=19 at least 20"),
-        (4, 18, 3, "depth=3"),
-        (8, 40, 1, "warps=8"),
+        (4, 5, 4, 1, "depth=4 must be 1, 2, 4 or 8 and stages=5 at least 6"),
+        (4, 18, 3, 1, "depth=3"),
+        (8, 40, 1, 1, "warps=8"),
+        (2, 8, 1, 5, "group=5"),
     ],
 )
 def test_dispatch_tunings_outside_the_kernel_are_refused(
-    warps: int, stages: int, depth: int, words: str
+    warps: int, stages: int, depth: int, group: int, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        DispatchTuning(warps, stages, depth)
+        DispatchTuning(warps, stages, depth, group)
+
+
+def test_more_tokens_and_ranks_than_a_warp_has_lanes_are_refused() -> None:
+    assert V3.dispatch_sizes(DispatchTuning(2, 8, 2, 4), 16)["group"] == 4
+    with pytest.raises(InputError, match="at most 3 with 2 sending warps"):
+        V3.dispatch_sizes(DispatchTuning(2, 8, 2, 4), 20)
 
 
 @pytest.mark.parametrize("hidden", [512, 1024, 2560, 5120, 7168, 8192, 16384])
@@ -175,7 +178,7 @@ def test_a_row_that_does_not_fit_shared_memory_is_refused() -> None:
     with pytest.raises(InputError, match="do not fit an SM"):
         dispatch_tuning(replace(V3, hidden=65536, fp8=False), 2)
     with pytest.raises(InputError, match="hidden=131072 leaves room for 0 rows"):
-        _ = replace(V3, hidden=131072, fp8=False).dispatch_tuning
+        replace(V3, hidden=131072, fp8=False).dispatch_tuning(8)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_moved_bytes_of_the_home_case() -> None:
     read, written = KERNELS["dispatch"].moved_bytes(
         {"tokens": 4096, "ranks": 8, "row_bytes": 7168, "side_bytes": 384, "copies": 21_545}
     )
-    assert written == 21_545 * 7552 and read == 21_545 * 7556
+    assert written == 21_545 * 7552 and read == 4096 * (7552 + 32)
 
 
 def test_moved_bytes_over_two_nodes_of_two() -> None:

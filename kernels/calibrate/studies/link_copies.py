@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -44,27 +44,42 @@ def copies(group: GpuGroup, time: Timer, n_bytes: int = 64 << 20) -> None:
 
 
 def engine(group: GpuGroup, time: Timer) -> None:
-    """Bulk stores without loads and loads without stores, to the own memory and to the next rank's."""
+    """Stores without loads and loads without stores, to the own memory, the next rank's, and both by turns.
+
+    Bulk copies by one warp and by two; stores of 16 bytes by the threads of 16 warps.
+    """
     areas, everyone = group.symmetric((96 << 20,), "u1", 0x5A), list(range(group.ranks))
-    kinds = product((("local", 0), ("peer", 1)), (False, True), ([0], everyone))
-    for (where, shift), load, used in kinds:
-        both = len(used) > 1
-        align = (lambda i: group.barrier()) if both else None
-        for chunk, sms, warps in product((7168,) if both else (3584, 7168, 14336), ENGINE_SMS, (1, 2)):
-            n_bytes = (64 << 20) // (chunk * sms * warps) * chunk * sms * warps
-            sizes = (n_bytes, chunk, int(load))
-            targets = [(rank, address(areas[(rank + shift) % group.ranks])) for rank in used]
-            time(
-                f"engine {'load' if load else 'store'} {where}", sms, n_bytes,
-                partial(_run_engine, group, targets, sms, warps, sizes), align,
-                chunk=chunk, warps=warps, both=both, ranks=used,
-            )  # fmt: skip
+    places = {"local": (0, 0), "peer": (1, 1), "both": (0, 1)}
+    shapes = {"store": ((7168, 1), (14336, 1), (7168, 2), (14336, 2)), "threads": ((14336, 16),)}
+    for where, (first, second) in places.items():
+        for way, verb in enumerate(("store", "load", "threads")):
+            if verb == "load" and where == "both":
+                continue
+            for (chunk, warps), used, sms in product(
+                shapes.get(verb, shapes["store"]), ([0], everyone), ENGINE_SMS
+            ):
+                n_bytes = (64 << 20) // (chunk * sms * warps) * chunk * sms * warps
+                at = [[address(areas[(r + shift) % group.ranks]) for r in used] for shift in (first, second)]
+                targets = list(zip(used, *at, strict=True))
+                both = len(used) > 1
+                time(
+                    f"engine {verb} {where}", sms, n_bytes,
+                    partial(_run_engine, group, targets, sms, warps, (n_bytes, chunk, way)),
+                    (lambda i: group.barrier()) if both else None,
+                    chunk=chunk, warps=warps, both=both, ranks=used,
+                )  # fmt: skip
 
 
 def _run_engine(
-    group: GpuGroup, targets: list[tuple[int, int]], sms: int, warps: int, sizes: tuple[int, int, int], i: int
+    group: GpuGroup,
+    targets: Sequence[tuple[int, int, int]],
+    sms: int,
+    warps: int,
+    sizes: tuple[int, int, int],
+    i: int,
 ) -> None:
-    """Queue the kernel of link_engine.ptx on each rank, over its area; sizes are bytes, chunk and load."""
-    for rank, area in targets:
-        arguments = packed("u64 a b; u32 c d", (area, *sizes))
-        launch(group, rank, ENGINE_PTX.read_text(), sms, 32 * warps, arguments, warps * 4 * (sizes[1] + 8))
+    """Queue the kernel of link_engine.ptx on each rank, over its areas; sizes are bytes, chunk and way."""
+    shared = 0 if sizes[2] == 2 else warps * 4 * (sizes[1] + 8)
+    for rank, area, other in targets:
+        arguments = packed("u64 a b c; u32 d e", (area, other, *sizes))
+        launch(group, rank, ENGINE_PTX.read_text(), sms, 32 * warps, arguments, shared)

@@ -112,23 +112,62 @@ def set_up(group: GpuGroup, fp8: bool) -> tuple[ExpertParallel, int]:
     return ep, int(max(remote.sum(axis=0).max(), remote.sum(axis=1).max()))
 
 
+class OwnRowsCopy:
+    """Copies all rows of each rank to the front of its receive buffer on a stream beside the rank's own.
+
+    Not the places where dispatch puts them: the same bytes, in one piece, by the copy engine.
+    """
+
+    def __init__(self, group: GpuGroup, ep: ExpertParallel) -> None:
+        """Make a stream and two events a rank."""
+        self.group, self.ep, self.parts = group, ep, []
+        for device in group.devices:
+            with cupy().cuda.Device(device):
+                events = [cupy().cuda.Event(disable_timing=True) for _ in range(2)]
+                self.parts.append((cupy().cuda.Stream(non_blocking=True), *events))
+
+    def start(self) -> None:
+        """Queue the copies behind what the ranks' streams have now."""
+        pairs = ((self.ep.x, self.ep.recv_x), (self.ep.side, self.ep.recv_side))
+        for rank, (stream, begin, end) in enumerate(self.parts):
+            with cupy().cuda.Device(self.group.devices[rank]):
+                begin.record(self.group.streams[rank])
+                stream.wait_event(begin)
+                for source, target in pairs:
+                    target[rank].data.copy_from_device_async(source[rank].data, source[rank].nbytes, stream)
+                end.record(stream)
+
+    def join(self) -> None:
+        """Let the ranks' streams wait for the copies."""
+        for rank, (_, _, end) in enumerate(self.parts):
+            with cupy().cuda.Device(self.group.devices[rank]):
+                self.group.streams[rank].wait_event(end)
+
+
 def dispatch_by(
-    group: GpuGroup, ep: ExpertParallel, source: str, sms: int, tuning: DispatchTuning, status: list[Any]
+    group: GpuGroup,
+    ep: ExpertParallel,
+    source: str,
+    sms: int,
+    tuning: DispatchTuning,
+    status: list[Any],
+    own: bool = True,
 ) -> None:
-    """Queue a dispatch given as text, with today's parameters or those of dispatch_sys_v2, on every rank."""
-    s, old = ep.shape, "dispatch_sys_v2" in source
+    """Queue a dispatch given as text, with today's parameters or those of dispatch_sys_v3, on every rank."""
+    s, old = ep.shape, "dispatch_sys_v3" in source
     expected = ep.next_arrivals(sms)
-    sizes = {"stages": tuning.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
-    shared = KERNELS["dispatch"].shared_bytes(sizes)
+    shared = KERNELS["dispatch"].shared_bytes(s.dispatch_sizes(tuning, group.ranks))
+    if old:  # two addresses and two mbarriers a stage
+        shared = tuning.stages * (s.row_bytes + s.side_bytes + 32)
     for rank in range(group.ranks):
-        arrays = [ep.x, ep.side, ep.lists, ep.rank_counts, ep.bases, ep.dispatch_table]
-        arrays += [] if old else [ep.claims]
-        phased = (0,) * old
+        where = [ep.lists, ep.rank_counts] if old else [ep.slots]
+        arrays = [ep.x, ep.side, *where, ep.bases, ep.dispatch_table, ep.claims]
         values = (
             *(address(a[rank]) for a in arrays), s.tokens, group.ranks, rank, s.row_bytes, s.side_bytes,
-            tuning.stages, tuning.depth, *phased, expected, group.timeout_ns, address(status[rank]),
+            *(() if old else (int(own), tuning.group)), tuning.stages, tuning.depth, expected,
+            group.timeout_ns, address(status[rank]),
         )  # fmt: skip
-        text = f"u64 {'a ' * len(arrays)}; u32 {'a ' * (8 + old)}; u64 t s"
+        text = f"u64 {'a ' * len(arrays)}; u32 {'a ' * (8 if old else 10)}; u64 t s"
         launch(group, rank, source, sms, 32 * (1 + tuning.warps), packed(text, values), shared)
 
 

@@ -4,9 +4,10 @@
 
 Every GPU of the machine is a rank with 4,096 tokens of 7,168, top-8 of 256 experts. Parts, written out one by
 one: `dispatch` and `combine` time the kernels over SMs twice, by turns with those of DIR where given
-(dispatch.ptx with entry dispatch_sys_v2, combine.ptx with entry combine_sys_v1); `one_gpu` times them with
+(dispatch.ptx with entry dispatch_sys_v3, combine.ptx with entry combine_sys_v1); `one_gpu` times them with
 eight ranks on one GPU, which takes the link out and leaves what an SM can do; `stamps` adds clock marks of
-each CTA to the kernels; `copies` copies one way and both ways; `engine` only stores or only loads.
+each CTA to the kernels; `copies` copies one way and both ways; `engine` only stores or only loads. Dispatch
+is also timed without own rows, and with all tokens of the own rank copied by a copy engine beside it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from moesim.kernels.calibrate.studies.link_copies import copies, engine
 from moesim.kernels.calibrate.studies.link_kernels import (
     MARKS,
     STAMP_WORDS,
+    OwnRowsCopy,
     combine_by,
     dispatch_by,
     set_up,
@@ -45,10 +47,12 @@ from moesim.kernels.timing import StartGate, time_collective
 
 SMS = (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32)
 TUNINGS = {
-    "fp8": ((1, 30, 8), (2, 30, 8), (3, 30, 4), (2, 30, 4), (4, 30, 4), (2, 30, 2)),
-    "bf16": ((1, 16, 8), (1, 16, 4), (2, 16, 4), (2, 16, 2), (4, 16, 2), (1, 16, 2)),
+    "fp8": ((1, 8, 2, 2), (2, 15, 4, 2), (2, 30, 8, 1), (2, 7, 2, 4), (2, 4, 1, 2)),
+    "bf16": ((1, 8, 2, 1), (2, 16, 4, 1), (2, 8, 2, 2), (2, 5, 2, 1)),
 }
-"""Sending warps, ring rows and stores in flight, tried beside the default."""
+"""Sending warps, ring stages, stages left unread and tokens a stage, tried beside the default."""
+BEFORE = {"fp8": DispatchTuning(2, 30, 8), "bf16": DispatchTuning(1, 16, 8)}
+"""The rings of dispatch_sys_v3."""
 
 
 class LinkStudy:
@@ -104,7 +108,8 @@ class LinkStudy:
 
 def previous(study: LinkStudy, name: str) -> str | None:
     """The text of a kernel before the change, where a folder was given."""
-    return (study.before / f"{name}.ptx").read_text() if study.before else None
+    path = study.before / f"{name}.ptx" if study.before else None
+    return path.read_text() if path and path.exists() else None
 
 
 def dispatches(study: LinkStudy) -> Iterator[tuple[str, ExpertParallel, int]]:
@@ -121,19 +126,31 @@ def dispatches(study: LinkStudy) -> Iterator[tuple[str, ExpertParallel, int]]:
 def time_dispatch(study: LinkStudy) -> None:
     """Notify and dispatch over SMs, twice: before and now, and now with other rings."""
     for payload, ep, n_bytes in dispatches(study):
-        tag, base = {"payload": payload}, ep.shape.dispatch_tuning
+        tag, base = {"payload": payload}, ep.shape.dispatch_tuning(study.group.ranks)
+        engine_copy = OwnRowsCopy(study.group, ep)
         align = lambda i: study.group.barrier()  # noqa: E731
         study.time("nothing", 0, 0, lambda i: None, align, **tag)
         study.time("notify", 0, 0, partial(_notify, ep), align, **tag)
         for turn in range(2):
             for sms in SMS:
-                _dispatch_row(study, ep, "before", sms, n_bytes, base, turn=turn, **tag)
-                _dispatch_row(study, ep, "now", sms, n_bytes, base, turn=turn, **tag)
+                _dispatch_row(study, ep, "before", sms, n_bytes, BEFORE[payload], turn=turn, **tag)
+                for version in ("now", "now without own rows"):
+                    _dispatch_row(study, ep, version, sms, n_bytes, base, turn=turn, **tag)
+                work = partial(_with_copy, ep, engine_copy, sms)
+                what = "dispatch now, own rows by copy engine"
+                study.time(what, sms, n_bytes, work, align, turn=turn, **tag)
         for shape in TUNINGS[payload]:
             for sms in (4, 8, 16):
                 tuning = DispatchTuning(*shape)
                 _dispatch_row(study, ep, "tuned", sms, n_bytes, tuning, ring=list(shape), **tag)
         study.save()
+
+
+def _with_copy(ep: ExpertParallel, copy: OwnRowsCopy, sms: int, i: int) -> None:
+    ep.notify()
+    copy.start()
+    ep.dispatch(sms, own=False)
+    copy.join()
 
 
 def _notify(ep: ExpertParallel, i: int) -> None:
@@ -157,7 +174,7 @@ def _dispatch_row(
     def work(i: int) -> None:
         ep.notify()
         if text is None:
-            ep.dispatch(sms, tuning=tuning)
+            ep.dispatch(sms, tuning=tuning, own="without own" not in version)
         else:
             dispatch_by(study.group, ep, text, sms, tuning, study.group.status)
 
@@ -210,8 +227,11 @@ def one_gpu(study: LinkStudy, ranks: int = 8) -> None:
                 n_bytes = int(np.array(ep.copies()).sum(axis=1).max()) * (
                     ep.shape.row_bytes + ep.shape.side_bytes
                 )
-                for version in ("before", "now"):
-                    _dispatch_row(study, ep, version, sms, n_bytes, ep.shape.dispatch_tuning, **tag)
+                for version, tuning in (
+                    ("before", BEFORE[payload]),
+                    ("now", ep.shape.dispatch_tuning(ranks)),
+                ):
+                    _dispatch_row(study, ep, version, sms, n_bytes, tuning, **tag)
                 if payload == "fp8":
                     continue
                 rows = n_bytes // (ep.shape.row_bytes + ep.shape.side_bytes)
@@ -271,7 +291,9 @@ def stamp(study: LinkStudy) -> None:
 def _dispatch_stamped(study: LinkStudy, ep: ExpertParallel, text: str, sms: int) -> None:
     ep.notify()
     marked = stamped("dispatch", text)
-    dispatch_by(study.group, ep, marked, sms, ep.shape.dispatch_tuning, study.stamps)
+    old = "dispatch_sys_v3" in text
+    tuning = BEFORE["fp8" if ep.shape.fp8 else "bf16"] if old else ep.shape.dispatch_tuning(study.group.ranks)
+    dispatch_by(study.group, ep, marked, sms, tuning, study.stamps)
 
 
 def _combine_stamped(study: LinkStudy, ep: ExpertParallel, text: str, sms: int, ring: CombineRing) -> None:
