@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost import pricing
-from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
+from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, operators_seconds
 from moesim.simulator.cost.end_of_step import pass_seconds
 from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence, combined
 from moesim.simulator.cost.price_table import cost_table
@@ -78,12 +79,16 @@ def test_each_operator_of_a_scenario_is_priced_once(
     asked: list[tuple[Operator, SmContext]] = []
 
     def counted(
-        op: Operator, accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
-    ) -> OperatorCost:
-        asked.append((op, context))
-        return operator_seconds(op, accelerator, profile, context)
+        operators: Iterable[Operator],
+        accelerator: Accelerator,
+        profile: CalibrationProfile,
+        context: SmContext,
+    ) -> tuple[OperatorCost, ...]:
+        listed = list(operators)
+        asked.extend((op, context) for op in listed)
+        return operators_seconds(listed, accelerator, profile, context)
 
-    monkeypatch.setattr(pricing, "operator_seconds", counted)
+    monkeypatch.setattr(pricing, "operators_seconds", counted)
     prepared = prepare(load_scenario("tests/golden/scenario-small.yaml", overrides))
     assert {op.name for op, _ in asked} > {"gate"}
     different = {(id(op), context) for op, context in asked}  # two ranks may have equal optimizers
