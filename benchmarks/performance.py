@@ -226,6 +226,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    unknown = set((options.only or "").split(",")) - {*PARTS, ""}
+    if unknown:
+        parser.error(f"--only: no row is called {', '.join(sorted(unknown))}; rows: {', '.join(PARTS)}")
     if options.part:
         print(json.dumps(PARTS[options.part][1](options)))
         return
