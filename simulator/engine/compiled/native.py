@@ -103,7 +103,10 @@ def _placed(llvm: Any, file: Path, symbol: str, kinds: Sequence[str]) -> Call:
     numbers: dict[str, Any] = {"int": c_int64, "float": c_double}
     # Numba's calling convention: a status; places for the result and for an error; the arguments.
     prototype = CFUNCTYPE(c_int32, c_void_p, c_void_p, *(numbers[kind] for kind in kinds))
-    function = prototype(engine.get_function_address(symbol))
+    address = engine.get_function_address(symbol)
+    if address == 0:
+        raise RuntimeError(f"{file}: it has no function {symbol}; remove its folder, to compile it again")
+    function = prototype(address)
 
     def call(*arguments: float, _engine: Any = engine) -> int:  # the engine owns the memory of the code
         result, error = c_int64(), c_void_p()

@@ -25,7 +25,7 @@ RUNNING, ENDED, SEEN = 1, 2, 3
 """States of a collective of the sharding stream: it runs, it has ended, and its end has been processed."""
 
 PROCESSED = 2
-"""RunState of a send whose end has been processed (`RunState.key_sent`)."""
+"""State of a send whose end has been processed (`RunState.key_sent`)."""
 
 
 @compiled

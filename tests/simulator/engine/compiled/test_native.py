@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,3 +87,14 @@ def test_a_function_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is no folder for compiled code here")
     with pytest.raises(RuntimeError, match=r"the compiled function .*start.* failed"):
         native._from_files(folder).start(0)
+
+
+def test_a_function_that_a_file_lacks_is_named(tmp_path: Path) -> None:
+    folder = cache_folder()
+    if folder is None or not is_ready(folder):
+        pytest.skip("there is no folder for compiled code here")
+    for file in folder.iterdir():
+        shutil.copy(file, tmp_path / file.name)
+    shutil.copy(folder / "fill_rows.o", tmp_path / "start.o")
+    with pytest.raises(RuntimeError, match=r"start.o: it has no function .*start"):
+        native._from_files(tmp_path)
