@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from moesim.app.uploads import portable, written_out
+from moesim.app.uploads import TOKEN, portable
 from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
@@ -120,3 +121,32 @@ def file_name(name: str, ending: str) -> str:
     """A file name for a download; it keeps letters, digits, dots and dashes, at most 80 characters."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80]
     return f"{plain or 'moesim'}.{ending.lstrip('.')}"
+
+
+def written_out(scenario: Scenario) -> Scenario:
+    """The scenario with every uploaded description written into it, so that it can be read anywhere.
+
+    Recorded expert counts and schedules cannot be written into a scenario; they stay names.
+    """
+    fleet = scenario.fleet
+    if fleet is not None:
+        pools = [
+            pool.model_copy(
+                update={"cluster": scenario.pool_machine(pool)} if _is_upload(pool.cluster) else {}
+            )
+            for pool in fleet.pools
+        ]
+        fleet = fleet.model_copy(update={"pools": tuple(pools)})
+    update = {
+        "model": scenario.shape if _is_upload(scenario.model) else scenario.model,
+        "cluster": scenario.machine if _is_upload(scenario.cluster) else scenario.cluster,
+        "profile": scenario.calibration.model_copy(update={"include": ()})
+        if _is_upload(scenario.profile)
+        else scenario.profile,
+        "fleet": fleet,
+    }
+    return scenario.model_copy(update=update)
+
+
+def _is_upload(value: object) -> bool:
+    return isinstance(value, str) and TOKEN.fullmatch(Path(value).name) is not None

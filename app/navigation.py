@@ -10,10 +10,9 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, state, widgets
-from moesim.app import scenario_links as changes
-from moesim.app.escaping import escaped
-from moesim.simulator.common.key_values import overridden_key
+from moesim.app import jobs, pinned, scenario_list, state, widgets
+from moesim.app.pages import ALONE, grouped
+from moesim.app.views import scenario_header
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """The page's icon; without it the browser would fetch one from a font server."""
@@ -21,7 +20,7 @@ ICON = Path(__file__).resolve().parent / "icon.png"
 SIDEBAR: Any = 210
 """Width in pixels; on a window 1280 pixels wide the charts need the rest."""
 
-START = "start"
+ROOT = "first"
 """Path that the framework demands for the start page but does not serve."""
 
 STYLE = """<style>
@@ -41,22 +40,34 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     st.set_page_config(page_title="moesim", page_icon=str(ICON), layout="wide", initial_sidebar_state=SIDEBAR)
     jobs.warm_up()
     hidden = "visibility" in inspect.signature(st.Page).parameters  # not in every release
-    pages = [
-        st.Page(
+    pages = {
+        name: st.Page(
             _guarded(name, title),
             title=title,
             icon=icon,
-            url_path=START if hidden and number == 0 else name,
+            url_path=ROOT if hidden and number == 0 else name,
             default=number == 0,
         )
         for number, (name, title, icon) in enumerate(pages_of)
-    ]
-    page = st.navigation([*pages, _by_name(*pages_of[0])] if hidden else pages)
+    }
+    st.session_state["pages"] = pages
+    groups = {title: [pages[name] for name in names] for title, names in grouped(list(pages)).items()}
+    if hidden:
+        groups[next(iter(groups))].append(_by_name(*pages_of[0]))
+    page = st.navigation(groups)
     st.html(STYLE)
     state.synchronise()
+    pinned.synchronise()
+    facts = scenario_header.show()
     page.run()
-    _current()
+    scenario_header.show_facts(facts)
     state.publish()
+    scenario_list.remember()
+
+
+def go(name: str) -> None:
+    """Open another page, with the scenario and the forms as they are now."""
+    st.switch_page(st.session_state["pages"][name])
 
 
 def failed(error: Exception) -> bool:
@@ -69,20 +80,6 @@ def failed(error: Exception) -> bool:
     return True
 
 
-def _current() -> None:
-    """Show which scenario the numbers of every page belong to."""
-    with st.sidebar:
-        st.caption("Scenario")
-        st.text(state.title())
-        warning = changes.only_here(state.preset(), state.overrides())
-        if state.overrides():
-            own = [text for text in state.overrides() if overridden_key(text) not in ("name", "description")]
-            st.code("\n".join(map(changes.readable, own)), language=None, wrap_lines=True)
-            st.button("Undo all changes", on_click=state.reset)
-        if warning is not None:
-            st.warning(escaped(warning), icon=":material/link_off:")
-
-
 def _by_name(name: str, title: str, icon: str) -> Any:
     """The start page again, for a link that names it, because the framework serves it at the root only."""
     return st.Page(_guarded(name, title), title=title, icon=icon, url_path=name, visibility="hidden")
@@ -90,6 +87,11 @@ def _by_name(name: str, title: str, icon: str) -> Any:
 
 def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
+        if name in ALONE:
+            widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
+            return
+        if name != "compare":  # which shows the pinned scenarios itself
+            scenario_header.show_pins()
         st.title(title, anchor=False)
         widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
 

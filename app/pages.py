@@ -1,10 +1,15 @@
-"""The pages of the dashboard, and the scenario that it starts with."""
+"""The pages of the dashboard, their groups, and the scenario that it starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 HOME = "deepseek-v3-2048xh800"
 """The scenario that is shown until a visitor chooses another, called the home case."""
 
 # Module below `app/views`, title, icon; the first is the start page.
 PAGES = [
+    ("start", "Start", ":material/home:"),
     ("scenario", "Scenario", ":material/tune:"),
     ("result", "Result", ":material/speed:"),
     ("timeline", "Timeline", ":material/view_timeline:"),
@@ -16,3 +21,22 @@ PAGES = [
     ("calibration", "Calibration", ":material/straighten:"),
     ("evidence", "Evidence", ":material/fact_check:"),
 ]
+
+GROUPS: Mapping[str, Sequence[str]] = {
+    "": ("start",),
+    "One step": ("scenario", "result", "timeline", "topology"),
+    "Decide": ("planner", "hardware", "compare", "what_if", "curves", "sweep", "fleet"),
+    "The run": ("run_cost",),
+    "Trust": ("evidence", "calibration"),
+}
+"""Headings of the navigation, with the pages below each."""
+
+ALONE = ("start",)
+"""Pages without a title of their own and without the pinned scenarios."""
+
+
+def grouped(names: Sequence[str]) -> dict[str, list[str]]:
+    """The pages that exist below the heading of each; a page without a heading comes last."""
+    found = {title: [name for name in group if name in names] for title, group in GROUPS.items()}
+    rest = [name for name in names if not any(name in group for group in GROUPS.values())]
+    return {title: group for title, group in {**found, "More": rest}.items() if group}

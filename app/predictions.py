@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import moesim
+import moesim.simulator.planner.nearest
 import moesim.simulator.planner.search
 import moesim.simulator.predict.simulate
 import moesim.simulator.predict.timeline
@@ -17,17 +18,23 @@ import moesim.simulator.studies.uncertainty
 from moesim.app import budget, uploads
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
+from moesim.hwmodels.accelerator import list_accelerators
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.confidence import best_profile
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
+from moesim.hwmodels.node import load_node
 from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.topologies import Inventory
 from moesim.hwmodels.topologies.picture import Picture, picture
+from moesim.simulator.planner.nearest import Repair
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.predict.check import Check
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.timeline import Timeline
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import has_node, node_of
+from moesim.simulator.scenario.presets import Preset, shipped_presets
 from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.engine_draws import DRAWS
 from moesim.simulator.studies.neighbours import Neighbour
@@ -141,3 +148,46 @@ def plan(
         progress=progress,
         **options,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the start page offers: shipped scenarios, and accelerators with the GPUs of their node."""
+
+    presets: tuple[Preset, ...]
+    gpus_per_node: dict[str, int]
+
+
+def choices() -> Choices:
+    """The shipped scenarios with their confidence, and every accelerator that a node is shipped for."""
+    nodes = {name: load_node(node_of(name)).n_gpus for name in list_accelerators() if has_node(name)}
+    return Choices(shipped_presets(), nodes)
+
+
+def scenario_for(
+    folder: str, model: str, accelerator: str, n_gpus: int, sequences: int, sequence_length: int
+) -> Scenario:
+    """The scenario of a model on a number of GPUs; rules choose what is not given. Raises InputError."""
+    _read_below(folder)
+    node = load_node(node_of(accelerator))
+    if n_gpus % node.n_gpus:
+        below = n_gpus - n_gpus % node.n_gpus
+        near = [gpus for gpus in (below, below + node.n_gpus) if gpus]
+        raise InputError(
+            f"{n_gpus:,} GPUs are no whole number of nodes: {node.name} has {node.n_gpus}; the nearest are "
+            f"{' and '.join(f'{gpus:,}' for gpus in near)}",
+            key="gpus",
+            nearest=near,
+        )
+    stated = {
+        "model": model,
+        "cluster": {"accelerator": accelerator, "nodes": n_gpus // node.n_gpus},
+        "parallel": {},
+        "batch": {"sequences": sequences, "sequence_length": sequence_length},
+    }
+    return budget.admit(uploads.scenario_from(stated))
+
+
+def nearest_plans(scenario: Scenario, progress: Progress) -> tuple[Repair, ...]:
+    """The legal plans that fit and change the fewest keys of the scenario."""
+    return moesim.simulator.planner.nearest.nearest_plans(budget.admit(scenario), progress=progress)

@@ -10,15 +10,19 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel
 
-from moesim.app import uploads
+from moesim.app import packed_links, uploads
 from moesim.hwmodels import list_clusters, load_cluster
 from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.provenance import OWN, STATED_IN
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.scenario import Scenario
+
+MOST_WRITTEN = 4_000
+"""Limit on a scenario written as a JSON list; its link is at most half as long."""
 
 MOST_LINK_CHARACTERS = 2_000
 """Limit on a scenario's link that browsers, mail and chat programs handle; a longer one becomes an upload."""
@@ -99,13 +103,34 @@ def is_below(text: str, key: str) -> bool:
 
 
 def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """The query parameters of a scenario."""
+    """The query parameters of a scenario; uploads that it uses are packed into them where they are short."""
+    packed = packed_links.pack(name, texts)
+    if packed is not None:
+        return {packed_links.PARAMETER: packed}
     return {"preset": name, "set": list(texts)} if texts else {"preset": name}
 
 
 def link(name: str, texts: Sequence[str]) -> str:
     """The query string of a scenario, with its question mark."""
     return "?" + urlencode(parameters(name, texts), doseq=True)
+
+
+def written(name: str, texts: Sequence[str]) -> str:
+    """A scenario as one text: a JSON list of its preset and changes, or a packed link."""
+    return packed_links.pack(name, texts) or json.dumps([name, *texts])
+
+
+def read(text: str) -> tuple[str, tuple[str, ...]]:
+    """(preset, changes) of what `written` wrote; raises InputError if malformed."""
+    if text and not text.startswith(("[", "{")):
+        return packed_links.unpack(text)
+    try:
+        data = json.loads(text[:MOST_WRITTEN])
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, list) or not data or not all(isinstance(item, str) for item in data):
+        raise InputError("is not a list of a preset and overrides")
+    return data[0], tuple(data[1:])
 
 
 def readable(text: str) -> str:
@@ -120,7 +145,7 @@ def only_here(name: str, texts: Sequence[str]) -> str | None:
     names = {overridden_key(text) for text in texts if uploads.TOKEN.search(text)}
     if uploads.TOKEN.fullmatch(name):
         names.add("the scenario itself")
-    if not names:
+    if not names or packed_links.pack(name, texts) is not None:
         return None
     return (
         f"An uploaded file is used ({', '.join(sorted(names))}): this link works on this server only, "

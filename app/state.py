@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,22 +19,28 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import moesim
-from moesim.app import budget, forms, jobs, predictions, uploads
+from moesim.app import budget, forms, history, jobs, packed_links, predictions, uploads
 from moesim.app import scenario_links as changes
 from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.common.key_values import overridden_key, split_key_value, value_of
+from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.reprice import without_prices
 
+LINK_PROBLEM = "link problem"
+"""Session key with the reason why the link that was opened last could not be read."""
+
+MOST_NAME = 80
+"""Characters of a scenario's name that a visitor may give."""
+
 MOST_PUBLISHED = 20
 """Number of written addresses that a session remembers."""
 
-Address = tuple[str | None, tuple[str, ...], tuple[str, ...]]
-"""(preset, changes, form fields) as the address holds them."""
+Address = tuple[str | None, tuple[str, ...], tuple[str, ...], str | None]
+"""(preset, changes, form fields, packed link) as the address holds them."""
 
 
 # -- the scenario --------------------------------------------------------------------------------------
@@ -90,7 +97,7 @@ def open_upload(name: str, data: bytes) -> None:
     """
     kept = accept("scenario", name, data).content
     assert isinstance(kept, Scenario)
-    open_scenario(HOME, overrides_of(kept), kept)
+    open_scenario(HOME, overrides_of(kept), kept, new=True)
 
 
 def set_override(key: str, value: object) -> None:
@@ -121,26 +128,35 @@ def override(key: str) -> str | None:
     return next((split_key_value(t)[1] for t in reversed(overrides()) if overridden_key(t) == key), None)
 
 
-def open_scenario(name: str, texts: Sequence[str] = (), known: Scenario | None = None) -> None:
+def open_scenario(
+    name: str, texts: Sequence[str] = (), known: Scenario | None = None, *, new: bool = False
+) -> None:
     """Make this the current scenario; a scenario whose link would be too long is stored as an upload.
 
-    `known` is the scenario itself, where the caller has built it.
+    `known` is the scenario itself, where the caller has built it. `new` makes it another scenario object, so
+    that the one before stays as it is in the list of scenarios.
     """
     if len(changes.link(name, texts)) > changes.MOST_LINK_CHARACTERS:
         with suppress(MoesimError):  # a scenario that cannot be built stays, and the page says why
             kept = uploads.keep(build(name, texts) if known is None else known)
             build(kept, ())
             name, texts = kept, ()
-    st.session_state["preset"], st.session_state["overrides"] = name, tuple(texts)
+    _show(secrets.token_hex(8) if new else object_id(), name, tuple(texts))
 
 
-def adopt(scenario: Scenario) -> None:
+def object_id() -> str:
+    """Name of the scenario object that changes belong to; an opened preset or plan is another object."""
+    found: str = st.session_state.setdefault("scenario id", secrets.token_hex(8))
+    return found
+
+
+def adopt(scenario: Scenario, *, new: bool = True) -> None:
     """Make a scenario that the dashboard built itself the current one, as changes of its preset."""
     try:
         base, first = preset(), build(preset(), ())
     except MoesimError:
         base, first = HOME, build(HOME, ())
-    open_scenario(base, changes.overrides_between(first, scenario), scenario)
+    open_scenario(base, changes.overrides_between(first, scenario), scenario, new=new)
 
 
 def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
@@ -148,51 +164,25 @@ def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
     return changes.overrides_between(moesim.load(base), scenario)
 
 
-def accepted() -> tuple[Scenario, tuple[str, ...]]:
-    """(the nearest scenario to the current one that can be built, the changes it leaves out).
-
-    Raises InputError where not even the preset can be built.
-    """
-    texts = overrides()
-    for first in (texts, texts[:-1]):  # usually the last change is the refused one
-        with suppress(MoesimError):
-            return _usable(first), texts[len(first) :]
-    kept: tuple[str, ...] = ()
-    for text in texts:
-        with suppress(MoesimError):
-            _usable((*kept, text))
-            kept = (*kept, text)
-    return _usable(kept), tuple(text for text in texts if text not in kept)
-
-
-def _usable(texts: Sequence[str]) -> Scenario:
-    """A scenario whose names can all be resolved, as a form needs it; raises InputError otherwise."""
-    scenario = build(preset(), texts)
-    assert scenario.shape and scenario.machine and scenario.recipe and scenario.calibration
-    return scenario
-
-
-def form() -> Scenario:
-    """The scenario whose values a form shows; refused changes stay in their widgets (see `refused`).
-
-    Raises InputError where not even the preset can be built.
-    """
-    scenario, left_out = accepted()
-    st.session_state["refused"] = left_out
-    return scenario
-
-
-def refused(key: str) -> Any:
-    """The value of a change that the scenario of `form` leaves out; None where it accepted the change."""
-    texts = [t for t in st.session_state.get("refused", ()) if overridden_key(t) == key]
-    with suppress(MoesimError):
-        return value_of(texts[-1], key) if texts else None
-    return None
-
-
 def undo() -> None:
-    """Undo the last change."""
-    open_scenario(preset(), overrides()[:-1])
+    """Go back one change; where nothing came before, as after an opened link, leave out the last change."""
+    before = history.step(-1)
+    if before is None:
+        open_scenario(preset(), overrides()[:-1])
+    else:
+        _show(*before)
+
+
+def redo() -> None:
+    """Make the change again that was undone last."""
+    after = history.step(+1)
+    if after is not None:
+        _show(*after)
+
+
+def _show(number: str, name: str, texts: tuple[str, ...]) -> None:
+    st.session_state["scenario id"] = number
+    st.session_state["preset"], st.session_state["overrides"] = name, texts
 
 
 def reset() -> None:
@@ -207,6 +197,14 @@ def title() -> str:
     if name is None:
         name = uploads.name_of(preset()) if uploads.TOKEN.fullmatch(preset()) else preset()
     return name.strip('"')
+
+
+def rename(name: str) -> None:
+    """Give the current scenario another name; an empty one restores the preset's."""
+    plain = " ".join(name.split())[:MOST_NAME]
+    rest = tuple(text for text in overrides() if overridden_key(text) != "name")
+    text = (f"name={changes.text_of(plain)}",) if plain and plain != preset() else ()
+    open_scenario(preset(), (*rest, *text))
 
 
 def follow(model_changed: bool = False) -> None:
@@ -240,33 +238,43 @@ def synchronise() -> None:
     """
     shown = _address()
     if any(shown) and _was_opened(shown):
-        name, texts, fields = shown
-        read = [text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1]]
-        open_scenario((name or HOME)[:200], read)
+        name, texts, fields, packed = shown
+        st.session_state.pop(LINK_PROBLEM, None)
+        read = tuple(text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1])
+        wanted = ((name or HOME)[:200], read)
+        if packed is not None:
+            try:
+                wanted = packed_links.unpack(packed)
+            except InputError as error:
+                st.session_state[LINK_PROBLEM] = str(error)
+        if wanted != (preset(), overrides()):
+            open_scenario(*wanted, new=True)
         forms.read(fields)
     publish()
 
 
 def publish() -> None:
-    """Write the current scenario and the forms into the address."""
+    """Write the current scenario and the forms into the address, and remember it for undo."""
     wanted = changes.parameters(preset(), overrides()) | forms.parameters()
     address: Address = (
-        wanted["preset"],
+        wanted.get("preset"),
         tuple(wanted.get("set", ())),
         tuple(wanted.get(forms.PARAMETER, ())),
+        wanted.get(packed_links.PARAMETER),
     )
     if _address() != address:
-        own = ("preset", "set", forms.PARAMETER)
+        own = ("preset", "set", forms.PARAMETER, packed_links.PARAMETER)
         others = {k: st.query_params.get_all(k) for k in st.query_params if k not in own}
         st.query_params.from_dict({**others, **wanted})
     published = _published()
     if published[-1:] != [address]:
         st.session_state["addresses"] = [*published[-MOST_PUBLISHED:], address]
+    history.record((object_id(), preset(), overrides()))
 
 
 def _address() -> Address:
-    get = st.query_params.get_all
-    return st.query_params.get("preset"), tuple(get("set")), tuple(get(forms.PARAMETER))
+    get, one = st.query_params.get_all, st.query_params.get
+    return one("preset"), tuple(get("set")), tuple(get(forms.PARAMETER)), one(packed_links.PARAMETER)
 
 
 def _published() -> list[Address]:
@@ -285,17 +293,6 @@ def _was_opened(shown: Address) -> bool:
         return False
     by_back: bool = getattr(get_script_run_ctx(), "is_history_navigation", True)  # some releases lack it
     return by_back or shown not in published
-
-
-def kept_of(text: str) -> tuple[str, tuple[str, ...]]:
-    """(preset, overrides) of a scenario in a link of the page Compare; raises InputError if malformed."""
-    try:
-        data = json.loads(text[: changes.MOST_LINK_CHARACTERS])
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, list) or not data or not all(isinstance(item, str) for item in data):
-        raise InputError("is not a list of a preset and overrides")
-    return data[0], tuple(data[1:])
 
 
 # -- results -------------------------------------------------------------------------------------------

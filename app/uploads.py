@@ -130,10 +130,14 @@ def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
         _refuse_paths(name, "scenario")
         return load_scenario(name, [_checked_override(text) for text in overrides])
     data = load_mapping(path_of(name))
-    _refuse_paths(data, "scenario")
-    place = f"the uploaded scenario {str(data.get('name', ''))[:80]}"
-    scenario = validate_model(Scenario, _with_paths(data), place)
+    scenario = scenario_from(data, f"the uploaded scenario {str(data.get('name', ''))[:80]}")
     return with_overrides(scenario, [_checked_override(text) for text in overrides])
+
+
+def scenario_from(data: Mapping[str, Any], place: str = "the scenario") -> Scenario:
+    """The scenario of plain data, which may name uploads by their tokens; raises InputError at any path."""
+    _refuse_paths(data, "scenario")
+    return validate_model(Scenario, _with_paths(data), place)
 
 
 def keep(scenario: Scenario) -> str:
@@ -142,33 +146,17 @@ def keep(scenario: Scenario) -> str:
     return _store(json.dumps(data).encode(), ".json")[0].name
 
 
-def written_out(scenario: Scenario) -> Scenario:
-    """The scenario with every uploaded description written into it, so that it can be read anywhere.
+def keep_named(token: str, data: bytes) -> None:
+    """Store a file that a link carries under the token that names it; it is read and checked when it is used.
 
-    Recorded expert counts and schedules cannot be written into a scenario; they stay names.
+    Raises InputError where the name is none of an upload, or not the hash of the file.
     """
-    fleet = scenario.fleet
-    if fleet is not None:
-        pools = [
-            pool.model_copy(
-                update={"cluster": scenario.pool_machine(pool)} if _is_upload(pool.cluster) else {}
-            )
-            for pool in fleet.pools
-        ]
-        fleet = fleet.model_copy(update={"pools": tuple(pools)})
-    update = {
-        "model": scenario.shape if _is_upload(scenario.model) else scenario.model,
-        "cluster": scenario.machine if _is_upload(scenario.cluster) else scenario.cluster,
-        "profile": scenario.calibration.model_copy(update={"include": ()})
-        if _is_upload(scenario.profile)
-        else scenario.profile,
-        "fleet": fleet,
-    }
-    return scenario.model_copy(update=update)
-
-
-def _is_upload(value: object) -> bool:
-    return isinstance(value, str) and TOKEN.fullmatch(Path(value).name) is not None
+    named = TOKEN.fullmatch(token) is not None
+    if not named or token != f"upload-{hashlib.sha256(data).hexdigest()[:32]}{Path(token).suffix}":
+        raise InputError(
+            f"the link carries a file that is not {token[:80]!r}, as it says; copy the link again"
+        )
+    _store(data, Path(token).suffix)
 
 
 def name_of(token: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, pages, state, uploads
+from moesim.app import jobs, pages, scenario_form, state, uploads
 from moesim.app.escaping import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
@@ -19,7 +19,7 @@ from moesim.simulator.scenario.outline import ClusterOutline
 
 def value_of(scenario: Scenario, key: str) -> Any:
     """The value of a dotted key that was chosen last, even where the scenario refuses it."""
-    refused = state.refused(key)
+    refused = scenario_form.refused(key)
     if refused is not None:
         return refused
     value: Any = scenario

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import scenario_links, state, widgets
+from moesim.app import pinned, scenario_links, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.escaping import escaped
 from moesim.app.views import comparability, headline, uncertainty
-from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.figures import NORMALISED
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.compare import bands_of_changes, changes, waterfall
 
-MOST = 4
-PARAMETER = "with"
-"""Query parameter of a further scenario: a JSON list of its preset and overrides."""
-
-Kept = tuple[str, str, tuple[str, ...]]
-"""A scenario of the comparison: label, preset, overrides."""
-
 
 def show() -> None:
     """Draw the page."""
-    _from_address()
-    kept = _kept()
+    pinned.synchronise()
+    kept = pinned.pinned()
     st.markdown(
         "The current scenario is compared with those kept here. Keep this one, change something on another "
         "page, and come back."
@@ -38,20 +30,22 @@ def show() -> None:
     with st.container(horizontal=True):
         st.button(
             "Keep the current scenario",
-            on_click=_keep,
-            disabled=len(kept) >= MOST - 1,
+            on_click=pinned.pin,
+            disabled=len(kept) >= pinned.MOST - 1,
             type="primary",
             key="keep",
         )
         for number, (label, _, _) in enumerate(kept):
-            st.button(f"Remove {escaped(label)}", key=f"remove {number}", on_click=_remove, args=(number,))
+            st.button(
+                f"Remove {escaped(label)}", key=f"remove {number}", on_click=pinned.unpin, args=(number,)
+            )
     warning = next((w for _, name, texts in kept if (w := scenario_links.only_here(name, texts))), None)
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
-    named = [*kept, (_label(state.preset(), state.overrides()), state.preset(), state.overrides())]
+    named = [*kept, (pinned.label(state.preset(), state.overrides()), state.preset(), state.overrides())]
     sides = []
     for label, preset, texts in named:
         try:
@@ -72,43 +66,6 @@ def show() -> None:
         known = uncertainty.draws("compare", [scenario for _, scenario, _ in sides])
         _table(sides, known)
         _differences(sides, known)
-
-
-def _kept() -> list[Kept]:
-    found: list[Kept] = st.session_state.setdefault("kept", [])
-    return found
-
-
-def _from_address() -> None:
-    """Take the scenarios of a shared link over, and write a changed list back into the address."""
-    given = st.query_params.get_all(PARAMETER)
-    if given and not _kept():
-        for text in given[: MOST - 1]:
-            try:
-                preset, texts = state.kept_of(text)
-            except InputError as error:
-                st.error(escaped(f"The link's parameter {PARAMETER} {error}."))
-                return
-            _kept().append((_label(preset, texts), preset, texts))
-    wanted = [json.dumps([preset, *texts]) for _, preset, texts in _kept()]
-    if wanted != given:
-        if wanted:
-            st.query_params[PARAMETER] = wanted
-        else:
-            del st.query_params[PARAMETER]
-
-
-def _label(preset: str, texts: tuple[str, ...]) -> str:
-    short = ", ".join(text.replace("parallel.", "").replace("communication.", "") for text in texts)
-    return (short if len(short) <= 48 else f"{short[:45]}...") or preset
-
-
-def _keep() -> None:
-    _kept().append((_label(state.preset(), state.overrides()), state.preset(), state.overrides()))
-
-
-def _remove(number: int) -> None:
-    del _kept()[number]
 
 
 Sides = list[tuple[str, Scenario, Result]]

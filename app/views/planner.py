@@ -38,6 +38,12 @@ KEPT = {
 """Keys of a plan space that may keep the scenario's value."""
 
 
+ALWAYS_KEPT = ("precision", "sms")
+"""Those that keep it unless the visitor says otherwise."""
+
+TOP = 6
+"""Families of plans that are simulated."""
+
 SEARCH = "plan.search"
 """Form field with the name of the search whose answer is shown; it outlives the scenario it began with."""
 
@@ -49,8 +55,7 @@ def show() -> None:
     """Draw the page."""
     scenario = state.current()
     space, options = _question(scenario)
-    asked = f"{state.cache_key(scenario)}/{sorted(space.items())}/{sorted(options.items())}"
-    key = f"plan/{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+    key = _key(scenario, space, options)
     shown = forms.value(
         SEARCH, key, lambda found: isinstance(found, str) and _KEY.fullmatch(found) is not None
     )
@@ -66,6 +71,18 @@ def show() -> None:
         forms.put(SEARCH, shown)
     if found is not None:
         _answer(found)
+
+
+def begin(scenario: Scenario) -> None:
+    """Start a search with the default question, whose answer the page will show."""
+    forms.clear("plan.")
+    space, options = _space(scenario, [], list(ALWAYS_KEPT)), {"objective": "time", "top": TOP}
+    _anew(_key(scenario, space, options), predictions.plan, scenario, space, options)
+
+
+def _key(scenario: Scenario, space: dict[str, Any], options: dict[str, Any]) -> str:
+    asked = f"{state.cache_key(scenario)}/{sorted(space.items())}/{sorted(options.items())}"
+    return f"plan/{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
 
 def _anew(key: str, *work_args: Any) -> None:
@@ -112,8 +129,18 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             list(KEPT),
             format_func=KEPT.__getitem__,
             help="Fewer open questions make the search faster",
-            **forms.some_of("plan.keep", list(KEPT), ("precision", "sms"), "kept keys"),
+            **forms.some_of("plan.keep", list(KEPT), ALWAYS_KEPT, "kept keys"),
         )
+    options: dict[str, Any] = {"objective": objective, "top": TOP}
+    if trainer != ANY:
+        options["trainer"] = trainer
+    if days is not None:
+        options["deadline_days"] = days
+    return _space(scenario, schedules, kept), options
+
+
+def _space(scenario: Scenario, schedules: Sequence[str], kept: Sequence[str]) -> dict[str, Any]:
+    """The keys of a PlanSpace that are not searched."""
     own: dict[str, Any] = {
         "precision": scenario.precision,
         "recompute": scenario.recompute,
@@ -122,14 +149,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
         "sms": scenario.communication.sms,
     }
     space: dict[str, Any] = {name: (own[name],) for name in kept if name != "sms" or own[name]}
-    if schedules:
-        space["schedule"] = tuple(schedules)
-    options: dict[str, Any] = {"objective": objective, "top": 6}
-    if trainer != ANY:
-        options["trainer"] = trainer
-    if days is not None:
-        options["deadline_days"] = days
-    return space, options
+    return {**space, "schedule": tuple(schedules)} if schedules else space
 
 
 def _answer(found: PlanResult) -> None:

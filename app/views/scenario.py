@@ -8,7 +8,7 @@ from functools import lru_cache
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, predictions, state, uploads, widgets
+from moesim.app import exports, jobs, predictions, scenario_form, state, uploads, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
@@ -35,7 +35,7 @@ def show() -> None:
     inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
         _open()
-        scenario = state.form()
+        scenario = scenario_form.form()
         with suppress(MoesimError):  # the form shows the error
             begin(state.current())  # computed while the inputs are drawn
         _inputs(scenario)
@@ -241,14 +241,14 @@ def _nodes(scenario: Scenario) -> None:
 
 
 def _wanted_nodes(own: int) -> int:
-    refused = state.refused("cluster.nodes")
+    refused = scenario_form.refused("cluster.nodes")
     return refused if isinstance(refused, int) and 1 <= refused <= MOST_NODES else min(own, MOST_NODES)
 
 
 def _nodes_chosen(name: str) -> None:
     wanted = int(st.session_state[name])
     state.set_override("cluster.nodes", None)
-    if state.form().machine.nodes != wanted:
+    if scenario_form.form().machine.nodes != wanted:
         state.set_override("cluster.nodes", wanted)
     state.follow()
 
@@ -256,7 +256,7 @@ def _nodes_chosen(name: str) -> None:
 def _network(scenario: Scenario) -> None:
     """Input for the network between the nodes, where there is one."""
     network = scenario.machine.network
-    name = widgets.place("cluster.network", state.refused("cluster.network") or network.name)
+    name = widgets.place("cluster.network", scenario_form.refused("cluster.network") or network.name)
     options = list_networks()
     shown = st.session_state[name]
     st.selectbox(

@@ -149,6 +149,11 @@ def node_of(accelerator: str) -> str:
     return nodes[accelerator]
 
 
+def has_node(accelerator: str) -> bool:
+    """Whether a node is shipped for an accelerator."""
+    return accelerator in _data().nodes or accelerator in _nodes()
+
+
 @lru_cache(maxsize=1)
 def _nodes() -> dict[str, str]:
     """The shipped node of every accelerator that has one."""

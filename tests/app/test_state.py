@@ -111,8 +111,8 @@ def test_keys_of_the_cache_ignore_prices_and_nothing_else() -> None:
 )
 def test_a_link_of_compare_that_is_none(text: str) -> None:
     with pytest.raises(InputError, match="not a list of a preset and overrides"):
-        state.kept_of(text)
+        scenario_links.read(text)
 
 
 def test_a_link_of_compare() -> None:
-    assert state.kept_of('["home", "seed=1", "parallel.ep=32"]') == ("home", ("seed=1", "parallel.ep=32"))
+    assert scenario_links.read('["home", "seed=1", "parallel.ep=32"]') == ("home", ("seed=1", "parallel.ep=32"))

@@ -178,7 +178,7 @@ def kept_link(m: Mutator) -> str:
 
 def read_kept_link(case: str, folder: Path, rng: random.Random) -> None:
     """As the page does before it simulates."""
-    preset, texts = state.kept_of(case)
+    preset, texts = scenario_links.read(case)
     _built(preset, texts)
 
 

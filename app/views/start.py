@@ -1,0 +1,248 @@
+"""The page Start: what this is, how well it predicts, and the ways in."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import streamlit as st
+
+import moesim
+from moesim.app import confidence, forms, jobs, navigation, predictions, scenario_list, state, uploads
+from moesim.app.escaping import escaped
+from moesim.app.pages import HOME
+from moesim.app.views import headline, planner
+from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.simulator.model.library import shipped_models
+
+MODEL, ACCELERATOR, GPUS, SEQUENCES, LENGTH = (
+    "start.model", "start.accelerator", "start.gpus", "start.sequences", "start.length",
+)  # fmt: skip
+"""Form fields of the three steps."""
+
+FIRST = ("h100-sxm", "h200-sxm", "b200-sxm", "gb200", "b300-sxm", "gb300", "a100-sxm", "h800-sxm", "mi300x")
+"""Accelerators that the list begins with; the rest follows by name."""
+
+MOST_GPUS = 1_000_000
+REFUSED = "start refused"
+"""Session key with the reason why the last upload on this page was refused."""
+
+CARDS_A_ROW = 3
+
+
+def show() -> None:
+    """Draw the page."""
+    st.title("How long will it train, and what will it cost?", anchor=False)
+    st.markdown(
+        "moesim predicts the time of a training step, and the length and price of a run, for large MoE and "
+        "dense models on a cluster, event by event, and says where each number comes from."
+    )
+    left, right = st.columns([5, 4], gap="large")
+    with left:
+        _path()
+    with right:
+        _home()
+        _recent()
+    st.subheader("Start from a scenario", anchor=False)
+    _presets()
+
+
+def _home() -> None:
+    """Draw the headline: the home case against what was published."""
+    with st.container(border=True, key="home-card"):
+        st.markdown("**How well does it predict?** DeepSeek-V3 on 2,048 H800, never fitted to the result:")
+        scenario = state.build(HOME, ())
+        result = state.result_of(scenario, "Predicting DeepSeek-V3's step")
+        row = next(r for r in moesim.published(scenario, result) if r.quantity == "time per step")
+        columns = st.columns(3)
+        columns[0].metric("Predicted step", headline.written("step_time_s", row.predicted))
+        columns[1].metric("Published step", headline.written("step_time_s", row.published))
+        columns[2].metric("Error", f"{row.relative_error:+.1%}")
+        st.caption(f"{confidence.badge(result.confidence)} {escaped(row.source)}")
+        with st.container(horizontal=True):
+            if st.button("Open it", key="open home", icon=":material/speed:"):
+                state.open_scenario(HOME, (), new=True)
+                navigation.go("result")
+            if st.button("Every figure and its error", key="open evidence", type="tertiary"):
+                navigation.go("evidence")
+
+
+# -- your model on your GPUs ---------------------------------------------------------------------------
+
+
+def _path() -> None:
+    """Draw the three steps from a config.json to a plan."""
+    with st.container(border=True, key="path-card"):
+        st.markdown("**Your model on your GPUs: find a plan**")
+        choices = state.compute(
+            f"choices/{moesim.__version__}", "Reading the shipped hardware", predictions.choices
+        )
+        model = _model()
+        accelerator, n_gpus = _gpus(choices.gpus_per_node)
+        sequences, length = _batch()
+        if st.button(
+            "Find a plan", type="primary", icon=":material/route:", key="find a plan", disabled=model is None
+        ):
+            _find(str(model), accelerator, n_gpus, sequences, length)
+        if model is None:
+            st.caption("Step 1 is missing: give a config.json, or choose a model.")
+
+
+def _model() -> str | None:
+    """Inputs of step 1; returns a shipped name or an upload's token."""
+    st.markdown("**1** &nbsp; Model")
+    left, right = st.columns(2)
+    with left:
+        st.file_uploader(
+            "Your config.json (Hugging Face)",
+            type=[ending.lstrip(".") for ending in uploads.ENDINGS["model"]],
+            key="start upload",
+            max_upload_size=uploads.MAX_BYTES["model"] // 10**6,
+            on_change=_uploaded,
+        )
+    chosen = forms.value(MODEL, None, lambda found: isinstance(found, str))
+    names = list(shipped_models())
+    with right:
+        if isinstance(chosen, str) and chosen not in names:
+            if not uploads.TOKEN.fullmatch(chosen) or not (uploads.folder() / chosen).is_file():
+                chosen = None
+            else:
+                names = [chosen, *names]
+        st.selectbox(
+            "or a shipped model",
+            names,
+            index=None,
+            placeholder=f"{len(shipped_models())} models",
+            format_func=uploads.with_names,
+            **forms.one_of(MODEL, [None, *names], None, "start model"),
+        )
+    if REFUSED in st.session_state:
+        st.error(escaped(st.session_state[REFUSED]), icon=":material/error:")
+    return chosen if isinstance(chosen, str) else None
+
+
+def _uploaded() -> None:
+    file = st.session_state["start upload"]
+    st.session_state.pop(REFUSED, None)
+    if file is None:
+        return
+    try:
+        forms.put(MODEL, state.accept("model", file.name, file.getvalue()).token)
+    except MoesimError as error:
+        st.session_state[REFUSED] = str(error)
+
+
+def _gpus(known: dict[str, int]) -> tuple[str, int]:
+    """Inputs of step 2."""
+    st.markdown("**2** &nbsp; GPUs")
+    left, right = st.columns(2)
+    names = [*(name for name in FIRST if name in known), *sorted(set(known) - set(FIRST))]
+    with left:
+        accelerator = st.selectbox(
+            "Accelerator",
+            names,
+            format_func=lambda name: name.upper().replace("-", " "),
+            **forms.one_of(ACCELERATOR, names, names[0], "start accelerator"),
+        )
+    with right:
+        n_gpus = st.number_input(
+            "GPUs",
+            1,
+            MOST_GPUS,
+            step=known[accelerator],
+            help=f"In nodes of {known[accelerator]:,}. Rules choose network, price and calibration profile; "
+            "the result lists them.",
+            **forms.number(GPUS, 1, MOST_GPUS, 512, "start gpus"),
+        )
+    return accelerator, int(n_gpus)
+
+
+def _batch() -> tuple[int, int]:
+    """Inputs of the batch of one step, with values that runs of this size use."""
+    with st.expander("Batch: sequences a step, and their length"):
+        left, right = st.columns(2)
+        sequences = left.number_input(
+            "Sequences a step", 1, 1_000_000, step=256,
+            **forms.number(SEQUENCES, 1, 1_000_000, 4096, "start sequences"),
+        )  # fmt: skip
+        length = right.number_input(
+            "Tokens a sequence", 1, 10_000_000, step=1024,
+            **forms.number(LENGTH, 1, 10_000_000, 4096, "start length"),
+        )  # fmt: skip
+        st.caption("4,096 x 4,096 tokens unless you say otherwise; the whole run's tokens are on Run & cost.")
+    return int(sequences), int(length)
+
+
+def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int) -> None:
+    """Open the scenario, begin the search and go to the planner, or say here what is wrong."""
+    try:
+        scenario: Any = jobs.submit(
+            f"scenario for/{model}/{accelerator}/{n_gpus}/{sequences}/{length}/{moesim.__version__}",
+            predictions.scenario_for,
+            str(uploads.folder()), model, accelerator, n_gpus, sequences, length,
+            lane="read",
+        ).result(60.0)  # fmt: skip
+    except InputError as error:
+        st.error(escaped(error), icon=":material/error:")
+        for value in error.nearest if error.key == "gpus" else ():
+            st.button(f"{value:,} GPUs", key=f"nearest {value}", on_click=forms.put, args=(GPUS, value))
+        return
+    except MoesimError as error:
+        st.error(escaped(error), icon=":material/error:")
+        return
+    state.open_scenario(uploads.keep(scenario), (), scenario, new=True)
+    planner.begin(state.current())
+    navigation.go("planner")
+
+
+# -- scenarios -----------------------------------------------------------------------------------------
+
+
+def _recent() -> None:
+    """Draw the visitor's scenarios, the one changed last first."""
+    found = scenario_list.recent()
+    if not found:
+        return
+    with st.container(border=True, key="recent-card"):
+        st.markdown("**Where you were**")
+        for entry in found[:6]:
+            name, ago, cross = st.columns([6, 3, 1], vertical_alignment="center")
+            if name.button(escaped(entry.name), key=f"open {entry.number}", type="tertiary"):
+                scenario_list.open_recent(entry.number)
+                navigation.go("result")
+            ago.caption(_ago(time.time() - entry.changed_s))
+            cross.button(
+                ":material/close:", key=f"forget {entry.number}", type="tertiary",
+                help=f"Remove {escaped(entry.name)} from this list",
+                on_click=scenario_list.forget, args=(entry.number,),
+            )  # fmt: skip
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def _presets() -> None:
+    """Draw a card for every shipped scenario, best evidence first."""
+    with suppress(MoesimError):
+        rows = state.compute(
+            f"choices/{moesim.__version__}", "Reading the shipped scenarios", predictions.choices
+        ).presets
+        order = list(confidence.WORDS)
+        rows = sorted(rows, key=lambda row: (row.preset != HOME, order.index(row.confidence), row.preset))
+        for begin in range(0, len(rows), CARDS_A_ROW):
+            for place, row in zip(st.columns(CARDS_A_ROW), rows[begin : begin + CARDS_A_ROW], strict=False):
+                with place.container(border=True, height="stretch"):
+                    st.markdown(
+                        f"**{escaped(row.model)}** on {row.n_gpus:,} {escaped(row.accelerator)}  \n"
+                        f"{confidence.badge(row.confidence)}"
+                    )
+                    st.caption(escaped(row.description.split(". ")[0].rstrip(".") + "."))
+                    if st.button("Open", key=f"preset {row.preset}", help=row.preset):
+                        state.open_scenario(row.preset, (), new=True)
+                        navigation.go("result")
