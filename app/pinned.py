@@ -15,6 +15,9 @@ MOST = 4
 PARAMETER = "with"
 """Query parameter of a pinned scenario, as `scenario_links.written` writes it."""
 
+_WRITTEN = "pins written"
+"""Session key with what the address was given last, which may come back once more after an unpin."""
+
 Kept = tuple[str, str, tuple[str, ...]]
 """A pinned scenario: label, preset, changes."""
 
@@ -28,7 +31,7 @@ def pinned() -> list[Kept]:
 def synchronise() -> None:
     """Take the pinned scenarios of a shared link over, and write a changed list back into the address."""
     given = st.query_params.get_all(PARAMETER)
-    if given and "pins written" not in st.session_state:
+    if given and not pinned() and given != st.session_state.get(_WRITTEN):
         for text in given[: MOST - 1]:
             try:
                 preset, texts = scenario_links.read(text)
@@ -36,8 +39,8 @@ def synchronise() -> None:
                 st.error(escaped(f"The link's parameter {PARAMETER} {error}."))
                 return
             pinned().append((label(preset, texts), preset, texts))
-    st.session_state["pins written"] = True
     wanted = [scenario_links.written(preset, texts) for _, preset, texts in pinned()]
+    st.session_state[_WRITTEN] = wanted
     if wanted != given:
         if wanted:
             st.query_params[PARAMETER] = wanted

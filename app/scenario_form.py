@@ -48,9 +48,15 @@ def form() -> Scenario:
     return scenario
 
 
+def left_out() -> tuple[str, ...]:
+    """The changes that the scenario of `form` leaves out, because they cannot be built."""
+    found: tuple[str, ...] = st.session_state.get("refused", ())
+    return found
+
+
 def refused(key: str) -> Any:
     """The value of a change that the scenario of `form` leaves out; None where it accepted the change."""
-    texts = [t for t in st.session_state.get("refused", ()) if overridden_key(t) == key]
+    texts = [t for t in left_out() if overridden_key(t) == key]
     with suppress(MoesimError):
         return value_of(texts[-1], key) if texts else None
     return None

@@ -21,6 +21,9 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.scenario import Scenario
 
+PACKED = "packed:"
+"""Beginning of a scenario that is written as a packed link."""
+
 MOST_WRITTEN = 4_000
 """Limit on a scenario written as a JSON list; its link is at most half as long."""
 
@@ -107,7 +110,16 @@ def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
     packed = packed_links.pack(name, texts)
     if packed is not None:
         return {packed_links.PARAMETER: packed}
+    return _unpacked(name, texts)
+
+
+def _unpacked(name: str, texts: Sequence[str]) -> dict[str, Any]:
     return {"preset": name, "set": list(texts)} if texts else {"preset": name}
+
+
+def is_long(name: str, texts: Sequence[str]) -> bool:
+    """Whether the changes are longer than a link should be, uploaded files left out."""
+    return len(urlencode(_unpacked(name, texts), doseq=True)) >= MOST_LINK_CHARACTERS
 
 
 def link(name: str, texts: Sequence[str]) -> str:
@@ -117,13 +129,14 @@ def link(name: str, texts: Sequence[str]) -> str:
 
 def written(name: str, texts: Sequence[str]) -> str:
     """A scenario as one text: a JSON list of its preset and changes, or a packed link."""
-    return packed_links.pack(name, texts) or json.dumps([name, *texts])
+    packed = packed_links.pack(name, texts)
+    return json.dumps([name, *texts]) if packed is None else f"{PACKED}{packed}"
 
 
 def read(text: str) -> tuple[str, tuple[str, ...]]:
     """(preset, changes) of what `written` wrote; raises InputError if malformed."""
-    if text and not text.startswith(("[", "{")):
-        return packed_links.unpack(text)
+    if text.startswith(PACKED):
+        return packed_links.unpack(text.removeprefix(PACKED))
     try:
         data = json.loads(text[:MOST_WRITTEN])
     except (ValueError, RecursionError):

@@ -136,7 +136,7 @@ def open_scenario(
     `known` is the scenario itself, where the caller has built it. `new` makes it another scenario object, so
     that the one before stays as it is in the list of scenarios.
     """
-    if len(changes.link(name, texts)) > changes.MOST_LINK_CHARACTERS:
+    if changes.is_long(name, texts):
         with suppress(MoesimError):  # a scenario that cannot be built stays, and the page says why
             kept = uploads.keep(build(name, texts) if known is None else known)
             build(kept, ())

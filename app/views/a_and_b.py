@@ -57,19 +57,20 @@ def table(
         lines.append(f"| **{letter}** {_cell(label)} | " + " | ".join(cells) + " |")
     differ = changes(first, second)
     cells = [_difference(name, differ.get(name), bands) for name in names]
+    known = "" if bands is not None or differ == {} else " :gray[(how sure is being computed)]"
     more = in_unit(second.memory.total_bytes - first.memory.total_bytes, "GiB", "bytes")
-    lines.append("| **B - A** | " + " | ".join([*cells, f"{more:+.1f} GiB", ""]) + " |")
+    lines.append(f"| **B - A**{known} | " + " | ".join([*cells, f"{more:+.1f} GiB", ""]) + " |")
     return lines
 
 
 def _difference(name: str, by: float | None, bands: Mapping[str, Band] | None) -> str:
-    """A difference as a cell; grey and "(uncertain)" where it is not known to exceed its uncertainty."""
+    """A difference as a cell; grey while its uncertainty is computed, and "(uncertain)" inside it."""
     if by is None:
         return ""
     told = escaped(headline.change(name, by))
     if told == headline.SAME or headline.sure(name, bands)[0]:
         return f"**{told}**"
-    return f":gray[{told} ({'uncertain' if bands is not None else 'not known how sure'})]"
+    return f":gray[{told}{' (uncertain)' if bands is not None else ''}]"
 
 
 def _cell(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, jobs, predictions, state, widgets
+from moesim.app import forms, jobs, navigation, predictions, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.escaping import escaped
 from moesim.app.views import headline
@@ -153,6 +153,7 @@ def _space(scenario: Scenario, schedules: Sequence[str], kept: Sequence[str]) ->
 
 
 def _answer(found: PlanResult) -> None:
+    _best(found)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{found.considered:,}")
     counts[1].metric("Legal and fitting", f"{found.fitting:,}")
@@ -188,6 +189,24 @@ def _answer(found: PlanResult) -> None:
             if row is not None:
                 _offer(row, "front")
     _refused(found)
+
+
+def _best(found: PlanResult) -> None:
+    """Draw the best plan with what it gives, and open it on the page Result."""
+    best = found.best
+    with st.container(border=True, key="best-plan"):
+        st.markdown(f"**The best plan:** {escaped(best.label)}, {escaped(best.precision)}")
+        tiles = (
+            ("Step time", headline.written("step_time_s", best.time_s)),
+            ("Duration", headline.written("days", best.days)),
+            ("Cost", headline.money(best.cost_usd)),
+            ("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB"),
+        )
+        for place, (label, value) in zip(st.columns(4), tiles, strict=True):
+            place.metric(label, value)
+        if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
+            state.adopt(best.scenario)
+            navigation.go("result")
 
 
 def _point(row: PlanRow) -> tuple[str, float, float]:

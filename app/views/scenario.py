@@ -12,7 +12,7 @@ from moesim.app import exports, jobs, predictions, scenario_form, state, uploads
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
-from moesim.app.views import headline, models
+from moesim.app.views import headline, models, repair
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.network import list_networks
@@ -40,7 +40,7 @@ def show() -> None:
             begin(state.current())  # computed while the inputs are drawn
         _inputs(scenario)
     with verdict:
-        widgets.guard(lambda: _verdict(state.current()))
+        repair.guard(_verdict)
     if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
         _profile_job(scenario.cluster)  # for the next time this page is drawn
 
@@ -323,6 +323,7 @@ def _verdict(scenario: Scenario) -> None:
             f"{escaped(plan)}.",
             icon=":material/memory:",
         )
+        repair.offer(scenario)
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")
     headline.show(scenario, state.result_of(scenario), columns=2)
     with st.expander("Which layers each stage holds"):

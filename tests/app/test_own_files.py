@@ -14,7 +14,7 @@ from streamlit.testing import v1 as testing
 from typer.testing import CliRunner
 
 import moesim
-from moesim.app import exports, scenario_links, state, uploads
+from moesim.app import exports, packed_links, scenario_links, state, uploads
 from moesim.cli import app as command_line
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
@@ -42,6 +42,9 @@ state.publish()
 
 
 def link_of(app: testing.AppTest) -> list[str]:
+    packed = app.query_params.get("packed")
+    if packed:  # the uploaded files are in the link
+        return list(packed_links.unpack(packed if isinstance(packed, str) else packed[0])[1])
     texts = app.query_params.get("set", [])
     return [texts] if isinstance(texts, str) else list(texts)
 
@@ -135,13 +138,13 @@ def test_a_config_json_is_called_like_its_family() -> None:
 
 
 def test_what_stands_beside_the_pages_names_no_token() -> None:
-    calls = "state.synchronise()\nnavigation._current()\nstate.publish()"
-    script = f"from moesim.app import navigation, state\n{calls}"
+    calls = "state.synchronise()\nscenario_header.show()\nstate.publish()"
+    script = f"from moesim.app import state\nfrom moesim.app.views import scenario_header\n{calls}"
     app = testing.AppTest.from_string(script, default_timeout=60)
     app.query_params["preset"] = HOME
     app.query_params["set"] = [*own_files(), 'routing.load={"kind":"zipf","exponent":0.3}']
     app.run()
-    shown = "\n".join([*(c.value for c in app.code), *(t.value for t in app.text)])
+    shown = "\n".join([*(b.label for b in app.button), *(m.value for m in app.markdown)])
     assert "model=my-qwen (uploaded)" in shown
     assert "upload-" not in shown
     assert "{" not in shown

@@ -29,8 +29,15 @@ def test_the_dashboard_opens_with_the_home_case_solved() -> None:
     app = testing.AppTest.from_file(MAIN, default_timeout=120).run()
     assert not app.exception
     expected = moesim.simulate(HOME)
-    assert metrics(app)["Step time"] == f"{expected.step.time_s:.3f} s"
-    assert app.success[0].value.startswith("Legal and fits: 66.9 GiB of 80.0 GiB")
+    published = next(
+        row for row in moesim.published(moesim.load(HOME), expected) if row.quantity == "time per step"
+    )
+    assert metrics(app) == {
+        "Predicted step": f"{expected.step.time_s:.3f} s",
+        "Published step": f"{published.published:.3f} s",
+        "Error": f"{expected.step.time_s / published.published - 1.0:+.1%}",
+    }
+    assert any("fits, 66.9 of 80.0 GiB" in text.value for text in app.markdown)
 
 
 def test_a_shared_link_opens_its_scenario() -> None:

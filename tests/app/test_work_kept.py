@@ -132,13 +132,14 @@ def test_what_no_short_link_holds_becomes_an_upload() -> None:
         profile=moesim.load(HOME).calibration.model_dump(mode="json", exclude_none=True),
     )
     script = f"""
-from moesim.app import navigation, state
+from moesim.app import state
+from moesim.app.views import scenario_header
 from moesim.simulator.scenario.scenario import Scenario
 import json, streamlit as st
 state.synchronise()
 data = json.loads({json.dumps(json.dumps(wanted.to_dict()))})
 st.button("adopt", key="adopt", on_click=state.adopt, args=(Scenario.model_validate(data),))
-navigation._current()
+scenario_header.show()
 state.publish()
 """
     app = testing.AppTest.from_string(script, default_timeout=60).run()

@@ -15,7 +15,7 @@ from fuzz_files import count_texts, topology_texts
 from fuzz_mutator import Mutator
 
 import moesim
-from moesim.app import budget, scenario_links, state, uploads
+from moesim.app import budget, scenario_links, uploads
 from moesim.simulator.common.lists import parse_values
 from moesim.simulator.scenario import Scenario
 
