@@ -10,9 +10,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, state, widgets
+from moesim.app import jobs, long_work, state, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.escaping import escaped
+from moesim.app.views import job_tray
 from moesim.simulator.common.key_values import overridden_key
 
 ICON = Path(__file__).resolve().parent / "icon.png"
@@ -51,6 +52,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
         )
         for number, (name, title, icon) in enumerate(pages_of)
     ]
+    st.session_state[job_tray.PAGES] = {name: page for (name, *_), page in zip(pages_of, pages, strict=True)}
     page = st.navigation([*pages, _by_name(*pages_of[0])] if hidden else pages)
     st.html(STYLE)
     state.synchronise()
@@ -81,6 +83,7 @@ def _current() -> None:
             st.button("Undo all changes", on_click=state.reset)
         if warning is not None:
             st.warning(escaped(warning), icon=":material/link_off:")
+    job_tray.show()
 
 
 def _by_name(name: str, title: str, icon: str) -> Any:
@@ -90,6 +93,7 @@ def _by_name(name: str, title: str, icon: str) -> Any:
 
 def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
+        st.session_state[long_work.PAGE] = name
         st.title(title, anchor=False)
         widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
 
