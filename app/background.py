@@ -7,7 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs
+from moesim.app import jobs, long_work, visitors
+from moesim.app.tray import Entry, tray
 
 
 def value(place: str, key: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -20,22 +21,28 @@ def value(place: str, key: str, what: str, function: Callable[..., Any], *args: 
     if known is not None:
         return known
     name = f"beside {place}"
-    job: jobs.Job | None = st.session_state.get(name)
-    if job is None or job.key != key:
-        if job is not None and not job.done:
-            job.cancel()
-        job = st.session_state[name] = jobs.submit(key, function, *args, lane="beside")
-    if job.done:
-        return job.result()
-    _poll(name, job, what)
-    return None
+    entry: Entry | None = st.session_state.get(name)
+    if entry is None or entry.key != key or entry.ended == "done":  # done, but no longer in the cache
+        if entry is not None:
+            tray.give_up(entry)
+        entry = st.session_state[name] = tray.beside(
+            visitors.current(), long_work.origin(what), key, function, *args
+        )
+    if entry.is_open:
+        _poll(name, entry, what)
+        return None
+    if entry.error is not None:
+        raise entry.error
+    if entry.state == "stopped":
+        raise jobs.JobError("the computation was stopped")
+    return jobs.cache.get(key)
 
 
 @st.fragment(run_every=1.0)
-def _poll(name: str, job: jobs.Job, what: str) -> None:
+def _poll(name: str, entry: Entry, what: str) -> None:
     """Draw the page again, once, when the work is done."""
-    if not job.done:
+    if entry.is_open:
         st.caption(f":material/hourglass_top: {what}")
-    elif st.session_state.get(f"{name} drawn") != job.key:
-        st.session_state[f"{name} drawn"] = job.key
+    elif st.session_state.get(f"{name} drawn") != entry.number:
+        st.session_state[f"{name} drawn"] = entry.number
         st.rerun(scope="app")

@@ -93,6 +93,15 @@ def _changed(name: str, key: str, default: Any) -> None:
     put(name, None if chosen == default else chosen)
 
 
+def take_over(prefix: str, texts: Sequence[str]) -> None:
+    """Set the fields whose names start with `prefix` to those of `texts` (see `read`); keep the others."""
+    clear(prefix)
+    others = _fields()
+    read(texts)
+    own = {name: value for name, value in _fields().items() if name.startswith(prefix)}
+    st.session_state[_FIELDS] = {**others, **own}
+
+
 def _fields() -> dict[str, Any]:
     found: dict[str, Any] = st.session_state.get(_FIELDS, {})
     return found

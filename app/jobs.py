@@ -48,13 +48,18 @@ class JobProgress:
 
 
 class Cache:
-    """A cache of the most recently used values, bounded by `limit_bytes` of pickled bytes."""
+    """A cache of the most recently used values, bounded by `limit_bytes` of pickled bytes.
+
+    Values that somebody holds stay, as long as they take at most half of the limit; then the one that was
+    held first loses its place.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         """Start empty."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._values: OrderedDict[str, bytes] = OrderedDict()
+        self._holders: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: str) -> Any:
@@ -79,7 +84,28 @@ class Cache:
             self._values[key] = data
             self.used_bytes += len(data)
             while self.used_bytes > self.limit_bytes:
-                self.used_bytes -= len(self._values.popitem(last=False)[1])
+                oldest = next((name for name in self._values if name not in self._holders), None)
+                if oldest is None:
+                    oldest = next(iter(self._values))
+                self.used_bytes -= len(self._values.pop(oldest))
+
+    def hold(self, key: str) -> None:
+        """Keep a value until it is released as often as it was held; nothing where it is not there."""
+        with self._lock:
+            if key not in self._values:
+                return
+            self._holders[key] = self._holders.get(key, 0) + 1
+            while sum(len(self._values.get(name, b"")) for name in self._holders) > self.limit_bytes // 2:
+                self._holders.popitem(last=False)
+
+    def release(self, key: str) -> None:
+        """Give up one hold on a value; nothing where nobody holds it."""
+        with self._lock:
+            left = self._holders.get(key, 0) - 1
+            if left > 0:
+                self._holders[key] = left
+            else:
+                self._holders.pop(key, None)
 
 
 class Job:
@@ -90,6 +116,7 @@ class Job:
         self.key, self.budget_s = key, budget_s
         self.progress = JobProgress()
         self.started: float | None = None
+        self._ended: float | None = None
         self._wanted = 1
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -100,6 +127,18 @@ class Job:
     def done(self) -> bool:
         """Whether the job has ended with a value or an error."""
         return self._done.is_set()
+
+    @property
+    def error(self) -> MoesimError | None:
+        """What the job raised; None while it runs and where it has a value."""
+        return self._error
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the job got its place, until its end."""
+        if self.started is None:
+            return 0.0
+        return (time.monotonic() if self._ended is None else self._ended) - self.started
 
     @property
     def cancelled(self) -> bool:
@@ -128,7 +167,7 @@ class Job:
         return pickle.loads(self._data)
 
     def _finish(self, data: bytes | None, error: MoesimError | None) -> None:
-        self._data, self._error = data, error
+        self._data, self._error, self._ended = data, error, time.monotonic()
         self._done.set()
 
 
@@ -239,6 +278,7 @@ def _supervise(
     try:
         if lane.take(job):
             try:
+                job.progress = JobProgress(None, "computing")
                 data, error = _run(job, lane, function, args, with_progress)
             finally:
                 lane.leave()
@@ -260,7 +300,7 @@ def _supervise(
 def _run(
     job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
 ) -> tuple[bytes | None, MoesimError | None]:
-    job.started, job.progress = time.monotonic(), JobProgress(None, "computing")
+    job.started = time.monotonic()
     deadline = job.started + job.budget_s
     process, ended = 0, False
     with _started().connect() as pipe:
@@ -277,7 +317,7 @@ def _run(
                 if kind == "process":
                     process = rest[0]
                 elif kind == "progress":
-                    job.progress = JobProgress(*rest)
+                    job.progress = _further(job.progress, *rest)
                 else:
                     ended = True
                     return (rest[0], None) if kind == "value" else (None, _error(*rest))
@@ -292,6 +332,13 @@ def _run(
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
     return None, None
+
+
+def _further(before: JobProgress, share: float | None, text: str) -> JobProgress:
+    """Progress that never goes back and stays between 0 and 1."""
+    if share is None:
+        return JobProgress(before.share, text)
+    return JobProgress(max(before.share or 0.0, min(1.0, max(0.0, share))), text)
 
 
 def _error(kind: str, text: str, key: str | None = None, nearest: Sequence[object] = ()) -> MoesimError:

@@ -10,9 +10,9 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, pinned, scenario_list, state, widgets
+from moesim.app import jobs, long_work, pinned, scenario_list, state, widgets
 from moesim.app.pages import ALONE, grouped
-from moesim.app.views import scenario_header
+from moesim.app.views import job_tray, scenario_header
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """The page's icon; without it the browser would fetch one from a font server."""
@@ -50,7 +50,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
         )
         for number, (name, title, icon) in enumerate(pages_of)
     }
-    st.session_state["pages"] = pages
+    st.session_state[job_tray.PAGES] = pages
     groups = {title: [pages[name] for name in names] for title, names in grouped(list(pages)).items()}
     if hidden:
         groups[next(iter(groups))].append(_by_name(*pages_of[0]))
@@ -63,11 +63,12 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     scenario_header.show_facts(facts)
     state.publish()
     scenario_list.remember()
+    job_tray.show()
 
 
 def go(name: str) -> None:
     """Open another page, with the scenario and the forms as they are now."""
-    st.switch_page(st.session_state["pages"][name])
+    st.switch_page(st.session_state[job_tray.PAGES][name])
 
 
 def failed(error: Exception) -> bool:
@@ -87,6 +88,7 @@ def _by_name(name: str, title: str, icon: str) -> Any:
 
 def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
+        st.session_state[long_work.PAGE] = name
         if name in ALONE:
             widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from moesim.app import scenario_links, scenario_store, state, visitor
+from moesim.app import scenario_links, scenario_store, state, visitors
 from moesim.hwmodels.errors import InputError
 
 
@@ -16,12 +16,12 @@ def remember() -> None:
         return
     if st.session_state.get("remembered") != shown:
         st.session_state["remembered"] = shown
-        scenario_store.put(visitor.token(), number, state.title(), scenario_links.written(preset, texts))
+        scenario_store.put(visitors.current(), number, state.title(), scenario_links.written(preset, texts))
 
 
 def recent() -> list[scenario_store.StoredScenario]:
     """The visitor's scenarios, the one changed last first."""
-    return scenario_store.recent(visitor.token())
+    return scenario_store.recent(visitors.current())
 
 
 def open_recent(number: str) -> None:
@@ -32,7 +32,7 @@ def open_recent(number: str) -> None:
     try:
         preset, texts = scenario_links.read(found.written)
     except InputError as error:
-        scenario_store.remove(visitor.token(), number)
+        scenario_store.remove(visitors.current(), number)
         st.session_state[state.LINK_PROBLEM] = f"{found.name} cannot be opened any more: {error}"
         return
     st.session_state["scenario id"] = number
@@ -48,4 +48,4 @@ def duplicate() -> None:
 
 def forget(number: str) -> None:
     """Remove a scenario from the list; the current one stays open."""
-    scenario_store.remove(visitor.token(), number)
+    scenario_store.remove(visitors.current(), number)

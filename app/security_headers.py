@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from moesim.app import visitors
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -80,11 +82,13 @@ class SecurityHeaders:
             await self.app(scope, receive, send)
             return
         names = {name for name, _ in self.headers}
+        known = visitors.in_header(_cookies(scope)) is not None
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(name, value) for name, value in message["headers"] if name.lower() not in names]
-                message["headers"] = [*kept, *self.headers]
+                own = [] if known or not _is_page(kept) else [_new_visitor(scope, visitors.issued())]
+                message["headers"] = [*kept, *self.headers, *own]
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
@@ -95,9 +99,15 @@ class SecurityHeaders:
         The framework reads on after an answer that could not be sent; then Starlette raises RuntimeError.
         """
         left = False
+        token = None
+        if visitors.in_header(_cookies(scope)) is None:  # the page was loaded before this server started
+            token = visitors.issued()
+            scope = {**scope, "headers": [*scope.get("headers", ()), (b"cookie", _pair(scope, token))]}
 
         async def send_unless_left(message: Message) -> None:
             nonlocal left
+            if token is not None and message["type"] == "websocket.accept":
+                message["headers"] = [*message.get("headers", ()), _new_visitor(scope, token)]
             try:
                 await send(message)
             except OSError:
@@ -109,6 +119,30 @@ class SecurityHeaders:
         except RuntimeError:
             if not left:
                 raise
+
+
+def _cookies(scope: Message) -> str:
+    """All cookies of a request."""
+    texts = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name.lower() == b"cookie"]
+    return "; ".join(texts)
+
+
+def _is_page(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether the answer is a page, not one of the files that it loads beside each other."""
+    return any(n.lower() == b"content-type" and v.startswith(b"text/html") for n, v in headers)
+
+
+def _new_visitor(scope: Message, token: str) -> tuple[bytes, bytes]:
+    return b"set-cookie", visitors.set_cookie(token, _port(scope)).encode()
+
+
+def _pair(scope: Message, token: str) -> bytes:
+    return visitors.set_cookie(token, _port(scope)).partition(";")[0].encode()
+
+
+def _port(scope: Message) -> int:
+    server = scope.get("server")
+    return int(server[1] or 0) if server else 0
 
 
 def _limited(receive: Receive) -> Receive:

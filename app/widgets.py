@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, pages, scenario_form, state, uploads
+from moesim.app import pages, scenario_form, state, uploads
 from moesim.app.escaping import escaped
+from moesim.app.long_work import long_work as long_work
+from moesim.app.long_work import start as start
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.outline import ClusterOutline
@@ -140,71 +141,3 @@ def figure(chart: Any, alt: str, key: str | None = None, **options: Any) -> Any:
     extra: dict[str, Any] = {"alt": alt} if _has_alt() else {}
     config = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
     return st.plotly_chart(chart, width="stretch", config=config, key=key, **extra, **options)
-
-
-def long_work(
-    name: str,
-    key: str,
-    label: str,
-    function: Callable[..., Any],
-    *args: Any,
-    with_progress: bool = False,
-) -> Any:
-    """The value of long work, or None while it was not requested or still runs.
-
-    Shows a button that starts it, then its progress with a stop button; work that already runs, for example
-    after a reload, is picked up again. `name` names the place on the page and `key` the result. Raises what
-    the work raised, once.
-    """
-    known = jobs.cache.get(key)
-    if known is not None:
-        return known
-    place = f"job {name}"
-    job: jobs.Job | None = st.session_state.get(place)
-    if job is not None and job.key != key:  # the scenario has changed
-        _forget(place, job)
-        job = None
-    stopped = st.session_state.get(f"stopped {name}") == key  # it may continue for another visitor
-    if job is None and not stopped and (job := jobs.running(key)) is not None:
-        st.session_state[place] = job
-    if job is None:
-        if st.button(label, key=f"start {name}", type="primary"):
-            start(name, key, function, *args, with_progress=with_progress)
-            st.rerun()
-        return None
-    if job.done:
-        del st.session_state[place]
-        return job.result()
-    _progress(name, job)
-    return None
-
-
-def start(name: str, key: str, function: Callable[..., Any], *args: Any, with_progress: bool = False) -> None:
-    """Start the long work of a place on a page and give up what ran there before."""
-    before = st.session_state.get(f"job {name}")
-    if before is not None and before.key != key:
-        _forget(f"job {name}", before)
-    st.session_state.pop(f"stopped {name}", None)
-    st.session_state[f"job {name}"] = jobs.submit(
-        key, function, *args, lane="long", with_progress=with_progress
-    )
-
-
-def _forget(place: str, job: jobs.Job) -> None:
-    st.session_state.pop(place, None)
-    if not job.done:
-        job.cancel()
-
-
-@st.fragment(run_every=0.5)
-def _progress(name: str, job: jobs.Job) -> None:
-    """Show the progress of a job; redraw the page when it ends."""
-    if job.done:
-        st.rerun(scope="app")
-    left, right = st.columns([5, 1])
-    elapsed = 0.0 if job.started is None else time.monotonic() - job.started
-    left.progress(job.progress.share or 0.0, text=f"{escaped(job.progress.text)} ({elapsed:.0f} s)")
-    if right.button("Stop", key=f"stop job {name}"):
-        _forget(f"job {name}", job)
-        st.session_state[f"stopped {name}"] = job.key
-        st.rerun(scope="app")

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, jobs, navigation, predictions, state, widgets
+from moesim.app import forms, long_work, navigation, predictions, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.escaping import escaped
 from moesim.app.views import headline
@@ -59,15 +59,19 @@ def show() -> None:
     shown = forms.value(
         SEARCH, key, lambda found: isinstance(found, str) and _KEY.fullmatch(found) is not None
     )
-    if shown != key and not jobs.known(shown):
+    if shown != key and not long_work.known(shown):
         shown = key  # the answer is no longer in the cache
     work_args = (predictions.plan, scenario, space, options)
     if shown != key:
         left, right = st.columns([5, 2], vertical_alignment="center")
         left.info("These plans are the answer to an earlier question or for an earlier scenario.")
         right.button("Search for the present one", key="search anew", on_click=_anew, args=(key, *work_args))
-    found: PlanResult | None = widgets.long_work("plan", shown, "Search", *work_args, with_progress=True)
-    if jobs.known(shown):
+    found: PlanResult | None
+    if shown == key:
+        found = widgets.long_work("plan", key, "Search", *work_args, with_progress=True)
+    else:
+        found = long_work.taken_up("plan", shown)
+    if long_work.known(shown):
         forms.put(SEARCH, shown)
     if found is not None:
         _answer(found)
@@ -76,6 +80,7 @@ def show() -> None:
 def begin(scenario: Scenario) -> None:
     """Start a search with the default question, whose answer the page will show."""
     forms.clear("plan.")
+    st.session_state[long_work.PAGE] = "planner"  # where the answer will be shown
     space, options = _space(scenario, [], list(ALWAYS_KEPT)), {"objective": "time", "top": TOP}
     _anew(_key(scenario, space, options), predictions.plan, scenario, space, options)
 

@@ -59,10 +59,10 @@ class CandidateSearch:
         """Start with no prices."""
         self._prices = PricedCandidates(self.candidates)
 
-    def estimate(self, numbers: Iterable[int], alive: Callable[[], None] = lambda: None) -> None:
+    def estimate(self, numbers: Iterable[int], alive: Callable[[float], None] = lambda share: None) -> None:
         """Estimate some plans with every placement; plans that share a schedule replay go together.
 
-        `alive` is called every few plans.
+        `alive` is called every few plans with the share of them that is done.
         """
         c = self.candidates
         todo = [(int(n), p) for n in numbers if np.isnan(c.time_s[n]) for p in c.placements_of(int(n))]
@@ -78,15 +78,17 @@ class CandidateSearch:
             if len(all_) > 1:
                 c.others[number] = [one for one in all_ if one != best]
 
-    def _compute(self, todo: Iterable[tuple[int, int]], alive: Callable[[], None]) -> None:
+    def _compute(self, todo: Iterable[tuple[int, int]], alive: Callable[[float], None]) -> None:
         """Evaluate the closed forms of some plans and placements that have not been evaluated."""
         c = self.candidates
         batches: dict[int, list[tuple[int, int]]] = {}
         for plan in todo:
             if plan not in self._seconds:
                 batches.setdefault(int(c.group[plan[0]]), []).append(plan)
+        whole, done = max(1, sum(map(len, batches.values()))), 0
         for key in sorted(batches):
-            alive()
+            alive(done / whole)
+            done += len(batches[key])
             chosen, shaped = batches[key], c.groups[key].pattern
             order = self.scenario.communication.order_of(shaped.name)
             replays = self._replays.setdefault(key, Replays())
@@ -119,25 +121,27 @@ class CandidateSearch:
         order = np.argsort(c.bound, kind="stable")
         done, share = 0, 0.0
         ahead = max(1, min(MOST_AHEAD, families // FAMILIES_A_BATCH))
+        open_ = ahead * BATCH
         limit = float("inf")
         while done < len(order) and c.bound[order[done]] <= max(limit, at_least_s):
             if self.estimated >= MOST_ESTIMATES:
                 self.capped = True
                 break
             text = f"{self.estimated:,} plans in closed form"
-            alive = partial(say, share, text)
+            # Until the limit is known, the plans that are evaluated together may be all that are needed.
+            last = min(1.0, max(share, (done + ahead * BATCH) / max(1, min(open_, len(order)))))
+            alive = partial(_within, say, share, last, text)
             if done % (ahead * BATCH) == 0:
                 near = order[done : done + ahead * BATCH]
                 self._compute([(int(n), p) for n in near for p in c.placements_of(int(n))], alive)
             self.estimate(order[done : done + BATCH], alive)
             done += BATCH
             best = self.best_of_families()
-            open_ = (
-                np.searchsorted(c.bound[order], max(limit, at_least_s)) if np.isfinite(limit) else len(order)
-            )
-            share = min(1.0, done / max(1, int(open_)))
-            say(share, f"{self.estimated:,} plans in closed form")
             limit = c.time_s[best[min(families, len(best)) - 1]] if len(best) >= families else float("inf")
+            if np.isfinite(limit):
+                open_ = int(np.searchsorted(c.bound[order], max(limit, at_least_s)))
+            share = min(1.0, done / max(1, open_))
+            say(share, f"{self.estimated:,} plans in closed form")
         return float(c.bound[order[done]]) if done < len(order) else float("inf")
 
     def best_of_families(self) -> list[int]:
@@ -174,6 +178,7 @@ class CandidateSearch:
         """
         c = self.candidates
         open_ = np.nonzero(np.isnan(c.time_s))[0]
+        left: list[int] = []
         for _ in range(FRONT_ROUNDS):
             known = np.nonzero(~np.isnan(c.time_s))[0]
             most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
@@ -183,10 +188,13 @@ class CandidateSearch:
             open_ = open_[~dominated(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
-            alive = partial(
-                say, 0.0, f"{self.estimated:,} plans in closed form; the front of time and memory"
+            text = f"{self.estimated:,} plans in closed form; the front of time and memory"
+            left.append(len(open_))
+            # The first round excludes most plans; from then on they become fewer at a steady pace.
+            share = 0.0 if len(left) < 3 else 1.0 - left[-1] / left[1]
+            self.estimate(
+                _lowest(open_, c.memory[open_], c.bound[open_]), partial(_within, say, share, share, text)
             )
-            self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]), alive)
         memory, seconds, number, placement = self._points()
         order = np.lexsort((placement, number, seconds, memory))
         times = seconds[order]
@@ -214,3 +222,8 @@ def _lowest(numbers: IntArray, memory: FloatArray, bound: FloatArray) -> list[in
     least = np.minimum.accumulate(bound[order])
     first = np.concatenate([[True], bound[order][1:] < least[:-1]])
     return [int(n) for n in numbers[order[first]]]
+
+
+def _within(say: OnProgress, first: float, last: float, text: str, share: float) -> None:
+    """Report the share of a part that lasts from share `first` to share `last`."""
+    say(first + share * (last - first), text)

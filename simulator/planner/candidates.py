@@ -40,6 +40,10 @@ LAYOUTS = 2
 RESOLUTION = 8
 """Steps into which a layer's weight is divided when the weights of blocks are rounded for a layout."""
 
+COUNTED, PRICED = 0.13, 0.46
+"""Shares of the time of finding candidates after which the plans are counted and the splits are priced, as
+measured on the home case."""
+
 GIB = 2.0**30
 
 
@@ -66,7 +70,7 @@ def find_candidates(
     if limits is not None:
         frames = limits.frames(frames, space.per_frame, refused)
     say(
-        0.2,
+        COUNTED,
         f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule",
     )
     books: dict[tuple[int, bool], PriceBook] = {}
@@ -77,13 +81,14 @@ def find_candidates(
     space = _priceable(book, frames, space, refused)
     gathering = _Gathering(job, space, book, most_s, refused, limits)
     layouts = _layouts(
-        job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, 0.2, 0.5), pool
+        job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, COUNTED, PRICED), pool
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
         by_pattern.setdefault(id(frame.pattern), []).append(frame)
     for number, own in enumerate(by_pattern.values()):
-        say(0.5 + 0.5 * number / len(by_pattern), f"bounds and memory: {gathering.fitting:,} plans fit")
+        share = PRICED + (1.0 - PRICED) * number / len(by_pattern)
+        say(share, f"bounds and memory: {gathering.fitting:,} plans fit")
         group = FrameGroup(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
             gathering.add(group)

@@ -14,11 +14,14 @@ from moesim.simulator.planner.candidates import GIB
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.processes import outcomes
-from moesim.simulator.planner.progress import OnProgress
+from moesim.simulator.planner.progress import OnProgress, equal_part, scaled
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.rows import PlanStep, precision_name, scenario_of, simulate_plan
 from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import Scenario
+
+FRONT = 0.5
+"""Share of the time of this part after which the front is known; on one core as long as six simulations."""
 
 Place: TypeAlias = tuple[VariantSearch, int, int]
 """A plan of a search with a placement of its space."""
@@ -59,9 +62,9 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
     text = f"{estimated:,} plans in closed form; the front of time and memory"
     say(0.0, text)
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    running = _Running(scenarios, pool, say)
-    for search in searches:  # this process refines the fronts while the workers simulate
-        search.front = search.study.front(lambda _, text: say(0.0, text))
+    running = _Running(scenarios, pool, scaled(say, FRONT, 1.0))
+    for number, search in enumerate(searches):  # this process refines the fronts while the workers simulate
+        search.front = search.study.front(scaled(say, *equal_part(number, len(searches), 0.0, FRONT)))
     rows, problems = [], []
     for (search, number), step in zip(todo, running.steps(), strict=True):
         if isinstance(step, str):

@@ -12,6 +12,18 @@ def no_progress(share: float, text: str) -> None:
     """Discard the report."""
 
 
+def rising(say: OnProgress) -> OnProgress:
+    """A callback whose share never falls: a part that turns out to be longer than expected stands still."""
+    highest = 0.0
+
+    def told(share: float, text: str) -> None:
+        nonlocal highest
+        highest = max(highest, min(1.0, share))
+        say(highest, text)
+
+    return told
+
+
 def scaled(say: OnProgress, first: float, last: float) -> OnProgress:
     """A callback for one part of the work, which lasts from share `first` to share `last` of the whole."""
     return lambda share, text: say(first + share * (last - first), text)

@@ -1,0 +1,158 @@
+"""Starts long work from a page, shows its progress there, and finds it again on another visit.
+
+Every job is an entry of the visitor's tray (`tray`): it goes on while another page is open and after a
+reload, until it is done, the visitor stops it, or the visitor has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import forms, jobs, state, visitors
+from moesim.app.escaping import escaped
+from moesim.app.tray import Entry, Origin, tray
+
+TITLES: Mapping[str, str] = {
+    "plan": "Plan search",
+    "repair": "Nearest plan that fits",
+    "sweep": "Sweep",
+    "fleet plan": "Fleet search",
+    "neighbours": "Single changes",
+    "tornado": "What matters most",
+    "interval by engine": "Interval by the engine",
+    "whole": "Every GPU simulated",
+    "evidence": "Scoreboard",
+}
+"""Titles in the tray by the place on a page; another place has the label of its button."""
+
+PAGE = "page"
+"""The session's name of the page that is drawn; the navigation sets it."""
+
+
+def long_work(
+    name: str,
+    key: str,
+    label: str,
+    function: Callable[..., Any],
+    *args: Any,
+    with_progress: bool = False,
+    budget_s: float | None = None,
+) -> Any:
+    """The value of long work, or None while it was not requested or still runs.
+
+    Shows a button that starts it, then its progress with a stop button; work that this visitor started
+    earlier is picked up again. `name` names the place on the page and `key` the result. Raises what the work
+    raised, once.
+    """
+    found = taken_up(name, key)
+    if found is not None:
+        return found
+    entry = tray.find(visitors.current(), key)
+    if (entry is None or not entry.is_open) and st.button(label, key=f"start {name}", type="primary"):
+        start(name, key, function, *args, with_progress=with_progress, title=label, budget_s=budget_s)
+        st.rerun()
+    return None
+
+
+def taken_up(name: str, key: str) -> Any:
+    """The value of a key that is known, or None; work of this visitor that still runs shows its progress.
+
+    Never starts anything. Raises what the work raised, once.
+    """
+    known = jobs.cache.get(key)
+    if known is not None:
+        return known
+    entry = tray.find(visitors.current(), key)
+    if entry is None:
+        return None
+    if entry.is_open:
+        _progress(name, entry)
+    elif entry.ended == "stopped":
+        st.caption(f"Stopped before its end{f': {entry.error}' if entry.error else ''}.")
+    elif entry.error is not None and not entry.told:
+        entry.told = True
+        raise entry.error
+    return None
+
+
+def known(key: str) -> bool:
+    """Whether the result of a key is there, or being computed for this visitor."""
+    return tray.known(visitors.current(), key)
+
+
+def start(
+    name: str,
+    key: str,
+    function: Callable[..., Any],
+    *args: Any,
+    with_progress: bool = False,
+    title: str = "",
+    budget_s: float | None = None,
+) -> None:
+    """Start the long work of a place on a page; what ran there before goes on, and stands in the tray."""
+    tray.start(
+        visitors.current(),
+        origin(TITLES.get(name, title or name)),
+        key,
+        function,
+        *args,
+        with_progress=with_progress,
+        budget_s=budget_s,
+    )
+
+
+def origin(title: str) -> Origin:
+    """The page and the scenario that the visitor sees now, with the page's form."""
+    page = str(st.session_state.get(PAGE, ""))
+    own = prefix(page)
+    fields = [text for texts in forms.parameters().values() for text in texts if text.startswith(own)]
+    return Origin(title, state.title(), page, state.preset(), state.overrides(), tuple(fields))
+
+
+def prefix(page: str) -> str:
+    """What the names of a page's form fields start with."""
+    return {"planner": "plan.", "what_if": "what-if."}.get(page, f"{page}.")
+
+
+@st.fragment(run_every=0.5)
+def _progress(name: str, entry: Entry) -> None:
+    """Show the progress of a job; redraw the page when it ends."""
+    if not entry.is_open:
+        st.rerun(scope="app")
+    left, right = st.columns([5, 1], vertical_alignment="center")
+    with left:
+        bar(entry)
+    right.button(
+        "Stop",
+        key=f"stop job {name}",
+        on_click=tray.stop,
+        args=(visitors.current(), entry.number),
+        icon=":material/stop_circle:",
+    )
+
+
+def bar(entry: Entry, short: bool = False) -> None:
+    """Draw how far a job is, what it does and how long it will take; `short` leaves out what it does."""
+    share, doing = entry.progress.share, entry.progress.text
+    words = [] if share is None else [f"{share:.0%}"]
+    if entry.state == "waiting":
+        words = ["waiting for a free processor"]
+    else:
+        left = entry.left_s
+        words.append(f"{duration(entry.elapsed_s)} so far")
+        words.append("time left unknown" if left is None else f"about {duration(left)} left")
+    text = ", ".join(words)
+    st.progress(share or 0.0, text=text if short or entry.state == "waiting" else f"{text}: {escaped(doing)}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, such as "8 s", "3 min 20 s" or "1 h 5 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

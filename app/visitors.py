@@ -1,0 +1,98 @@
+"""Tells visitors apart by a signed random token in a cookie, which outlives a reload of the page.
+
+Without it a reload would lose the jobs that a visitor started, because the framework then starts another
+session. The address cannot hold the token, since people share addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import streamlit as st
+
+from moesim.simulator.studies import result_cache
+
+COOKIE = "moesim_visitor"
+"""Name of the cookie; the port of the server follows, because browsers send cookies to every port."""
+
+_TOKEN = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
+_IN_HEADER = re.compile(rf"(?:^|;)\s*{COOKIE}_\d{{1,5}}=([0-9a-f]{{32}}\.[0-9a-f]{{32}})\s*(?=;|$)")
+SECRET = "visitor-secret"
+"""File beside the kept predictions with what signs tokens: a restarted server knows its visitors."""
+
+KEPT_S = 180 * 24 * 3600
+"""How long a browser keeps the cookie."""
+
+_SESSION = "visitor"
+
+
+def issued() -> str:
+    """A new token: 128 random bits and their signature."""
+    name = secrets.token_hex(16)
+    return f"{name}.{_signature(name)}"
+
+
+def is_ours(token: str) -> bool:
+    """Whether this server issued the token: a forged one counts as that of a new visitor."""
+    name, _, signature = token.partition(".")
+    return _TOKEN.fullmatch(token) is not None and hmac.compare_digest(signature, _signature(name))
+
+
+def in_header(cookies: str) -> str | None:
+    """The token that this process issued among those of a `Cookie` header; None where there is none."""
+    return next((token for token in _IN_HEADER.findall(cookies) if is_ours(token)), None)
+
+
+def set_cookie(token: str, port: int) -> str:
+    """The `Set-Cookie` header of a token, which scripts and other sites cannot read."""
+    return f"{COOKIE}_{port}={token}; Path=/; Max-Age={KEPT_S}; HttpOnly; SameSite=Lax"
+
+
+def current() -> str:
+    """The visitor of this session: a hash of the token, which names jobs and folders without giving it away.
+
+    A session without a token of ours is a visitor of its own.
+    """
+    known: Any = st.session_state.get(_SESSION)
+    if known is None:
+        token = next((text for text in _cookies() if is_ours(text)), None) or issued()
+        known = st.session_state[_SESSION] = hashlib.sha256(token.encode()).hexdigest()[:32]
+    return str(known)
+
+
+def _cookies() -> list[str]:
+    """The values of our cookies in the browser's request; a simulated browser has none."""
+    try:
+        return [str(value) for name, value in st.context.cookies.items() if name.startswith(COOKIE)]
+    except (AttributeError, RuntimeError):
+        return []
+
+
+def _signature(name: str) -> str:
+    return hmac.new(_secret(), name.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def _secret() -> bytes:
+    """What signs tokens: a file's that only its user can read, or this process's own where there is none."""
+    folder, fresh = result_cache.folder(), secrets.token_bytes(32)
+    if folder is None:
+        return fresh
+    path = folder / SECRET
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(fresh)
+        found = path.read_bytes()
+        if len(found) == len(fresh):
+            return found
+    return fresh
