@@ -185,7 +185,8 @@ def scenario_for(
         "parallel": {},
         "batch": {"sequences": sequences, "sequence_length": sequence_length},
     }
-    return budget.admit(uploads.scenario_from(stated))
+    found = budget.admit(uploads.scenario_from(stated))
+    return found.replace(name=f"{found.shape.name} on {n_gpus} {accelerator}")
 
 
 def nearest_plans(scenario: Scenario, progress: Progress) -> tuple[Repair, ...]:

@@ -318,6 +318,12 @@ def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     return moesim.reprice(found, scenario)
 
 
+def known_result(scenario: Scenario) -> Result | None:
+    """The result of a scenario where it is known already; None where it would have to be computed."""
+    found: Result | None = jobs.cache.get(f"result/{cache_key(without_prices(scenario))}")
+    return None if found is None else moesim.reprice(found, scenario)
+
+
 def begin(scenario: Scenario) -> None:
     """Start computing a scenario's result without waiting for it."""
     plain = without_prices(scenario)

@@ -56,12 +56,6 @@ def number(
     )
 
 
-def slider(scenario: Scenario, key: str, label: str, least: int, most: int, note: str | None = None) -> None:
-    """Draw a slider for an integer between two limits."""
-    name = place(key, int(_between(value_of(scenario, key), least, most)))
-    st.slider(label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int))
-
-
 def fraction(
     scenario: Scenario, key: str, label: str, most: float, step: float, note: str | None = None
 ) -> None:

@@ -179,7 +179,7 @@ def _communication(scenario: Scenario) -> None:
     with left:
         count = machine.accelerator.compute_units
         if machine.accelerator.communication_engine is None and count is not None:
-            widgets.slider(
+            widgets.number(
                 scenario,
                 "communication.sms",
                 f"Communication {machine.accelerator.unit_name}s of {count.n}",

@@ -22,6 +22,8 @@ from moesim.simulator.scenario.stated import is_stated
 MOST_CHIPS = 8
 """Changes that are shown as chips; the rest is listed behind a button."""
 
+REFUSED = ":red-badge[:material/error: refused: the page says why]"
+
 HIDDEN = ("name", "description")
 """Changes that are no chips, because the scenario's name shows them."""
 
@@ -32,7 +34,7 @@ def show() -> Any:
         with st.popover(escaped(state.title()), icon=":material/folder_open:", width="content"):
             _menu()
         facts = st.empty()
-        facts.markdown(_facts(None, None))
+        facts.markdown(_known_facts())
         _buttons()
     problem = st.session_state.get(state.LINK_PROBLEM)
     if problem is not None:
@@ -41,14 +43,21 @@ def show() -> Any:
     return facts
 
 
+def _known_facts() -> str:
+    """The facts as far as they are known without waiting."""
+    try:
+        scenario = state.current()
+    except MoesimError:
+        return REFUSED
+    return _facts(scenario, state.known_result(scenario))
+
+
 def show_facts(place: Any) -> None:
     """Fill in what the bar says about the current scenario, predicted at the latest now."""
     try:
         scenario = state.current()
     except MoesimError:
-        place.markdown(":red-badge[:material/error: refused: the page says why]")
         return
-    place.markdown(_facts(scenario, None))
     try:
         place.markdown(_facts(scenario, state.result_of(scenario)))
     except InfeasibleError:
@@ -57,10 +66,8 @@ def show_facts(place: Any) -> None:
         place.markdown(_facts(scenario, None, ":red-badge[:material/error: not predicted]"))
 
 
-def _facts(scenario: Scenario | None, result: Result | None, verdict: str = "") -> str:
+def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
     """Model, GPUs, tokens, fit, confidence and profile in one line of Markdown."""
-    if scenario is None:
-        return ":material/hourglass_top: being read"
     gpus = " + ".join(f"{machine.n_gpus:,} x {machine.accelerator.name}" for machine in scenario.machines)
     tokens = headline.compact(scenario.run.tokens)
     assumed = "" if is_stated(scenario, "run.tokens") else " (assumed)"

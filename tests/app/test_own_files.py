@@ -157,7 +157,7 @@ def test_a_refusal_stays_until_the_next_upload() -> None:
     for _ in range(2):
         assert any("gpt_of_nobody" in error.value for error in app.error)
         app.run()
-    app.slider(key="input communication.sms").set_value(8).run()
+    app.number_input(key="input communication.sms").set_value(8).run()
     assert any("strange.json" in error.value for error in app.error)
     data = (GOLDEN / "qwen3-30b-a3b.json").read_bytes()
     app.file_uploader(key="upload model").set_value(("my-qwen.json", data, "application/json")).run()

@@ -70,10 +70,10 @@ def test_no_click_on_a_download_is_lost_to_the_redraw_that_intervals_cause(
 def test_changing_an_input_changes_the_number_and_the_address() -> None:
     app = session("scenario", *SMALL)
     before = metrics(app)["Step time"]
-    app.slider(key="input communication.sms").set_value(8).run()
+    app.number_input(key="input communication.sms").set_value(8).run()
     assert metrics(app)["Step time"] != before
     assert "communication.sms=8" in app.query_params["set"]
-    app.slider(key="input communication.sms").set_value(20).run()
+    app.number_input(key="input communication.sms").set_value(20).run()
     assert metrics(app)["Step time"] == before
     assert app.query_params["set"] == SMALL[0]  # the session writes a list of one as its text
 

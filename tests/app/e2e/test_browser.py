@@ -99,9 +99,12 @@ def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_e
     first, second = visit(), visit()
     page = first.open("scenario")
     before = first.metric("Step time").inner_text()
-    slider = page.get_by_test_id("stSlider").filter(has_text="Communication SMs").get_by_role("slider")
-    slider.focus()  # by the keyboard alone
-    page.keyboard.press("ArrowLeft")
+    number = (
+        page.get_by_test_id("stNumberInput").filter(has_text="Communication SMs").get_by_role("spinbutton")
+    )
+    number.focus()  # by the keyboard alone
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
     page.wait_for_function("location.search.includes('communication.sms')")
     page.wait_for_function(
         "old => [...document.querySelectorAll('[data-testid=stMetric]')].some(tile =>"

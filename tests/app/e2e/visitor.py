@@ -95,3 +95,21 @@ COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(char
     return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 }).length"""
 """Charts whose toolbar lies over their legend."""
+
+
+class Clicks:
+    """Counts what a person clicks; typing into a field that has the focus is no click."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on(self, place: Any) -> None:
+        """Click one thing, once it is there."""
+        place.first.click()
+        self.count += 1
+
+    def upload(self, page: Any, place: Any, path: str) -> None:
+        """Choose a file: one click opens the browser's dialogue, in which a file is chosen."""
+        with page.expect_file_chooser() as chooser:
+            self.on(place)
+        chooser.value.set_files(path)
