@@ -71,7 +71,7 @@ def test_what_is_wrong_can_be_read_too(address: str, shown: str, visit: Visit, a
 
 
 def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
-    from moesim.app.navigation import STYLE
+    from moesim.app.page_style import STYLE
 
     page = visit().open("planner")
     page.get_by_role("button", name="Search").first.wait_for()

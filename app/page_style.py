@@ -1,0 +1,27 @@
+"""The style that every page adds to the framework's own theme (app/.streamlit/config.toml)."""
+
+from __future__ import annotations
+
+MUTED = "roofline"
+"""First word of the key of a container whose figures are drawn muted, because they stand on a roofline."""
+
+STYLE = """<style>
+[data-testid=stMainBlockContainer] {padding-left: 2.5rem; padding-right: 2.5rem; padding-bottom: 3rem}
+[data-testid=stMainBlockContainer] h1 {padding-top: 0}
+[data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
+[data-testid=stBaseButton-primary]:not(:disabled),
+[data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
+  {color: light-dark(#ffffff, #0e1117)}
+[data-testid=stApp] {font-variant-numeric: tabular-nums}
+[class*=st-key-roofline] [data-testid=stMetricValue] {color: light-dark(#5f6670, #a3a8b4)}
+[data-testid=stMarkdownContainer] li {margin-bottom: 0.1rem}
+:is(a, button, summary, [tabindex="0"], [role=slider]):focus-visible
+  {outline: 2px solid light-dark(#0072b2, #56b4e9); outline-offset: 2px}
+@media (max-width: 640px) {
+  [data-testid=stMainBlockContainer] {padding-left: 1rem; padding-right: 1rem}
+}
+</style>"""
+"""Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
+dark theme's light blue, because no blue contrasts both with white text and with the dark page. Digits of one
+width, so that figures below each other can be compared. Figures of a roofline are grey, with at least 4.5 to
+1 against the page. A control that the keyboard has reached has an outline."""
