@@ -13,6 +13,10 @@ STYLE = """<style>
 [data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
   {color: light-dark(#ffffff, #0e1117)}
 [data-testid=stApp] {font-variant-numeric: tabular-nums}
+[data-testid=stCaptionContainer] {opacity: 1}
+[data-testid=stCaptionContainer] :is(p, li):not([data-testid=stTooltipHoverTarget] *)
+  {color: light-dark(#5c626b, #a8adb8)}
+[data-testid=stCaptionContainer] .stMarkdownBadge {font-size: 0.75rem !important}
 [class*=st-key-roofline] [data-testid=stMetricValue] {color: light-dark(#5f6670, #a3a8b4)}
 [data-testid=stMarkdownContainer] li {margin-bottom: 0.1rem}
 :is(a, button, summary, [tabindex="0"], [role=slider]):focus-visible
@@ -23,5 +27,6 @@ STYLE = """<style>
 </style>"""
 """Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
 dark theme's light blue, because no blue contrasts both with white text and with the dark page. Digits of one
-width, so that figures below each other can be compared. Figures of a roofline are grey, with at least 4.5 to
+width, so that figures below each other can be compared. Captions have a colour of their own: the framework's
+transparency would take the contrast from badges in them. Figures of a roofline are grey, with at least 4.5 to
 1 against the page. A control that the keyboard has reached has an outline."""

@@ -140,7 +140,7 @@ def show(
             for spot, (label, value, name) in zip(
                 st.columns(columns), rows[start : start + columns], strict=False
             ):
-                with spot:
+                with spot, st.container(gap=None):
                     st.metric(label, value, help=helps.get(name))
                     lines = [source[name] for source in (intervals, published) if source and name in source]
                     if name in PRICED and not result.memory.fits:
@@ -158,8 +158,7 @@ STATISTIC = (
 def beside(rows: Sequence[Row], bands: Mapping[str, Band] | None = None) -> dict[str, str]:
     """Distance from the published value in words, by the name of the figure.
 
-    `bands`: intervals of the figures, where they are known; a published value inside its interval is said to
-    be inside.
+    `bands`: intervals of the figures, where they are known; a published value outside its own is said to be.
     """
     found = {}
     for row in rows:
@@ -167,8 +166,10 @@ def beside(rows: Sequence[Row], bands: Mapping[str, Band] | None = None) -> dict
         if name is not None and name not in found:
             words = f"{row.relative_error:+.1%} from the published {as_tile(name, row)}"
             band = None if bands is None else bands.get(name)
-            inside = band is not None and band.p10 <= row.published * UNITS.get(row.unit, 1.0) <= band.p90
-            found[name] = f"{words}, inside the interval" if inside else words
+            outside = (
+                band is not None and not band.p10 <= row.published * UNITS.get(row.unit, 1.0) <= band.p90
+            )
+            found[name] = f"{words}  \nwhich is outside P10 to P90" if outside else words
     return found
 
 

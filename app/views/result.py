@@ -93,19 +93,21 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
 
 def _sureness(scenario: Scenario, result: Result) -> None:
     level, memory = result.confidence, result.memory
-    st.markdown(f"{confidence.badge(level)} {escaped(result.confidence_reason)}.")
+    reason = result.confidence_reason.removeprefix(f"{level}: ")
+    st.markdown(f"{confidence.badge(level)} {escaped(reason)}.")
     used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
     colour, icon = FITS[memory.verdict]
-    st.metric(
-        "Memory of the fullest GPU",
-        f"{used:.1f} of {limit:.1f} GiB",
-        help=tooltips.of_result(scenario, result).get("memory_bytes"),
-    )
     least, most = (in_unit(size, "GiB", "bytes") for size in memory.range_bytes)
-    st.caption(
-        f":{colour}-badge[:material/{icon}: {memory.verdict}] {least:.1f} to {most:.1f} GiB by framework and "
-        "allocator"
-    )
+    with st.container(gap=None):
+        st.metric(
+            "Memory of the fullest GPU",
+            f"{used:.1f} of {limit:.1f} GiB",
+            help=tooltips.of_result(scenario, result).get("memory_bytes"),
+        )
+        st.caption(
+            f":{colour}-badge[:material/{icon}: {memory.verdict}] {least:.1f} to {most:.1f} GiB by framework "
+            "and allocator"
+        )
     if result.defaults:
         with st.expander(f"Defaults: {len(result.defaults)} keys that nobody stated"):
             st.dataframe(
@@ -116,8 +118,7 @@ def _sureness(scenario: Scenario, result: Result) -> None:
 
 def _why(result: Result) -> None:
     st.subheader("Where the step goes")
-    for sentence in _sentences(result):
-        st.markdown(f"- {escaped(sentence)}")
+    st.markdown("\n".join(f"- {escaped(sentence)}" for sentence in _sentences(result)))
     if result.extrapolated:
         with st.expander(f"Assumed or extrapolated ({len(result.extrapolated)}); Evidence has every source"):
             st.markdown("\n".join(f"- {escaped(text)}" for text in result.extrapolated))
