@@ -41,3 +41,11 @@ def written(name: str, value: float) -> str:
         "memory_bytes": f"{value / 2**30:.1f} GiB",
     }
     return forms.get(name, compact(value))
+
+
+def span(time_s: float) -> str:
+    """A duration in the unit that people would choose, such as "2.73 s", "11.6 min" or "1 h"."""
+    for size_s, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if time_s >= 2.0 * size_s or (time_s >= size_s and time_s % size_s == 0.0):
+            return f"{plain(time_s / size_s)} {unit}"
+    return f"{plain(time_s)} s" if time_s >= 1.0 or time_s == 0.0 else f"{plain(time_s * 1e3)} ms"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from itertools import groupby
 from urllib.parse import urlencode
 
+import streamlit as st
+
 from moesim.app import forms, state
 from moesim.app import scenario_links as changes
 from moesim.app.escaping import escaped
@@ -49,11 +51,21 @@ def text(row: Derivation, query: Mapping[str, list[str] | str]) -> str:
         origin = f"{escaped(_cut(source))} ([Evidence]({evidence_link(query, find)}))"
         for item in group:
             meaning = "" if item.meaning == item.symbol else f" {escaped(item.meaning)}"
-            end = f". {origin}" if item is group[-1] else ""
+            end = f"; source: {origin}" if len(group) == 1 else ""
             lines.append(f"- `{item.symbol}`{meaning}: **{escaped(item.text)}**{end}")
+        if len(group) > 1:
+            lines.append(f"- source of these: {origin}")
     if row.note:
         lines += ["", escaped(row.note)]
     return "\n".join(lines)
+
+
+def panel(helps: Mapping[str, str]) -> None:
+    """The help texts of a page below each other, for the keyboard and for touch, which open no tooltip."""
+    with st.expander("How these figures come about: formulas, inputs and sources"):
+        columns = st.columns(2, gap="large")
+        for number, text_ in enumerate(helps.values()):
+            columns[number % 2].markdown(text_)
 
 
 def _cut(source: str) -> str:

@@ -58,6 +58,8 @@ def show() -> None:
         _sureness(scenario, result)
     if bands or known is None:
         uncertainty.by_engine(scenario, bands)
+    if scenario.stages.blocks is None:
+        tooltips.panel(tooltips.of_result(scenario, result))
     _why(result)
     if rows:
         _published(rows)
@@ -93,7 +95,7 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
 
 def _sureness(scenario: Scenario, result: Result) -> None:
     level, memory = result.confidence, result.memory
-    reason = result.confidence_reason.removeprefix(f"{level}: ")
+    reason = result.confidence_reason.removeprefix(level).lstrip(":, ")  # the badge says the level
     st.markdown(f"{confidence.badge(level)} {escaped(reason)}.")
     used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
     colour, icon = FITS[memory.verdict]

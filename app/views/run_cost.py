@@ -14,6 +14,7 @@ from moesim.app.charts import run_cost as charts
 from moesim.app.charts import style
 from moesim.app.confidence import badge, muted
 from moesim.app.escaping import escaped
+from moesim.app.number_text import span
 from moesim.app.run_explanations import derivations
 from moesim.app.views import headline
 from moesim.hwmodels.energy import list_energy_sites
@@ -281,6 +282,7 @@ def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
         "Predicted values first, as on every page: every input at its stated value, the mean over random "
         "stops. Charts and tables below add up to them; P10, P50 and P90 are points of the distribution."
     )
+    tooltips.panel(helps)
 
 
 def _between(
@@ -346,11 +348,11 @@ def _tables(report: RunReport) -> None:
     if saved is not None:
         words = (
             f"Checkpoints of {format_quantity(saved.bytes, 'bytes')} every "
-            f"{format_quantity(saved.interval_s, 's')}; training waits "
-            f"{format_quantity(saved.stall_s, 's')}, the write takes {format_quantity(saved.write_s, 's')}."
+            f"{span(saved.interval_s)}; training waits "
+            f"{span(saved.stall_s)}, the write takes {span(saved.write_s)}."
         )
         if saved.optimal_s is not None:
-            words += f" Best interval: {format_quantity(saved.optimal_s, 's')}."
+            words += f" Best interval: {span(saved.optimal_s)}."
         st.markdown(words)
     st.caption(f"{report.replicas:,} runs simulated, seed {report.seed}.")
     if report.assumptions:

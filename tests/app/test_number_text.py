@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.app.number_text import compact, money, plain, written
+from moesim.app.number_text import compact, money, plain, span, written
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,20 @@ def test_money_and_figures_carry_their_unit() -> None:
     assert written("step_time_s", 18.9087) == "18.909 s"
     assert written("memory_bytes", 80 * 2.0**30) == "80.0 GiB"
     assert written("days", 12345.67) == "12,345.7 days"
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [
+        (0.042, "42 ms"),
+        (2.731, "2.73 s"),
+        (90.0, "90 s"),
+        (695.5, "11.6 min"),
+        (3600.0, "1 h"),
+        (5400.0, "90 min"),
+        (172_800.0, "2 days"),
+        (0.0, "0 s"),
+    ],
+)
+def test_a_duration_has_the_unit_that_people_would_choose(time_s: float, text: str) -> None:
+    assert span(time_s) == text
