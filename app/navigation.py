@@ -11,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, long_work, pinned, scenario_list, state, widgets
+from moesim.app.page_style import STYLE
 from moesim.app.pages import ALONE, grouped
 from moesim.app.views import job_tray, scenario_header
 
@@ -22,17 +23,6 @@ SIDEBAR: Any = 210
 
 ROOT = "first"
 """Path that the framework demands for the start page but does not serve."""
-
-STYLE = """<style>
-[data-testid=stMainBlockContainer] {padding-left: 2.5rem; padding-right: 2.5rem; padding-bottom: 3rem}
-[data-testid=stMainBlockContainer] h1 {padding-top: 0}
-[data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
-[data-testid=stBaseButton-primary]:not(:disabled),
-[data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
-  {color: light-dark(#ffffff, #0e1117)}
-</style>"""
-"""Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
-dark theme's light blue, because no blue contrasts both with white text and with the dark page."""
 
 
 def run(pages_of: Sequence[tuple[str, str, str]]) -> None:

@@ -29,6 +29,7 @@ from moesim.hwmodels.topologies import Inventory
 from moesim.hwmodels.topologies.picture import Picture, picture
 from moesim.simulator.planner.nearest import Repair
 from moesim.simulator.planner.result import PlanResult
+from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.check import Check
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.timeline import Timeline
@@ -37,7 +38,7 @@ from moesim.simulator.scenario.defaults import has_node, node_of
 from moesim.simulator.scenario.presets import Preset, shipped_presets
 from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.engine_draws import DRAWS
-from moesim.simulator.studies.neighbours import Neighbour
+from moesim.simulator.studies.neighbours import Neighbour, change_bands
 from moesim.simulator.studies.sensitivity import Sensitivity
 
 Progress = Callable[[float | None, str], None]
@@ -103,6 +104,11 @@ def trace(scenario: Scenario) -> bytes:
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
     """Single changes to try next, each simulated."""
     return moesim.neighbours(budget.admit(scenario), result, progress)
+
+
+def neighbour_bands(scenario: Scenario, result: Result, found: tuple[Neighbour, ...]) -> dict[str, Band]:
+    """Intervals of the changes of the step time of `found`, by override."""
+    return change_bands(budget.admit(scenario), result, found)
 
 
 def profiles(cluster: str) -> tuple[str, list[str]]:

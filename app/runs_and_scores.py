@@ -12,8 +12,10 @@ from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.published import PROFILES, Row, score
 from moesim.simulator.scoring.published_collectives import CollectiveRow, score_collectives
+from moesim.simulator.scoring.scoreboard import ScoredRow, open_rows
+from moesim.simulator.scoring.scoreboard.score import score_row
 
-__all__ = ["Scoreboards", "evidence", "run_report", "trace_bytes"]
+__all__ = ["Scoreboards", "evidence", "published_step", "run_report", "trace_bytes"]
 
 STEPS = 4 * len(PROFILES) + 1
 """Number of progress messages of a scoreboard: four for each profile, and one for the collectives."""
@@ -44,3 +46,8 @@ def evidence(progress: Callable[[float | None, str], None]) -> Scoreboards:
     rows = score(say)
     say("collectives")
     return Scoreboards(tuple(rows), tuple(score_collectives()))
+
+
+def published_step(row_id: str) -> ScoredRow:
+    """One published step beside its prediction with its interval, computed now."""
+    return score_row(next(row for row in open_rows() if row.id == row_id))

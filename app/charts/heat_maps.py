@@ -11,6 +11,18 @@ from moesim.simulator.engine.full_resolution.result import HeatMap
 KINDS = {"gpu": (BLUE, "square"), "leaf": (ORANGE, "diamond"), "spine": (PURPLE, "diamond-wide")}
 
 
+NAMES = {
+    "gpu": "GPUs",
+    "leaf": "leaf switches",
+    "spine": "spine switches",
+    "nvswitch": "NVSwitches",
+    "nvlink": "NVLink",
+    "nic": "NIC to leaf",
+    "leaf-spine": "leaf to spine",
+}
+"""Kinds of parts and cables in words; other kinds keep their names."""
+
+
 def heat_map(data: HeatMap) -> go.Figure:
     """A table of figures as a heat map; cells without a value stay blank."""
     chart = go.Figure(
@@ -40,7 +52,7 @@ def picture(data: Picture) -> go.Figure:
             x += [x0, x1, None]
             y += [y0, y1, None]
         chart.add_scatter(
-            name=f"{kind}: {mine[0].rate} a direction",
+            name=f"{NAMES.get(kind, kind)}: {mine[0].rate} a direction",
             x=x,
             y=y,
             mode="lines",
@@ -52,7 +64,8 @@ def picture(data: Picture) -> go.Figure:
         places = [data.places[name] for name in layer.shown]
         colour, symbol = KINDS.get(layer.kind, (GREEN, "circle"))
         chart.add_scatter(
-            name=f"{layer.kind}: {layer.count:,}" + (f", {len(layer.shown)} shown" if layer.left_out else ""),
+            name=f"{layer.count:,} {NAMES.get(layer.kind, layer.kind)}"
+            + (f" ({len(layer.shown)} shown)" if layer.left_out else ""),
             x=[place[0] for place in places],
             y=[place[1] for place in places],
             mode="markers",

@@ -11,9 +11,9 @@ from moesim.app.charts.style import (
     CATEGORIES,
     GREEN,
     GREY,
+    MEMORY,
     ORANGE,
     RED,
-    SERIES,
     styled,
 )
 from moesim.hwmodels.units import in_unit
@@ -71,13 +71,13 @@ def memory(part: MemoryResult) -> go.Figure:
     """Bytes of the fullest GPU by kind, against its capacity."""
     chart = go.Figure()
     kinds = sorted(part.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
-    for number, (kind, size) in enumerate(kinds):
+    for kind, size in kinds:
         chart.add_bar(
             name=kind.replace("_", " "),
             x=[in_unit(size, "GiB", "bytes")],
             y=["GPU"],
             orientation="h",
-            marker_color=SERIES[number % len(SERIES)],
+            marker_color=MEMORY.get(kind, GREY),
             hovertemplate=kind.replace("_", " ") + ": %{x:.2f} GiB<extra></extra>",
         )
     chart.add_vline(

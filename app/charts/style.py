@@ -31,6 +31,17 @@ ACTIONS: Mapping[str, str] = {
 }
 """Schedule actions and the end of a step, each with a colour of its own."""
 
+MEMORY: Mapping[str, str] = {
+    "weights": BLUE,
+    "gradients": ORANGE,
+    "optimizer": GREEN,
+    "activations": PURPLE,
+    "workspace": SKY,
+    "communication_buffers": YELLOW,
+    "framework": GREY,
+}
+"""Kinds of memory; a kind has the same colour for every model and plan."""
+
 CATEGORIES: Mapping[str, tuple[str, str]] = {
     "forward": ("forward", BLUE),
     "backward_input": ("backward, input gradient", ORANGE),
@@ -73,3 +84,23 @@ def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figur
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     return figure
+
+
+def muted(figure: go.Figure, roofline: bool) -> go.Figure:
+    """Hatch bars and dot lines of a chart that stands on a roofline, and write that into its corner."""
+    if not roofline:
+        return figure
+    hatch = {"shape": "/", "size": 6, "solidity": 0.25, "fillmode": "overlay"}
+    figure.update_traces(selector={"type": "bar"}, marker={"pattern": hatch, "opacity": 0.75})
+    figure.update_traces(selector={"mode": "lines"}, line={"dash": "dot"})
+    figure.add_annotation(
+        text="roofline: no rate was measured here",
+        xref="paper",
+        yref="paper",
+        x=0.0,
+        y=1.0,
+        yanchor="bottom",
+        showarrow=False,
+        font={"size": 11},
+    )
+    return figure.update_layout(margin={"t": 32})

@@ -1,103 +1,139 @@
-"""The page Evidence: every published figure beside its prediction, and the source of every number."""
+"""The page Evidence: how far predictions are off, row by row, and the source of every number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, runs_and_scores, state, widgets
+from moesim.app import exports, forms, pages, runs_and_scores, state, widgets
 from moesim.app.charts import evidence as charts
 from moesim.app.escaping import escaped
+from moesim.app.explanations import sources
+from moesim.app.number_text import plain
+from moesim.app.views import headline, published_steps
 from moesim.hwmodels.units import format_quantity
+from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import TITLES, CollectiveRow, summarise
+from moesim.simulator.scoring.scoreboard.kept import kept_board
 
 KEY = f"evidence/{moesim.__version__}"
+
+PARTS: Mapping[str, str] = {
+    "steps": "Published steps",
+    "home": "Home case",
+    "collectives": "Collectives",
+    "numbers": "Numbers of this scenario",
+}
+SETS = ("all rows, complete", "Hopper, complete", "Blackwell, complete", "A100, complete")
+SETS += ("dense, complete", "MoE, complete")
+"""Sets of published steps whose medians are drawn."""
+MOST_WORDS = 100
+"""Characters of a search."""
 
 
 def show() -> None:
     """Draw the page."""
-    board, collectives, numbers = st.tabs(["Scoreboard", "Collectives", "Where every number comes from"])
-    with numbers:
-        widgets.guard(_numbers)
-    with board:
+    _headline()
+    names = list(PARTS)
+    chosen = st.segmented_control(
+        "Rows of",
+        names,
+        format_func=PARTS.__getitem__,
+        **forms.one_of("evidence.part", names, names[0], "evidence part"),
+    )
+    if chosen == "home":
         _scores(lambda found: _board(found.rows))
-    with collectives:
-        st.session_state["evidence shown"] = True
-        found = jobs.cache.get(KEY)
-        if found is None:
-            st.info("The scoreboard is being computed, see the first tab.")
-        else:
-            _collectives(found.collectives)
+    elif chosen == "collectives":
+        _scores(lambda found: _collectives(found.collectives))
+    elif chosen == "numbers":
+        widgets.guard(_numbers)
+    else:
+        published_steps.show()
+
+
+# -- the headline --------------------------------------------------------------------------------------
+
+
+def _headline() -> None:
+    """How far off, in four figures; the home case is predicted now, the medians are the committed ones."""
+    board = kept_board()
+    every, hopper = board.named("all rows, complete"), board.named("Hopper, complete")
+    moe = board.named("Hopper, MoE, complete")
+    row = _home()  # before anything is drawn, so that nothing moves when it comes
+    home, steps, experts, covered = st.columns(4)
+    with home, st.container(gap=None):
+        st.metric("Home case, time per step", f"{row.relative_error:+.1%}")
+        st.caption(f"{row.predicted:.3f} s, published {row.published:.3f} s (2,048 H800)")
+    for place, label, value, words in (
+        (
+            steps,
+            "Median error, published steps",
+            f"{every.median_absolute_error:.1%}",
+            f"of {every.rows} steps; Hopper {hopper.median_absolute_error:.1%} of {hopper.rows}",
+        ),
+        (
+            experts,
+            "Median error, MoE on Hopper",
+            f"{moe.median_absolute_error:.1%}",
+            f"of {moe.rows} steps; signed {moe.median_error:+.1%}",
+        ),
+        (
+            covered,
+            "Inside the 80 % interval",
+            f"{every.covered:.0%}",
+            f"of {every.rows} steps; the aim is 70 to 90 %",
+        ),
+    ):
+        with place, st.container(gap=None):
+            st.metric(label, value)
+            st.caption(words)
+    st.caption(
+        f"The home case is predicted now. Medians and coverage are the committed table of {board.computed} "
+        f"(moesim {board.version}, docs/validation.md): computing all rows takes minutes. No constant was "
+        "fitted to any of them. (n) is the number of steps."
+    )
+    left, right = st.columns([3, 2], gap="large")
+    sets = [board.named(name) for name in SETS]
+    with left:
+        widgets.figure(charts.medians(sets), "Median absolute error by set of published steps", "medians")
+    with right:
+        widgets.figure(charts.coverage(sets), "Share inside the 80 % interval by set", "coverage")
+
+
+def _home() -> Row:
+    """The step of the home case, published and predicted now."""
+    scenario = moesim.load(pages.HOME)
+    rows = moesim.published(scenario, state.result_of(scenario))
+    return next(row for row in rows if headline.FIGURES.get(row.quantity) == "step_time_s")
 
 
 # -- the scoreboards -----------------------------------------------------------------------------------
 
 
 def _scores(draw: Callable[[runs_and_scores.Scoreboards], None]) -> None:
-    """Draw the scoreboards, or compute them in a job of about twenty simulations (more than a minute)."""
-    found = jobs.cache.get(KEY)
+    """Draw the scoreboards, or offer to compute them in a job of about twenty simulations."""
+    st.markdown(
+        "Every figure is simulated now by this version: three profiles, each with the home case, its "
+        "variants and the whole run, in a minute or more."
+    )
+    found: Any = widgets.long_work(
+        "evidence", KEY, "Compute the scoreboard", runs_and_scores.evidence, with_progress=True
+    )
     if found is not None:
         draw(found)
-        return
-    stopped = st.session_state.get("evidence stopped", False)
-    st.markdown(
-        "Every figure is simulated now by this version, nothing is stored: three profiles, each with the "
-        "home case, its variants and the whole run."
-    )
-    if stopped:
-        st.button("Compute the scoreboard", type="primary", on_click=_start)
-        return
-    if "evidence job" not in st.session_state:
-        _start()
-    _wait()
-
-
-def _start() -> None:
-    st.session_state["evidence stopped"] = False
-    st.session_state["evidence job"] = jobs.submit(
-        KEY, runs_and_scores.evidence, lane="long", with_progress=True
-    )
-
-
-def _stop() -> None:
-    job = st.session_state.pop("evidence job", None)
-    if job is not None:
-        job.cancel()
-    st.session_state["evidence stopped"] = True
-
-
-@st.fragment(run_every=1.0)
-def _wait() -> None:
-    """Show progress and a cancel button; redraw the rest of the page when the work is done."""
-    job = st.session_state.get("evidence job")
-    if job is None:
-        return
-    if not job.done:
-        st.progress(job.progress.share or 0.0, f"Simulating: {escaped(job.progress.text)}")
-        if st.button("Stop"):
-            _stop()
-            st.rerun(scope="app")
-        return
-    del st.session_state["evidence job"]
-    try:
-        job.result()
-    except jobs.JobError as error:
-        st.session_state["evidence stopped"] = True
-        st.error(escaped(error), icon=":material/error:")
-        return
-    st.rerun()
 
 
 def _board(rows: Sequence[Row]) -> None:
     profiles = sorted({row.id.partition("@")[2] or "stand-alone" for row in rows})
-    left, right = st.columns([2, 1])
+    left, right = st.columns([2, 1], vertical_alignment="bottom")
     profile = left.pills("Profile", profiles, selection_mode="multi", key="score profiles") or profiles
     hide = right.checkbox("Leave out what a profile was calibrated on", value=True, key="score calibrated")
-    text = st.text_input("Filter by words", key="score words", max_chars=100).lower().split()
+    text = st.text_input("Search", key="score words", max_chars=MOST_WORDS).lower().split()
     shown = [
         row
         for row in rows
@@ -111,23 +147,33 @@ def _board(rows: Sequence[Row]) -> None:
     )
     if shown:
         widgets.figure(charts.errors(shown), "Relative error of every prediction", key="errors")
-    header = ("figure", "quantity", "unit", "published", "predicted", "error", "source")
+    names = charts.readable(rows)
+    header = ("figure", "unit", "published", "predicted", "error", "source", "row")
     cells = [
-        (r.id, r.quantity, r.unit, r.published, r.predicted, f"{r.relative_error:+.1%}", r.source)
+        (
+            names[r.id],
+            "" if r.unit == "1" else r.unit,
+            plain(r.published, 4),
+            plain(r.predicted, 4),
+            f"{r.relative_error:+.1%}",
+            r.source,
+            r.id,
+        )
         for r in sorted(shown, key=lambda row: -abs(row.relative_error))
     ]
     _table(header, cells, "scoreboard")
 
 
 def _collectives(rows: Sequence[CollectiveRow]) -> None:
+    groups = summarise(rows)
     st.dataframe(
         {
-            "class": [TITLES[group.use] for group in summarise(rows)],
-            "group": [group.group for group in summarise(rows)],
-            "rows": [group.rows for group in summarise(rows)],
-            "median |error|": [f"{group.median_absolute_error:.1%}" for group in summarise(rows)],
-            "signed median": [f"{group.signed_median_error:+.1%}" for group in summarise(rows)],
-            "worst": [f"{group.worst_error:+.1%} ({group.worst_row})" for group in summarise(rows)],
+            "class": [TITLES[group.use] for group in groups],
+            "group": [group.group for group in groups],
+            "rows": [group.rows for group in groups],
+            "median |error|": [f"{group.median_absolute_error:.1%}" for group in groups],
+            "signed median": [f"{group.signed_median_error:+.1%}" for group in groups],
+            "worst": [f"{group.worst_error:+.1%} ({group.worst_row})" for group in groups],
         },
         width="stretch",
         hide_index=True,
@@ -136,34 +182,49 @@ def _collectives(rows: Sequence[CollectiveRow]) -> None:
     wanted = st.pills("Class", uses, selection_mode="multi", key="collective uses") or uses
     shown = [row for row in rows if row.use in wanted]
     widgets.figure(charts.collectives(shown), "Predicted against measured times", key="collectives")
-    header = ("row", "class", "group", "unit", "measured", "predicted", "error of the time", "how", "source")
+    header = ("row", "class", "group", "measured", "predicted", "error of the time", "how", "source")
     cells = [
-        (r.id, r.use, r.group, r.unit, r.measured, r.predicted, f"{r.relative_error:+.1%}", r.how, r.source)
+        (
+            r.id,
+            r.use,
+            r.group,
+            _quantity(r.measured, r.unit),
+            _quantity(r.predicted, r.unit),
+            f"{r.relative_error:+.1%}",
+            r.how,
+            r.source,
+        )
         for r in shown
     ]
     _table(header, cells, "collectives")
+
+
+def _quantity(value: float, unit: str) -> str:
+    return format_quantity(value, "s") if unit == "s" else f"{plain(value, 4)} {unit}"
 
 
 # -- provenance ----------------------------------------------------------------------------------------
 
 
 def _numbers() -> None:
-    result = state.result()
-    if result is None:
-        return
+    scenario = state.current()
+    result = state.result_of(scenario)
     st.markdown(
         f"What the prediction of **{escaped(result.scenario)}** stands on. "
         f"{escaped(result.confidence_reason)}"
     )
-    entries = result.provenance
+    entries = sources(scenario, result, [overridden_key(text) for text in state.overrides()])
+    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    words = left.text_input(
+        "Search", max_chars=MOST_WORDS, **forms.text("evidence.find", MOST_WORDS, "number words")
+    )
     kinds = sorted({entry.kind for entry in entries})
-    wanted = st.pills("Kind of evidence", kinds, selection_mode="multi", key="number kinds") or kinds
-    words = st.text_input("Filter by words", key="number words", max_chars=100).lower().split()
+    wanted = right.pills("Kind of evidence", kinds, selection_mode="multi", key="number kinds") or kinds
     shown = [
         entry
         for entry in entries
         if entry.kind in wanted
-        and all(word in f"{entry.path} {entry.kind} {entry.source}".lower() for word in words)
+        and all(word in f"{entry.path} {entry.kind} {entry.source}".lower() for word in words.lower().split())
     ]
     st.caption(f"{len(shown)} of {len(entries)} numbers.")
     header = ("number", "value", "kind", "source", "date")
@@ -173,7 +234,12 @@ def _numbers() -> None:
 
 
 def _cells(entry: ProvenanceEntry) -> tuple[str, str, str, str, str]:
-    value = "see source" if entry.value is None else format_quantity(entry.value, entry.unit)
+    if entry.value is None:
+        value = "see source"
+    elif entry.unit in ("count", "layers"):
+        value = f"{entry.value:,.0f}{' layers' if entry.unit == 'layers' else ''}"
+    else:
+        value = format_quantity(entry.value, entry.unit)
     return entry.path, value, entry.kind, entry.source, entry.date
 
 

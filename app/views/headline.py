@@ -7,38 +7,29 @@ from typing import Literal
 
 import streamlit as st
 
+from moesim.app import page_style, tooltips
+from moesim.app.confidence import badge, muted
+from moesim.app.number_text import compact, money, written
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.published import Row
 
+__all__ = [
+    "DeltaColour",
+    "as_tile",
+    "beside",
+    "change",
+    "colour",
+    "compact",
+    "ends",
+    "interval",
+    "money",
+    "show",
+]
+__all__ += ["shortage", "sure", "tiles", "written"]
+
 DeltaColour = Literal["normal", "inverse", "off"]
-
-
-def money(value: float | None) -> str:
-    """Dollars with three significant digits and a metric prefix."""
-    return "no price" if value is None else f"${compact(value)}"
-
-
-def compact(value: float) -> str:
-    """A large number with three digits and a metric prefix, such as "2.50 M"."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:#.3g}".rstrip(".") + f" {unit}"
-    return f"{value:.3g}"
-
-
-def written(name: str, value: float) -> str:
-    """A figure (a name of `tiles`) as its tile shows it, such as "18.703 s" or "$5.01 M"."""
-    forms = {
-        "step_time_s": f"{value:.3f} s",
-        "tokens_per_s_per_gpu": f"{value:,.0f}",
-        "mfu_causal": f"{value:.1%}",
-        "mfu_noncausal": f"{value:.1%}",
-        "days": f"{value:.1f} days",
-        "cost_usd": money(value),
-    }
-    return forms.get(name, compact(value))
 
 
 def change(name: str, value: float) -> str:
@@ -116,33 +107,46 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
     ]
 
 
+WAITING = "P10 to P90: being computed"
+"""Holds the place of an interval, so that nothing moves when it comes."""
+
+
 def show(
     scenario: Scenario,
     result: Result,
     published: Mapping[str, str] | None = None,
     intervals: Mapping[str, str] | None = None,
     columns: int = 4,
+    place: str = "figures",
 ) -> None:
-    """Draw tiles in rows, each with its interval and its distance from the published value, where known."""
-    if scenario.stages.blocks is not None:
-        st.info(
-            "Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning here."
-        )
-        st.metric("Step time", f"{result.step.time_s:.4f} s")
-        return
-    rows = tiles(result)
-    for start in range(0, len(rows), columns):
-        for place, (label, value, name) in zip(
-            st.columns(columns), rows[start : start + columns], strict=False
-        ):
-            with place:
-                st.metric(label, value)
-                lines = [source[name] for source in (intervals, published) if source and name in source]
-                if name in PRICED and not result.memory.fits:
-                    lines.insert(0, DOES_NOT_FIT)
-                if lines:
-                    st.caption("  \n".join(lines))
-    st.caption(STATISTIC)
+    """Draw tiles in rows, each with its confidence, interval and distance from the published value.
+
+    `published` and `intervals` hold words by the figure's name. An interval that is still being computed is
+    `WAITING`. Figures of a roofline are drawn muted. `place`: unique name where a page draws this twice.
+    """
+    key = f"{page_style.MUTED}-{place}" if muted(result.confidence) else f"tiles-{place}"
+    with st.container(key=key):
+        if scenario.stages.blocks is not None:
+            st.info(
+                "Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning "
+                "here."
+            )
+            st.metric("Step time", f"{result.step.time_s:.4f} s")
+            st.caption(badge(result.confidence))
+            return
+        helps = tooltips.of_result(scenario, result)
+        rows = tiles(result)
+        for start in range(0, len(rows), columns):
+            for spot, (label, value, name) in zip(
+                st.columns(columns), rows[start : start + columns], strict=False
+            ):
+                with spot, st.container(gap=None):
+                    st.metric(label, value, help=helps.get(name))
+                    lines = [source[name] for source in (intervals, published) if source and name in source]
+                    if name in PRICED and not result.memory.fits:
+                        lines.insert(0, DOES_NOT_FIT)
+                    st.caption("  \n".join([badge(result.confidence), *lines]))
+        st.caption(STATISTIC)
 
 
 STATISTIC = (
@@ -151,22 +155,31 @@ STATISTIC = (
 )
 
 
-def beside(rows: Sequence[Row]) -> dict[str, str]:
-    """Distance from the published value in words, by the name of the figure."""
+def beside(rows: Sequence[Row], bands: Mapping[str, Band] | None = None) -> dict[str, str]:
+    """Distance from the published value in words, by the name of the figure.
+
+    `bands`: intervals of the figures, where they are known; a published value outside its own is said to be.
+    """
     found = {}
     for row in rows:
         name = FIGURES.get(row.quantity)
         if name is not None and name not in found:
-            found[name] = f"{row.relative_error:+.1%} from the published {as_tile(name, row)}"
+            words = f"{row.relative_error:+.1%} from the published {as_tile(name, row)}"
+            band = None if bands is None else bands.get(name)
+            outside = (
+                band is not None and not band.p10 <= row.published * UNITS.get(row.unit, 1.0) <= band.p90
+            )
+            found[name] = f"{words}  \nwhich is outside P10 to P90" if outside else words
     return found
+
+
+UNITS = {"kh": 1e3, "M$": 1e6, "G": 1e9}
+"""Factors of the units of published figures."""
 
 
 def as_tile(name: str, row: Row) -> str:
     """A published value in the format of the tile beside it."""
-    if name.startswith("mfu"):
-        return f"{row.published:.1%}"
-    form = {"1": "{}", "kh": "{} k", "M$": "${} M", "G": "{} B"}.get(row.unit, "{} " + row.unit)
-    return form.format(f"{row.published:.4g}")
+    return written(name, row.published * UNITS.get(row.unit, 1.0))
 
 
 FIGURES = {

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
 import moesim
-from moesim.app import background, exports, html_report, predictions, state, widgets
+from moesim.app import background, confidence, exports, html_report, predictions, state, tooltips, widgets
 from moesim.app.charts import step as charts
+from moesim.app.charts.style import muted
 from moesim.app.escaping import escaped
 from moesim.app.views import headline, uncertainty
 from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.units import in_unit
 from moesim.simulator.common.key_values import split_key_value
 from moesim.simulator.predict.band import Band
-from moesim.simulator.predict.figures import bands_of_figures
+from moesim.simulator.predict.figures import PROPORTIONAL_TO, UNCERTAIN, bands_of_figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.neighbours import Neighbour
 from moesim.simulator.studies.reprice import without_prices
 
+MOST_TRIED = 6
+"""Single changes that are shown."""
 LETTERS = (
     "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "
     "carry tokens to their experts and back."
 )
+FITS = {"fits": ("green", "check"), "tight": ("orange", "warning"), "does not fit": ("red", "block")}
+"""Colour and icon of a verdict on memory."""
 
 
 def show() -> None:
@@ -34,24 +42,34 @@ def show() -> None:
     bands = known or {}
     headline.shortage(result)
     intervals = {name: headline.interval(name, band) for name, band in bands.items()}
-    headline.show(scenario, result, headline.beside(rows), intervals)
+    if known is None:
+        intervals = dict.fromkeys((*UNCERTAIN, *PROPORTIONAL_TO), headline.WAITING)
+    headline.show(scenario, result, headline.beside(rows, bands), intervals)
     step_band = bands.get("step_time_s")
     left, right = st.columns([3, 2], gap="large")
     with left:
-        widgets.figure(
+        _draw(
+            result,
             charts.bounds(result.step, None if step_band is None else (step_band.p10, step_band.p90)),
             f"Step time {result.step.time_s:.3f} s between its bounds",
             "bounds",
         )
     with right:
-        _sureness(result)
-    if bands:
+        _sureness(scenario, result)
+    if bands or known is None:
         uncertainty.by_engine(scenario, bands)
+    if scenario.stages.blocks is None:
+        tooltips.panel(tooltips.of_result(scenario, result))
     _why(result)
     if rows:
         _published(rows)
     _next(scenario, result)
     _downloads(scenario, result, redrawn_soon=known is None)
+
+
+def _draw(result: Result, chart: Any, alt: str, key: str) -> None:
+    """Draw a chart, hatched and dotted where the result stands on a roofline."""
+    widgets.figure(muted(chart, confidence.muted(result.confidence)), alt, key)
 
 
 def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
@@ -75,8 +93,23 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
     return bands_of_figures(result, found)
 
 
-def _sureness(result: Result) -> None:
-    st.markdown(f"**Confidence:** {escaped(result.confidence_reason)}.")
+def _sureness(scenario: Scenario, result: Result) -> None:
+    level, memory = result.confidence, result.memory
+    reason = result.confidence_reason.removeprefix(level).lstrip(":, ")  # the badge says the level
+    st.markdown(f"{confidence.badge(level)} {escaped(reason)}.")
+    used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
+    colour, icon = FITS[memory.verdict]
+    least, most = (in_unit(size, "GiB", "bytes") for size in memory.range_bytes)
+    with st.container(gap=None):
+        st.metric(
+            "Memory of the fullest GPU",
+            f"{used:.1f} of {limit:.1f} GiB",
+            help=tooltips.of_result(scenario, result).get("memory_bytes"),
+        )
+        st.caption(
+            f":{colour}-badge[:material/{icon}: {memory.verdict}] {least:.1f} to {most:.1f} GiB by framework "
+            "and allocator"
+        )
     if result.defaults:
         with st.expander(f"Defaults: {len(result.defaults)} keys that nobody stated"):
             st.dataframe(
@@ -87,23 +120,26 @@ def _sureness(result: Result) -> None:
 
 def _why(result: Result) -> None:
     st.subheader("Where the step goes")
-    for sentence in _sentences(result):
-        st.markdown(f"- {escaped(sentence)}")
+    st.markdown("\n".join(f"- {escaped(sentence)}" for sentence in _sentences(result)))
     if result.extrapolated:
         with st.expander(f"Assumed or extrapolated ({len(result.extrapolated)}); Evidence has every source"):
             st.markdown("\n".join(f"- {escaped(text)}" for text in result.extrapolated))
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Parts of the step, every pipeline rank**")
-        widgets.figure(
+        _draw(
+            result,
             charts.breakdown(result.breakdown_by_rank_s),
             "Seconds of a step by part and pipeline rank",
             "split",
         )
     with right:
         st.markdown("**What the step waits for: its critical path**")
-        widgets.figure(
-            charts.critical_path(result.critical_path_s), "Seconds of the critical path by cause", "path"
+        _draw(
+            result,
+            charts.critical_path(result.critical_path_s),
+            "Seconds of the critical path by cause",
+            "path",
         )
         st.caption(LETTERS)
     left, right = st.columns(2, gap="large")
@@ -116,12 +152,15 @@ def _why(result: Result) -> None:
             "scale-up links": used.scale_up,
             "NICs": used.nic,
         }
-        widgets.figure(charts.busy(shares), "Busy share of each resource", "busy")
+        _draw(result, charts.busy(shares), "Busy share of each resource", "busy")
     with right:
         if result.pair_phases:
             st.markdown("**Inside an overlapped pair**")
-            widgets.figure(
-                charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases"
+            _draw(
+                result,
+                charts.pair_phases(result.pair_phases),
+                "Phases inside an overlapped pair",
+                "phases",
             )
 
 
@@ -161,15 +200,51 @@ def _next(scenario: Scenario, result: Result) -> None:
         result,
         with_progress=True,
     )
-    for number, row in enumerate(() if found is None else found[:6]):
-        left, middle, right = st.columns([3, 5, 2])
+    if found is None:
+        return
+    shown = found[:MOST_TRIED]
+    bands = _bands_of_changes(scenario, result, shown)
+    for number, row in enumerate(shown):
+        left, middle, right = st.columns([3, 6, 1], vertical_alignment="center")
         left.code(row.override, language=None)
         fit = "" if row.fits else " Does not fit into memory."
-        middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {escaped(row.why)}.{fit}")
+        middle.markdown(f"{row.step_time_s:.3f} s, {_change(row, bands)}: {escaped(row.why)}.{fit}")
         key_, value = split_key_value(row.override)
         right.button(
             "Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value or ""))
         )
+
+
+def _bands_of_changes(scenario: Scenario, result: Result, shown: Any) -> dict[str, Band]:
+    """Intervals of the changes, by override; none while a job computes them."""
+    key = f"neighbour bands/{state.cache_key(without_prices(scenario))}/{'/'.join(r.override for r in shown)}"
+    try:
+        found: dict[str, Band] | None = background.value(
+            "neighbour bands",
+            key,
+            "how sure these differences are: being computed; until then they are grey",
+            predictions.neighbour_bands,
+            scenario,
+            result,
+            shown,
+        )
+    except MoesimError as error:
+        st.caption(f"No intervals of the differences: {escaped(error)}")
+        return {}
+    if found is not None:
+        st.caption("In brackets P10 to P90 of the difference; grey: within its uncertainty.")
+    return found or {}
+
+
+def _change(row: Neighbour, bands: Mapping[str, Band]) -> str:
+    """A relative change in words; grey where it is not known to exceed its own uncertainty."""
+    band = bands.get(row.override)
+    if band is None:
+        return f":gray[{row.change:+.1%}]"
+    words = f"{row.change:+.1%} ({band.p10:+.1%} to {band.p90:+.1%})"
+    if not band.has_sign:
+        return f":gray[{words}, uncertain]"
+    return f":{'green' if row.change < 0.0 else 'red'}[{words}]"
 
 
 def _plain(value: str) -> object:

@@ -9,9 +9,13 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, runs_and_scores, state, widgets
+from moesim.app import exports, page_style, runs_and_scores, state, tooltips, widgets
 from moesim.app.charts import run_cost as charts
+from moesim.app.charts import style
+from moesim.app.confidence import badge, muted
 from moesim.app.escaping import escaped
+from moesim.app.number_text import span
+from moesim.app.run_explanations import derivations
 from moesim.app.views import headline
 from moesim.hwmodels.energy import list_energy_sites
 from moesim.hwmodels.failure import list_failure_rates, list_restarts
@@ -19,6 +23,7 @@ from moesim.hwmodels.price import list_prices, load_prices
 from moesim.hwmodels.purchase import list_purchases
 from moesim.hwmodels.storage import list_storage
 from moesim.hwmodels.units import format_quantity
+from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
@@ -40,19 +45,28 @@ def show() -> None:
         _inputs(scenario)
     result, report = _computed(scenario)
     headline.shortage(result)
-    _headline(report, result.memory.fits)
-    left, right = st.columns(2)
+    _headline(scenario, result, report)
+    roofline = muted(result.confidence)
+    left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Where the GPU-hours go")
         hours = report.gpu_hours
         st.markdown(
-            f"{hours.productive:,.0f} productive of {hours.total:,.0f} GPU-hours; {hours.billed:,.0f} billed "
-            "with spares."
+            f"{headline.compact(hours.productive)} productive of {headline.compact(hours.total)} GPU-hours; "
+            f"{headline.compact(hours.billed)} billed with spares."
         )
         if hours.total > hours.productive:
-            widgets.figure(charts.overheads(hours), "GPU-hours besides productive ones", key="hours")
+            widgets.figure(
+                style.muted(charts.overheads(hours), roofline),
+                "GPU-hours besides productive ones",
+                key="hours",
+            )
         st.subheader("When it ends")
-        widgets.figure(charts.outlook(report.outlook), "Chance that the run is over by a day", key="days")
+        widgets.figure(
+            style.muted(charts.outlook(report.outlook), roofline),
+            "Chance that the run is over by a day",
+            key="days",
+        )
         if report.finish is not None:
             days = report.finish
             st.caption(
@@ -62,12 +76,18 @@ def show() -> None:
     with right:
         st.subheader("What stops it")
         if report.causes:
-            widgets.figure(charts.causes(report.causes), "GPU-hours lost by cause", key="causes")
+            widgets.figure(
+                style.muted(charts.causes(report.causes), roofline), "GPU-hours lost by cause", key="causes"
+            )
         else:
             st.info("Nothing interrupts this run: choose a failure rate in the sidebar.")
         st.subheader("What it costs")
         if report.cost_parts_usd:
-            widgets.figure(charts.cost_parts(report.cost_parts_usd), "Cost by part in dollars", key="cost")
+            widgets.figure(
+                style.muted(charts.cost_parts(report.cost_parts_usd), roofline),
+                "Cost by part in dollars",
+                key="cost",
+            )
         st.caption(f"{escaped(report.price[:1].upper() + report.price[1:])}.")
     _tables(report)
     _downloads(scenario, result)
@@ -237,35 +257,47 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     return whole, whole.run.report
 
 
-def _headline(report: RunReport, fits: bool) -> None:
+def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
+    own = [overridden_key(text) for text in state.overrides()]
+    helps = tooltips.texts(derivations(scenario, result, report, own), tooltips.address())
     cells = [
-        ("Days", _between(report.days, ",.1f")),
-        ("Goodput", _between(report.goodput, ".1%")),
-        ("Interruptions", _between(report.interruptions, ",.1f")),
-        ("Cost ($)", _between(report.cost_usd, None)),
-        ("Energy (kWh)", _between(report.energy_kwh, None)),
-        ("CO₂e (kg)", _between(report.co2_kg, None)),
+        ("Days", "days", _between(report.days, ",.1f")),
+        ("Goodput", "goodput", _between(report.goodput, ".1%")),
+        ("Interruptions", "interruptions", _between(report.interruptions, ",.1f")),
+        ("Cost", "cost_usd", _between(report.cost_usd, None, "$")),
+        ("Energy", "energy_kwh", _between(report.energy_kwh, None, "", " kWh")),
+        ("CO₂e", "co2_kg", _between(report.co2_kg, None, "", " kg")),
     ]
-    for row in (cells[:3], cells[3:]):
-        for column, (label, (value, words)) in zip(st.columns(3), row, strict=True):
-            column.metric(f"{label}, whole run", value)
-            column.caption(words if fits else f"{headline.DOES_NOT_FIT}  \n{words}")
+    key = f"{page_style.MUTED}-run" if muted(result.confidence) else "tiles-run"
+    with st.container(key=key):
+        for row in (cells[:3], cells[3:]):
+            for column, (label, name, (value, words)) in zip(st.columns(3), row, strict=True):
+                with column, st.container(gap=None):
+                    st.metric(f"{label}, whole run", value, help=helps.get(name))
+                    lines = [badge(result.confidence), escaped(words)]
+                    if not result.memory.fits:
+                        lines.insert(1, headline.DOES_NOT_FIT)
+                    st.caption("  \n".join(lines))
     st.caption(
         "Predicted values first, as on every page: every input at its stated value, the mean over random "
         "stops. Charts and tables below add up to them; P10, P50 and P90 are points of the distribution."
     )
+    tooltips.panel(helps)
 
 
-def _between(spread: RunSpread | None, form: str | None) -> tuple[str, str]:
+def _between(
+    spread: RunSpread | None, form: str | None, before: str = "", after: str = ""
+) -> tuple[str, str]:
     """(predicted, percentiles in words); `form` None gives three digits and a metric prefix.
 
-    Without a spread the value is "unknown".
+    Without a spread the value is "unknown". `before` and `after`: the unit.
     """
     if spread is None:
         return "unknown", "no price or no energy site is known"
 
     def text(value: float) -> str:
-        return headline.compact(value) if form is None else f"{value:{form}}"
+        number = headline.compact(value) if form is None else f"{value:{form}}"
+        return f"{before}{number}{after}"
 
     if spread.p10 == spread.p90:
         return text(spread.predicted), "the same in every run"
@@ -316,11 +348,11 @@ def _tables(report: RunReport) -> None:
     if saved is not None:
         words = (
             f"Checkpoints of {format_quantity(saved.bytes, 'bytes')} every "
-            f"{format_quantity(saved.interval_s, 's')}; training waits "
-            f"{format_quantity(saved.stall_s, 's')}, the write takes {format_quantity(saved.write_s, 's')}."
+            f"{span(saved.interval_s)}; training waits "
+            f"{span(saved.stall_s)}, the write takes {span(saved.write_s)}."
         )
         if saved.optimal_s is not None:
-            words += f" Best interval: {format_quantity(saved.optimal_s, 's')}."
+            words += f" Best interval: {span(saved.optimal_s)}."
         st.markdown(words)
     st.caption(f"{report.replicas:,} runs simulated, seed {report.seed}.")
     if report.assumptions:

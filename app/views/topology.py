@@ -10,6 +10,7 @@ import streamlit as st
 
 from moesim.app import forms, predictions, state, widgets
 from moesim.app.charts import heat_maps
+from moesim.app.confidence import badge
 from moesim.app.escaping import escaped
 from moesim.simulator.engine.full_resolution.result import FaultEffect
 from moesim.simulator.predict.result import Result
@@ -27,10 +28,15 @@ def show() -> None:
     drawn, counted = found.picture, found.inventory
     st.subheader(escaped(cluster.title), anchor=False)
     widgets.figure(heat_maps.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
-    shown = [f"{count:,} {name}" for name, count in (*counted.switches.items(), *counted.cables.items())]
+    names = heat_maps.NAMES
+    shown = [
+        *(f"{count:,} {names.get(name, name)}" for name, count in counted.switches.items()),
+        *(f"{count:,} cables {names.get(name, name)}" for name, count in counted.cables.items()),
+    ]
     left_out = sum(layer.left_out for layer in drawn.layers)
     more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
-    st.caption(f"{more}{found.kind}: {found.n_gpus:,} GPUs; in all {escaped(', '.join(shown))}.")
+    kind = found.kind.replace("-", " ")
+    st.caption(f"{more}A {kind} of {found.n_gpus:,} GPUs: {escaped(', '.join(shown))}.")
     _loads(scenario)
 
 
@@ -100,7 +106,7 @@ def _maps(result: Result) -> None:
         return
     st.markdown(
         f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
-        f"**{result.step.time_s:.3f} s** with every GPU for itself{_sure(result)}."
+        f"**{result.step.time_s:.3f} s** {badge(result.confidence)} with every GPU for itself{_sure(result)}."
     )
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
@@ -143,6 +149,10 @@ def _maps(result: Result) -> None:
 
 def _fault_costs(causes: Sequence[FaultEffect]) -> None:
     st.markdown("**What each fault costs**")
+    st.caption(
+        "Both steps of a difference share every random draw, so it is less uncertain than either. Its own "
+        "interval is not computed."
+    )
     st.dataframe(
         [
             {

@@ -10,6 +10,7 @@ import streamlit as st
 import moesim
 from moesim.app import background, predictions, state, widgets
 from moesim.app.escaping import escaped
+from moesim.app.number_text import written
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
@@ -18,6 +19,15 @@ from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws
 from moesim.simulator.studies.reprice import without_prices
 
 POINTS = ("P10", "P50", "P90")
+
+TITLES = {
+    "step_time_s": "step time",
+    "tokens_per_s": "tokens/s",
+    "mfu_causal": "MFU, causal",
+    "days": "duration",
+    "cost_usd": "cost",
+}
+"""Names of the figures that have an interval."""
 
 Side = tuple[Scenario, Result]
 
@@ -42,16 +52,22 @@ def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
                 )
             )
         except MoesimError as error:
-            st.caption(f"No interval: {error}")
+            st.caption(f"No interval: {escaped(error)}")
             return None
     return None if any(item is None for item in found) else found
 
 
 def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
-    """Offer the intervals by engine runs, and show them beside the first-order ones once they are known."""
-    if scenario.fleet is not None:
+    """Offer the intervals by engine runs, and show them beside the first-order ones once they are known.
+
+    The offer has its place before the first-order intervals come, so that nothing moves when they do.
+    """
+    if scenario.fleet is not None or scenario.stages.blocks is not None:
         return
     with st.expander("Intervals by the engine: 200 runs with all uncertain inputs off together"):
+        if not first_order:
+            st.caption("They are compared with the first-order intervals, which come first.")
+            return
         key = f"interval by engine/{state.cache_key(without_prices(scenario))}"
         try:
             whole: Result | None = widgets.long_work(
@@ -72,9 +88,12 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
         st.dataframe(
             [
                 {
-                    "figure": name,
-                    **{f"first order {p}": getattr(first_order[name], p.lower()) for p in POINTS},
-                    **{f"engine {p}": getattr(band, p.lower()) for p in POINTS},
+                    "figure": TITLES.get(name, name),
+                    **{
+                        f"first order {p}": written(name, getattr(first_order[name], p.lower()))
+                        for p in POINTS
+                    },
+                    **{f"engine {p}": written(name, getattr(band, p.lower())) for p in POINTS},
                 }
                 for name, band in engine.bands.items()
                 if name in first_order

@@ -1,6 +1,7 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
 docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/models.md,
-docs/sparse-attention.md, docs/mlperf-v6.md, docs/own-runs.md, docs/api.md and the examples' outputs.
+docs/sparse-attention.md, docs/mlperf-v6.md, docs/own-runs.md, docs/api.md, the medians that the dashboard
+shows (simulator/data/scoreboard.yaml) and the examples' outputs.
 
     python docs/writers/pages.py [--check] [--scoreboard]
 
@@ -22,6 +23,8 @@ from pathlib import Path
 
 from api_page import page as api_page
 from extend_page import filled as with_registries
+from kept_board import FILE as KEPT_BOARD
+from kept_board import current as kept_board
 from key_tables import filled
 from mlperf_page import PAGE as MLPERF
 from mlperf_page import page as mlperf_page
@@ -318,6 +321,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
     searches = section(search_all()) if scoreboard else searches_on(planner)
     return {
         PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
+        KEPT_BOARD: kept_board(board),
         README: readme_with_answer(),
         PLANNER: planner.replace(searches_on(planner), searches),
         SCENARIO: filled(SCENARIO.read_text("utf-8")),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.run_report import run_report
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.studies.compare import relative_draws
 
 Progress = Callable[[float, str], None]
 
@@ -63,6 +66,28 @@ def neighbours(
             )
         )
     return tuple(sorted(found, key=lambda n: (not n.fits, n.step_time_s, n.override)))
+
+
+def change_bands(scenario: Scenario, result: Result, found: Sequence[Neighbour]) -> dict[str, Band]:
+    """Intervals of the relative changes of the step time, by override.
+
+    The draws are shared with the scenario's own (docs/model.md, eq. U2), so that a change is less uncertain
+    than either step time. A change without draws, as on a fleet, is left out.
+    """
+    bands: dict[str, Band] = {}
+    try:
+        own = relative_draws(scenario)
+    except InputError:
+        return bands
+    for row in found:
+        try:
+            other = relative_draws(scenario.overridden(row.override))
+        except (InputError, InfeasibleError):
+            continue
+        drawn = (row.step_time_s * other) / (result.step.time_s * own) - 1.0
+        p10, p50, p90 = (float(value) for value in np.quantile(drawn, [0.1, 0.5, 0.9]))
+        bands[row.override] = Band(predicted=row.change, p10=p10, p50=p50, p90=p90)
+    return bands
 
 
 def _candidates(scenario: Scenario) -> list[tuple[str, str]]:

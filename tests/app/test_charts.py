@@ -15,10 +15,12 @@ from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.timeline import Bar, Timeline
 from moesim.simulator.run.report import OutlookRow
+from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.scoreboard.kept import kept_board
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import differences, gantt, heat_maps, run_cost, step, style  # noqa: E402
+from moesim.app.charts import differences, evidence, gantt, heat_maps, run_cost, step, style  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -80,6 +82,49 @@ def test_the_parts_of_a_breakdown_sum_to_the_step() -> None:
 def test_memory_bars_sum_to_the_total() -> None:
     total = sum(bar.x[0] for bar in step.memory(result().memory).data)
     assert total * 2**30 == pytest.approx(result().memory.total_bytes)
+
+
+def test_a_kind_of_memory_has_one_colour_for_every_model() -> None:
+    seen: dict[str, set[str]] = {}
+    for preset in moesim.presets():
+        for bar in step.memory(moesim.simulate(preset).memory).data:
+            seen.setdefault(bar.name, set()).add(bar.marker.color)
+    assert len(seen) >= 6 and all(len(colours) == 1 for colours in seen.values()), seen
+    every = [colour for colours in seen.values() for colour in colours]
+    assert len(set(every)) == len(every)
+
+
+def test_halves_of_a_backward_and_it_whole_have_colours_of_their_own() -> None:
+    assert len({style.ACTIONS[kind] for kind in ("F", "B", "I", "W")}) == 4
+    assert len(set(style.ACTIONS.values())) == len(style.ACTIONS)
+    assert len({colour for _, colour in style.CATEGORIES.values()}) == len(style.CATEGORIES)
+
+
+def test_a_chart_of_a_roofline_is_hatched_and_says_so() -> None:
+    plain, hatched = (
+        style.muted(step.breakdown(result().breakdown_by_rank_s), roofline) for roofline in (False, True)
+    )
+    assert plain.data[0].marker.pattern.shape is None and not plain.layout.annotations
+    assert hatched.data[0].marker.pattern.shape == "/"
+    assert "roofline" in hatched.layout.annotations[0].text
+    assert [bar.y for bar in hatched.data] == [bar.y for bar in plain.data]
+
+
+def test_medians_and_coverage_draw_every_set() -> None:
+    sets = kept_board().sets[:5]
+    bars, points = evidence.medians(sets).data[0], evidence.coverage(sets).data[0]
+    assert list(bars.x) == [score.median_absolute_error for score in reversed(sets)]
+    assert list(points.x) == [score.covered for score in reversed(sets)]
+
+
+def test_rows_are_named_for_people_and_no_two_alike() -> None:
+    rows = [
+        Row(id=id_, source="s", quantity="MFU", unit="1", published=1.0, predicted=1.0, relative_error=0.0,
+            used_for_calibration=False)
+        for id_ in ("a.mfu@p", "b.mfu@p", "c")
+    ]  # fmt: skip
+    names = evidence.readable(rows)
+    assert names == {"a.mfu@p": "MFU, p", "b.mfu@p": "MFU, p (b.mfu)", "c": "MFU"}
 
 
 def test_the_gantt_draws_every_bar_where_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from moesim.app.views import evidence as page
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import CollectiveRow
+from moesim.simulator.scoring.scoreboard import open_rows
+from moesim.simulator.scoring.scoreboard.kept import kept_board
 
 SCRIPT = """
 if __name__ == "__main__":  # job processes read this file too
@@ -32,11 +35,13 @@ if __name__ == "__main__":  # job processes read this file too
 """One page as the shell runs it."""
 
 
-def opened(name: str, *overrides: str) -> AppTest:
+def opened(name: str, *overrides: str, fields: Sequence[str] = ()) -> AppTest:
     """A page after its first run; nothing was raised."""
     app = AppTest.from_string(SCRIPT.replace("NAME", name), default_timeout=300)
     if overrides:
         app.query_params["set"] = list(overrides)
+    if fields:
+        app.query_params["form"] = fields
     app.run()
     assert not app.exception, app.exception
     return app
@@ -103,8 +108,8 @@ def test_another_price_changes_the_cost_and_simulates_nothing(
 def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the_visitors() -> None:
     price = "cluster.price_per_gpu_hour=$3/h"
     result, run = opened("result", price), opened("run_cost", price)
-    cost, days = metric(run, "Cost ($), whole run"), metric(run, "Days, whole run")
-    assert metric(result, "Cost") == f"${cost}" and metric(result, "Duration") == f"{days} days"
+    cost, days = metric(run, "Cost, whole run"), metric(run, "Days, whole run")
+    assert metric(result, "Cost") == cost and metric(result, "Duration") == f"{days} days"
     assert cost_of(run) == pytest.approx(moesim.simulate(pages.HOME, price).run.cost_usd, rel=1e-6)
     assert re.search(r"P10 .* M, P50 .* M, P90 .* M", texts(run))  # the others are named
     said = texts(run).replace("\\", "")  # as Markdown shows it
@@ -220,38 +225,77 @@ def test_the_scoreboard_is_filtered_and_holds_every_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         jobs.cache, "get", lambda key, get=jobs.cache.get: board if key == page.KEY else get(key)
     )
-    app = opened("evidence")
+    app = opened("evidence", fields=['evidence.part="home"'])
     assert "2 of 3 figures" in texts(app)
-    table = next(frame.value for frame in app.dataframe if "published" in frame.value)
+    table = next(frame.value for frame in app.dataframe if "predicted" in frame.value)
     assert list(table["error"]) == ["-20.0%", "+10.0%"]  # the largest first
+    assert list(table["figure"]) == ["dispatch", "step, p1"] and list(table["row"]) == ["c", "a@p1"]
     box(app, "checkbox", "Leave out what a profile was calibrated on").uncheck().run()
     assert "3 of 3 figures" in texts(app)
     next(w for w in app.text_input if w.key == "score words").set_value("DISPATCH").run()
     assert "1 of 3 figures" in texts(app) and not app.exception
 
 
-def test_where_every_number_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        jobs.cache,
-        "get",
-        lambda key, get=jobs.cache.get: runs_and_scores.Scoreboards((), ()) if key == page.KEY else get(key),
-    )
+def test_evidence_opens_on_its_headline() -> None:
     app = opened("evidence")
+    board, shown = kept_board(), {tile.label: tile.value for tile in app.metric}
+    home = moesim.published(moesim.load(pages.HOME), moesim.simulate(pages.HOME))[0]
+    assert home.quantity == "time per step"
+    assert shown["Home case, time per step"] == f"{home.relative_error:+.1%}"
+    every = board.named("all rows, complete")
+    assert shown["Median error, published steps"] == f"{every.median_absolute_error:.1%}"
+    assert shown["Inside the 80 % interval"] == f"{every.covered:.0%}"
+    assert f"committed table of {board.computed}" in texts(app)  # and says so
+    assert len(app.get("plotly_chart")) == 2
+    table = app.dataframe[0].value
+    assert len(table) == len(open_rows()) and table["measurement"].str.contains(" on ").all()
+
+
+def test_published_steps_are_found_by_words_and_by_a_link() -> None:
+    app = opened(
+        "evidence", fields=['evidence.words="megatron bridge deepseek-v3"', 'evidence.model=["moe"]']
+    )
+    table = app.dataframe[0].value
+    assert 0 < len(table) < 30 and table["measurement"].str.startswith("deepseek-v3 on ").all()
+    next(w for w in app.text_input if w.key == "step words").set_value("no such words").run()
+    assert "0 of 543 published measurements" in texts(app) and not app.exception
+    wrong = opened("evidence", fields=['evidence.words=["![x](http://h/p.png)"]', 'evidence.part="nothing"'])
+    assert len(wrong.dataframe[0].value) == len(open_rows())  # illegal fields count as their defaults
+
+
+def test_a_published_step_is_predicted_on_request() -> None:
+    row = next(row for row in open_rows() if row.id == "dgxc-001")
+    found = runs_and_scores.published_step(row.id)
+    assert found.published_step_s == row.published_step_s
+    assert found.relative_error is not None and abs(found.relative_error) < 0.5
+    assert found.interval_s is not None and found.interval_s[0] < found.interval_s[1]
+
+
+def test_where_every_number_comes_from() -> None:
+    app = opened("evidence", fields=['evidence.part="numbers"'])
     table = next(frame.value for frame in app.dataframe if "number" in frame.value)
     assert (table["source"].str.len() > 2).all() and len(table) > 20
+    assert {"model", "batch.sequences", "cluster.nodes", "run.tokens"} <= set(table["number"])
     next(w for w in app.text_input if w.key == "number words").set_value("no such words").run()
     assert "0 of" in texts(app) and not app.exception
 
 
-def test_the_scoreboard_is_computed_beside_the_page_and_can_be_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_link_opens_evidence_at_a_number_and_says_who_stated_it() -> None:
+    fields = ['evidence.part="numbers"', 'evidence.find="cluster.nodes"']
+    app = opened("evidence", "cluster.nodes=128", fields=fields)
+    (table,) = (frame.value for frame in app.dataframe if "number" in frame.value)
+    assert list(table["number"]) == ["cluster.nodes"] and list(table["value"]) == ["128"]
+    assert list(table["source"]) == ["stated by you"]
+
+
+def test_the_scoreboard_is_computed_on_request_beside_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "KEY", "evidence/test")
-    app = opened("evidence")
-    assert app.session_state["evidence job"] is not None
-    next(b for b in app.button if b.label == "Stop").click().run()
-    assert not app.exception and "evidence job" not in app.session_state
+    app = opened("evidence", fields=['evidence.part="home"'])
+    assert "job evidence" not in app.session_state
     assert any(b.label == "Compute the scoreboard" for b in app.button)
+    app.button(key="start evidence").click().run()
+    assert not app.exception and app.session_state["job evidence"] is not None
+    app.session_state["job evidence"].cancel()
 
 
 def test_the_work_function_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:

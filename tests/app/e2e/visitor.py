@@ -69,8 +69,11 @@ class Visitor:
 Visit = Callable[[], Visitor]
 
 
-def low_contrast(page: Any, axe: str) -> list[str]:
-    """Words that do not stand out from what is behind them (WCAG 2 AA), in the light and the dark theme."""
+SERIOUS = ("serious", "critical")
+
+
+def findings(page: Any, axe: str) -> list[str]:
+    """What axe-core holds against a page in the light and the dark theme, where it is serious or critical."""
     page.evaluate(axe)
     found = []
     for theme in ("light", "dark"):
@@ -78,14 +81,33 @@ def low_contrast(page: Any, axe: str) -> list[str]:
         app = "document.querySelector('[data-testid=stApp]')"
         until(page, f"getComputedStyle({app}).colorScheme === '{theme}'")
         page.wait_for_timeout(300)  # colours fade over
-        told = page.evaluate("axe.run(document, {runOnly: ['color-contrast'], resultTypes: ['violations']})")
+        told = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         found += [
-            f"{theme}: {node['html'][:120]}: {node['any'][0]['message']}"
+            f"{theme}: {rule['id']}: {node['html'][:120]}: {node['failureSummary'][:160]}"
             for rule in told["violations"]
+            if rule["impact"] in SERIOUS
             for node in rule["nodes"]
         ]
     page.emulate_media(color_scheme="light")
     return found
+
+
+SHIFTS = """
+window.shifts = [];
+new PerformanceObserver(list => list.getEntries().forEach(entry => {
+    if (!entry.hadRecentInput) window.shifts.push([entry.startTime, entry.value]);
+})).observe({type: 'layout-shift', buffered: true});
+const asking = setInterval(() => {
+    const number = '[data-testid=stMain] :is([data-testid=stMetricValue], .js-plotly-plot)';
+    if (!document.querySelector(number)) return;
+    window.firstNumber = performance.now();
+    clearInterval(asking);
+}, 20);
+"""
+"""Notes every shift of the layout, and when the first number or chart stands on the page."""
+
+SHIFTED = "window.shifts.filter(one => one[0] > window.firstNumber).reduce((sum, one) => sum + one[1], 0)"
+"""Cumulative layout shift since the first number."""
 
 
 COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(chart => {

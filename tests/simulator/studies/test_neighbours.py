@@ -8,7 +8,7 @@ import moesim
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies import neighbours as module
 from moesim.simulator.studies.faster_links import faster_links
-from moesim.simulator.studies.neighbours import neighbours
+from moesim.simulator.studies.neighbours import Neighbour, change_bands, neighbours
 
 HOME = ("deepseek-v3-2048xh800", "batch.sequences=4096")
 
@@ -46,3 +46,36 @@ def test_neighbours_are_what_the_simulator_says_of_them(monkeypatch: pytest.Monk
     assert [row.fits for row in found] == sorted((row.fits for row in found), reverse=True)
     assert said[0][0] == 0.0
     assert all(0.0 <= share < 1.0 for share, _ in said)
+
+
+def test_a_change_has_an_interval_of_its_own_narrower_than_that_of_the_step() -> None:
+    scenario = moesim.load(*HOME)
+    result = moesim.simulate(scenario, uncertainty=True)
+    faster = scenario.overridden("communication.sms=8")
+    other = moesim.simulate(faster)
+    row = Neighbour(
+        override="communication.sms=8",
+        why="",
+        step_time_s=other.step.time_s,
+        change=other.step.time_s / result.step.time_s - 1.0,
+        memory_bytes=0.0,
+        fits=True,
+    )
+    same = row.model_copy(update={"override": "seed=0", "step_time_s": result.step.time_s, "change": 0.0})
+    bands = change_bands(scenario, result, [row, same])
+    band = bands["communication.sms=8"]
+    assert result.uncertainty is not None
+    step = result.uncertainty.bands["step_time_s"]
+    assert band.p10 <= band.p50 <= band.p90 and band.predicted == row.change
+    assert band.p90 - band.p10 < (step.p90 - step.p10) / step.predicted  # the draws are shared
+    alike = bands["seed=0"]
+    assert alike.p10 == alike.p90 == 0.0 and not alike.has_sign
+
+
+def test_an_illegal_change_and_a_fleet_have_no_interval() -> None:
+    scenario = moesim.load("deepseek-v3-trace-pair")
+    result = moesim.simulate(scenario)
+    wrong = Neighbour(
+        override="parallel.ep=7", why="", step_time_s=1.0, change=0.0, memory_bytes=0.0, fits=True
+    )
+    assert change_bands(scenario, result, [wrong]) == {}

@@ -1,0 +1,35 @@
+"""The style that every page adds to the framework's own theme (app/.streamlit/config.toml)."""
+
+from __future__ import annotations
+
+MUTED = "roofline"
+"""First word of the key of a container whose figures are drawn muted, because they stand on a roofline."""
+
+STYLE = """<style>
+[data-testid=stMainBlockContainer] {padding-left: 2.5rem; padding-right: 2.5rem; padding-bottom: 3rem}
+[data-testid=stMainBlockContainer] h1 {padding-top: 0}
+[data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
+[data-testid=stBaseButton-primary]:not(:disabled),
+[data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
+  {color: light-dark(#ffffff, #0e1117)}
+[data-testid=stApp] {font-variant-numeric: tabular-nums}
+[data-testid=stCaptionContainer] {opacity: 1}
+[data-testid=stCaptionContainer] :is(p, li):not([data-testid=stTooltipHoverTarget] *)
+  {color: light-dark(#5c626b, #a8adb8)}
+[data-testid=stCaptionContainer] .stMarkdownBadge {font-size: 0.75rem !important}
+[class*=st-key-roofline] [data-testid=stMetricValue] {color: light-dark(#5f6670, #a3a8b4)}
+.js-plotly-plot :is(.xtick, .ytick) text, .js-plotly-plot :is(.xtitle, .ytitle, .bartext-outside)
+  {fill: light-dark(#4a505a, #c3c8d1) !important}
+[data-testid=stMarkdownContainer] li {margin-bottom: 0.1rem}
+:is(a, button, summary, [tabindex="0"], [role=slider]):focus-visible
+  {outline: 2px solid light-dark(#0072b2, #56b4e9); outline-offset: 2px}
+@media (max-width: 640px) {
+  [data-testid=stMainBlockContainer] {padding-left: 1rem; padding-right: 1rem}
+}
+</style>"""
+"""Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
+dark theme's light blue, because no blue contrasts both with white text and with the dark page. Digits of one
+width, so that figures below each other can be compared. Captions have a colour of their own, because the
+framework's transparency would take the contrast from badges in them. Words of charts stand out as much as
+those of the page. Figures of a roofline are grey, with at least 4.5 to 1 against the page. A control that the
+keyboard has reached has an outline."""
