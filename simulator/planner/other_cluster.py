@@ -71,9 +71,10 @@ def whole_nodes(cluster: Cluster, gpus: int) -> int:
     nodes, rest = divmod(gpus, per_node)
     if rest or not nodes:
         near = sorted({max(1, nodes) * per_node, (nodes + 1) * per_node})
+        told = " and ".join(f"{number:,}" for number in near)
         raise InputError(
             f"{gpus:,} {cluster.accelerator.name} are not a whole number of nodes, as a node has "
-            f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {' and '.join(f'{n:,}' for n in near)}",
+            f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {told}",
             key="gpus",
             nearest=near,
         )
