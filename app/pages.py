@@ -20,6 +20,7 @@ PAGES = [
     ("run_cost", "Run & cost", ":material/payments:"),
     ("calibration", "Calibration", ":material/straighten:"),
     ("evidence", "Evidence", ":material/fact_check:"),
+    ("hardware", "Hardware", ":material/memory:"),
 ]
 
 GROUPS: Mapping[str, Sequence[str]] = {

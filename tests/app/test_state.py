@@ -115,4 +115,7 @@ def test_a_link_of_compare_that_is_none(text: str) -> None:
 
 
 def test_a_link_of_compare() -> None:
-    assert scenario_links.read('["home", "seed=1", "parallel.ep=32"]') == ("home", ("seed=1", "parallel.ep=32"))
+    assert scenario_links.read('["home", "seed=1", "parallel.ep=32"]') == (
+        "home",
+        ("seed=1", "parallel.ep=32"),
+    )
