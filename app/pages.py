@@ -21,6 +21,7 @@ PAGES = [
     ("calibration", "Calibration", ":material/straighten:"),
     ("evidence", "Evidence", ":material/fact_check:"),
     ("hardware", "Hardware", ":material/memory:"),
+    ("curves", "Curves", ":material/ssid_chart:"),
 ]
 
 GROUPS: Mapping[str, Sequence[str]] = {
