@@ -20,6 +20,8 @@ PAGES = [
     ("run_cost", "Run & cost", ":material/payments:"),
     ("calibration", "Calibration", ":material/straighten:"),
     ("evidence", "Evidence", ":material/fact_check:"),
+    ("hardware", "Hardware", ":material/memory:"),
+    ("curves", "Curves", ":material/ssid_chart:"),
 ]
 
 GROUPS: Mapping[str, Sequence[str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import streamlit as st
 
@@ -22,7 +21,8 @@ from moesim.simulator.studies.sensitivity import Sensitivity
 
 SHOWN = {"step_time_s": False, "tokens_per_s_per_gpu": True, "days": False, "cost_usd": False}
 """Figures of the page, and whether a larger value is better."""
-FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
+"""Factors of a bandwidth, each a button."""
 
 
 def show() -> None:
@@ -89,25 +89,24 @@ def _kernels(scenario: Scenario) -> list[str]:
 
 
 def _links(scenario: Scenario) -> list[str]:
+    """Buttons for slower and faster links, so that twice the bandwidth is one click."""
     node = scenario.machine.node
+    scale_up = "NVLink" if node.accelerator.vendor == "NVIDIA" else "Scale-up"
     chosen = {}
     for name, label, figure in (
-        ("nic", "NIC bandwidth (per GPU and direction)", node.nic_bandwidth),
-        ("scale_up", "Scale-up bandwidth (per GPU and direction)", node.accelerator.scale_up_bandwidth),
+        ("nic", "NIC", node.nic_bandwidth),
+        ("scale_up", scale_up, node.accelerator.scale_up_bandwidth),
     ):
         if figure is not None:
             value = figure.value * (node.n_nics_per_gpu if name == "nic" else 1)
-            chosen[name] = st.select_slider(
-                label,
+            found = st.segmented_control(
+                f"{label} bandwidth, now {format_quantity(value, 'bytes_per_s')} a GPU and direction",
                 FACTORS,
-                format_func=partial(_rate, value),
+                format_func=lambda factor: f"x{factor:g}",
                 **forms.one_of(f"what-if.{name}", FACTORS, 1.0, f"what if {name} {value:g}"),
             )
+            chosen[name] = 1.0 if found is None else found  # a second click on a button takes it back
     return list(faster_links(scenario, **chosen))
-
-
-def _rate(bytes_per_s: float, factor: float) -> str:
-    return f"x {factor:g} = {format_quantity(bytes_per_s * factor, 'bytes_per_s')}"
 
 
 def _load(scenario: Scenario) -> list[str]:

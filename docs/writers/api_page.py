@@ -24,7 +24,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("compare", "Comparison", "sweep", "Sweep", "Progress", "neighbours"),
     ),
     ("How sure", ("interval", "sensitivity", "Sensitivity", "Uncertainty")),
-    ("Planning", ("plan", "PlanSpace", "PlanResult")),
+    ("Planning", ("plan", "PlanSpace", "PlanResult", "compare_hardware", "HardwareComparison")),
     ("Training frameworks", ("trainer", "Trainer", "import_launch", "Understanding")),
     ("The whole run", ("run", "RunReport")),
     ("Published figures", ("published", "score")),

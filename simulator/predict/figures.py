@@ -83,11 +83,15 @@ PROPORTIONAL_TO: dict[str, Metric] = {
 POWERS: dict[str, int] = {
     **{str(name): power for name, power in UNCERTAIN.items()},
     **{name: UNCERTAIN[of] for name, of in PROPORTIONAL_TO.items()},
+    "tokens_per_usd": -1,
+    "usd_per_billion_tokens": 1,
+    "gpu_hours_per_billion_tokens": 1,
 }
 """Figures that depend on the step time, with the power of it to which each is proportional."""
 
 NORMALISED: dict[str, Callable[[Figures], float | None]] = {
     "tokens_per_usd": lambda r: r.run.tokens / r.run.cost_usd if r.run.cost_usd else None,
+    "usd_per_billion_tokens": lambda r: r.run.cost_usd / r.run.tokens * 1e9 if r.run.cost_usd else None,
     "gpu_hours_per_billion_tokens": lambda r: r.run.gpu_hours / r.run.tokens * 1e9,
 }
 """Totals of a run, normalised to compare runs with different numbers of GPUs, prices or tokens."""

@@ -188,12 +188,17 @@ def price_of(node: Node) -> Offer | None:
     offers = load_prices(name).offers
     term = next(term for term in _data().prices.terms if any(offer.term == term for offer in offers))
     fitting = sorted((o for o in offers if o.term == term), key=lambda offer: offer.value)
-    offer, choice = fitting[(len(fitting) - 1) // 2], _data().nodes.get(name)
-    if choice is None or choice.node != node.name:
+    offer, share = fitting[(len(fitting) - 1) // 2], paid_share(node)
+    if share == 1.0:
         return offer
-    share = choice.paid / node.n_gpus
-    paid = f"{offer.source}; times {choice.paid}/{node.n_gpus}: spare GPUs are paid"
+    paid = f"{offer.source}; times {round(share * node.n_gpus)}/{node.n_gpus}: spare GPUs are paid"
     return offer.model_copy(update={"value": offer.value * share, "kind": "derived", "source": paid})
+
+
+def paid_share(node: Node) -> float:
+    """GPUs that are rented for each GPU of a node that is used: above 1 where a rack has spares."""
+    choice = _data().nodes.get(node.accelerator.name)
+    return 1.0 if choice is None or choice.node != node.name else choice.paid / node.n_gpus
 
 
 def with_default_price(cluster: Cluster) -> Cluster:

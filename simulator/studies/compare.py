@@ -15,7 +15,7 @@ from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.driver import predict
-from moesim.simulator.predict.figures import POWERS, figures
+from moesim.simulator.predict.figures import NORMALISED, POWERS, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
@@ -117,7 +117,7 @@ def compare(
     results, draws = [], []
     for scenario in scenarios:
         if uncertainty:
-            result, factors = _drawn(scenario)
+            result, factors = predicted_with_draws(scenario)
             draws.append(factors)
         else:
             result = simulate(scenario)
@@ -144,10 +144,14 @@ def relative_draws(scenario: Scenario) -> FloatArray:
     Two scenarios share the draws of every source that they have in common (docs/model.md, eq. U2), so their
     difference is less uncertain than either. Raises InputError for an illegal scenario and for a fleet.
     """
-    return _drawn(scenario)[1]
+    return predicted_with_draws(scenario)[1]
 
 
-def _drawn(scenario: Scenario) -> tuple[Result, FloatArray]:
+def predicted_with_draws(scenario: Scenario) -> tuple[Result, FloatArray]:
+    """The prediction of a scenario, and its `relative_draws`, which cost little more together than alone.
+
+    Raises InputError for an illegal scenario and for a fleet.
+    """
     prepared, executions, result = predict(scenario)
     drawn = samples_of(result, entry_effects(prepared, executions))["step_time_s"]
     return result, np.asarray(drawn / result.step.time_s)
@@ -178,7 +182,11 @@ def bands_of_changes(
 
 def _powered(result: Result) -> dict[str, tuple[float, int]]:
     """Figures that are proportional to a power of the step time, with that power, by name."""
-    values = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
+    values = {
+        **figures(result),
+        "tokens_per_day": result.step.tokens_per_day,
+        **{name: read(result) for name, read in NORMALISED.items()},
+    }
     return {
         name: (value, power) for name, power in POWERS.items() if isinstance(value := values[name], float)
     }

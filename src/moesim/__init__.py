@@ -10,8 +10,9 @@
 `load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
 `Scenario.replace` changes keys. `simulate`, `estimate` (closed form, a fraction of a second), `explain`,
 `compare`, `sweep`, `sensitivity` and `interval` take a `Scenario`, a preset name or a file. Results have
-`to_dict()` and `to_pandas()`, and notebooks show them as tables. `plan` searches plans; `run` predicts
-the whole run with its failures and cost; `score` compares the home case with every published figure.
+`to_dict()` and `to_pandas()`, and notebooks show them as tables. `plan` searches plans, and
+`compare_hardware` does so on several clusters; `run` predicts the whole run with its failures and cost;
+`score` compares the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from moesim.version import __version__
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
     from moesim.simulator.planner.estimate import Estimate
+    from moesim.simulator.planner.hardware import HardwareComparison, compare_hardware
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
     from moesim.simulator.planner.space import PlanSpace
@@ -50,6 +52,7 @@ __all__ = [
     "Comparison",
     "Estimate",
     "Explanation",
+    "HardwareComparison",
     "InfeasibleError",
     "InputError",
     "MoesimError",
@@ -68,6 +71,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "compare_hardware",
     "estimate",
     "explain",
     "import_launch",
@@ -92,6 +96,7 @@ _LAZY = {
     "Comparison": "moesim.simulator.studies.compare",
     "Estimate": "moesim.simulator.planner.estimate",
     "Explanation": "moesim.simulator.studies.explain",
+    "HardwareComparison": "moesim.simulator.planner.hardware",
     "InfeasibleError": "moesim.hwmodels.errors",
     "InputError": "moesim.hwmodels.errors",
     "MoesimError": "moesim.hwmodels.errors",
@@ -107,6 +112,7 @@ _LAZY = {
     "Trainer": "moesim.simulator.trainers.trainer",
     "Uncertainty": "moesim.simulator.predict.band",
     "Understanding": "moesim.simulator.trainers.meaning.understand",
+    "compare_hardware": "moesim.simulator.planner.hardware",
     "plan": "moesim.simulator.planner.search",
     "score": "moesim.simulator.scoring.published",
 }

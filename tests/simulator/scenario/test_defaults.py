@@ -16,7 +16,7 @@ from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.node import load_node
-from moesim.hwmodels.price import load_prices
+from moesim.hwmodels.price import RentChoice, load_prices
 from moesim.hwmodels.profile_choice import accelerators_of
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
@@ -273,7 +273,8 @@ def test_prices_are_offers() -> None:
     offer = price_of(load_node("hgx-h200"))
     assert offer is not None and offer in load_prices("h200-sxm").offers and offer.term == "reserved"
     rack = price_of(load_node("gb200-nvl72-64"))
-    assert rack is not None and rack.value == pytest.approx(load_prices("gb200").offers[0].value * 72 / 64)
+    reserved = load_prices("gb200").choose(RentChoice(term="reserved"))
+    assert rack is not None and rack.value == pytest.approx(reserved.value * 72 / 64)
     assert price_of(load_node("gaudi3-8")) is None
     none = five(cluster={"accelerator": "gaudi3", "nodes": 4})
     assert none.machine.price_per_gpu_hour is None

@@ -1,0 +1,116 @@
+"""The points of the page Curves: which are known, and which are computed next, the nearest ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from moesim.app import curve_jobs, jobs
+from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.curves import AxisName, CurveAxis, CurvePoint
+
+PER_JOB = 3
+"""Points of one job: enough to share what they have in common, few enough to appear one after the other."""
+AT_ONCE = 2
+"""Jobs asked for at a time; one of them runs and one waits, so that other pages find their lane free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some values of one axis, which one job computes."""
+
+    axis: CurveAxis
+    places: tuple[int, ...]
+    key: str
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values at the places."""
+        return tuple(self.axis.values[place] for place in self.places)
+
+
+@dataclass(slots=True)
+class CurveRun:
+    """The curves of one scenario, as far as they are known."""
+
+    key: str
+    scenario: Scenario
+    parts: tuple[Part, ...]
+    points: dict[tuple[AxisName, int], CurvePoint] = field(default_factory=dict)
+    running: dict[str, jobs.Job] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Number of points of all curves."""
+        return sum(len(part.places) for part in self.parts)
+
+    @property
+    def done(self) -> bool:
+        """Whether every point is known."""
+        return len(self.points) == self.total
+
+    def step(self) -> None:
+        """Take over what is known, and ask for the next points; returns at once."""
+        for part in self._missing():
+            known = jobs.cache.get(part.key)
+            if known is not None:
+                self._take(part, known)
+                continue
+            job = self.running.get(part.key)
+            if job is not None and job.done:
+                self._take(part, _ended(part, job))
+        for part in self._missing():
+            if len(self.running) >= AT_ONCE:
+                break
+            if part.key not in self.running:
+                self.running[part.key] = jobs.submit(
+                    part.key, curve_jobs.points, self.scenario, part.axis.name, part.values, lane="beside"
+                )
+
+    def stop(self) -> None:
+        """Give up what still runs."""
+        for job in self.running.values():
+            if not job.done:
+                job.cancel()
+        self.running.clear()
+
+    def of(self, axis: CurveAxis) -> dict[int, CurvePoint]:
+        """The known points of one axis by place, in order."""
+        return {
+            place: self.points[axis.name, place]
+            for place in range(len(axis.values))
+            if (axis.name, place) in self.points
+        }
+
+    def _missing(self) -> list[Part]:
+        return [part for part in self.parts if (part.axis.name, part.places[0]) not in self.points]
+
+    def _take(self, part: Part, found: Sequence[CurvePoint]) -> None:
+        self.running.pop(part.key, None)
+        for place, point in zip(part.places, found, strict=True):
+            self.points[part.axis.name, place] = point
+
+
+def curve_run(key: str, scenario: Scenario, found: Sequence[CurveAxis]) -> CurveRun:
+    """The curves of a scenario, of which nothing is known yet; `key` names the scenario."""
+    by_axis = [list(_parts(key, axis)) for axis in found]
+    order = [part for round_ in zip_longest(*by_axis) for part in round_ if part is not None]
+    return CurveRun(key, scenario, tuple(order))
+
+
+def _parts(key: str, axis: CurveAxis) -> Iterator[Part]:
+    places = axis.nearest_first()
+    for first in range(0, len(places), PER_JOB):
+        some = places[first : first + PER_JOB]
+        yield Part(axis, some, f"curve/{key}/{axis.name}/{','.join(f'{axis.values[n]:g}' for n in some)}")
+
+
+def _ended(part: Part, job: jobs.Job) -> tuple[CurvePoint, ...]:
+    """The points of a finished job; those of one that failed carry its reason."""
+    try:
+        found: tuple[CurvePoint, ...] = job.result()
+    except MoesimError as error:
+        return tuple(CurvePoint(value, "failed", str(error)) for value in part.values)
+    return found

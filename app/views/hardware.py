@@ -1,0 +1,299 @@
+"""The page Hardware: the same job planned on several clusters, in one table per GPU, dollar and token."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import streamlit as st
+
+from moesim.app import forms, hardware_jobs, jobs, state, widgets
+from moesim.app.charts import hardware as charts
+from moesim.app.confidence import muted, word
+from moesim.app.escaping import escaped
+from moesim.app.views import hardware_table, headline
+from moesim.hwmodels import list_clusters
+from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.simulator.planner.hardware import (
+    LEAST,
+    MOST,
+    ClusterPlan,
+    HardwareComparison,
+    Search,
+    gpus_for,
+    hardware_comparison,
+    priced_scenario,
+)
+from moesim.simulator.planner.payment import PAYMENTS, Payment
+from moesim.simulator.scenario import Scenario
+
+SAME_GPUS, AS_SHIPPED, SAME_BUDGET = "same number of GPUs", "as shipped", "same dollars an hour"
+SIZES = (SAME_GPUS, AS_SHIPPED, SAME_BUDGET)
+MOST_GPUS = 131_072
+MOST_USD_PER_HOUR = 1_000_000.0
+SEARCHES: dict[Search, str] = {"narrow": "quick", "whole": "every plan"}
+PAID: dict[Payment, str] = {
+    "as stated": "each as its data says",
+    "on-demand": "all rented on demand",
+    "reserved": "all reserved",
+    "spot": "all rented on the spot market",
+    "capacity-block": "all rented in capacity blocks",
+    "purchase": "all bought",
+}
+CHARTED = {
+    "usd_per_billion_tokens": "dollars per billion tokens",
+    "tokens_per_usd": "tokens per dollar",
+    "tokens_per_s_per_gpu": "tokens/s/GPU",
+    "gpu_hours_per_billion_tokens": "GPU-hours per billion tokens",
+    "kwh_per_billion_tokens": "kWh per billion tokens",
+    "days": "days",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a visitor asks: clusters with their GPUs (None: as shipped), and how plans are found."""
+
+    scenario: Scenario
+    names: tuple[str, ...]
+    gpus: dict[str, int | None]
+    problems: dict[str, str]
+    search: Search
+
+    def key(self, name: str) -> str:
+        """Key of the job for one cluster, by everything that its plan depends on."""
+        asked = f"{state.cache_key(self.scenario)}/{name}/{self.gpus[name]}/{self.search}"
+        return f"hardware/{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    st.markdown(
+        f"{escaped(scenario.shape.name)} with the batch and tokens of this scenario, planned anew on each "
+        "cluster."
+    )
+    question, payment = _question(scenario)
+    if len(question.names) < LEAST:
+        st.info("Choose at least two clusters.", icon=":material/add:")
+        return
+    plans = _plans(question)
+    if plans:
+        _answer(question, plans, payment)
+
+
+def _question(scenario: Scenario) -> tuple[Question, Payment]:
+    own = scenario.machine
+    known = list(dict.fromkeys((own.name, *list_clusters())))
+    names = st.multiselect(
+        "Clusters",
+        known,
+        max_selections=MOST,
+        help=f"{LEAST} to {MOST}; the others are compared with the first",
+        **forms.some_of("hardware.clusters", known, (own.name,), "hardware clusters"),
+    )
+    first, second, third, fourth = st.columns([3, 2, 3, 2], vertical_alignment="bottom")
+    with first:
+        size = st.selectbox("Size", SIZES, **forms.one_of("hardware.size", SIZES, SAME_GPUS, "hardware size"))
+    with third:
+        payment: Payment = st.selectbox(
+            "Paid how",
+            PAYMENTS,
+            format_func=PAID.__getitem__,
+            help="Rents are the latest shipped offers of that term; a purchase counts hardware, building, "
+            "upkeep and electricity. Prices change no plan",
+            **forms.one_of("hardware.payment", PAYMENTS, "as stated", "hardware payment"),
+        )
+    with second:
+        gpus, problems = _sizes(scenario, names, size, payment)
+    with fourth:
+        options = list(SEARCHES)
+        found = st.segmented_control(
+            "Search",
+            options,
+            format_func=SEARCHES.__getitem__,
+            help="Quick keeps ZeRO stage, SMs and context parallelism and leaves interleaving out: seconds a "
+            "cluster. Every plan takes about a minute a cluster",
+            **forms.one_of("hardware.search", options, "narrow", "hardware search"),
+        )
+    search: Search = found or "narrow"
+    return Question(scenario, tuple(names), gpus, problems, search), payment
+
+
+def _sizes(
+    scenario: Scenario, names: Sequence[str], size: str, payment: Payment
+) -> tuple[dict[str, int | None], dict[str, str]]:
+    """(GPUs of each cluster, reason by cluster that has no size)."""
+    own = scenario.machine
+    if size == AS_SHIPPED:
+        st.text_input("GPUs", "each its own", disabled=True, key="hardware as shipped")
+        return dict.fromkeys(names), {}
+    if size == SAME_GPUS:
+        gpus = st.number_input(
+            "GPUs",
+            1,
+            MOST_GPUS,
+            **forms.number("hardware.gpus", 1, MOST_GPUS, own.n_gpus, f"gpus {own.n_gpus}"),
+        )
+        return dict.fromkeys(names, int(gpus)), {}
+    stated = own.price_per_gpu_hour
+    hourly = round(own.n_gpus * (stated.value if stated is not None else 2.0), 2)
+    usd = st.number_input(
+        "Dollars an hour",
+        1.0,
+        MOST_USD_PER_HOUR,
+        **forms.number("hardware.budget", 1.0, MOST_USD_PER_HOUR, hourly, f"budget {hourly}"),
+    )
+    found: dict[str, int | None] = {}
+    problems = {}
+    for name in names:
+        try:
+            found[name] = gpus_for(scenario, name, float(usd), payment)
+        except InputError as error:
+            found[name], problems[name] = None, str(error)
+    return found, problems
+
+
+def _plans(question: Question) -> list[ClusterPlan]:
+    """The plans that are known, in the order of the clusters; the others show a button or their progress."""
+    keys = {name: question.key(name) for name in question.names if name not in question.problems}
+    if any(not jobs.known(key) for key in keys.values()):
+        st.button("Compare", type="primary", key="hardware compare", on_click=_start, args=(question,))
+    found = []
+    for name in question.names:
+        if name in question.problems:
+            found.append(ClusterPlan(name, question.search, None, problem=question.problems[name]))
+            continue
+        if not jobs.known(keys[name]):
+            continue
+        try:
+            plan = _computed(question, name, keys[name])
+        except MoesimError as error:
+            plan = ClusterPlan(name, question.search, None, problem=str(error))
+        if plan is not None:
+            found.append(plan)
+    return found
+
+
+def _computed(question: Question, name: str, key: str) -> ClusterPlan | None:
+    """The plan of one cluster, or None while its progress is shown."""
+    known: ClusterPlan | None = jobs.cache.get(key)
+    if known is not None:
+        return known
+    left, right = st.columns([2, 7], vertical_alignment="center")
+    left.markdown(f"**{escaped(name)}**")
+    with right:
+        plan: ClusterPlan | None = widgets.long_work(
+            f"Plans on {name}",
+            key,
+            f"Plan on {escaped(name)}",
+            hardware_jobs.best_on,
+            question.scenario,
+            name,
+            question.gpus[name],
+            question.search,
+            with_progress=True,
+        )
+    return plan
+
+
+def _start(question: Question) -> None:
+    """Start one job for every cluster whose plan is not known; they run one after the other."""
+    for name in question.names:
+        if name in question.problems or jobs.known(question.key(name)):
+            continue
+        widgets.start(
+            f"Plans on {name}",
+            question.key(name),
+            hardware_jobs.best_on,
+            question.scenario,
+            name,
+            question.gpus[name],
+            question.search,
+            with_progress=True,
+        )
+
+
+def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) -> None:
+    table = hardware_comparison(question.scenario, plans, payment)
+    st.html(hardware_table.text(table))
+    _open_as(plans, payment)
+    shown = [name for name in CHARTED if any(name in row.figures for row in table.clusters)]
+    if shown:
+        figure = st.segmented_control(
+            "Shown",
+            shown,
+            format_func=CHARTED.__getitem__,
+            label_visibility="collapsed",
+            **forms.one_of("hardware.figure", list(CHARTED), shown[0], f"hardware figure {shown[0]}"),
+        )
+        figure = figure if figure in shown else shown[0]
+        widgets.figure(
+            charts.intervals(_bars(table, figure), CHARTED[figure]),
+            f"{CHARTED[figure]} of each cluster, with P10 to P90",
+            "hardware chart",
+        )
+    if any(row.confidence is not None and muted(row.confidence) for row in table.clusters):
+        st.caption(
+            ":material/show_chart: Roofline: nobody measured or published rates of this accelerator; "
+            "datasheet peaks and an assumed efficiency stand in for them."
+        )
+    st.caption(_how(question))
+    st.download_button(
+        "Table (CSV)", _as_csv(table), "hardware.csv", "text/csv", on_click="ignore", key="hardware csv"
+    )
+
+
+def _open_as(plans: Sequence[ClusterPlan], payment: Payment) -> None:
+    """A button for each cluster that has a plan."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("Open as the scenario:", width="content")
+        for plan in plans:
+            scenario = priced_scenario(plan, payment)
+            if scenario is not None:
+                st.button(
+                    escaped(plan.cluster),
+                    key=f"hardware open {plan.cluster}",
+                    icon=":material/open_in_new:",
+                    on_click=state.adopt,
+                    args=(scenario,),
+                )
+
+
+def _bars(table: HardwareComparison, figure: str) -> list[charts.Bar]:
+    return [
+        charts.Bar(
+            f"{row.cluster} ({row.n_gpus:,} GPUs)",
+            headline.written(figure, band.predicted),
+            (band.predicted, band.p10, band.p90),
+            word(row.confidence),
+        )
+        for row in table.clusters
+        if row.confidence is not None and (band := row.figures.get(figure)) is not None
+    ]
+
+
+def _how(question: Question) -> str:
+    how = (
+        "Quick search: ZeRO stage, communication SMs and context parallelism stay, no interleaving."
+        if question.search == "narrow"
+        else "Every plan of the planner's space in the scenario's number format."
+    )
+    return (
+        f"{how} Below each figure P10 to P90, then the difference from the first cluster with its own "
+        "interval: grey where that contains zero. Costs are of the main phase, without stops; energy counts "
+        "every board at its power limit."
+    )
+
+
+def _as_csv(table: HardwareComparison) -> bytes:
+    rows = table.rows()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

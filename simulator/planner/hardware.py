@@ -1,0 +1,346 @@
+"""Compares clusters for one training job: the best plan on each, per GPU, per dollar and per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.provenance import SourcedUsdPerHour
+from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.planner.other_cluster import even_nodes, machine_of, on_cluster
+from moesim.simulator.planner.payment import Payment, paid, price_under
+from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
+from moesim.simulator.planner.result import PlanRow
+from moesim.simulator.planner.search import plan
+from moesim.simulator.planner.space import PlanSpace
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.run_plan import RunPlan
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws, predicted_with_draws
+from moesim.simulator.studies.reprice import repriced, unpriced
+
+LEAST, MOST = 2, 6
+"""Fewest and most clusters in one comparison."""
+
+Search = Literal["narrow", "whole"]
+"""How plans are searched: in `narrow_space`, or in the planner's whole default space."""
+
+SEARCHED = 0.85
+"""Share of the progress at which the search is done and the interval of the best plan begins."""
+JOULES_PER_KWH = 3.6e6
+KWH = "kwh_per_billion_tokens"
+
+FIGURES = (
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "mfu_causal",
+    "usd_per_billion_tokens",
+    "tokens_per_usd",
+    "gpu_hours_per_billion_tokens",
+    "days",
+    "gpu_hours",
+    "cost_usd",
+)
+"""Figures of a row that have an interval; `KWH` is added where the board's power is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """The best plan of a scenario on one cluster, without prices; `problem` says why there is none.
+
+    `scenario` is that of the plan, with the whole run of the scenario; `draws` [SAMPLES] are the
+    `relative_draws` of its step time. `plan` holds the searched plan; both are None with a problem.
+    """
+
+    cluster: str
+    search: Search
+    machine: Cluster | None
+    scenario: Scenario | None = None
+    result: Result | None = None
+    draws: FloatArray | None = None
+    plan: PlanRow | None = None
+    considered: int = 0
+    problem: str = ""
+
+
+class HardwareRow(Frozen):
+    """One cluster of a comparison. Figures are None or absent where they are not known, never zero."""
+
+    cluster: str
+    accelerator: str
+    n_gpus: int | None
+    nodes: int | None
+    search: Search
+    problem: str = ""
+    """Why there is no plan for this cluster; empty where there is one."""
+    plan: str | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    considered: int = 0
+    """Plans that the search considered."""
+    fits: bool | None = None
+    memory_bytes: float | None = None
+    profile: str | None = None
+    confidence: Confidence | None = None
+    usd_per_gpu_hour: float | None = None
+    price: SourcedUsdPerHour | None = None
+    price_problem: str = ""
+    """Why there is no price with the chosen payment."""
+    figures: dict[str, Band] = Field(default_factory=dict)
+    """Predicted value, P10, P50 and P90 by name (`FIGURES`, `KWH`)."""
+    differences: dict[str, Band] = Field(default_factory=dict)
+    """This cluster minus the first one, from random draws that they share; empty for the first."""
+
+
+class HardwareComparison(TableResult):
+    """Clusters side by side for one model, batch and run, each with the best plan found on it."""
+
+    scenario: str
+    payment: Payment
+    clusters: tuple[HardwareRow, ...]
+
+    def rows(self) -> list[Row]:
+        """One row for each cluster, with its plan, its figures and their ends."""
+        return [_flat(row) for row in self.clusters]
+
+
+def compare_hardware(
+    scenario: Scenario,
+    clusters: Sequence[str],
+    *,
+    gpus: int | Mapping[str, int] | None = None,
+    usd_per_hour: float | None = None,
+    payment: Payment = "as stated",
+    search: Search = "whole",
+    workers: int = 1,
+    progress: OnProgress | None = None,
+) -> HardwareComparison:
+    """Plan a scenario's model, batch and run on each of two to six clusters, and compare the best plans.
+
+    `clusters`: names of shipped clusters, or the name of the scenario's own. `gpus`: accelerators of each,
+    one number for all or by cluster; absent, the cluster's own number. `usd_per_hour`: instead, what a
+    cluster may cost an hour. `payment`: how every cluster is paid. `search`: `narrow` keeps the scenario's
+    ZeRO stage and context parallelism and takes seconds. `progress` is called with the share of the work (0
+    to 1) and a text. A cluster that cannot run the job has a row with the reason. Raises InputError for
+    another number of clusters and for contradictory sizes.
+    """
+    if not LEAST <= len(clusters) <= MOST or len(set(clusters)) != len(clusters):
+        raise InputError(f"compare_hardware takes {LEAST} to {MOST} different clusters, not {list(clusters)}")
+    if gpus is not None and usd_per_hour is not None:
+        raise InputError("compare_hardware: give gpus or usd_per_hour, not both")
+    say, found = progress or no_progress, []
+    for number, name in enumerate(clusters):
+        part = scaled(say, number / len(clusters), (number + 1) / len(clusters))
+        size = gpus.get(name) if isinstance(gpus, Mapping) else gpus
+        try:
+            if usd_per_hour is not None:
+                size = gpus_for(scenario, name, usd_per_hour, payment)
+        except InputError as error:
+            found.append(ClusterPlan(name, search, None, problem=str(error)))
+            continue
+        found.append(plan_on(scenario, name, size, search=search, workers=workers, progress=part))
+    return hardware_comparison(scenario, found, payment)
+
+
+def gpus_for(scenario: Scenario, name: str, usd_per_hour: float, payment: Payment) -> int:
+    """Accelerators of a cluster that cost at most so many dollars an hour together (whole, even nodes).
+
+    Raises InputError where the cluster has no price, and where one node costs more.
+    """
+    cluster = machine_of(scenario, name)
+    price = price_under(cluster, payment)
+    if price is None or price.value <= 0.0:
+        raise InputError(f"no price of {cluster.accelerator.name} is known: its size for a budget is unknown")
+    per_node = cluster.node.n_gpus * price.value
+    if per_node > usd_per_hour:
+        raise InputError(f"one node costs ${per_node:,.2f} an hour, more than ${usd_per_hour:,.2f}")
+    return even_nodes(int(usd_per_hour / per_node * (1.0 + 1e-9))) * cluster.node.n_gpus
+
+
+def narrow_space(scenario: Scenario) -> PlanSpace:
+    """A space that a search finishes in seconds.
+
+    ZeRO stage, context parallelism and communication SMs are the scenario's, interleaving and placements of
+    experts are left out; TP, PP, EP, micro-batch, recompute and the schedules without interleaving are free.
+    """
+    own = scenario.parallel
+    return PlanSpace(
+        cp=(own.cp,),
+        vpp=(1,),
+        zero_stage=(own.zero_stage,),
+        microbatch=tuple(sorted({1, 2, own.microbatch})),
+        sms=(scenario.communication.sms,),
+        precision=(scenario.precision,),
+        schedule=tuple(name for name, spec in SCHEDULES.items() if not spec.free_vpp),
+    )
+
+
+def plan_on(
+    scenario: Scenario,
+    name: str,
+    gpus: int | None = None,
+    *,
+    search: Search = "whole",
+    workers: int = 1,
+    progress: OnProgress | None = None,
+) -> ClusterPlan:
+    """The fastest plan for a scenario's job on one cluster, with the draws of its interval.
+
+    `gpus` and the keys that change with the accelerator: see `on_cluster`. The recipe stays the scenario's
+    where the accelerator has it. Input that is illegal on this cluster, and a job that fits with no plan,
+    become the result's `problem`.
+    """
+    say = progress or no_progress
+    machine: Cluster | None = None
+    try:
+        machine = machine_of(scenario, name)
+        there = on_cluster(scenario, name, gpus)
+        machine = there.machine
+        alone = there.model_copy(update={"run": RunPlan(tokens=there.run.tokens)})
+        space = narrow_space(there) if search == "narrow" else PlanSpace(precision=(there.precision,))
+        say(0.0, f"searching plans on {name}")
+        found = plan(alone, space, top=1 if search == "narrow" else 3, workers=workers,
+                     progress=scaled(say, 0.0, SEARCHED))  # fmt: skip
+        say(SEARCHED, f"how sure the best plan on {name} is")
+        own = () if found.own is None else (found.own,)  # a narrow space may lack the scenario's own plan
+        best = min((found.best, *own), key=lambda row: row.time_s)
+        result, draws = predicted_with_draws(best.scenario)
+    except (InputError, InfeasibleError) as error:
+        return ClusterPlan(name, search, machine, problem=str(error))
+    say(1.0, f"{name} is planned")
+    return ClusterPlan(
+        cluster=name,
+        search=search,
+        machine=machine,
+        scenario=best.scenario.model_copy(update={"run": there.run}),
+        result=unpriced(result, best.scenario),
+        draws=draws,
+        plan=best,
+        considered=found.considered,
+    )
+
+
+def hardware_comparison(
+    scenario: Scenario, plans: Sequence[ClusterPlan], payment: Payment = "as stated"
+) -> HardwareComparison:
+    """The comparison of finished plans under one payment: arithmetic, so that other terms cost nothing."""
+    rows: list[HardwareRow] = []
+    first: tuple[ClusterPlan, Result] | None = None
+    for found in plans:
+        row, result = _row(scenario, found, payment)
+        if found is plans[0] and result is not None:
+            first = found, result
+        elif first is not None and result is not None:
+            row = row.model_copy(update={"differences": _differences(first, (found, result))})
+        rows.append(row)
+    return HardwareComparison(scenario=scenario.name, payment=payment, clusters=tuple(rows))
+
+
+def priced_scenario(found: ClusterPlan, payment: Payment) -> Scenario | None:
+    """The scenario of a cluster's best plan with the price of a payment; None where there is no plan."""
+    if found.scenario is None:
+        return None
+    try:
+        return paid(found.scenario, payment)
+    except InputError:
+        return found.scenario
+
+
+def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[HardwareRow, Result | None]:
+    """(row without differences, priced result) of one cluster; no result where there is no plan."""
+    machine = found.machine
+    base = HardwareRow(
+        cluster=found.cluster,
+        accelerator="unknown" if machine is None else machine.accelerator.name,
+        n_gpus=None if machine is None else machine.n_gpus,
+        nodes=None if machine is None else machine.nodes,
+        search=found.search,
+        problem=found.problem,
+    )
+    if found.scenario is None or found.result is None or found.draws is None or found.plan is None:
+        return base, None
+    price, problem = None, ""
+    try:
+        price = price_under(found.scenario.machine, payment)
+    except InputError as error:
+        problem = str(error)
+    cluster = found.scenario.machine.model_copy(update={"price_per_gpu_hour": price})
+    alone = found.scenario.model_copy(
+        update={"cluster": cluster, "run": RunPlan(tokens=found.scenario.run.tokens)}
+    )
+    result = repriced(found.result, alone)
+    bands = bands_of_draws(result, found.draws)
+    figures = {name: bands[name] for name in FIGURES if name in bands}
+    kwh = _kwh(found)
+    if kwh is not None:
+        figures[KWH] = _scaled(kwh, kwh * found.draws)
+    row = base.model_copy(
+        update={
+            "plan": found.plan.label,
+            "precision": found.plan.precision,
+            "recompute": found.plan.recompute,
+            "considered": found.considered,
+            "fits": result.memory.fits,
+            "memory_bytes": result.memory.total_bytes,
+            "profile": result.profile,
+            "confidence": result.confidence,
+            "usd_per_gpu_hour": None if price is None else price.value,
+            "price": price,
+            "price_problem": problem,
+            "figures": figures,
+        }
+    )
+    return row, result
+
+
+def _kwh(found: ClusterPlan) -> float | None:
+    """Energy of a billion tokens (kWh), every board at its power limit; None where that is unknown."""
+    assert found.plan is not None and found.scenario is not None
+    energy = found.plan.energy_j
+    return None if energy is None else energy / JOULES_PER_KWH / found.scenario.run.tokens * 1e9
+
+
+def _differences(first: tuple[ClusterPlan, Result], other: tuple[ClusterPlan, Result]) -> dict[str, Band]:
+    (plan_a, result_a), (plan_b, result_b) = first, other
+    assert plan_a.draws is not None and plan_b.draws is not None
+    bands = bands_of_changes(result_a, plan_a.draws, result_b, plan_b.draws)
+    found = {name: bands[name] for name in FIGURES if name in bands}
+    before, after = _kwh(plan_a), _kwh(plan_b)
+    if before is not None and after is not None:
+        found[KWH] = _scaled(after - before, after * plan_b.draws - before * plan_a.draws)
+    return found
+
+
+def _scaled(predicted: float, drawn: FloatArray) -> Band:
+    p10, p50, p90 = (float(v) for v in np.quantile(drawn, [0.1, 0.5, 0.9]))
+    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
+
+
+def _flat(row: HardwareRow) -> Row:
+    """A row as plain columns; those that a printed comparison shows come first."""
+    plain = {name: None if (band := row.figures.get(name)) is None else band.predicted for name in FIGURES}
+    flat: dict[str, Any] = {
+        "cluster": row.cluster,
+        "n_gpus": row.n_gpus,
+        "step_time_s": plain.pop("step_time_s"),
+        "usd_per_billion_tokens": plain.pop("usd_per_billion_tokens"),
+        "confidence": row.confidence,
+        "plan": row.plan,
+        "problem": row.problem or row.price_problem,
+        **plain,
+    }
+    for name, band in row.figures.items():
+        flat |= {name: band.predicted, f"{name}_p10": band.p10, f"{name}_p90": band.p90}
+    names = ("accelerator", "precision", "recompute", "fits", "memory_bytes", "profile", "usd_per_gpu_hour")
+    return {**flat, **{name: getattr(row, name) for name in names}}
