@@ -136,14 +136,15 @@ def _progress(name: str, entry: Entry) -> None:
 def bar(entry: Entry, short: bool = False) -> None:
     """Draw how far a job is, what it does and how long it will take; `short` leaves out what it does."""
     share, doing = entry.progress.share, entry.progress.text
-    words = [] if share is None else [f"{share:.0%}"]
+    left = entry.left_s
     if entry.state == "waiting":
-        words = ["waiting for a free processor"]
+        text = "waiting for a free processor"
+    elif share is None:
+        text = f"{duration(entry.elapsed_s)} so far, time left unknown"
+    elif left is None:
+        text = f"starting, {duration(entry.elapsed_s)} so far"
     else:
-        left = entry.left_s
-        words.append(f"{duration(entry.elapsed_s)} so far")
-        words.append("time left unknown" if left is None else f"about {duration(left)} left")
-    text = ", ".join(words)
+        text = f"{share:.0%}, about {duration(left)} left"
     st.progress(share or 0.0, text=text if short or entry.state == "waiting" else f"{text}: {escaped(doing)}")
 
 

@@ -48,20 +48,20 @@ class Drawing:
 
 def read_scenario(folder: str, name: str, texts: tuple[str, ...]) -> Scenario:
     """The scenario of a link, with uploads in `folder`; raises InputError above the dashboard's limits."""
-    _read_below(folder)
+    read_below(folder)
     return budget.admit(uploads.scenario_of(name, texts))
 
 
 def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
     """Check an upload and store it in `folder`."""
-    _read_below(folder)
+    read_below(folder)
     kept_file = uploads.accept(kind, name, data)
     if isinstance(kept_file.content, Scenario):
         budget.admit(kept_file.content)
     return kept_file
 
 
-def _read_below(folder: str) -> None:
+def read_below(folder: str) -> None:
     """From now on this process reads no file by path except uploads."""
     os.environ[READ_BELOW] = folder
 

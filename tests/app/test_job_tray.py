@@ -69,7 +69,8 @@ def test_a_malformed_or_forged_token_is_nobody(text: str) -> None:
 
 def test_the_token_is_found_among_other_cookies() -> None:
     token = visitors.issued()
-    header = f"_streamlit_xsrf=2|a|b; {visitors.COOKIE}_1={'0' * 32}.{'0' * 32}; {visitors.COOKIE}_8501={token}"
+    forged = f"{visitors.COOKIE}_1={'0' * 32}.{'0' * 32}"
+    header = f"_streamlit_xsrf=2|a|b; {forged}; {visitors.COOKIE}_8501={token}"
     assert visitors.in_header(header) == token
     assert visitors.in_header(f"other{visitors.COOKIE}_8501={token}") is None
 
@@ -247,7 +248,8 @@ def test_progress_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (59, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (3900, "1 h 5 min")]
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (3900, "1 h 5 min")],
 )
 def test_durations_in_words(seconds: float, words: str) -> None:
     assert long_work.duration(seconds) == words

@@ -1,0 +1,5 @@
+"""The page Fleet."""
+
+
+def show() -> None:
+    """Draw the page."""
