@@ -51,7 +51,8 @@ def long_work(
         return found
     entry = tray.find(visitors.current(), key)
     if (entry is None or not entry.is_open) and st.button(label, key=f"start {name}", type="primary"):
-        start(name, key, function, *args, with_progress=with_progress, title=label, budget_s=budget_s)
+        title = TITLES.get(name, label)
+        start(name, key, function, *args, with_progress=with_progress, title=title, budget_s=budget_s)
         st.rerun()
     return None
 
@@ -94,7 +95,7 @@ def start(
     """Start the long work of a place on a page; what ran there before goes on, and stands in the tray."""
     tray.start(
         visitors.current(),
-        origin(TITLES.get(name, title or name)),
+        origin(title or TITLES.get(name, name)),
         key,
         function,
         *args,

@@ -18,6 +18,7 @@ from moesim.app import budget, uploads
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.profile_choice import fitting_profiles
@@ -98,9 +99,9 @@ def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[
     return moesim.neighbours(budget.admit(scenario), result, progress)
 
 
-def profiles(cluster: str) -> tuple[str, list[str]]:
+def profiles(cluster: str | Cluster) -> tuple[str, list[str]]:
     """(best shipped calibration profile for a cluster, all that fit it)."""
-    accelerator = load_cluster(cluster).accelerator
+    accelerator = (load_cluster(cluster) if isinstance(cluster, str) else cluster).accelerator
     return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
 
 

@@ -20,18 +20,19 @@ FIGURES: dict[str, tuple[str, bool]] = {
     "step_time_s": ("step time (s)", False),
     "tokens_per_s_per_gpu": ("tokens/s/GPU", True),
     "mfu_causal": ("MFU, causal", True),
-    "cost_usd": ("cost of the run ($)", False),
+    "cost_usd": ("cost ($ M)", False),
     "days": ("days", False),
-    "memory_bytes": ("memory of the fullest GPU (GiB)", False),
+    "memory_bytes": ("memory (GiB)", False),
     "bubble_s": ("bubble (s)", False),
-    "exposed_communication_s": ("exposed communication (s)", False),
+    "exposed_communication_s": ("exposed comm. (s)", False),
 }
 """Figures that can be drawn, with their titles, and whether more is better."""
+MILLION = 1e6
 FORMATS = {
     "step_time_s": "%.3f",
-    "tokens_per_s_per_gpu": "localized",
+    "tokens_per_s_per_gpu": "%.0f",
     "mfu_causal": "percent",
-    "cost_usd": "dollar",
+    "cost_usd": "%.2f",
     "days": "%.1f",
     "memory_bytes": "%.1f",
     "bubble_s": "%.3f",
@@ -70,12 +71,15 @@ def _best(points: Sequence[SweepPoint], name: str) -> SweepPoint | None:
 def _number(point: SweepPoint, name: str) -> float:
     """A figure in the unit of its title."""
     value = float(point.figures[name] or 0.0)
+    if name == "cost_usd":
+        return value / MILLION
     return in_unit(value, "GiB", "bytes") if name == "memory_bytes" else value
 
 
 def _written(name: str, point: SweepPoint) -> str:
-    value = _number(point, name)
-    return f"{value:.1f} GiB" if name == "memory_bytes" else headline.written(name, value)
+    if name == "memory_bytes":
+        return f"{_number(point, name):.1f} GiB"
+    return headline.written(name, float(point.figures[name] or 0.0))
 
 
 def _picture(scenario: Scenario, found: Survey, name: str, best: SweepPoint | None) -> None:
@@ -148,7 +152,9 @@ def _open(point: SweepPoint) -> None:
 def _table(points: Sequence[SweepPoint]) -> None:
     st.subheader("Points")
     kinds = list(dict.fromkeys(point.status for point in points))
-    chosen = st.pills("Show", kinds, selection_mode="multi", key="sweep status") or kinds
+    chosen = kinds
+    if len(kinds) > 1:
+        chosen = st.pills("Show", kinds, selection_mode="multi", key="sweep status") or kinds
     shown = [point for point in points if point.status in chosen]
     header = ["place", *dict.fromkeys(key for p in points for key in p.values), "status"]
     figures = [n for n in FIGURES if any(p.figures.get(n) is not None for p in points)]
