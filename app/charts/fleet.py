@@ -13,16 +13,19 @@ def busy(rows: Sequence[tuple[str, float, float]]) -> go.Figure:
     """Seconds of a step that the ranks of each pool are busy and idle; `rows` are (pool, busy, idle)."""
     chart = go.Figure()
     names = [name for name, _, _ in rows]
-    for title, place, colour, pattern in (("busy", 1, BLUE, ""), ("idle", 2, GREY, "/")):
+    for title, place, colour, ink in (("busy", 1, BLUE, "#ffffff"), ("idle", 2, GREY, "#0e1117")):
         values = [row[place] for row in rows]
         chart.add_bar(
             name=title,
             y=names,
             x=values,
             orientation="h",
-            marker={"color": colour, "pattern": {"shape": pattern}},
+            marker={"color": colour},
             text=[f"{value:.2f} s" for value in values],
-            textposition="auto",
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": ink},
             hovertemplate=f"%{{y}}: {title} %{{x:.3f}} s<extra></extra>",
         )
     chart.update_layout(barmode="stack")
