@@ -52,7 +52,9 @@ class PointDrift:
 
 
 def compare_points(old: CalibrationProfile, new: CalibrationProfile) -> tuple[PointDrift, ...]:
-    """Every shape and point that both profiles have, the most significant change first.
+    """Every shape and point that both profiles state, the most significant change first.
+
+    An entry that both took from the same source is no comparison and is left out (see `shared_entries`).
 
     The correction is Holm's: the n-th clearest of N changes counts as clear where its chance is at most
     LEVEL / (N - n + 1), and all clearer ones are.
@@ -92,22 +94,28 @@ def verdict_of_points(points: Sequence[PointDrift]) -> str:
     )
 
 
+def shared_entries(old: CalibrationProfile, new: CalibrationProfile) -> int:
+    """Number of entries that both profiles have from the same source, with the same figures."""
+    before = entries_by_id(old)
+    return sum(before.get(id_) == entry for id_, entry in entries_by_id(new).items())
+
+
 CAUTION = (
     "Many comparisons find some large change by chance: judge a single shape by the corrected verdict. "
-    "Entries state errors of different meaning (largest, median or rms error, spread of repeats), which the table "
-    "below lists, and shapes of one entry were fitted together, so that their errors are not independent."
+    "Entries state errors of different meaning (largest, median or rms error, spread of repeats), which the "
+    "last table lists. Shapes of one entry were fitted together, so that their errors are not independent."
 )
 
 
 def _all(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[PointDrift]:
     before, after = entries_by_id(old), entries_by_id(new)
     for id_, entry in after.items():
-        if id_ in before:
+        if id_ in before and before[id_] != entry:
             errors = before[id_].residual.relative, entry.residual.relative
             for point, change in changes(before[id_], entry).items():
                 yield PointDrift(id_, point, change, *errors)
     for name in NUMBERS:
         first, other = getattr(old, name), getattr(new, name)
-        if first is not None and other is not None and first.value:
+        if first is not None and other is not None and first.value and first != other:
             change = other.value / first.value - 1.0
             yield PointDrift(name, "value", change, stated_error(first), stated_error(other))

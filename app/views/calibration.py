@@ -13,7 +13,13 @@ from moesim.app.escaping import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, profile_hash
 from moesim.hwmodels.drift import Drift, compare, verdict
-from moesim.hwmodels.drift_points import CAUTION, PointDrift, compare_points, verdict_of_points
+from moesim.hwmodels.drift_points import (
+    CAUTION,
+    PointDrift,
+    compare_points,
+    shared_entries,
+    verdict_of_points,
+)
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.laws import SmLaws
@@ -157,13 +163,18 @@ def _entries(profile: CalibrationProfile) -> None:
 
 def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     st.subheader(f"{escaped(new.name)} against {escaped(old.name)}")
-    points = compare_points(old, new)
+    points, shared = compare_points(old, new), shared_entries(old, new)
     if not points:
-        st.info("The two profiles have no entry in common that can be compared.")
+        st.info(
+            f"The two profiles hold the same figures in all {shared} common entries."
+            if shared
+            else "The two profiles have no entry in common that can be compared."
+        )
         return
     icon = ":material/warning:" if any(point.is_beyond for point in points) else ":material/check_circle:"
     st.markdown(f"{icon} {verdict_of_points(points)}")
-    st.caption(CAUTION)
+    same = f" {shared} entries are from the same source in both and are not compared." if shared else ""
+    st.caption(f"{CAUTION}{same}")
     widgets.figure(charts.drift_points(points), "The clearest changes, each with its error bar", key="drift")
     if len(points) > charts.MOST:
         st.caption(f"The {charts.MOST} most significant of {len(points):,} shapes and points.")

@@ -9,7 +9,7 @@ from test_drift import SHAPES, profile
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.drift import compare
-from moesim.hwmodels.drift_points import LEVEL, PointDrift, compare_points, verdict_of_points
+from moesim.hwmodels.drift_points import LEVEL, PointDrift, compare_points, shared_entries, verdict_of_points
 
 
 def slowed(count: int, factor: float) -> list[tuple[float, ...]]:
@@ -53,6 +53,13 @@ def test_the_clearest_change_comes_first() -> None:
     assert clear == sorted(clear, reverse=True), "whatever is clear stands above what is not"
 
 
+def test_entries_from_the_same_source_are_no_comparison() -> None:
+    old, new = load_profile("h100-layers"), load_profile("h200-8gpu")
+    assert shared_entries(old, new) > 10
+    assert not any(p.entry.startswith("generic-priors.") for p in compare_points(old, new))
+    assert shared_entries(old, old) == len(list(old.entries()))
+
+
 def test_points_and_entries_agree_on_what_changed() -> None:
     old, new = load_profile("h100-layers"), load_profile("h200-8gpu")
     by_point = {(p.entry, p.point) for p in compare_points(old, new) if p.is_beyond}
@@ -60,7 +67,8 @@ def test_points_and_entries_agree_on_what_changed() -> None:
     assert by_point == by_entry and by_point
 
 
-def test_a_profile_against_itself_has_no_change() -> None:
-    points = compare_points(profile(SHAPES), profile(SHAPES))
+def test_the_same_figures_measured_twice_are_no_change() -> None:
+    assert compare_points(profile(SHAPES), profile(SHAPES)) == ()
+    points = compare_points(profile(SHAPES), profile(slowed(1, 1.0001)))
     assert not any(p.is_beyond or p.is_clear for p in points)
     assert verdict_of_points(points).startswith(f"0 of {len(points)} ")
