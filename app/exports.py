@@ -70,12 +70,16 @@ def result_csv(results: Sequence[Result]) -> str:
 
 def result_parquet(results: Sequence[Result]) -> bytes | None:
     """The same table as Parquet; None where pyarrow is not installed (see NO_PARQUET)."""
+    return table_parquet(*_table(results))
+
+
+def table_parquet(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes | None:
+    """Any table as Parquet; None where pyarrow is not installed (see NO_PARQUET)."""
     if find_spec("pyarrow") is None:
         return None
     import pyarrow
     import pyarrow.parquet
 
-    header, rows = _table(results)
     columns = {name: [row[number] for row in rows] for number, name in enumerate(header)}
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), buffer)

@@ -56,6 +56,11 @@ def some_of(name: str, options: Sequence[Any], default: Sequence[Any] = (), key:
     )
 
 
+def text(name: str, default: str, most: int, key: str = "") -> dict[str, Any]:
+    """Keyword arguments of a widget that holds a text of at most `most` characters."""
+    return _held(name, key, default, lambda found: isinstance(found, str) and len(found) <= most)
+
+
 def number(name: str, least: float, most: float, default: float, key: str = "") -> dict[str, Any]:
     """Keyword arguments of a widget that holds a number of the type of `default`."""
     kind = type(default)
@@ -99,7 +104,7 @@ def _changed(name: str, key: str, default: Any) -> None:
 
 
 def take_over(prefix: str, texts: Sequence[str]) -> None:
-    """Set the fields whose names start with `prefix` to those of `texts` (see `read`); keep the others."""
+    """Set the fields whose names start with `prefix` to those of an address; the others stay."""
     clear(prefix)
     others = _fields()
     read(texts)

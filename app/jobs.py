@@ -89,6 +89,12 @@ class Cache:
                     oldest = next(iter(self._values))
                 self.used_bytes -= len(self._values.pop(oldest))
 
+    def drop(self, key: str) -> None:
+        """Forget a value."""
+        with self._lock:
+            self.used_bytes -= len(self._values.pop(key, b""))
+            self._holders.pop(key, None)
+
     def hold(self, key: str) -> None:
         """Keep a value until it is released as often as it was held; nothing where it is not there."""
         with self._lock:

@@ -52,7 +52,8 @@ def long_work(
         return found
     entry = tray.find(visitors.current(), key)
     if (entry is None or not entry.is_open) and st.button(label, key=f"start {name}", type="primary"):
-        start(name, key, function, *args, with_progress=with_progress, title=label, budget_s=budget_s)
+        title = TITLES.get(name, label)
+        start(name, key, function, *args, with_progress=with_progress, title=title, budget_s=budget_s)
         st.rerun()
     return None
 
@@ -95,7 +96,7 @@ def start(
     """Start the long work of a place on a page; what ran there before goes on, and stands in the tray."""
     tray.start(
         visitors.current(),
-        origin(TITLES.get(name, title or name)),
+        origin(title or TITLES.get(name, name)),
         key,
         function,
         *args,
@@ -137,14 +138,15 @@ def _progress(name: str, entry: Entry) -> None:
 def bar(entry: Entry, short: bool = False) -> None:
     """Draw how far a job is, what it does and how long it will take; `short` leaves out what it does."""
     share, doing = entry.progress.share, entry.progress.text
-    words = [] if share is None else [f"{share:.0%}"]
+    left = entry.left_s
     if entry.state == "waiting":
-        words = ["waiting for a free processor"]
+        text = "waiting for a free processor"
+    elif share is None:
+        text = f"{duration(entry.elapsed_s)} so far, time left unknown"
+    elif left is None:
+        text = f"starting, {duration(entry.elapsed_s)} so far"
     else:
-        left = entry.left_s
-        words.append(f"{duration(entry.elapsed_s)} so far")
-        words.append("time left unknown" if left is None else f"about {duration(left)} left")
-    text = ", ".join(words)
+        text = f"{share:.0%}, about {duration(left)} left"
     st.progress(share or 0.0, text=text if short or entry.state == "waiting" else f"{text}: {escaped(doing)}")
 
 

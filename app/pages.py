@@ -17,6 +17,8 @@ PAGES = [
     ("compare", "Compare", ":material/compare_arrows:"),
     ("what_if", "What-if", ":material/science:"),
     ("planner", "Planner", ":material/route:"),
+    ("sweep", "Sweep", ":material/grid_on:"),
+    ("fleet", "Fleet", ":material/workspaces:"),
     ("run_cost", "Run & cost", ":material/payments:"),
     ("calibration", "Calibration", ":material/straighten:"),
     ("evidence", "Evidence", ":material/fact_check:"),

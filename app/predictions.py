@@ -20,6 +20,7 @@ from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.accelerator import list_accelerators
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
@@ -56,20 +57,20 @@ class Drawing:
 
 def read_scenario(folder: str, name: str, texts: tuple[str, ...]) -> Scenario:
     """The scenario of a link, with uploads in `folder`; raises InputError above the dashboard's limits."""
-    _read_below(folder)
+    read_below(folder)
     return budget.admit(uploads.scenario_of(name, texts))
 
 
 def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
     """Check an upload and store it in `folder`."""
-    _read_below(folder)
+    read_below(folder)
     kept_file = uploads.accept(kind, name, data)
     if isinstance(kept_file.content, Scenario):
         budget.admit(kept_file.content)
     return kept_file
 
 
-def _read_below(folder: str) -> None:
+def read_below(folder: str) -> None:
     """From now on this process reads no file by path except uploads."""
     os.environ[READ_BELOW] = folder
 
@@ -111,9 +112,9 @@ def neighbour_bands(scenario: Scenario, result: Result, found: tuple[Neighbour, 
     return change_bands(budget.admit(scenario), result, found)
 
 
-def profiles(cluster: str) -> tuple[str, list[str]]:
+def profiles(cluster: str | Cluster) -> tuple[str, list[str]]:
     """(best shipped calibration profile for a cluster, all that fit it)."""
-    accelerator = load_cluster(cluster).accelerator
+    accelerator = (load_cluster(cluster) if isinstance(cluster, str) else cluster).accelerator
     return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
 
 

@@ -127,7 +127,7 @@ def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
     token of an upload. Raises InputError otherwise, and as `load_scenario` does.
     """
     if not TOKEN.fullmatch(name):
-        _refuse_paths(name, "scenario")
+        refuse_paths(name, "scenario")
         return load_scenario(name, [_checked_override(text) for text in overrides])
     data = load_mapping(path_of(name))
     scenario = scenario_from(data, f"the uploaded scenario {str(data.get('name', ''))[:80]}")
@@ -136,7 +136,7 @@ def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 def scenario_from(data: Mapping[str, Any], place: str = "the scenario") -> Scenario:
     """The scenario of plain data, which may name uploads by their tokens; raises InputError at any path."""
-    _refuse_paths(data, "scenario")
+    refuse_paths(data, "scenario")
     return validate_model(Scenario, _with_paths(data), place)
 
 
@@ -332,7 +332,7 @@ def _checked_override(text: str) -> str:
     if key.split(".")[-1] in _PROSE:
         return text
     place = key[:80]
-    _refuse_paths(value_of(text, f"override of {place}"), place)
+    refuse_paths(value_of(text, f"override of {place}"), place)
     return f"{key}={TOKEN.sub(lambda found: str(path_of(found[0])), value)}"
 
 
@@ -345,7 +345,7 @@ def _with_paths(value: Any) -> Any:
     return [_with_paths(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _refuse_paths(value: object, where: str) -> None:
+def refuse_paths(value: object, where: str) -> None:
     """Raise InputError at the first text that could be a file path and is not a token."""
     if isinstance(value, str):
         for part in value.split("=")[-1:] if where.endswith(".override") else [value]:
@@ -355,10 +355,10 @@ def _refuse_paths(value: object, where: str) -> None:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if key not in _PROSE and key != "edges":
-                _refuse_paths(inner, f"{where}.{key}")
+                refuse_paths(inner, f"{where}.{key}")
     elif isinstance(value, list | tuple):
         for inner in value:
-            _refuse_paths(inner, where)
+            refuse_paths(inner, where)
 
 
 def _refuse_path(text: str, where: str) -> None:

@@ -55,15 +55,20 @@ def set_cookie(token: str, port: int) -> str:
     return f"{COOKIE}_{port}={token}; Path=/; Max-Age={KEPT_S}; HttpOnly; SameSite=Lax"
 
 
+def of(token: str) -> str:
+    """The visitor of a token: a hash of it, which names jobs and folders without giving the token away."""
+    return hashlib.sha256(token.encode()).hexdigest()[:32]
+
+
 def current() -> str:
-    """The visitor of this session: a hash of the token, which names jobs and folders without giving it away.
+    """The visitor of this session.
 
     A session without a token of ours is a visitor of its own.
     """
     known: Any = st.session_state.get(_SESSION)
     if known is None:
         token = next((text for text in _cookies() if is_ours(text)), None) or issued()
-        known = st.session_state[_SESSION] = hashlib.sha256(token.encode()).hexdigest()[:32]
+        known = st.session_state[_SESSION] = of(token)
     return str(known)
 
 

@@ -52,7 +52,7 @@ def compare(old: CalibrationProfile, new: CalibrationProfile) -> list[Drift]:
     equal shapes, curves and laws at equal x, since a value between two measured points has no stated error.
     Pure. Profiles of two accelerators can be compared too; the rows then show how far they are apart.
     """
-    before, after = _entries(old), _entries(new)
+    before, after = entries_by_id(old), entries_by_id(new)
     rows = [_drift(id_, before[id_], after[id_]) for id_ in after if id_ in before]
     rows += _numbers(old, new)
     rows.sort(key=lambda row: (not row.drifted, -abs(row.worst), row.id))
@@ -80,7 +80,7 @@ def changes(old: Entry, new: Entry) -> dict[str, float]:
     }
 
 
-def _entries(profile: CalibrationProfile) -> dict[str, Entry]:
+def entries_by_id(profile: CalibrationProfile) -> dict[str, Entry]:
     """Entries by id, without the profile's name where the shorter id is unambiguous."""
     entries = list(profile.entries())
     ids = {entry.id for entry in entries}
@@ -110,10 +110,10 @@ def _numbers(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[Drift
         before, after = getattr(old, name), getattr(new, name)
         if before is not None and after is not None and before.value:
             change = after.value / before.value - 1.0
-            yield _row(name, {"value": change}, _stated_error(before) + _stated_error(after))
+            yield _row(name, {"value": change}, stated_error(before) + stated_error(after))
 
 
-def _stated_error(number: Sourced) -> float:
+def stated_error(number: Sourced) -> float:
     """Half the width of a figure's range over its value; 0 where it states no range."""
     ends = number.range
     return 0.0 if ends is None else (ends[1] - ends[0]) / 2.0 / number.value

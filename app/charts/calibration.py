@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from moesim.app.charts.style import BLUE, GREY, ORANGE, RED, SERIES, rows_axis, styled
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.drift import Drift
+from moesim.hwmodels.drift_points import PointDrift
 
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
 KINDS: Mapping[str, str] = dict(
@@ -82,6 +83,40 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
     chart.update_yaxes(rows_axis([entry.id for entry in ranked]))
     chart.update_xaxes(title="stated error (± % of the value)", rangemode="tozero", ticksuffix=" %")
     return styled(chart, 110 + 22 * max(4, len(ranked)))
+
+
+def drift_points(points: Sequence[PointDrift], most: int = MOST) -> go.Figure:
+    """The most significant changes of single shapes, each with its error bar, the clearest on top."""
+    shown = list(points[:most])[::-1]
+    names = [f"{point.entry}, {point.point}" for point in shown]
+    chart = go.Figure()
+    for title, colour, symbol, chosen in (
+        ("within its error", GREY, "circle", [not p.is_beyond for p in shown]),
+        ("beyond both errors", ORANGE, "diamond", [p.is_beyond and not p.is_clear for p in shown]),
+        ("also after correction", RED, "x", [p.is_clear for p in shown]),
+    ):
+        own = [(name, p) for name, p, yes in zip(names, shown, chosen, strict=True) if yes]
+        if own:
+            chart.add_scatter(
+                name=title,
+                x=[100.0 * p.change for _, p in own],
+                y=[name for name, _ in own],
+                mode="markers",
+                marker={"color": colour, "size": 9, "symbol": symbol},
+                error_x={
+                    "type": "data",
+                    "array": [100.0 * p.error for _, p in own],
+                    "color": colour,
+                    "thickness": 1.5,
+                },
+                customdata=[(100.0 * p.error, 100.0 * p.old_error, 100.0 * p.new_error) for _, p in own],
+                hovertemplate="%{y}: %{x:+.1f} ± %{customdata[0]:.1f} % (stated errors %{customdata[1]:.1f} "
+                "and %{customdata[2]:.1f} %)<extra></extra>",
+            )
+    chart.add_vline(x=0.0, line={"color": GREY, "dash": "dot"})
+    chart.update_yaxes(rows_axis(names))
+    chart.update_xaxes(title="change, new over old (%)", ticksuffix=" %")
+    return styled(chart, 130 + 22 * max(4, len(shown)))
 
 
 def drift(rows: Sequence[Drift]) -> go.Figure:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
 import streamlit as st
 
 from moesim.app import exports, forms, state, uploads, widgets
@@ -9,7 +12,14 @@ from moesim.app.charts import calibration as charts
 from moesim.app.escaping import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, profile_hash
-from moesim.hwmodels.drift import compare, verdict
+from moesim.hwmodels.drift import Drift, compare, verdict
+from moesim.hwmodels.drift_points import (
+    CAUTION,
+    PointDrift,
+    compare_points,
+    shared_entries,
+    verdict_of_points,
+)
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.laws import SmLaws
@@ -152,17 +162,75 @@ def _entries(profile: CalibrationProfile) -> None:
 
 
 def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
-    rows = compare(old, new)
-    both = [row for row in rows if row.points]
     st.subheader(f"{escaped(new.name)} against {escaped(old.name)}")
-    if not both:
-        st.info("The two profiles have no entry in common that can be compared.")
+    points, shared = compare_points(old, new), shared_entries(old, new)
+    if not points:
+        st.info(
+            f"The two profiles hold the same figures in all {shared} common entries."
+            if shared
+            else "The two profiles have no entry in common that can be compared."
+        )
         return
+    icon = ":material/warning:" if any(point.is_beyond for point in points) else ":material/check_circle:"
+    st.markdown(f"{icon} {verdict_of_points(points)}")
+    same = f" {shared} entries are from the same source in both and are not compared." if shared else ""
+    st.caption(f"{CAUTION}{same}")
+    widgets.figure(charts.drift_points(points), "The clearest changes, each with its error bar", key="drift")
+    if len(points) > charts.MOST:
+        st.caption(f"The {charts.MOST} most significant of {len(points):,} shapes and points.")
+    _points(points, f"{new.name}-against-{old.name}")
+    with st.expander("Entry by entry"):
+        _by_entry(compare(old, new))
+
+
+def _points(points: Sequence[PointDrift], name: str) -> None:
+    """Every shape with both errors, its change and its error bar; the most significant first."""
+    only = st.checkbox("Only what is beyond both errors", key="drift beyond")
+    shown = [point for point in points if point.is_beyond or not only]
+    header = ("entry", "shape or point", "change", "± error", "old error", "new error", "change / error", "")
+    rows: list[tuple[str | float | None, ...]] = [
+        (
+            point.entry,
+            point.point,
+            point.change,
+            point.error,
+            point.old_error,
+            point.new_error,
+            point.significance if point.significance < inf else None,
+            "clear after correction"
+            if point.is_clear
+            else "beyond both errors"
+            if point.is_beyond
+            else "within",
+        )
+        for point in shown
+    ]
+    percent = st.column_config.NumberColumn(format="percent")
+    st.dataframe(
+        {title: [row[number] for row in rows] for number, title in enumerate(header)},
+        width="stretch",
+        hide_index=True,
+        column_config={
+            **dict.fromkeys(("change", "± error", "old error", "new error"), percent),
+            "change / error": st.column_config.NumberColumn(format="%.1f"),
+        },
+    )
+    st.download_button(
+        "Changes (CSV)",
+        exports.csv_text(header, rows),
+        exports.file_name(name, "csv"),
+        "text/csv",
+        on_click="ignore",
+    )
+
+
+def _by_entry(rows: Sequence[Drift]) -> None:
+    both = [row for row in rows if row.points]
     st.markdown(f"{verdict(rows)}.")
     for row in both:
         if row.drifted:
             st.markdown(f"- `{row.id}`: {row.summary}")
-    widgets.figure(charts.drift(rows), "Change of every common entry, at every shape and point", key="drift")
+    widgets.figure(charts.drift(rows), "Change of every common entry", key="drift by entry")
     st.dataframe(
         {
             "entry": [row.id for row in rows],

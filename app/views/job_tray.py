@@ -20,8 +20,11 @@ ENDS = {"done": ":material/check_circle:", "stopped": ":material/stop_circle:", 
 
 STYLE = """<style>
 .st-key-tray [data-testid=stVerticalBlock] {gap: 0.15rem}
+.st-key-tray [data-testid=stMarkdownContainer] {margin-bottom: 0}
+.st-key-tray [data-testid=stMarkdownContainer] p {margin: 0; line-height: 1.3}
 .st-key-tray [data-testid=stProgress] p, .st-key-tray [data-testid=stCaptionContainer] p
-  {font-size: 0.8rem; line-height: 1.25; margin: 0; font-variant-numeric: tabular-nums}
+  {font-size: 0.8rem; font-variant-numeric: tabular-nums}
+.st-key-tray [data-testid=stProgress] {padding-top: 0.2rem}
 .st-key-tray button {min-height: 1.6rem; padding: 0 0.3rem}
 .st-key-tray button p {font-size: 0.85rem}
 </style>"""

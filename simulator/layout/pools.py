@@ -82,6 +82,12 @@ def rank_unit(clusters: Sequence[Cluster]) -> int:
     return sum(cluster.n_gpus for cluster in clusters) // gcd(*(cluster.n_gpus for cluster in clusters))
 
 
+def legal_pipelines(clusters: Sequence[Cluster], most: int) -> tuple[int, ...]:
+    """Numbers of pipeline ranks up to `most` that give every rank the same number of GPUs, of one pool."""
+    unit, common = rank_unit(clusters), gcd(*(cluster.n_gpus for cluster in clusters))
+    return tuple(unit * times for times in range(1, most // unit + 1) if common % times == 0)
+
+
 def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
     """Rent of all pools for an hour (USD); None where one has no price."""
     prices = [(cluster.n_gpus, cluster.price_per_gpu_hour) for cluster in clusters]

@@ -17,8 +17,10 @@ def without_prices(scenario: Scenario) -> Scenario:
     """The scenario without price per GPU-hour, energy site and `run.price`, on which no step time depends.
 
     Scenarios that differ only in prices become equal, and so do a cluster given by name and the same cluster
-    written out.
+    written out. A fleet keeps its prices: each of its pools has its own.
     """
+    if scenario.fleet is not None:
+        return scenario
     cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": None, "energy": None})
     run = scenario.run.model_copy(update={"price": None})
     return scenario.model_copy(update={"cluster": cluster, "run": run})
@@ -28,7 +30,10 @@ def repriced(result: Result, scenario: Scenario) -> Result:
     """The result of `scenario`, made from a result of the same scenario with other prices (eqs. J7, J8).
 
     `result` may come from `without_prices(scenario)`. Raises InputError if a price choice fits no offer.
+    That of a fleet has its prices already.
     """
+    if scenario.fleet is not None:
+        return result
     cluster = scenario.machine
     price, run = cluster.price_per_gpu_hour, result.run
     report = run.report
@@ -60,6 +65,8 @@ def repriced(result: Result, scenario: Scenario) -> Result:
 
 def unpriced(result: Result, scenario: Scenario) -> Result:
     """The result of `without_prices(scenario)`, made from that of `scenario`, exactly as simulated."""
+    if scenario.fleet is not None:
+        return result
     bare, report = without_prices(scenario), result.run.report
     if not bare.run.asks_for_more:  # only the price asked for a report
         report = None

@@ -26,7 +26,7 @@ BUSY_S = 30.0
 MOST_RESULT_BYTES = 64_000_000
 """Largest prediction as JSON; a compressed row that expands to more is damaged."""
 
-_TABLES = """
+TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS results (
     key TEXT PRIMARY KEY, scenario_hash TEXT NOT NULL, calibration_hash TEXT NOT NULL, version TEXT NOT NULL,
@@ -72,7 +72,7 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
         self._db.execute("BEGIN IMMEDIATE")  # two sweeps may create the store at the same time
-        for statement in filter(str.strip, _TABLES.split(";")):
+        for statement in filter(str.strip, TABLES.split(";")):
             self._db.execute(statement)
         for name, value in (("schema", str(SCHEMA)), ("version", __version__)):
             self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, value))
@@ -87,14 +87,14 @@ class Store:
 
     def get(self, key: Key) -> PointOutcome | None:
         """The outcome of a key without the prediction itself (see `result`); None if the key is unknown."""
-        columns = ", ".join(_COLUMNS)
+        columns = ", ".join(COLUMNS)
         with self._told():
             row = self._db.execute(
                 f"SELECT {columns}, row_digest FROM results WHERE key = ?", (key.text,)
             ).fetchone()
         if row is None:
             return None
-        found = _outcome(row[:-1]) if _digest(*row[:-1]) == row[-1] else None
+        found = outcome_of(row[:-1]) if digest(*row[:-1]) == row[-1] else None
         if found is None:
             self.forget(key)
         return found
@@ -107,7 +107,7 @@ class Store:
             ).fetchone()
         if row is None:
             return ""
-        found = _unpacked(row[0]) if _digest(row[0]) == row[1] else None
+        found = unpacked(row[0]) if digest(row[0]) == row[1] else None
         if found is None:
             self.forget(key)
         return found or ""
@@ -130,7 +130,7 @@ class Store:
             json.dumps(outcome.figures),
         )
         packed = zlib.compress(outcome.result.encode())
-        row = (*texts, packed, _digest(*texts), _digest(packed))
+        row = (*texts, packed, digest(*texts), digest(packed))
         with self._told():
             marks = ", ".join("?" * len(row))
             return self._db.execute(f"INSERT OR IGNORE INTO results VALUES ({marks})", row).rowcount == 1
@@ -189,14 +189,15 @@ class Store:
             raise InputError(f"store {self.path}: {text}") from None
 
 
-_COLUMNS = ("key", "scenario_hash", "calibration_hash", "version", "scenario", "status", "reason", "figures")
+COLUMNS = ("key", "scenario_hash", "calibration_hash", "version", "scenario", "status", "reason", "figures")
+"""The columns of a row that its first digest covers."""
 
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _digest(*values: object) -> str:
+def digest(*values: object) -> str:
     """Digest of texts and bytes, which includes their types, so that any other value changes it."""
     found = hashlib.blake2b(digest_size=16)
     for value in values:
@@ -205,7 +206,7 @@ def _digest(*values: object) -> str:
     return found.hexdigest()
 
 
-def _outcome(row: Sequence[object]) -> PointOutcome | None:
+def outcome_of(row: Sequence[object]) -> PointOutcome | None:
     """The outcome that a row's texts hold; None if they are malformed."""
     status, reason, text = row[-3:]
     try:
@@ -217,7 +218,7 @@ def _outcome(row: Sequence[object]) -> PointOutcome | None:
     return PointOutcome(cast("Status", status), str(reason), figures, "")
 
 
-def _unpacked(data: object) -> str | None:
+def unpacked(data: object) -> str | None:
     """Decompress a text of at most MOST_RESULT_BYTES; None for anything else."""
     if not isinstance(data, bytes):
         return None

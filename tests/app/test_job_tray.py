@@ -69,9 +69,8 @@ def test_a_malformed_or_forged_token_is_nobody(text: str) -> None:
 
 def test_the_token_is_found_among_other_cookies() -> None:
     token = visitors.issued()
-    header = (
-        f"_streamlit_xsrf=2|a|b; {visitors.COOKIE}_1={'0' * 32}.{'0' * 32}; {visitors.COOKIE}_8501={token}"
-    )
+    forged = f"{visitors.COOKIE}_1={'0' * 32}.{'0' * 32}"
+    header = f"_streamlit_xsrf=2|a|b; {forged}; {visitors.COOKIE}_8501={token}"
     assert visitors.in_header(header) == token
     assert visitors.in_header(f"other{visitors.COOKIE}_8501={token}") is None
 

@@ -173,6 +173,12 @@ def test_two_profiles_are_compared() -> None:
     table = next(frame.value for frame in app.dataframe if "median change" in frame.value)
     changed = [text for text in table[""] if " changed: " in text]
     assert changed and all(f": {text}" in texts(app) for text in changed)  # in words, by shape
+    points = next(frame.value for frame in app.dataframe if "change / error" in frame.value)
+    assert list(points["change / error"]) == sorted(points["change / error"], reverse=True)
+    beyond = sum(abs(points["change"]) > points["old error"] + points["new error"])
+    assert f"{beyond} of {len(points)} shapes and points" in texts(app) and "Holm" in texts(app)
+    app.checkbox(key="drift beyond").check().run()
+    assert len(next(f.value for f in app.dataframe if "change / error" in f.value)) == beyond
 
 
 @pytest.mark.parametrize("name", list_profiles())
