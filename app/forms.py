@@ -77,11 +77,6 @@ def number(name: str, least: float, most: float, default: float, key: str = "") 
     )
 
 
-def text(name: str, most: int, key: str = "") -> dict[str, Any]:
-    """Keyword arguments of a widget that holds a text of at most `most` characters."""
-    return _held(name, key, "", lambda found: isinstance(found, str) and len(found) <= most)
-
-
 def _held(
     name: str,
     key: str,

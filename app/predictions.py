@@ -175,7 +175,7 @@ def scenario_for(
     folder: str, model: str, accelerator: str, n_gpus: int, sequences: int, sequence_length: int
 ) -> Scenario:
     """The scenario of a model on a number of GPUs; rules choose what is not given. Raises InputError."""
-    _read_below(folder)
+    read_below(folder)
     node = load_node(node_of(accelerator))
     if n_gpus % node.n_gpus:
         below = n_gpus - n_gpus % node.n_gpus

@@ -29,8 +29,10 @@ PARTS: Mapping[str, str] = {
     "collectives": "Collectives",
     "numbers": "Numbers of this scenario",
 }
-SETS = ("all rows, complete", "Hopper, complete", "Blackwell, complete", "A100, complete")
-SETS += ("dense, complete", "MoE, complete")
+SETS = (
+    "all rows, complete", "Hopper, complete", "Blackwell, complete", "A100, complete",
+    "dense, complete", "MoE, complete",
+)  # fmt: skip
 """Sets of published steps whose medians are drawn."""
 MOST_WORDS = 100
 """Characters of a search."""
@@ -216,7 +218,7 @@ def _numbers() -> None:
     entries = sources(scenario, result, [overridden_key(text) for text in state.overrides()])
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     words = left.text_input(
-        "Search", max_chars=MOST_WORDS, **forms.text("evidence.find", MOST_WORDS, "number words")
+        "Search", max_chars=MOST_WORDS, **forms.text("evidence.find", "", MOST_WORDS, "number words")
     )
     kinds = sorted({entry.kind for entry in entries})
     wanted = right.pills("Kind of evidence", kinds, selection_mode="multi", key="number kinds") or kinds

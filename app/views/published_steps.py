@@ -27,7 +27,7 @@ def show() -> None:
     words = left.text_input(
         "Search model, framework, source",
         max_chars=MOST_WORDS,
-        **forms.text("evidence.words", MOST_WORDS, "step words"),
+        **forms.text("evidence.words", "", MOST_WORDS, "step words"),
     )
     families = list(dict.fromkeys(row.family for row in rows))
     family = middle.pills(

@@ -366,7 +366,8 @@ def test_the_timeline_of_a_plan_that_does_not_fit_says_so_first() -> None:
 
 def test_faster_links_are_a_change_that_can_be_kept() -> None:
     app = session("what_if", *SMALL)
-    app.get("button_group")[0].set_value(2.0).run()
+    bandwidths: Any = app.get("button_group")
+    bandwidths[0].set_value(2.0).run()
     assert "cluster.node.nic_bandwidth=100 GB/s" in app.code[0].value
     app.button(key="adopt").click().run()
     assert not app.exception

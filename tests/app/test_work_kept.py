@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -157,15 +158,20 @@ state.publish()
 # -- forms ------------------------------------------------------------------------------------------
 
 
+def bandwidth(app: testing.AppTest) -> Any:
+    """The buttons of the first bandwidth."""
+    return app.get("button_group")[0]
+
+
 def test_sliders_of_what_if_stand_in_the_address() -> None:
     app = opened("what_if", preset=[HOME], set=["batch.sequences=4096"])
     app.slider(key="what if sms 20").set_value(8).run()
     app.slider(key="what if price 2").set_value(4.0).run()
-    app.get("button_group")[0].set_value(2.0).run()
+    bandwidth(app).set_value(2.0).run()
     other = opened("what_if", **address(app))  # a reload, or somebody else
     assert other.slider(key="what if sms 20").value == 8
     assert other.slider(key="what if price 2").value == 4.0
-    assert other.get("button_group")[0].value == 2.0
+    assert bandwidth(other).value == 2.0
     assert [m.value for m in other.metric] == [m.value for m in app.metric]
     other.slider(key="what if sms 20").set_value(20).run()
     other.button(key="adopt").click().run()

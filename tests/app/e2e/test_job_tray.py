@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from e2e.visitor import Visit, low_contrast
+from e2e.visitor import Visit, findings
 
 SMALL = (
     "?preset=deepseek-v3-2048xh800&set=cluster.nodes=16&set=parallel.pp=8&set=parallel.ep=8"
@@ -55,7 +55,7 @@ def test_the_result_of_a_search_opens_from_another_page(visit: Visit, axe: str |
     page.wait_for_url("**/evidence?**")
     tray(page).get_by_role("button", name="Open").first.wait_for()
     if axe is not None:
-        assert not [text for text in low_contrast(page, axe) if "tray" in text]
+        assert not [text for text in findings(page, axe) if "tray" in text]
     page.locator("[class*='st-key-tray_entry']", has_text="Single changes").get_by_role(
         "button", name="Open"
     ).click()
