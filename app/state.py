@@ -24,7 +24,7 @@ from moesim.app import scenario_links as changes
 from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.common.key_values import overridden_key, split_key_value
+from moesim.simulator.common.key_values import overridden_key, split_key_value, value_of
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import key_of
@@ -193,10 +193,11 @@ def reset() -> None:
 
 def title() -> str:
     """The name of the current scenario."""
-    name = override("name")
-    if name is None:
-        name = uploads.name_of(preset()) if uploads.TOKEN.fullmatch(preset()) else preset()
-    return name.strip('"')
+    text = next((t for t in reversed(overrides()) if overridden_key(t) == "name"), None)
+    if text is not None:
+        with suppress(MoesimError):
+            return str(value_of(text, "name"))
+    return uploads.name_of(preset()) if uploads.TOKEN.fullmatch(preset()) else preset()
 
 
 def rename(name: str) -> None:

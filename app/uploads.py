@@ -329,7 +329,7 @@ def _checked_override(text: str) -> str:
     key, value = split_key_value(text)
     if value is None:
         return text  # the loader says what is wrong with it
-    if key.split(".")[-1] in _PROSE:
+    if key == "name" or key.split(".")[-1] in _PROSE:
         return text
     place = key[:80]
     refuse_paths(value_of(text, f"override of {place}"), place)
@@ -354,7 +354,7 @@ def refuse_paths(value: object, where: str) -> None:
         _check_includes(value, where)  # units and kernel names in a profile are not paths
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key not in _PROSE and key != "edges":
+            if key not in _PROSE and key != "edges" and (where, key) != ("scenario", "name"):
                 refuse_paths(inner, f"{where}.{key}")
     elif isinstance(value, list | tuple):
         for inner in value:

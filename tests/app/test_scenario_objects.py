@@ -1,0 +1,147 @@
+"""Scenarios as objects: names, undo and redo, the list of a visitor, pins, and the head of every page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="streamlit is not installed")
+
+from streamlit.testing import v1 as testing
+
+from moesim.app import pages, scenario_store
+
+HEAD = """
+from moesim.app import pinned, scenario_list, state
+from moesim.app.views import scenario_header
+state.synchronise()
+pinned.synchronise()
+place = scenario_header.show()
+scenario_header.show_pins()
+scenario_header.show_facts(place)
+state.publish()
+scenario_list.remember()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOESIM_CACHE", str(tmp_path))
+
+
+def head(*changes: str, preset: str = pages.HOME) -> testing.AppTest:
+    app = testing.AppTest.from_string(HEAD, default_timeout=120)
+    app.query_params["preset"], app.query_params["set"] = preset, list(changes)
+    app.run()
+    assert not app.exception
+    return app
+
+
+def changes(app: testing.AppTest) -> tuple[str, ...]:
+    found: tuple[str, ...] = app.session_state["overrides"]
+    return found
+
+
+def keys(app: testing.AppTest) -> list[str]:
+    return [str(button.key) for button in app.button]
+
+
+def test_each_change_is_a_chip_that_takes_it_back_and_undo_brings_it_again() -> None:
+    app = head("communication.sms=8", "parallel.ep=32")
+    assert {"chip communication.sms", "chip parallel.ep"} <= set(keys(app))
+    app.button(key="chip communication.sms").click().run()
+    assert changes(app) == ("parallel.ep=32",)
+    app.button(key="undo change").click().run()
+    assert set(changes(app)) == {"communication.sms=8", "parallel.ep=32"}
+    app.button(key="redo change").click().run()
+    assert changes(app) == ("parallel.ep=32",)
+    assert app.button(key="redo change").disabled
+
+
+def test_what_was_undone_is_forgotten_once_something_else_is_changed() -> None:
+    app = head("communication.sms=8", "parallel.ep=32")
+    app.button(key="chip communication.sms").click().run()
+    app.button(key="undo change").click().run()
+    app.button(key="chip parallel.ep").click().run()
+    assert changes(app) == ("communication.sms=8",)
+    assert app.button(key="redo change").disabled
+    app.button(key="undo change").click().run()
+    assert set(changes(app)) == {"communication.sms=8", "parallel.ep=32"}
+
+
+def test_the_bar_says_model_gpus_tokens_fit_confidence_and_profile() -> None:
+    text = " ".join(mark.value for mark in head("batch.sequences=4096").markdown)
+    for part in ("deepseek-v3", "2,048 x h800-sxm", "14.8 T tokens", "fits, ", "measured", "h800-trace"):
+        assert part in text, part
+
+
+def test_the_bar_of_a_scenario_that_is_refused_says_so_and_stays() -> None:
+    app = head("cluster.nodes=7777777")
+    assert any("refused" in mark.value for mark in app.markdown)
+    assert "chip cluster.nodes" in keys(app)
+
+
+@pytest.mark.parametrize(
+    "name", ["my run", "**bold** [x](http://host)", "a: b", "1.5e3", "null", '"quoted"', "ü" * 300]
+)
+def test_any_text_is_a_name_and_no_markup(name: str) -> None:
+    app = head("batch.sequences=4096")
+    app.text_input(key="scenario name").set_value(name).run()
+    assert not app.exception
+    assert app.text_input(key="scenario name").value == name[:80]
+    assert not any("](http" in mark.value.replace("\\[", "").replace("\\(", "") for mark in app.markdown)
+    text = next(text for text in changes(app) if text.startswith("name="))
+    from moesim.app import state
+
+    assert state.build(pages.HOME, (text,)).name == name[:80]
+
+
+def test_a_copy_is_another_object_and_both_are_in_the_list() -> None:
+    app = head("communication.sms=8")
+    first = app.session_state["scenario id"]
+    next(button for button in app.button if button.label == "Duplicate").click().run()
+    assert app.session_state["scenario id"] != first
+    assert f"recent {first}" in keys(app)
+    app.button(key=f"recent {first}").click().run()
+    assert app.session_state["scenario id"] == first
+    assert changes(app) == ("communication.sms=8",)
+
+
+def test_the_list_is_bounded_and_each_visitor_has_their_own() -> None:
+    for number in range(scenario_store.MOST_PER_OWNER + 5):
+        scenario_store.put("one", str(number), f"scenario {number}", "[]")
+    scenario_store.put("other", "1", "mine", "[]")
+    kept = [entry.number for entry in scenario_store.recent("one")]
+    assert len(kept) == scenario_store.MOST_PER_OWNER and "0" not in kept
+    assert kept[0] == str(scenario_store.MOST_PER_OWNER + 4)
+    scenario_store.remove("one", "1")
+    assert [entry.name for entry in scenario_store.recent("other")] == ["mine"]
+
+
+def test_an_entry_that_cannot_be_read_any_more_is_said_and_forgotten() -> None:
+    app = head("communication.sms=8")
+    owner = app.session_state["visitor"]
+    scenario_store.put(owner, "broken", "an old one", "packed:damaged")
+    app.run()
+    app.button(key="recent broken").click().run()
+    assert not app.exception
+    assert any("an old one cannot be opened any more" in error.value for error in app.error)
+    assert "recent broken" not in keys(app)
+    assert changes(app) == ("communication.sms=8",)
+
+
+def test_a_pinned_scenario_stands_beside_the_current_one_with_their_difference() -> None:
+    app = head("batch.sequences=4096")
+    app.button(key="pin").click().run()
+    app.button(key="pin").disabled  # noqa: B018 - read below
+    assert app.button(key="pin").disabled, "the same scenario can be pinned once"
+    app.button(key="chip batch.sequences").click().run()
+    table = next(mark.value for mark in app.markdown if mark.value.startswith("| |"))
+    rows = table.splitlines()
+    assert len(rows) == 5 and rows[2].startswith("| **A**") and rows[4].startswith("| **B - A**")
+    assert " s" in rows[4] and "$" in rows[4]
+    app.button(key="show A").click().run()
+    assert changes(app) == ("batch.sequences=4096",)
+    app.button(key="unpin 0").click().run()
+    assert not any(mark.value.startswith("| |") for mark in app.markdown)
