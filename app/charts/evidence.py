@@ -46,7 +46,7 @@ def errors(rows: Sequence[Row], most: int = MOST) -> go.Figure:
 
 def readable(rows: Sequence[Row]) -> dict[str, str]:
     """Names of rows for people, unique: quantity and profile, with the row's source where two are alike."""
-    names = {}
+    names: dict[str, str] = {}
     for row in rows:
         source, _, profile = row.id.partition("@")
         name = f"{row.quantity}, {profile}" if profile else row.quantity

@@ -29,8 +29,9 @@ PARTS: Mapping[str, str] = {
     "collectives": "Collectives",
     "numbers": "Numbers of this scenario",
 }
-SETS = ("all rows, complete", "Hopper, complete", "Blackwell, complete", "A100, complete")
-SETS += ("dense, complete", "MoE, complete")
+SETS = [
+    f"{name}, complete" for name in ("all rows", "Hopper", "Hopper, MoE", "Blackwell", "A100", "dense", "MoE")
+]
 """Sets of published steps whose medians are drawn."""
 MOST_WORDS = 100
 """Characters of a search."""
