@@ -89,7 +89,7 @@ def _stated(
 
 
 @dataclass(frozen=True, slots=True)
-class _Book:
+class _InputReader:
     """What the inputs of all formulas are read from."""
 
     scenario: Scenario
@@ -190,7 +190,7 @@ def derivations(scenario: Scenario, result: Result, own: Collection[str] = ()) -
 
     `own`: keys that the visitor has changed. A figure that a result does not have is left out.
     """
-    book = _Book(scenario, result, {row.path: row for row in sources(scenario, result, own)})
+    book = _InputReader(scenario, result, {row.path: row for row in sources(scenario, result, own)})
     tokens, step, gpus, run = book.tokens(), book.step(), book.gpus(), book.run_tokens()
     causal, noncausal = book.rate(True), book.rate(False)
     steps = "ceil(T_run / T_tok)"
@@ -241,7 +241,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
 """Symbol and meaning of the parts of a step of pipeline rank 0."""
 
 
-def _step_time(book: _Book) -> Derivation:
+def _step_time(book: _InputReader) -> Derivation:
     split, step = book.result.breakdown_s, book.result.step
     inputs = tuple(
         _input(symbol, meaning, value, f"{value:.3f} s", SIMULATED, "profile.")
@@ -259,7 +259,7 @@ def _step_time(book: _Book) -> Derivation:
     )
 
 
-def _memory(book: _Book) -> Derivation:
+def _memory(book: _InputReader) -> Derivation:
     memory = book.result.memory
     inputs = tuple(
         _input(

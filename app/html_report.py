@@ -8,6 +8,7 @@ from html import escape
 
 from moesim.app.charts.style import CATEGORIES
 from moesim.app.exports import scenario_yaml
+from moesim.app.number_text import compact, plain
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.predict.report import mean_breakdown
 from moesim.simulator.predict.result import Result
@@ -109,7 +110,11 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
             f"{step.mfu_noncausal:.1%}",
             f"{step.tflops_per_gpu_noncausal:.0f} TFLOP/s per GPU",
         ),
-        ("run", f"{run.days:.1f} days", f"{run.tokens:.4g} tokens in {run.steps:,} steps, without stops"),
+        (
+            "run",
+            f"{run.days:.1f} days",
+            f"{compact(run.tokens)} tokens in {run.steps:,} steps, without stops",
+        ),
         ("GPU-hours", f"{run.gpu_hours:,.0f}", "main phase"),
     ]
     cost = "no price known" if run.cost_usd is None else f"${run.cost_usd:,.0f}"
@@ -123,8 +128,8 @@ def _published(rows: Sequence[Row]) -> str:
     cells = [
         (
             f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}",
-            f"{row.published:.4g}",
-            f"{row.predicted:.4g}",
+            plain(row.published, 4),
+            plain(row.predicted, 4),
             f"{row.relative_error:+.1%}{' (calibrated on it)' if row.used_for_calibration else ''}",
             row.source,
         )

@@ -25,6 +25,7 @@ STYLE = """<style>
   {outline: 2px solid light-dark(#0072b2, #56b4e9); outline-offset: 2px}
 @media (max-width: 640px) {
   [data-testid=stMainBlockContainer] {padding-left: 1rem; padding-right: 1rem}
+  :is([class*=st-key-tiles], [class*=st-key-roofline]) [data-testid=stColumn] {min-width: calc(50% - 1rem)}
 }
 </style>"""
 """Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
@@ -32,4 +33,4 @@ dark theme's light blue, because no blue contrasts both with white text and with
 width, so that figures below each other can be compared. Captions have a colour of their own, because the
 framework's transparency would take the contrast from badges in them. Words of charts stand out as much as
 those of the page. Figures of a roofline are grey, with at least 4.5 to 1 against the page. A control that the
-keyboard has reached has an outline."""
+keyboard has reached has an outline. On a phone two tiles stand beside each other."""

@@ -35,7 +35,7 @@ def over_sms(curves: Sequence[MeasuredCurve], title: str) -> go.Figure:
             line={"color": SERIES[number % len(SERIES)], "shape": "linear"},
             marker={"symbol": MARKERS[number % len(MARKERS)], "size": 8},
             error_y={"type": "percent", "value": 100.0 * curve.residual.relative, "thickness": 1},
-            hovertemplate=f"{curve.id}: %{{y:.4g}} {curve.y_unit} on %{{x}} SMs<extra></extra>",
+            hovertemplate=f"{curve.id}: %{{y:,.4r}} {curve.y_unit} on %{{x}} SMs<extra></extra>",
         )
     chart.update_xaxes(title="communication SMs", rangemode="tozero")
     chart.update_yaxes(title=title, rangemode="tozero")

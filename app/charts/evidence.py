@@ -35,8 +35,8 @@ def errors(rows: Sequence[Row], most: int = MOST) -> go.Figure:
                 mode="markers",
                 marker={"color": colour, "size": 10, "symbol": symbol},
                 customdata=[(row.quantity, row.published, row.predicted, row.unit) for row in own],
-                hovertemplate="%{customdata[0]}: published %{customdata[1]:.4g}, "
-                "predicted %{customdata[2]:.4g} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
+                hovertemplate="%{customdata[0]}: published %{customdata[1]:,.4r}, "
+                "predicted %{customdata[2]:,.4r} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
             )
     chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
     chart.update_yaxes(rows_axis([names[row.id] for row in shown]))
@@ -71,7 +71,8 @@ def medians(scores: Sequence[KeptScore]) -> go.Figure:
             "%{customdata[1]:.0%}<extra></extra>",
         )
     )
-    chart.update_xaxes(title="median absolute error of the step", tickformat=".0%", rangemode="tozero")
+    most = max((score.median_absolute_error for score in scores), default=0.1)
+    chart.update_xaxes(title="median absolute error of the step", tickformat=".0%", range=[0.0, 1.2 * most])
     return styled(chart, 80 + 26 * max(4, len(shown)))
 
 
@@ -91,7 +92,7 @@ def coverage(scores: Sequence[KeptScore]) -> go.Figure:
     )
     chart.add_vrect(x0=AIM[0], x1=AIM[1], fillcolor=GREY, opacity=0.2, line_width=0)
     chart.update_xaxes(title="published steps inside P10 to P90", tickformat=".0%", range=[0.5, 1.08])
-    chart.update_yaxes(showticklabels=False, range=[-0.7, len(shown) - 0.3])
+    chart.update_yaxes(range=[-0.7, len(shown) - 0.3])
     return styled(chart, 80 + 26 * max(4, len(shown)))
 
 

@@ -32,7 +32,7 @@ def heat_map(data: HeatMap) -> go.Figure:
             y=list(data.rows),
             colorscale=SCALE,
             colorbar={"title": {"text": data.unit, "side": "right"}},
-            hovertemplate=f"{data.row_label} %{{y}}, {data.column_label} %{{x}}: %{{z:.4g}}<extra></extra>",
+            hovertemplate=f"{data.row_label} %{{y}}, {data.column_label} %{{x}}: %{{z:,.4r}}<extra></extra>",
         )
     )
     chart.update_xaxes(title=data.column_label, type="category", nticks=24)

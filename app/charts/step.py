@@ -45,8 +45,7 @@ def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
     chart.update_layout(barmode="stack")
     chart.update_xaxes(title="pipeline rank", type="category")
     chart.update_yaxes(title="time in a step (s)")
-    styled(chart, 430)
-    return chart.update_layout(legend={"entrywidth": 0.5, "entrywidthmode": "fraction"})
+    return styled(chart, 430)
 
 
 def critical_path(rows: Sequence[CauseRow], most: int = 10) -> go.Figure:

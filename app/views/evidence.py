@@ -29,10 +29,9 @@ PARTS: Mapping[str, str] = {
     "collectives": "Collectives",
     "numbers": "Numbers of this scenario",
 }
-SETS = (
-    "all rows, complete", "Hopper, complete", "Blackwell, complete", "A100, complete",
-    "dense, complete", "MoE, complete",
-)  # fmt: skip
+SETS = [
+    f"{name}, complete" for name in ("all rows", "Hopper", "Hopper, MoE", "Blackwell", "A100", "dense", "MoE")
+]
 """Sets of published steps whose medians are drawn."""
 MOST_WORDS = 100
 """Characters of a search."""
@@ -67,7 +66,7 @@ def _headline() -> None:
     every, hopper = board.named("all rows, complete"), board.named("Hopper, complete")
     moe = board.named("Hopper, MoE, complete")
     row = _home()  # before anything is drawn, so that nothing moves when it comes
-    home, steps, experts, covered = st.columns(4)
+    home, steps, experts, covered = st.container(key="tiles-evidence").columns(4)
     with home, st.container(gap=None):
         st.metric("Home case, time per step", f"{row.relative_error:+.1%}")
         st.caption(f"{row.predicted:.3f} s, published {row.published:.3f} s (2,048 H800)")

@@ -12,6 +12,7 @@ from moesim.app import background, confidence, exports, html_report, predictions
 from moesim.app.charts import step as charts
 from moesim.app.charts.style import muted
 from moesim.app.escaping import escaped
+from moesim.app.number_text import plain
 from moesim.app.views import headline, uncertainty
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
@@ -176,8 +177,8 @@ def _published(rows: Any) -> None:
                 {
                     "quantity": row.quantity,
                     "unit": "" if row.unit == "1" else row.unit,
-                    "published": row.published,
-                    "predicted": row.predicted,
+                    "published": plain(row.published, 4),
+                    "predicted": plain(row.predicted, 4),
                     "error": f"{row.relative_error:+.1%}",
                     "source": row.source,
                 }

@@ -35,7 +35,7 @@ def show() -> None:
     ]
     left_out = sum(layer.left_out for layer in drawn.layers)
     more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
-    kind = found.kind.replace("-", " ")
+    kind = found.kind.replace("-fat-tree", " fat tree")
     st.caption(f"{more}A {kind} of {found.n_gpus:,} GPUs: {escaped(', '.join(shown))}.")
     _loads(scenario)
 

@@ -1,10 +1,12 @@
 """Pictures of every page of the dashboard into docs/screenshots: `make screenshots`.
 
-    python docs/writers/screenshots.py [--whole] [--out FOLDER] [PAGE ...]
+    python docs/writers/screenshots.py [--whole] [--phone] [--out FOLDER] [PAGE ...]
 
-Needs the dashboard extra, playwright and the system's Chromium. 1280 x 800 (`--whole`: the page's whole
-height, to look at), each below 200 kB. Every page has a session of its own and a limit of time; one that does
-not come in time is said and left out, and the script ends with an error.
+Needs the dashboard extra, playwright and the system's Chromium. Every page in the light and the dark theme
+(NAME.png, NAME-dark.png), 1280 x 800 (`--whole`: the page's whole height, to look at; `--phone`: 390 wide
+too, as NAME-phone.png), each below 200 kB. A page without an entry in SHOTS is taken as it opens. Every page
+has a session of its own and a limit of time; one that does not come in time is said and left out, and the
+script ends with an error.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -33,10 +35,13 @@ LONG_MS = 240_000
 """For what a button starts: a search, a simulation of every GPU, the scoreboard."""
 WIDE, HIGH = 1280, 800
 PRESET = "deepseek-v3-2048xh800"
-DARK = ("result", "timeline")
-"""Pages that are taken in the dark theme too."""
+PHONE = 390
+ENDINGS = {"light": "", "dark": "-dark", "phone": "-phone"}
+"""What the name of a picture ends with, by the way it is taken."""
 
 CHART = "[data-testid=stMain] .js-plotly-plot:visible"
+FIRST = f"{CHART}, [data-testid=stMain] :is([data-testid=stMetricValue], [data-testid=stButton]):visible"
+"""What any page has when it shows something."""
 QUIET = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 
 
@@ -44,9 +49,9 @@ QUIET = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState 
 class Shot:
     """What makes a page show something: its link, a button, and what is there when it is ready."""
 
-    query: dict[str, list[str] | str]
+    query: dict[str, list[str] | str] = field(default_factory=dict)
     click: str | None = None
-    ready: str = CHART
+    ready: str = FIRST
     act: Callable[[Any], None] | None = None
 
 
@@ -63,14 +68,19 @@ FAILURES = [
     "run.restart=megascale",
     'run.checkpoint={"interval":"1 h","storage":"llama3-tectonic"}',
 ]
-SHOTS = {
-    "result": Shot({}, ready="text=/P10 to P90: /"),
-    "topology": Shot({}),
-    "compare": Shot({"preset": PRESET, "set": ["communication.sms=8"], "with": json.dumps([PRESET])}),
-    "what_if": Shot({}, act=_fewer_sms, ready="[data-testid=stMain] .waterfalllayer:visible"),
-    "planner": Shot({}, click="Search"),
-    "run_cost": Shot({"preset": PRESET, "set": FAILURES}),
-    "evidence": Shot({}),
+SHOTS: dict[str, Shot] = {
+    "scenario": Shot(ready=CHART),
+    "result": Shot(ready="text=/P10 to P90: [0-9]/"),
+    "timeline": Shot(ready=CHART),
+    "topology": Shot(ready=CHART),
+    "compare": Shot(
+        {"preset": PRESET, "set": ["communication.sms=8"], "with": json.dumps([PRESET])}, ready=CHART
+    ),
+    "what_if": Shot(act=_fewer_sms, ready="[data-testid=stMain] .waterfalllayer:visible"),
+    "planner": Shot(click="Search", ready=CHART),
+    "run_cost": Shot({"preset": PRESET, "set": FAILURES}, ready=CHART),
+    "calibration": Shot(ready=CHART),
+    "evidence": Shot(ready=CHART),
 }
 
 
@@ -79,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pictures of the dashboard's pages.")
     parser.add_argument("pages", nargs="*", metavar="PAGE")
     parser.add_argument("--whole", action="store_true", help="the page's whole height")
+    parser.add_argument("--phone", action="store_true", help="390 pixels wide too")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
     names = options.pages or [name for name, *_ in PAGES]
@@ -91,10 +102,10 @@ def main() -> None:
             sys.exit("the server did not start")
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name in names:
-            for theme in ("light", "dark") if name in DARK else ("light",):
-                path = options.out / f"{name}{'' if theme == 'light' else '-dark'}.png"
+            for way in ("light", "dark", "phone") if options.phone else ("light", "dark"):
+                path = options.out / f"{name}{ENDINGS[way]}.png"
                 try:
-                    size = keep(picture(browser, server_command.url(port), name, theme, options.whole), path)
+                    size = keep(picture(browser, server_command.url(port), name, way, options.whole), path)
                     print(f"{path.name} {size / 1000:.0f} kB", flush=True)
                 except Error as error:  # of the browser: time is up, or the page broke
                     failed.append(path.name)
@@ -103,11 +114,16 @@ def main() -> None:
     sys.exit(f"not taken: {', '.join(failed)}" if failed else 0)
 
 
-def picture(browser: Any, base: str, name: str, theme: str, whole: bool) -> bytes:
-    """One page in a session of its own, when it shows what it should; raises playwright's Error otherwise."""
-    shot = SHOTS.get(name, Shot({}))
+def picture(browser: Any, base: str, name: str, way: str, whole: bool) -> bytes:
+    """One page in a session of its own, when it shows what it should; raises playwright's Error otherwise.
+
+    `way`: a key of ENDINGS.
+    """
+    shot, wide = SHOTS.get(name, Shot()), PHONE if way == "phone" else WIDE
     context = browser.new_context(
-        viewport={"width": WIDE, "height": HIGH}, color_scheme=theme, bypass_csp=True
+        viewport={"width": wide, "height": HIGH},
+        color_scheme="dark" if way == "dark" else "light",
+        bypass_csp=True,
     )
     context.set_default_timeout(WAIT_MS)
     try:
@@ -122,11 +138,10 @@ def picture(browser: Any, base: str, name: str, theme: str, whole: bool) -> byte
         if shot.act is not None:
             shot.act(page)
         page.locator(shot.ready).first.wait_for(timeout=LONG_MS)
-        page.locator(CHART).first.wait_for()
         page.wait_for_function(QUIET)
         if whole:
             high = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
-            page.set_viewport_size({"width": WIDE, "height": max(HIGH, int(high) + 20)})
+            page.set_viewport_size({"width": wide, "height": max(HIGH, int(high) + 20)})
         page.wait_for_timeout(2000)  # charts grow into their place, which nothing tells
         return bytes(page.screenshot())
     finally:

@@ -204,9 +204,9 @@ def test_the_picture_names_what_it_leaves_out() -> None:
     drawn = picture(moesim.load("deepseek-v3-2048xh800").machine.topology())
     chart = heat_maps.picture(drawn)
     names = [trace.name for trace in chart.data]
-    assert "gpu: 2,048, 24 shown" in names
-    assert "spine: 32" in names
-    assert any(name.startswith("nvlink: 200 GB/s") for name in names)
+    assert "2,048 GPUs (24 shown)" in names
+    assert "32 spine switches" in names
+    assert any(name.startswith("NVLink: 200 GB/s") for name in names)
 
 
 def test_small_causes_of_a_waterfall_are_one_bar_and_the_sum_stays() -> None:
