@@ -99,7 +99,7 @@ NORMALISED: dict[str, Callable[[Figures], float | None]] = {
 
 def powered_figures(result: Figures) -> dict[str, float | None]:
     """Every figure that is proportional to a power of the step time (`POWERS`), by name; None if unknown."""
-    readers = {
+    readers: dict[str, Callable[[Figures], float | bool | None]] = {
         **FIGURE_READERS,
         **NORMALISED,
         "tokens_per_day": lambda r: r.step.tokens_per_day,
