@@ -10,13 +10,12 @@ import streamlit as st
 from moesim.app import pinned, scenario_links, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.escaping import escaped
-from moesim.app.views import comparability, headline, uncertainty
+from moesim.app.views import comparability, compare_table, headline, uncertainty
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.band import Band
-from moesim.simulator.predict.figures import NORMALISED
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.compare import bands_of_changes, changes, waterfall
+from moesim.simulator.studies.compare import bands_of_changes, waterfall
 
 
 def show() -> None:
@@ -73,34 +72,22 @@ Sides = list[tuple[str, Scenario, Result]]
 
 def _table(sides: Sides, known: list[Any] | None) -> None:
     results = [result for _, _, result in sides]
-    rows = [
-        _row("GPUs", [f"{scenario.machine.n_gpus:,}" for _, scenario, _ in sides], sides),
-        _row("Price of a GPU-hour", [comparability.price(scenario) for _, scenario, _ in sides], sides),
-        _row("Profile", [result.profile for result in results], sides),
-        _row("Confidence", [result.confidence for result in results], sides),
-        _row("Memory", [_fit(result) for result in results], sides),
-    ]
     bands = None if known is None else uncertainty.intervals(results, known)
     differ = [_bands(results, number, known) for number in range(len(sides))]
-    for number, (label, _, name) in enumerate(headline.tiles(results[0])):
-        rows.append(
-            _figure(label, name, [headline.tiles(result)[number][1] for result in results], sides, differ)
-        )
-        if name in ("step_time_s", "cost_usd"):
-            words = [
-                headline.ends(name, own[name]) if name in own else "" for own in bands or [{} for _ in sides]
+    st.html(
+        compare_table.text(
+            [
+                compare_table.Column(_column(number, sides), scenario, result, own, difference)
+                for number, ((_, scenario, result), own, difference) in enumerate(
+                    zip(sides, bands or [{}] * len(sides), differ, strict=True)
+                )
             ]
-            rows.append(_row(f"{label}, P10 to P90", words, sides))
-    for name, read in NORMALISED.items():
-        values = [read(result) for result in results]
-        words = [
-            headline.written(name, value) if value is not None else headline.money(None) for value in values
-        ]
-        rows.append(_row(PER[name], words, sides))
-    st.dataframe(rows, hide_index=True, height="content")
+        )
+    )
     st.caption(
-        "Predicted values. A difference is uncertain where P10 to P90 of it contain zero; scenarios share "
-        "the random draws of every source that they have in common."
+        "Predicted values, below them P10 to P90, and the difference from A with its own interval: grey "
+        "where that contains zero or is not known yet. Scenarios share the random draws of every source that "
+        "they have in common."
     )
     ends = None if bands is None else [(own["step_time_s"].p10, own["step_time_s"].p90) for own in bands]
     widgets.figure(
@@ -113,37 +100,6 @@ def _table(sides: Sides, known: list[Any] | None) -> None:
         "Step time of each scenario",
         "sides",
     )
-
-
-PER = {"tokens_per_usd": "Tokens per $", "gpu_hours_per_billion_tokens": "GPU-hours per B tokens"}
-"""Figures per dollar or per token, which stay comparable where GPUs, prices or tokens differ."""
-
-
-def _fit(result: Result) -> str:
-    return "fits" if result.memory.fits else "does not fit"
-
-
-def _row(label: str, words: Sequence[str], sides: Sides) -> dict[str, str]:
-    """A row of the table without differences."""
-    row = {"figure": label, _column(0, sides): words[0]}
-    for number in range(1, len(sides)):
-        row |= {_column(number, sides): words[number], f"{'ABCD'[number]} - A": ""}
-    return row
-
-
-def _figure(
-    label: str, name: str, words: Sequence[str], sides: Sides, differ: Sequence[dict[str, Band] | None]
-) -> dict[str, str]:
-    """A row of the table with a figure of every scenario and its difference from A's."""
-    row = _row(label, words, sides)
-    for number in range(1, len(sides)):
-        by = changes(sides[0][2], sides[number][2]).get(name)
-        if by is not None:
-            told = headline.change(name, by)
-            doubt = differ[number] is not None and told != headline.SAME
-            sure = not doubt or headline.sure(name, differ[number])[0]
-            row[f"{'ABCD'[number]} - A"] = told if sure else f"{told} (uncertain)"
-    return row
 
 
 def _bands(results: Sequence[Result], number: int, known: list[Any] | None) -> dict[str, Band] | None:

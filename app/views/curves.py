@@ -156,13 +156,9 @@ def _offer(run: CurveRun, axis: CurveAxis, point: CurvePoint, words: str, place:
     if point.status in ("illegal", "infeasible", "failed"):
         st.caption(f":material/block: {escaped(words)}: {escaped(point.reason)}")
         return
-    st.button(
-        f"Use {escaped(words)}",
-        key=f"use {place} {axis.name}",
-        type="primary",
-        on_click=_use,
-        args=(run.scenario, axis, point.value),
-    )
+    if st.button(f"Use {escaped(words)}", key=f"use {place} {axis.name}", type="primary"):
+        _use(run.scenario, axis, point.value)
+        st.rerun(scope="app")  # the head of the page and the address too
 
 
 def _use(scenario: Scenario, axis: CurveAxis, value: float) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from html import escape
 
 from moesim.app.confidence import meaning, muted, word
-from moesim.app.views import headline
+from moesim.app.views import figure_table, headline
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.hardware import HardwareComparison, HardwareRow
 from moesim.simulator.predict.band import Band
@@ -39,70 +40,33 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
 )
 """Headings with their figures: name, label, and whether more is better."""
 
-STYLE = """<style>
-.hardware {overflow-x: auto}
-.hardware table {border-collapse: collapse; width: 100%; font-size: 0.875rem;
-  font-variant-numeric: tabular-nums}
-.hardware th, .hardware td {text-align: left; vertical-align: top; padding: 0.3rem 0.75rem 0.3rem 0;
-  border-bottom: 1px solid light-dark(#e3e6eb, #333946); min-width: 8.5rem; line-height: 1.3}
-.hardware tbody th {font-weight: 400; min-width: 7rem; color: light-dark(#4a505b, #b6bbc6)}
-.hardware thead th {font-weight: 600; font-size: 0.95rem; border-bottom-width: 2px}
-.hardware .group th {font-weight: 600; padding-top: 0.8rem; color: inherit}
-.hardware .main {font-weight: 600; font-size: 0.95rem}
-.hardware small {display: block; font-size: 0.78rem; color: light-dark(#5f6670, #a3a8b4); font-weight: 400}
-.hardware .roofline, .hardware .roofline .main {color: light-dark(#5f6670, #a3a8b4); font-style: italic}
-.hardware .better {color: light-dark(#116b2c, #56d364)}
-.hardware .worse {color: light-dark(#b42318, #ff8f85)}
-.hardware .badge {display: inline-block; border-radius: 0.6rem; padding: 0 0.5rem; font-size: 0.75rem;
-  font-style: normal; font-weight: 600; border: 1px solid currentColor}
-.hardware .measured {color: light-dark(#116b2c, #56d364)}
-.hardware .published {color: light-dark(#0b5cad, #79c0ff)}
-.hardware .peak {color: light-dark(#5f6670, #a3a8b4)}
-</style>"""
-"""Colours with at least 4.5 to 1 against the page in both themes; none is the only cue."""
-
 
 def text(table: HardwareComparison) -> str:
     """The table as HTML; every text from a scenario is escaped."""
     rows = table.clusters
-    head = "".join(_cell("th", _head(row), row, ' scope="col"') for row in rows)
-    body = [_line("Plan", rows, _plan), _line("Fits", rows, _fits)]
+    faint = [row.confidence is not None and muted(row.confidence) for row in rows]
+
+    def line(label: str, cell: Callable[[HardwareRow], str]) -> str:
+        return figure_table.line(label, [cell(row) for row in rows], faint)
+
+    body = [line("Plan", _plan), line("Fits", _fits)]
     for title, figures in GROUPS:
         shown = [item for item in figures if any(item[0] in row.figures for row in rows)]
         if shown:
-            body.append(
-                f'<tr class="group"><th scope="rowgroup" colspan="{len(rows) + 1}">{escape(title)}</th></tr>'
-            )
+            body.append(figure_table.group(title, len(rows)))
         for name, label, more in shown:
-            body.append(_line(label, rows, lambda row, n=name, m=more: _figure(row, rows[0], n, m)))  # type: ignore[misc]
+            body.append(line(label, partial(_figure, first=rows[0], name=name, more_is_better=more)))
     body += [
-        f'<tr class="group"><th scope="rowgroup" colspan="{len(rows) + 1}">What it stands on</th></tr>',
-        _line("Price", rows, _price),
-        _line("Profile", rows, _profile),
+        figure_table.group("What it stands on", len(rows)),
+        line("Price", _price),
+        line("Profile", _profile),
     ]
-    return (
-        f'{STYLE}<div class="hardware" tabindex="0" role="region" aria-label="Clusters side by side">'
-        f'<table><thead><tr><th scope="col">&nbsp;</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _line(label: str, rows: tuple[HardwareRow, ...], cell: Callable[[HardwareRow], str]) -> str:
-    cells = "".join(_cell("td", cell(row), row) for row in rows)
-    return f'<tr><th scope="row">{escape(label)}</th>{cells}</tr>'
-
-
-def _cell(tag: str, content: str, row: HardwareRow, more: str = "") -> str:
-    faint = row.confidence is not None and muted(row.confidence)
-    return f"<{tag}{more}{' class=roofline' if faint else ''}>{content}</{tag}>"
+    return figure_table.table("Clusters side by side", [_head(row) for row in rows], body, faint)
 
 
 def _head(row: HardwareRow) -> str:
     size = "" if row.n_gpus is None or row.problem else f"{row.n_gpus:,} "
-    badge = ""
-    if row.confidence is not None:
-        kind = {"measured": "measured", "published": "published"}.get(row.confidence, "peak")
-        badge = f' <span class="badge {kind}">{escape(word(row.confidence))}</span>'
+    badge = "" if row.confidence is None else f" {figure_table.badge(row.confidence, word(row.confidence))}"
     return f"{escape(row.cluster)}<small>{escape(size + row.accelerator)}{badge}</small>"
 
 
@@ -147,9 +111,9 @@ def _figure(row: HardwareRow, first: HardwareRow, name: str, more_is_better: boo
     band = row.figures.get(name)
     if band is None:
         return "" if row.plan is None else "not known"
-    shown = f'<span class="main">{escape(_written(name, band.predicted))}</span>'
-    ends = f"<small>{escape(f'{_written(name, band.p10)} to {_written(name, band.p90)}')}</small>"
-    return shown + ends + _difference(row.differences.get(name), first.figures.get(name), more_is_better)
+    ends = f"{_written(name, band.p10)} to {_written(name, band.p90)}"
+    change = _difference(row.differences.get(name), first.figures.get(name), more_is_better)
+    return figure_table.main(_written(name, band.predicted)) + figure_table.note(ends) + change
 
 
 def _difference(change: Band | None, first: Band | None, more_is_better: bool) -> str:
@@ -159,9 +123,8 @@ def _difference(change: Band | None, first: Band | None, more_is_better: bool) -
     base = abs(first.predicted)
     told, low, high = (f"{value / base:+.0%}" for value in (change.predicted, change.p10, change.p90))
     if not change.has_sign:
-        return f"<small>uncertain: {low} to {high}</small>"
-    good = (change.predicted > 0.0) == more_is_better
-    return f'<small class="{"better" if good else "worse"}">{told} ({low} to {high})</small>'
+        return figure_table.note(f"uncertain: {low} to {high}")
+    return figure_table.difference(f"{told} ({low} to {high})", (change.predicted > 0.0) == more_is_better)
 
 
 def _written(name: str, value: float) -> str:

@@ -97,6 +97,17 @@ NORMALISED: dict[str, Callable[[Figures], float | None]] = {
 """Totals of a run, normalised to compare runs with different numbers of GPUs, prices or tokens."""
 
 
+def powered_figures(result: Figures) -> dict[str, float | None]:
+    """Every figure that is proportional to a power of the step time (`POWERS`), by name; None if unknown."""
+    readers: dict[str, Callable[[Figures], float | bool | None]] = {
+        **FIGURE_READERS,
+        **NORMALISED,
+        "tokens_per_day": lambda r: r.step.tokens_per_day,
+    }
+    found = {name: readers[name](result) for name in POWERS}
+    return {name: value if isinstance(value, float) else None for name, value in found.items()}
+
+
 def bands_of_figures(result: Figures, found: Uncertainty) -> dict[str, Band]:
     """Intervals by figure: those of `found`, and of the result's figures proportional to one of them."""
     bands = dict(found.bands)

@@ -15,7 +15,7 @@ from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.driver import predict
-from moesim.simulator.predict.figures import NORMALISED, POWERS, figures
+from moesim.simulator.predict.figures import POWERS, figures, powered_figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
@@ -182,14 +182,8 @@ def bands_of_changes(
 
 def _powered(result: Result) -> dict[str, tuple[float, int]]:
     """Figures that are proportional to a power of the step time, with that power, by name."""
-    values = {
-        **figures(result),
-        "tokens_per_day": result.step.tokens_per_day,
-        **{name: read(result) for name, read in NORMALISED.items()},
-    }
-    return {
-        name: (value, power) for name, power in POWERS.items() if isinstance(value := values[name], float)
-    }
+    values = powered_figures(result)
+    return {name: (value, POWERS[name]) for name, value in values.items() if value is not None}
 
 
 def _band(predicted: float, drawn: FloatArray) -> Band:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import time
 from collections.abc import Callable
 
@@ -28,6 +30,19 @@ state.publish()
 
 def metrics(app: testing.AppTest) -> dict[str, str]:
     return {metric.label: metric.value for metric in app.metric}
+
+
+def figures(app: testing.AppTest) -> dict[str, list[str]]:
+    """The rows of the page's table of figures: the words of every cell by the row's label, in order."""
+    found: dict[str, list[str]] = {}
+    for body in (element.proto.body for element in app.get("html")):
+        for row in re.findall(r"<tr.*?</tr>", body, re.DOTALL):
+            cells = [
+                html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", cell)).strip())
+                for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.DOTALL)
+            ]
+            found[cells[0]] = cells[1:]
+    return found
 
 
 def until(

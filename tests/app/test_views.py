@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from app_sessions import HOME, metrics, session, until
+from app_sessions import HOME, figures, metrics, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
@@ -266,13 +266,14 @@ def test_compare_splits_the_difference_by_cause() -> None:
     app.query_params["preset"], app.query_params["set"] = HOME, [*SMALL, "communication.sms=8"]
     app.run()
     assert not app.exception
-    table = app.dataframe[0].value
-    assert next(iter(table.columns)) == "figure"
-    assert len(table.columns) == 4
     a, b = (moesim.simulate(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
     delta = b.step.time_s - a.step.time_s
     assert any(f"{delta:+.3f} s" in text.value for text in app.markdown)
-    assert table.set_index("figure").loc["Step time", "B - A"].startswith(f"{delta:+.3f} s")
+    until(app, lambda page: f"{delta:+.3f} s (" in figures(page)["Step time"][1])
+    assert len(figures(app)["Step time"]) == 2
+    assert figures(app)["Step time"][0].startswith(f"{a.step.time_s:.3f} s")
+    (table,) = (element.proto.body for element in app.get("html"))
+    assert f'<small class="better">{delta:+.3f} s (' in table
     assert app.query_params["with"]
 
 
@@ -285,20 +286,20 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
     assert "number of GPUs: A has 2,048, B has 1,024" in said
     assert "kind of profile: A has" in said and "(profile generic-roofline)" in said
     assert any(error.value.startswith("B does not fit") for error in app.error)
-    until(app, lambda page: page.dataframe[0].value.iloc[:, 1].str.contains(" s to ").any(), errors=1)
-    table = app.dataframe[0].value.set_index("figure")
-    a, b = table.columns[:2]
-    assert list(table.loc["GPUs", [a, b]]) == ["2,048", "1,024"]
-    assert list(table.loc["Price of a GPU-hour", [a, b]]) == ["$2/h", "$2/h"]
-    assert list(table.loc["Profile", [a, b]]) == ["h800-trace", "generic-roofline"]
-    assert list(table.loc["Memory", [a, b]]) == ["fits", "does not fit"]
-    assert {"Confidence", "Step time, P10 to P90", "Tokens per $", "GPU-hours per B tokens"} <= set(
-        table.index
-    )
+    until(app, lambda page: " s to " in figures(page)["Step time"][0], errors=1)
+    table = figures(app)
+    assert table["GPUs"] == ["2,048", "1,024"]
+    assert [cell.split()[0] for cell in table["Price of a GPU-hour"]] == ["$2/h", "$2/h"]
+    assert [cell.split()[0] for cell in table["Profile"]] == ["h800-trace", "generic-roofline"]
+    assert [cell.split(" GiB")[0].rsplit(" ", 1)[0] for cell in table["Memory"]] == ["fits", "does not fit"]
+    assert {"Tokens per $", "Cost of a B tokens", "GPU-hours per B tokens"} <= set(table)
     result = moesim.simulate(HOME, *SMALL, uncertainty=True)
     assert result.uncertainty is not None
     band = result.uncertainty.bands["step_time_s"]
-    assert table.loc["Step time, P10 to P90", a] == f"{band.p10:.3f} s to {band.p90:.3f} s"
+    assert f"{band.p10:.3f} s to {band.p90:.3f} s" in table["Step time"][0]
+    (body,) = (element.proto.body for element in app.get("html"))
+    assert 'class="badge measured">measured' in body and 'class="badge peak-only">roofline' in body
+    assert body.count("<td class=roofline>") > 10, "all that stands on a roofline is muted"
 
 
 def test_a_scenario_compared_with_itself_is_the_same() -> None:
@@ -307,7 +308,9 @@ def test_a_scenario_compared_with_itself_is_the_same() -> None:
     assert not app.exception
     assert any("the same scenario" in info.value for info in app.info)
     assert len(app.get("plotly_chart")) == 1  # no waterfall of nothing
-    assert set(app.dataframe[0].value["B - A"]) <= {"", "the same"}
+    (table,) = (element.proto.body for element in app.get("html"))
+    assert "the same" in table and "better" not in table.split("</style>")[1]
+    assert all(cells[1].endswith("the same") for name, cells in figures(app).items() if name == "Step time")
 
 
 def test_a_difference_within_its_uncertainty_is_said_and_grey() -> None:
@@ -320,8 +323,9 @@ def test_a_difference_within_its_uncertainty_is_said_and_grey() -> None:
     delta = moesim.compare([first, other], uncertainty=True).sides[1].delta_s
     assert delta is not None and not delta.has_sign  # another draw of the loads: -0.02 s, give or take 0.02
     assert any("not known" in info.value for info in app.info)
-    table = app.dataframe[0].value.set_index("figure")
-    assert table.loc["Step time", "B - A"] == f"{delta.predicted:+.3f} s (uncertain)"
+    (table,) = (element.proto.body for element in app.get("html"))
+    assert f"<small>{delta.predicted:+.3f} s, uncertain (" in table
+    assert not any(kind in table.split("</style>")[1] for kind in ('class="better"', 'class="worse"'))
 
 
 def test_a_comparison_is_a_link_too() -> None:

@@ -59,7 +59,7 @@ def html(app: testing.AppTest) -> str:
 
 
 def planned(app: testing.AppTest) -> bool:
-    return not any(button.label == "Stop" for button in app.button) and 'class="hardware"' in html(app)
+    return not any(button.label == "Stop" for button in app.button) and 'class="figures"' in html(app)
 
 
 def test_clusters_are_planned_on_request_and_compared_in_one_table() -> None:

@@ -51,20 +51,20 @@ def test_three_clusters_are_compared_in_five_clicks(visit: Visit) -> None:
     page.keyboard.press("Escape")
     visitor.settled()
     click(main.get_by_role("button", name="Compare", exact=True))
-    until(page, "document.querySelectorAll('.hardware thead th').length === 4")
-    until(page, "document.querySelectorAll('.hardware tbody tr').length > 10")
+    until(page, "document.querySelectorAll('.figures thead th').length === 4")
+    until(page, "document.querySelectorAll('.figures tbody tr').length > 10")
     assert clicks <= MOST_CLICKS
-    head = main.locator(".hardware thead").inner_text()
+    head = main.locator(".figures thead").inner_text()
     assert all(name in head for name in ("h100-1024", "h200-1024", "b200-1024"))
-    cost = main.locator(".hardware tbody tr").filter(has_text="Cost of the run").locator(".main")
+    cost = main.locator(".figures tbody tr").filter(has_text="Cost of the run").locator(".main")
     assert cost.count() == 3 and all(text.startswith("$") for text in cost.all_inner_texts())
     for button in ("h200-1024", "b200-1024"):
         main.get_by_role("button", name=button, exact=True).wait_for()
     # The choices are in the address: another session asks the same, and the plans are known already.
     other = visit()
     other.open("hardware?" + page.url.partition("?")[2])
-    other.page.locator(".hardware thead th").nth(3).wait_for()
-    shown = other.page.locator(".hardware tbody").inner_text()
-    assert shown == main.locator(".hardware tbody").inner_text()
+    other.page.locator(".figures thead th").nth(3).wait_for()
+    shown = other.page.locator(".figures tbody").inner_text()
+    assert shown == main.locator(".figures tbody").inner_text()
     assert page.get_by_test_id("stException").count() == 0
     visitor.screenshot("hardware")
