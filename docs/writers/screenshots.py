@@ -69,6 +69,7 @@ SHOTS = {
     "compare": Shot({"preset": PRESET, "set": ["communication.sms=8"], "with": json.dumps([PRESET])}),
     "what_if": Shot({}, act=_fewer_sms, ready="[data-testid=stMain] .waterfalllayer:visible"),
     "planner": Shot({}, click="Search"),
+    "sweep": Shot({"form": ['sweep.key2="parallel.ep"']}, click="Start the sweep"),
     "run_cost": Shot({"preset": PRESET, "set": FAILURES}),
     "evidence": Shot({}),
 }
