@@ -45,12 +45,12 @@ def show() -> None:
 
 
 def _entries(following: bool) -> None:
-    """Draw the entries; where they are `following` running jobs, redraw the page once none runs any more."""
+    """Draw the entries; redraw the page once none is left, or none runs that this was `following`."""
     found = tray.of(visitors.current())
     for entry in found:
         with st.container(border=True, key=f"tray entry {entry.number}"):
             _entry(entry)
-    if following and not any(entry.is_open for entry in found):
+    if not found or (following and not any(entry.is_open for entry in found)):
         st.rerun(scope="app")
 
 

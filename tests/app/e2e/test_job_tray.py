@@ -55,7 +55,7 @@ def test_the_result_of_a_search_opens_from_another_page(visit: Visit, axe: str |
     tray(page).get_by_role("button", name="Open").first.wait_for()
     if axe is not None:
         assert not [text for text in low_contrast(page, axe) if "tray" in text]
-    page.locator("[class*='st-key-tray_entry']", has_text="Single changes").get_by_role(
+    page.locator("[class*='st-key-tray-entry']", has_text="Single changes").get_by_role(
         "button", name="Open"
     ).click()
     page.wait_for_url("**/result?**")
