@@ -24,6 +24,7 @@ def busy(rows: Sequence[tuple[str, float, float]]) -> go.Figure:
             text=[f"{value:.2f} s" for value in values],
             textposition="inside",
             insidetextanchor="middle",
+            constraintext="none",
             textangle=0,
             textfont={"color": ink},
             hovertemplate=f"%{{y}}: {title} %{{x:.3f}} s<extra></extra>",

@@ -62,7 +62,7 @@ def show() -> None:
     st.caption(f"{escaped(profile.software)}. {escaped(profile.evidence)} Hash {profile_hash(profile)[:12]}.")
     if other != "nothing":
         _drift(uploads.profile_of(other), profile)
-    _curves(profile, _accelerator(profile, scenario.machine.accelerator))
+    _curves(profile, _accelerator(profile, scenario.machines[0].accelerator))
     _entries(profile)
 
 

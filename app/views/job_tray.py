@@ -39,25 +39,19 @@ def show() -> None:
     with st.sidebar, st.container(key="tray"):
         st.html(STYLE)
         st.caption("Your computations")
-        if any(entry.is_open for entry in found):
-            _following()
-        else:
-            _entries(found)
+        following = any(entry.is_open for entry in found)
+        # The same fragment in both cases, so that a click reaches its button while one becomes the other.
+        st.fragment(_entries, run_every=POLL_S if following else None)(following)
 
 
-@st.fragment(run_every=POLL_S)
-def _following() -> None:
-    """Draw the entries anew each second, until none runs any more."""
+def _entries(following: bool) -> None:
+    """Draw the entries; redraw the page once none is left, or none runs that this was `following`."""
     found = tray.of(visitors.current())
-    _entries(found)
-    if not any(entry.is_open for entry in found):
-        st.rerun(scope="app")
-
-
-def _entries(found: list[Entry]) -> None:
     for entry in found:
         with st.container(border=True, key=f"tray entry {entry.number}"):
             _entry(entry)
+    if not found or (following and not any(entry.is_open for entry in found)):
+        st.rerun(scope="app")
 
 
 def _entry(entry: Entry) -> None:

@@ -28,6 +28,8 @@ FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
+    if scenario.fleet is not None:  # an error inside a fragment is not caught by the page
+        raise scenario.needs_one_cluster()
     base = state.result_of(scenario)
     _explore(scenario, base)
     _tornado(scenario, base)
