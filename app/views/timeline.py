@@ -1,20 +1,19 @@
-"""The page Timeline: the actions of every pipeline rank over the step, and the phases inside one action."""
+"""The page Timeline: every rank's actions over the step, what is inside one of them, the critical path."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import streamlit as st
 
 from moesim.app import exports, forms, predictions, state, widgets
-from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
+from moesim.app.components.timeline import canvas
+from moesim.app.components.timeline.packing import PackedStep
 from moesim.app.views import headline
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 
-RANK = "timeline.rank"
-"""Form field with the pipeline rank that is shown in detail."""
+ACTION = "timeline.action"
+"""Form field with the number of the opened action, counted over all pipeline ranks."""
 
 
 def show() -> None:
@@ -22,40 +21,59 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     headline.shortage(result)
-    ranks = len(result.breakdown_by_rank_s)
-    rank: int = forms.value(RANK, 0, lambda found: type(found) is int and 0 <= found < ranks)
-    key = f"timeline/{state.cache_key(scenario)}/{rank}"
-    found = state.compute(key, "Running the step for its timeline", predictions.timeline, scenario, rank)
-    _pipeline(found)
-    _exposed(result)
-    _zoom(found, ranks)
     _perfetto(scenario)
+    _canvas(scenario)
+    _exposed(result)
 
 
-def _pipeline(found: Any) -> None:
-    st.subheader("Pipeline")
-    begin, end = st.slider(
-        "Window of the step (s)",
-        0.0,
-        found.step_s,
-        (0.0, found.step_s),
-        step=found.step_s / 200,
-        format="%.2f",
-        key="timeline window",
-        help="The first GPU of every pipeline rank; gaps are the bubble",
+def _perfetto(scenario: Scenario) -> None:
+    """Offer the trace at once; nothing below draws it again, so that no click is lost."""
+    left, right = st.columns([3, 1], vertical_alignment="center")
+    left.caption(
+        "The first GPU of every pipeline rank; gaps are the bubble. F is forward, B backward, I and W its "
+        "input- and weight-gradient halves, F&B an overlapped pair. Click an action to open it below."
     )
-    bars, left_out = gantt.window(found.actions, begin, end)
-    widgets.figure(
-        gantt.gantt(bars, [str(rank) for rank in range(found.ranks)], "pipeline rank", begin, end),
-        "Gantt chart: schedule actions of every pipeline rank over the step",
-        "pipeline",
+    right.download_button(
+        "Perfetto trace (.json.gz)",
+        lambda: state.trace_of(scenario),
+        exports.file_name(scenario.name, ".trace.json.gz"),
+        "application/gzip",
+        on_click="ignore",
+        icon=":material/download:",
+        help="The same events for ui.perfetto.dev, or for chrome://tracing offline",
+        width="stretch",
     )
-    st.caption(
-        "F is forward, B backward, I and W its input- and weight-gradient halves, F&B an overlapped pair; "
-        "gaps are the bubble."
+
+
+@st.fragment
+def _canvas(scenario: Scenario) -> None:
+    """Draw the timeline, and remember the opened action in the address."""
+    step = _packed(scenario, 0)
+    opened: int = forms.value(
+        ACTION, step.opened, lambda found: type(found) is int and 0 <= found < step.first_action[-1]
     )
-    if left_out:
-        st.caption(f"{left_out:,} of the shortest bars are left out: narrow the window, or open the trace.")
+    if not step.whole:
+        rank = next(r for r, first in enumerate(step.first_action[1:]) if opened < first)
+        step = _packed(scenario, rank)
+        st.caption(
+            "The step has more events than a browser pans smoothly: all actions are shown, and the phases "
+            f"of pipeline rank {rank}. The trace has all of them."
+        )
+    chosen = canvas.draw(step, opened, key="timeline canvas")
+    if chosen is not None and chosen != st.session_state.get("timeline chosen", opened):
+        st.session_state["timeline chosen"] = chosen
+        forms.put(ACTION, chosen)
+        state.publish()
+        if not step.whole:
+            st.rerun(scope="fragment")
+
+
+def _packed(scenario: Scenario, rank: int) -> PackedStep:
+    key = f"timeline/{state.cache_key(scenario)}/{rank}"
+    found: PackedStep = state.compute(
+        key, "Running the step for its timeline", predictions.timeline, scenario, rank
+    )
+    return found
 
 
 def _exposed(result: Result) -> None:
@@ -76,39 +94,3 @@ def _exposed(result: Result) -> None:
         widgets.figure(
             charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and rank", "exposed"
         )
-
-
-def _zoom(found: Any, ranks: int) -> None:
-    st.subheader("Inside one action")
-    if ranks > 1:
-        st.slider("Pipeline rank", 0, ranks - 1, **forms.number(RANK, 0, ranks - 1, 0, "zoom rank"))
-    if not found.zoomed:
-        st.info("This rank runs nothing.")
-        return
-    begin = min(bar.start_s for bar in found.zoomed)
-    end = max(bar.end_s for bar in found.zoomed)
-    rows = list(dict.fromkeys(bar.row for bar in found.zoomed))
-    widgets.figure(
-        gantt.gantt(found.zoomed, rows, "stream", begin, end),
-        "Phases of one action on the compute and communication streams",
-        "zoomed",
-    )
-    st.caption(
-        f"An action from the middle of the step on pipeline rank {found.zoomed_rank}: compute SMs above, "
-        "communication SMs below. Gaps on the compute stream are exposed communication."
-    )
-
-
-def _perfetto(scenario: Scenario) -> None:
-    st.subheader("All of it")
-    st.markdown(
-        "The whole step as a trace: open the file at ui.perfetto.dev, or in chrome://tracing offline."
-    )
-    st.download_button(
-        "Perfetto trace (.json.gz)",
-        lambda: state.trace_of(scenario),
-        exports.file_name(scenario.name, ".trace.json.gz"),
-        "application/gzip",
-        on_click="ignore",
-        icon=":material/download:",
-    )

@@ -1,0 +1,46 @@
+"""Draws a packed step in the browser, with the scripts of `frontend/` in a frame of the page.
+
+It is a module of its own because the framework names a component after the module that declares it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import streamlit.components.v1 as components
+
+from moesim.app.components.timeline.packing import PackedStep
+
+FRONTEND = Path(__file__).resolve().parent / "frontend"
+"""Scripts, styles and HTML; nothing of them is built, and nothing else is fetched."""
+FIRST_HEIGHT = 330
+"""Height of all but the ranks' rows, until the frame tells its own."""
+
+
+@cache
+def _component() -> Any:
+    """The component, declared while a page is drawn, because only then does the framework serve its files."""
+    return components.declare_component("step", path=str(FRONTEND))
+
+
+def draw(step: PackedStep, opened: int, key: str) -> int | None:
+    """Draw a step with an action open; return the action that the visitor opened last, or None.
+
+    `opened` is the number of an action over all ranks, or -1. The bytes go to the browser once: the framework
+    sends a message that it has sent before by its hash, and the frame reads bytes of a new digest only.
+    """
+    ranks = len(step.first_action) - 1
+    value: Any = _component()(
+        data=step.data,
+        digest=hashlib.sha256(step.data).hexdigest(),
+        opened=opened,
+        height=FIRST_HEIGHT + min(390, 22 * ranks),
+        key=key,
+        default=None,
+    )
+    action = value.get("action") if isinstance(value, dict) else None
+    known = type(action) is int and 0 <= action < step.first_action[-1]
+    return action if known else None
