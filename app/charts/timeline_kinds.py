@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from moesim.app.charts.style import (
-    ACTIONS,
     BLUE,
     GREEN,
     GREY,
     INDIGO,
+    INK,
     OLIVE,
     ORANGE,
     PURPLE,
@@ -18,7 +20,24 @@ from moesim.app.charts.style import (
     YELLOW,
 )
 
-PHASES = {
+ROSE, SAND, GOLD, PALE, ASH = "#CC6677", "#DDCC77", "#A6761D", "#A0CBE8", "#BAB0AC"
+"""Further colours for sends and the end of a step, which stand beside many phases on the critical path."""
+
+ACTIONS: Mapping[str, str] = {
+    "F": BLUE,
+    "F&B": GREEN,
+    "F&I": TEAL,
+    "B": RED,
+    "I": ORANGE,
+    "W": YELLOW,
+    "gradient reduction": ROSE,
+    "gradient norm": GREY,
+    "optimizer": INK,
+    "parameter gather": PALE,
+}
+"""Schedule actions and the end of a step, each with a colour of its own."""
+
+PHASES: Mapping[str, str] = {
     "attn F": BLUE,
     "mlp F": SKY,
     "attn I": ORANGE,
@@ -29,17 +48,17 @@ PHASES = {
     "dispatch B": OLIVE,
     "combine F": INDIGO,
     "combine B": TEAL,
-    "gather": SKY,
-    "scatter": PURPLE,
+    "gather": PALE,
+    "scatter": ROSE,
     "wait for": RED,
     "notify": RED,
-    "prepare": GREY,
-    "send activation": BLUE,
-    "send gradient": RED,
-    "pipeline send": SKY,
+    "prepare": ASH,
+    "send activation": SAND,
+    "send gradient": GOLD,
+    "pipeline send": SAND,
     "other waiting": GREY,
 }
-"""Phases of an action, pipeline sends and causes of the critical path; a row has few of them at a time."""
+"""First words of phases of an action, of pipeline sends and of causes of the critical path."""
 
 WORDS = {
     "F": "forward",

@@ -15,7 +15,7 @@ from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.records import Execution, SendRecord, SyncRecord, last_group
 from moesim.simulator.predict.event_list import EventList, Events
-from moesim.simulator.predict.overlap_spans import communication_spans
+from moesim.simulator.predict.overlap_spans import NO_TRANSFER, OWN_SENDS, communication_spans
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.predict.task_slices import add_tasks
 from moesim.simulator.predict.trace_events import (
@@ -244,6 +244,7 @@ def _add_communication(found: EventList, execution: Execution, member: int) -> t
             compute=own.where(own.stream == COMPUTE),
             transfers=[own.where(own.stream == stream) for stream in (*PRIORITY, *sends)],
             start_ns=times.start[first, member],
+            end_ns=times.end[first, member],
             free_ns=times.free[first, member],
         )
         for stream, span, total in zip((HIDDEN, EXPOSED), spans, sums, strict=True):
@@ -252,13 +253,13 @@ def _add_communication(found: EventList, execution: Execution, member: int) -> t
             np.add.at(total, at[inside], (span.end_ns - span.begin_ns)[inside])
             for number in np.unique(span.name).tolist():
                 mine = span.name == number
-                name = events.names[number] if number >= 0 else WAITS
+                name = events.names[number] if number >= 0 else WAITS[number]
                 found.add(stream, name, rank, span.begin_ns[mine], span.end_ns[mine], at[mine])
     return sums[0], sums[1]
 
 
-WAITS = "other waiting"
-"""Name of exposed time in which no transfer of the GPU runs."""
+WAITS = {NO_TRANSFER: "other waiting", OWN_SENDS: "wait for own sends"}
+"""Names of exposed time in which no transfer of the GPU runs."""
 
 
 def stream_names(streams: Sequence[int]) -> Mapping[int, str]:

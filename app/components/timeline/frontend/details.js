@@ -5,6 +5,8 @@ import { communication, place, times, title, which } from "./words.js";
 
 const by = (id) => document.getElementById(id);
 const MOST_LISTED = 2000;
+const GROUPED = /^(wait for|prepare)(?= (dispatch|combine|gather|scatter))/;
+/** Kinds that the legend has once for all transfers. */
 
 /** Whether an event is the bar of a whole action. */
 export function isAction(step, row, index) {
@@ -78,6 +80,27 @@ export function showTip(step, event, x, y) {
   const { width, height } = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 4))}px`;
   tip.style.top = `${y + 18 + height < innerHeight ? y + 18 : Math.max(4, y - height - 12)}px`;
+}
+
+/** Fill the legend with the kinds that some rows show; `chosen(text)` is called for one that is clicked. */
+export function showLegend(step, rows, chosen) {
+  const kinds = new Set(rows.flatMap((row) => [...new Set(row.name)]));
+  const groups = new Map([...kinds].map((kind) => {
+    const { words, colour } = step.names[kind], group = GROUPED.exec(words)?.[0];
+    return [group ?? words, { words: group ?? words, colour, text: group ?? `"${words}"` }];
+  }));
+  const names = [...groups.values()];
+  const key = [...groups.keys()].join("|");
+  if (by("legend").dataset.kinds === key) return;
+  by("legend").dataset.kinds = key;
+  by("legend").replaceChildren(
+    ...names.map(({ words, colour, text }) => {
+      const swatch = element("i"), button = element("button", swatch, words);
+      swatch.style.background = colour;
+      Object.assign(button, { type: "button", title: `Find ${words}`, onclick: () => chosen(text) });
+      return button;
+    }),
+  );
 }
 
 /** The heading of the lower part. */

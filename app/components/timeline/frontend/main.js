@@ -1,7 +1,7 @@
 // The timeline of a step: what is shown, what is selected, and what happens when somebody acts.
 
 import { decode } from "./decode.js";
-import { insideTitle, isAction, listPhases, showDetails, showTip, spoken } from "./details.js";
+import { insideTitle, isAction, listPhases, showDetails, showLegend, showTip, spoken } from "./details.js";
 import { firstAbove } from "./detail_level.js";
 import { listenToKeys } from "./keyboard.js";
 import { everyLane, insideLanes, ofAction, onPath, rankLanes, SCHEDULE, streamsOf } from "./layout.js";
@@ -10,7 +10,7 @@ import { palette } from "./palette.js";
 import { Pane, RULER } from "./pane.js";
 import { listenToPointer } from "./pointer.js";
 import { search } from "./search.js";
-import { listen, setHeight, setValue } from "./streamlit_messages.js";
+import { listen, setHeight, setValue, shareFonts } from "./streamlit_messages.js";
 
 const HIGHEST = { ranks: 420, every: 560 };
 /** Height of the upper part, at most, in pixels. */
@@ -38,7 +38,7 @@ function draw() {
   frame = 0;
   const { step, colours, selected, hovered, critical } = shown;
   if (!step || !upper.width) return;
-  const underlined = critical || Boolean(shown.found);
+  const underlined = (row) => lit(row) !== null;
   if (dirty.has(upper)) {
     const laneOf = (rank) => upper.lanes.find(({ row }) => row.rank === rank && row.stream === SCHEDULE);
     const hops = critical && !shown.found ? { path: step.path, laneOf } : null;
@@ -75,6 +75,7 @@ function arrange() {
   upper.resize(width, Math.min(shown.every ? HIGHEST.every : HIGHEST.ranks, RULER + upper.rowsHeight + 2), ratio);
   arrangeInside(width, ratio);
   const ranks = step.rows.filter((row) => row.stream === SCHEDULE);
+  showLegend(step, upper.lanes.map(({ row }) => row).filter((row) => row.stream >= 0), sought);
   overview.prepare(step, ranks, width, ratio, shown.colours, lit);
   upper.canvas.dataset.lanes = upper.lanes.map(({ short, y, height }) => `${short}:${RULER + y}:${height}`).join(" ");
   changed();
@@ -164,6 +165,13 @@ function step(along, down) {
   const middle = (selected.row.begin[selected.index] + selected.row.end[selected.index]) / 2;
   const { row } = pane.lanes[at + down] ?? pane.lanes[at];
   if (row !== selected.row && row.count) select({ row, index: Math.min(firstAbove(row.end, middle), row.count - 1) });
+}
+
+/** Search for one kind, or for nothing where that kind is sought already. */
+function sought(text) {
+  const box = by("search");
+  box.value = box.value === text ? "" : text;
+  look(box.value);
 }
 
 function look(text) {
@@ -262,6 +270,7 @@ function take({ data, digest, opened }, theme) {
     shown.every &&= found.whole;
     if (before?.endMs !== found.endMs) upper.look(0, Object.assign(upper, { least: 0, most: found.endMs }).most);
     upper.canvas.ariaLabel = `Actions of ${found.ranks} pipeline ranks over ${Math.round(found.endMs).toLocaleString("en-US")} ms`;
+    upper.canvas.dataset.events = found.rows.reduce((sum, row) => sum + row.count, 0);
     arrange();
     open(opened, false);
     const rank = opened < 0 ? 0 : found.actions.rank[opened];
@@ -274,4 +283,6 @@ function take({ data, digest, opened }, theme) {
 }
 
 wire();
+shareFonts();
+document.fonts.addEventListener("loadingdone", () => { upper.texts.clear(); lower.texts.clear(); changed(); });
 listen(take);

@@ -107,7 +107,7 @@ export class Pane {
     return { row, index: gapAfter < gapBefore ? index : index - 1 };
   }
 
-  /** Draw everything; `marks`: {lit(row), underlined, selected, hovered, shade, hops}. */
+  /** Draw everything; `marks`: {lit(row), underlined(row), selected, hovered, shade, hops}. */
   draw(colours, marks) {
     const { context, ratio } = this;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -177,7 +177,7 @@ export class Pane {
     const long = (EDGE_ROOM / this.plot) * this.span, labelled = (LABEL_ROOM / this.plot) * this.span;
     const first = firstAbove(row.end, this.from), last = firstAbove(row.begin, this.to);
     if (last - first > 4 * this.plot) return; // hardly one of them is that wide
-    const top = this.top(lane) + 1, height = lane.height - 2, mask = lit(row);
+    const top = this.top(lane) + 1, height = lane.height - 2, mask = lit(row), lines = underlined(row);
     context.textBaseline = "middle";
     context.font = `${Math.min(12, height - 3)}px ${colours.font}`;
     for (let i = first; i < last; i++) {
@@ -186,7 +186,7 @@ export class Pane {
       const b = this.xOf(row.end[i]);
       context.fillStyle = colours.background;
       context.fillRect(b - 1, top, 1, height);
-      if (underlined && mask?.[i] && height > 8) {
+      if (lines && mask?.[i] && height > 8) {
         const x = Math.max(this.gutter, this.xOf(row.begin[i]));
         context.fillStyle = colours.text;
         context.fillRect(x, top + height - 2, b - 1 - x, 2);
@@ -195,7 +195,7 @@ export class Pane {
       const a = Math.max(this.gutter, this.xOf(row.begin[i])), end = Math.min(this.width, b);
       const text = this.fitting(this.labels(row, i), end - a - 8);
       if (!text) continue;
-      context.fillStyle = mask && !mask[i] ? colours.text : colours.labels[row.name[i]];
+      context.fillStyle = mask && !mask[i] ? colours.muted : colours.labels[row.name[i]];
       context.fillText(text, a + 4, top + height / 2 + 0.5);
     }
   }

@@ -21,3 +21,22 @@ export function setHeight(height) {
 export function setValue(value) {
   send("setComponentValue", { value, dataType: "json" });
 }
+
+/** Use the fonts of the page around this frame, which it has loaded already; without them, the system's. */
+export function shareFonts() {
+  try {
+    const rules = [...window.parent.document.styleSheets].flatMap((sheet) =>
+      [...sheet.cssRules].filter((rule) => rule instanceof window.parent.CSSFontFaceRule)
+        .map((rule) => absolute(rule.cssText, sheet.href ?? window.parent.document.baseURI)),
+    );
+    const style = document.createElement("style");
+    style.textContent = rules.join("\n");
+    document.head.append(style);
+  } catch {
+    // A page that does not let its frames look at it keeps its fonts.
+  }
+}
+
+function absolute(text, base) {
+  return text.replace(/url\("?([^")]+)"?\)/g, (_, address) => `url("${new URL(address, base)}")`);
+}
