@@ -37,7 +37,7 @@ def draw(step: PackedStep, opened: int, key: str) -> int | None:
         data=step.data,
         digest=hashlib.sha256(step.data).hexdigest(),
         opened=opened,
-        height=FIRST_HEIGHT + min(390, 22 * ranks),
+        height=FIRST_HEIGHT + min(346, max(13, min(22, 272 // ranks)) * ranks),
         key=key,
         default=None,
     )

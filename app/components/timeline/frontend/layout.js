@@ -3,8 +3,8 @@
 export const PATH = -1, SCHEDULE = 0, HIDDEN = 6, EXPOSED = 7;
 const ORDER = [1, 2, HIDDEN, EXPOSED, 3, 5, 4];
 /** Streams from top to bottom; pipeline sends follow. */
-const PATH_HEIGHT = 20, RANK_HEIGHTS = [22, 13], STREAM_HEIGHT = 14, INSIDE_HEIGHT = 24;
-const RANKS_ROOM = 340;
+const PATH_HEIGHT = 20, RANK_HEIGHTS = [22, 13], STREAM_HEIGHT = 14, INSIDE_HEIGHT = 22;
+const RANKS_ROOM = 272;
 /** Height that the rows of all ranks get together, if they stay readable in it. */
 
 function inOrder(rows) {

@@ -77,7 +77,7 @@ function arrange() {
   const ranks = step.rows.filter((row) => row.stream === SCHEDULE);
   showLegend(step, upper.lanes.map(({ row }) => row).filter((row) => row.stream >= 0), sought);
   overview.prepare(step, ranks, width, ratio, shown.colours, lit);
-  upper.canvas.dataset.lanes = upper.lanes.map(({ short, y, height }) => `${short}:${RULER + y}:${height}`).join(" ");
+  upper.canvas.dataset.lanes = upper.lanes.map(({ short, y, height }) => `${short}:${RULER + y}:${height}`).join("|");
   changed();
 }
 
@@ -85,7 +85,7 @@ function arrangeInside(width, ratio) {
   const { step, opened } = shown, rank = opened < 0 ? -1 : step.actions.rank[opened];
   lower.fill(step, opened < 0 ? [] : insideLanes(step, rank, opened), 0, step.endMs);
   lower.resize(width, RULER + Math.max(lower.rowsHeight, 24) + 2, ratio);
-  lower.canvas.dataset.lanes = lower.lanes.map(({ short, y, height }) => `${short}:${RULER + y}:${height}`).join(" ");
+  lower.canvas.dataset.lanes = lower.lanes.map(({ short, y, height }) => `${short}:${RULER + y}:${height}`).join("|");
 }
 
 /** Open an action: its phases below, in the box and in the table. */

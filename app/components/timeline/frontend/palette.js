@@ -16,9 +16,21 @@ function css(colour) {
   return `rgb(${colour.join(",")})`;
 }
 
-/** Black or white, whichever can be read on a colour. */
-function readableOn([r, g, b]) {
-  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#0e1117" : "#ffffff";
+/** How much light a colour gives, from 0 to 1 (WCAG 2's relative luminance). */
+function luminance(colour) {
+  const [r, g, b] = colour.map((value) => {
+    const part = value / 255;
+    return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+const INK = "#0e1117", PAPER = "#ffffff";
+
+/** Dark or white, whichever stands out more from a colour. */
+function readableOn(colour) {
+  const light = luminance(colour) + 0.05;
+  return light / (luminance(rgb(INK)) + 0.05) > 1.05 / light ? INK : PAPER;
 }
 
 /** Colours to draw with, from the theme that the page gives; without one from what the browser asks for. */

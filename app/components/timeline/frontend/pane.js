@@ -42,7 +42,7 @@ export class Pane {
   /** Give the canvas a size in CSS pixels. */
   resize(width, height, ratio) {
     if (this.width === width && this.height === height && this.ratio === ratio) return;
-    Object.assign(this, { width, height, ratio, gutter: width < 560 ? 38 : 158 });
+    Object.assign(this, { width, height, ratio, gutter: width < 560 ? 46 : 158 });
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     this.canvas.style.height = `${height}px`;
