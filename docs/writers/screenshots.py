@@ -36,7 +36,7 @@ PRESET = "deepseek-v3-2048xh800"
 DARK = ("result", "timeline")
 """Pages that are taken in the dark theme too."""
 
-CHART = "[data-testid=stMain] .js-plotly-plot:visible"
+CHART = "[data-testid=stMain] :is(.js-plotly-plot, iframe[title*=timeline]):visible"
 QUIET = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 
 

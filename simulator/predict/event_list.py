@@ -84,8 +84,9 @@ class EventList:
         joined = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
         columns = joined or [np.zeros(0, dtype=np.int64) for _ in COLUMNS]
         order = np.lexsort((columns[3], columns[1], columns[0]))
+        chosen = [np.asarray(column[order], dtype=np.int64) for column in columns]
         return Events(
             tuple(self._names),
-            *(np.asarray(column[order], dtype=np.int64) for column in columns),
-            np.zeros(len(order), dtype=bool),
+            **dict(zip(COLUMNS, chosen, strict=True)),
+            critical=np.zeros(len(order), dtype=bool),
         )

@@ -72,4 +72,4 @@ def _ready_ns(
     ready = execution.times.start[actions, member]
     for task in (*code.tasks[number].deps, *([] if before is None else [before])):
         ready = np.maximum(ready, execution.times.ends[first + task, member])
-    return ready
+    return np.asarray(ready)

@@ -15,7 +15,8 @@ from timeline_scripts import needs_node, run
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.predict.step_events import SCHEDULE, StepEvents, step_events
+from moesim.simulator.predict.step_events import StepEvents, step_events
+from moesim.simulator.predict.trace_events import SCHEDULE
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 

@@ -46,12 +46,12 @@ class PackedStep:
     opened: int
 
 
-def packed_step(step: StepEvents, rank: int = 0, most: int = MOST_EVENTS) -> PackedStep:
-    """Pack a step; one with more than `most` events has the phases of `rank` only.
+def packed_step(step: StepEvents, rank: int = 0, most: int | None = None) -> PackedStep:
+    """Pack a step; one with more than `most` events (MOST_EVENTS) has the phases of `rank` only.
 
     Raises InputError for a step with more actions than a browser can draw.
     """
-    actions = len(step.actions.kind)
+    most, actions = MOST_EVENTS if most is None else most, len(step.actions.kind)
     if actions > MOST_ACTIONS:
         raise InputError(
             f"the step has {actions:,} schedule actions, and a timeline shows up to {MOST_ACTIONS:,}: "

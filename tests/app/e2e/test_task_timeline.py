@@ -33,10 +33,9 @@ class StepCanvas:
         """The point on a row at a share of the canvas's window."""
         place = self.frame.locator(f"#{canvas}")
         place.scroll_into_view_if_needed()
-        box, lanes = place.bounding_box(), (place.get_attribute("data-lanes") or "").split()
-        top, height = next(
-            map(float, rest) for name, *rest in (one.split(":") for one in lanes) if name == lane
-        )
+        box = place.bounding_box()
+        lanes = (one.split(":") for one in (place.get_attribute("data-lanes") or "").split("|"))
+        top, height = next((float(y), float(h)) for name, y, h in lanes if name == lane)
         gutter = 158
         return box["x"] + gutter + share * (box["width"] - gutter), box["y"] + top + height / 2
 

@@ -5,11 +5,16 @@ import { Strips } from "./strips.js";
 import { durationText, tickText, ticks } from "./time_axis.js";
 
 export const RULER = 24;
-const LABEL_ROOM = 26;
+const LABEL_ROOM = 24;
 /** Least width of a bar, in CSS pixels, that gets a label; and of one that gets an edge. */
 const EDGE_ROOM = 4;
 const SHORTEST_MS = 1e-5;
 /** The closest that one can look: ten nanoseconds. */
+
+/** The words of a phase for a narrow bar. */
+function shortened(words) {
+  return words.replace(/^(wait|prepare|send) .*/, "$1").replace("dispatch", "disp").replace("combine", "comb");
+}
 
 export class Pane {
   /** `lanes`: {row, label, height, indent, strong}; heights in CSS pixels. */
@@ -193,17 +198,17 @@ export class Pane {
       }
       if (length < labelled || height < 11) continue;
       const a = Math.max(this.gutter, this.xOf(row.begin[i])), end = Math.min(this.width, b);
-      const text = this.fitting(this.labels(row, i), end - a - 8);
+      const text = this.fitting(this.labels(row, i), end - a - 5);
       if (!text) continue;
       context.fillStyle = mask && !mask[i] ? colours.muted : colours.labels[row.name[i]];
-      context.fillText(text, a + 4, top + height / 2 + 0.5);
+      context.fillText(text, a + 3, top + height / 2 + 0.5);
     }
   }
 
   /** The texts that a bar may have, the longest first. */
   labels(row, index) {
     const { names, actions } = this.step, name = names[row.name[index]], action = row.action[index];
-    if (row.stream !== 0 || action < 0) return [name.words];
+    if (row.stream !== 0 || action < 0) return [name.words, shortened(name.words)];
     const numbers = actions.microbatches.map((side) => side[action]).filter((n) => n >= 0).join(" / ");
     return [`${name.words} ${numbers}`, `${name.name} ${numbers}`, name.name];
   }
