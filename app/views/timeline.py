@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import streamlit as st
 
 from moesim.app import exports, forms, predictions, state, widgets
@@ -14,6 +16,10 @@ from moesim.simulator.scenario import Scenario
 
 ACTION = "timeline.action"
 """Form field with the number of the opened action, counted over all pipeline ranks."""
+FIRST = "timeline first"
+"""Key of the session with the action that was open when the whole page was last drawn."""
+LAST = "timeline last"
+"""Key of the session with what the component said last."""
 
 
 def show() -> None:
@@ -22,6 +28,7 @@ def show() -> None:
     result = state.result_of(scenario)
     headline.shortage(result)
     _perfetto(scenario)
+    st.session_state[FIRST] = None
     _canvas(scenario)
     _exposed(result)
 
@@ -47,25 +54,40 @@ def _perfetto(scenario: Scenario) -> None:
 
 @st.fragment
 def _canvas(scenario: Scenario) -> None:
-    """Draw the timeline, and remember the opened action in the address."""
+    """Draw the timeline, and remember the opened action in the address.
+
+    What the component gets stays the same while its visitor opens actions: it opens them by itself, and a
+    change of one argument would send all bytes again.
+    """
     step = _packed(scenario, 0)
-    opened: int = forms.value(
-        ACTION, step.opened, lambda found: type(found) is int and 0 <= found < step.first_action[-1]
-    )
+    kept = st.session_state.get(FIRST)
+    first: int = _opened(step) if kept is None else kept
     if not step.whole:
-        rank = next(r for r, first in enumerate(step.first_action[1:]) if opened < first)
+        rank = bisect_right(step.first_action, first) - 1
         step = _packed(scenario, rank)
         st.caption(
             "The step has more events than a browser pans smoothly: all actions are shown, and the phases "
             f"of pipeline rank {rank}. The trace has all of them."
         )
-    chosen = canvas.draw(step, opened, key="timeline canvas")
-    if chosen is not None and chosen != st.session_state.get("timeline chosen", opened):
-        st.session_state["timeline chosen"] = chosen
-        forms.put(ACTION, chosen)
-        state.publish()
-        if not step.whole:
-            st.rerun(scope="fragment")
+    st.session_state[FIRST] = first
+    opened = canvas.draw(step, first, key="timeline canvas")
+    if opened is None or opened == st.session_state.get(LAST):
+        return  # nothing new: a page that was drawn again, or Back
+    st.session_state[LAST] = opened
+    chosen = opened.action
+    forms.put(ACTION, None if chosen == step.opened else chosen)
+    state.publish()
+    if not step.whole and bisect_right(step.first_action, chosen) - 1 != rank:
+        st.session_state[FIRST] = None
+        st.rerun(scope="fragment")
+
+
+def _opened(step: PackedStep) -> int:
+    """The action that the address names, or the step's default."""
+    found: int = forms.value(
+        ACTION, step.opened, lambda value: type(value) is int and 0 <= value < step.first_action[-1]
+    )
+    return found
 
 
 def _packed(scenario: Scenario, rank: int) -> PackedStep:

@@ -6,6 +6,7 @@ It is a module of its own because the framework names a component after the modu
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,30 @@ def _component() -> Any:
     return components.declare_component("step", path=str(FRONTEND))
 
 
-def draw(step: PackedStep, opened: int, key: str) -> int | None:
-    """Draw a step with an action open; return the action that the visitor opened last, or None.
+@dataclass(frozen=True, slots=True)
+class OpenedAction:
+    """An action that a visitor opened, and when, in milliseconds of the browser's clock."""
 
-    `opened` is the number of an action over all ranks, or -1. The bytes go to the browser once: the framework
-    sends a message that it has sent before by its hash, and the frame reads bytes of a new digest only.
+    action: int
+    at_ms: float
+
+
+def draw(step: PackedStep, opened: int, key: str) -> OpenedAction | None:
+    """Draw a step with an action open; return the one that the visitor opened last in it, or None.
+
+    `opened` is the number of an action over all ranks, or -1. The frame reads bytes of a new digest only.
     """
-    ranks = len(step.first_action) - 1
+    ranks, digest = len(step.first_action) - 1, hashlib.sha256(step.data).hexdigest()
     value: Any = _component()(
         data=step.data,
-        digest=hashlib.sha256(step.data).hexdigest(),
+        digest=digest,
         opened=opened,
         height=FIRST_HEIGHT + min(346, max(13, min(22, 272 // ranks)) * ranks),
         key=key,
         default=None,
     )
-    action = value.get("action") if isinstance(value, dict) else None
-    known = type(action) is int and 0 <= action < step.first_action[-1]
-    return action if known else None
+    if not isinstance(value, dict) or value.get("digest") != digest:
+        return None  # of another scenario
+    action, at_ms = value.get("action"), value.get("at")
+    known = type(action) is int and 0 <= action < step.first_action[-1] and isinstance(at_ms, int | float)
+    return OpenedAction(action, at_ms) if known else None

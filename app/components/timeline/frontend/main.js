@@ -24,7 +24,7 @@ const overview = new Overview(by("overview"), upper, () => changed(upper));
 const shown = {
   step: null, digest: null, theme: undefined, colours: null,
   every: false, critical: false, found: null, at: -1,
-  selected: null, hovered: null, opened: -1, own: () => null, active: upper,
+  selected: null, hovered: null, opened: -1, asked: null, own: () => null, active: upper,
 };
 const dirty = new Set();
 let frame = 0, saying = 0;
@@ -99,7 +99,8 @@ function open(action, told = true) {
   fitAction();
   if (!told) return;
   clearTimeout(saying);
-  saying = setTimeout(() => setValue({ action }), SAY_AFTER_MS);
+  const value = { action, digest: shown.digest, at: Date.now() };
+  saying = setTimeout(() => setValue(value), SAY_AFTER_MS);
 }
 
 function fitAction() {
@@ -272,14 +273,20 @@ function take({ data, digest, opened }, theme) {
     upper.canvas.ariaLabel = `Actions of ${found.ranks} pipeline ranks over ${Math.round(found.endMs).toLocaleString("en-US")} ms`;
     upper.canvas.dataset.events = found.rows.reduce((sum, row) => sum + row.count, 0);
     arrange();
-    open(opened, false);
-    const rank = opened < 0 ? 0 : found.actions.rank[opened];
-    const row = found.rows.find((one) => one.rank === rank && one.stream === SCHEDULE);
-    const index = row ? row.action.indexOf(opened) : -1;
-    if (index >= 0) select({ row, index }, false);
     if (by("search").value) look(by("search").value);
   }
   arrange();
+  if (opened !== shown.asked || shown.opened === -2) openAsked(opened);
+}
+
+/** Open what the page asks for, as a link or Back does, and select it without a word. */
+function openAsked(opened) {
+  const { step } = shown, rank = opened < 0 ? 0 : step.actions.rank[opened];
+  shown.asked = opened;
+  open(opened, false);
+  const row = step.rows.find((one) => one.rank === rank && one.stream === SCHEDULE);
+  const index = row ? row.action.indexOf(opened) : -1;
+  if (index >= 0) select({ row, index }, false);
 }
 
 wire();
