@@ -11,11 +11,11 @@ import moesim
 import moesim.simulator.planner.nearest
 import moesim.simulator.planner.search
 import moesim.simulator.predict.simulate
-import moesim.simulator.predict.timeline
 import moesim.simulator.studies.compare
 import moesim.simulator.studies.neighbours
 import moesim.simulator.studies.uncertainty
 from moesim.app import budget, uploads
+from moesim.app.components.timeline.packing import PackedStep, packed_step
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.accelerator import list_accelerators
@@ -33,7 +33,7 @@ from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.check import Check
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.timeline import Timeline
+from moesim.simulator.predict.step_events import step_events
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import has_node, node_of
 from moesim.simulator.scenario.presets import Preset, shipped_presets
@@ -92,9 +92,9 @@ def check(scenario: Scenario) -> Check:
     return moesim.check(budget.admit(scenario))
 
 
-def timeline(scenario: Scenario, rank: int) -> Timeline:
-    """The timeline of a step, with one pipeline rank in detail."""
-    return moesim.timeline(budget.admit(scenario), rank=rank)
+def timeline(scenario: Scenario, rank: int) -> PackedStep:
+    """The events of a step as bytes; of a step with very many, the phases of one pipeline rank."""
+    return packed_step(step_events(budget.admit(scenario)), rank)
 
 
 def trace(scenario: Scenario) -> bytes:

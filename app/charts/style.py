@@ -17,20 +17,6 @@ TEAL, WINE, OLIVE, INDIGO, INK = "#44AA99", "#AA3377", "#999933", "#8C80E0", "#6
 SCALE = "Cividis"
 """Sequential colour scale that is readable with every kind of colour vision and in grey."""
 
-ACTIONS: Mapping[str, str] = {
-    "F": BLUE,
-    "F&B": GREEN,
-    "F&I": TEAL,
-    "B": RED,
-    "I": ORANGE,
-    "W": YELLOW,
-    "gradient reduction": PURPLE,
-    "gradient norm": GREY,
-    "optimizer": INK,
-    "parameter gather": SKY,
-}
-"""Schedule actions and the end of a step, each with a colour of its own."""
-
 MEMORY: Mapping[str, str] = {
     "weights": BLUE,
     "gradients": ORANGE,

@@ -1,20 +1,25 @@
-"""The page Timeline: the actions of every pipeline rank over the step, and the phases inside one action."""
+"""The page Timeline: every rank's actions over the step, what is inside one of them, the critical path."""
 
 from __future__ import annotations
 
-from typing import Any
+from bisect import bisect_right
 
 import streamlit as st
 
 from moesim.app import exports, forms, predictions, state, widgets
-from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
+from moesim.app.components.timeline import canvas
+from moesim.app.components.timeline.packing import PackedStep
 from moesim.app.views import headline
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 
-RANK = "timeline.rank"
-"""Form field with the pipeline rank that is shown in detail."""
+ACTION = "timeline.action"
+"""Form field with the number of the opened action, counted over all pipeline ranks."""
+FIRST = "timeline first"
+"""Key of the session with the action that was open when the whole page was last drawn."""
+LAST = "timeline last"
+"""Key of the session with what the component said last."""
 
 
 def show() -> None:
@@ -22,40 +27,75 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     headline.shortage(result)
-    ranks = len(result.breakdown_by_rank_s)
-    rank: int = forms.value(RANK, 0, lambda found: type(found) is int and 0 <= found < ranks)
-    key = f"timeline/{state.cache_key(scenario)}/{rank}"
-    found = state.compute(key, "Running the step for its timeline", predictions.timeline, scenario, rank)
-    _pipeline(found)
-    _exposed(result)
-    _zoom(found, ranks)
     _perfetto(scenario)
+    st.session_state[FIRST] = None
+    _canvas(scenario)
+    _exposed(result)
 
 
-def _pipeline(found: Any) -> None:
-    st.subheader("Pipeline")
-    begin, end = st.slider(
-        "Window of the step (s)",
-        0.0,
-        found.step_s,
-        (0.0, found.step_s),
-        step=found.step_s / 200,
-        format="%.2f",
-        key="timeline window",
-        help="The first GPU of every pipeline rank; gaps are the bubble",
+def _perfetto(scenario: Scenario) -> None:
+    """Offer the trace at once; nothing below draws it again, so that no click is lost."""
+    left, right = st.columns([3, 1], vertical_alignment="center")
+    left.caption(
+        "The first GPU of every pipeline rank; gaps are the bubble. F is forward, B backward, I and W its "
+        "input- and weight-gradient halves, F&B an overlapped pair. Click an action to open it below."
     )
-    bars, left_out = gantt.window(found.actions, begin, end)
-    widgets.figure(
-        gantt.gantt(bars, [str(rank) for rank in range(found.ranks)], "pipeline rank", begin, end),
-        "Gantt chart: schedule actions of every pipeline rank over the step",
-        "pipeline",
+    right.download_button(
+        "Perfetto trace (.json.gz)",
+        lambda: state.trace_of(scenario),
+        exports.file_name(scenario.name, ".trace.json.gz"),
+        "application/gzip",
+        on_click="ignore",
+        icon=":material/download:",
+        help="The same events for ui.perfetto.dev, or for chrome://tracing offline",
+        width="stretch",
     )
-    st.caption(
-        "F is forward, B backward, I and W its input- and weight-gradient halves, F&B an overlapped pair; "
-        "gaps are the bubble."
+
+
+@st.fragment
+def _canvas(scenario: Scenario) -> None:
+    """Draw the timeline, and remember the opened action in the address.
+
+    What the component gets stays the same while its visitor opens actions: it opens them by itself, and a
+    change of one argument would send all bytes again.
+    """
+    step = _packed(scenario, 0)
+    kept = st.session_state.get(FIRST)
+    first: int = _opened(step) if kept is None else kept
+    if not step.whole:
+        rank = bisect_right(step.first_action, first) - 1
+        step = _packed(scenario, rank)
+        st.caption(
+            "The step has more events than a browser pans smoothly: all actions are shown, and the phases "
+            f"of pipeline rank {rank}. The trace has all of them."
+        )
+    st.session_state[FIRST] = first
+    opened = canvas.draw(step, first, key="timeline canvas")
+    if opened is None or opened == st.session_state.get(LAST):
+        return  # nothing new: a page that was drawn again, or Back
+    st.session_state[LAST] = opened
+    chosen = opened.action
+    forms.put(ACTION, None if chosen == step.opened else chosen)
+    state.publish()
+    if not step.whole and bisect_right(step.first_action, chosen) - 1 != rank:
+        st.session_state[FIRST] = None
+        st.rerun(scope="fragment")
+
+
+def _opened(step: PackedStep) -> int:
+    """The action that the address names, or the step's default."""
+    found: int = forms.value(
+        ACTION, step.opened, lambda value: type(value) is int and 0 <= value < step.first_action[-1]
     )
-    if left_out:
-        st.caption(f"{left_out:,} of the shortest bars are left out: narrow the window, or open the trace.")
+    return found
+
+
+def _packed(scenario: Scenario, rank: int) -> PackedStep:
+    key = f"timeline/{state.cache_key(scenario)}/{rank}"
+    found: PackedStep = state.compute(
+        key, "Running the step for its timeline", predictions.timeline, scenario, rank
+    )
+    return found
 
 
 def _exposed(result: Result) -> None:
@@ -76,39 +116,3 @@ def _exposed(result: Result) -> None:
         widgets.figure(
             charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and rank", "exposed"
         )
-
-
-def _zoom(found: Any, ranks: int) -> None:
-    st.subheader("Inside one action")
-    if ranks > 1:
-        st.slider("Pipeline rank", 0, ranks - 1, **forms.number(RANK, 0, ranks - 1, 0, "zoom rank"))
-    if not found.zoomed:
-        st.info("This rank runs nothing.")
-        return
-    begin = min(bar.start_s for bar in found.zoomed)
-    end = max(bar.end_s for bar in found.zoomed)
-    rows = list(dict.fromkeys(bar.row for bar in found.zoomed))
-    widgets.figure(
-        gantt.gantt(found.zoomed, rows, "stream", begin, end),
-        "Phases of one action on the compute and communication streams",
-        "zoomed",
-    )
-    st.caption(
-        f"An action from the middle of the step on pipeline rank {found.zoomed_rank}: compute SMs above, "
-        "communication SMs below. Gaps on the compute stream are exposed communication."
-    )
-
-
-def _perfetto(scenario: Scenario) -> None:
-    st.subheader("All of it")
-    st.markdown(
-        "The whole step as a trace: open the file at ui.perfetto.dev, or in chrome://tracing offline."
-    )
-    st.download_button(
-        "Perfetto trace (.json.gz)",
-        lambda: state.trace_of(scenario),
-        exports.file_name(scenario.name, ".trace.json.gz"),
-        "application/gzip",
-        on_click="ignore",
-        icon=":material/download:",
-    )

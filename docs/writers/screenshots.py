@@ -39,7 +39,7 @@ PHONE = 390
 ENDINGS = {"light": "", "dark": "-dark", "phone": "-phone"}
 """What the name of a picture ends with, by the way it is taken."""
 
-CHART = "[data-testid=stMain] .js-plotly-plot:visible"
+CHART = "[data-testid=stMain] :is(.js-plotly-plot, iframe[title*=timeline]):visible"
 FIRST = f"{CHART}, [data-testid=stMain] :is([data-testid=stMetricValue], [data-testid=stButton]):visible"
 """What any page has when it shows something."""
 QUIET = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"

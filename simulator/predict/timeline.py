@@ -1,33 +1,34 @@
-"""Timelines to draw: the actions of every pipeline rank, and the phases of one action."""
+"""Timelines to draw: the actions of every pipeline rank, the critical path, and the phases of one action."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import PlacedStep
-from moesim.simulator.engine.records import Execution, SyncRecord
-from moesim.simulator.predict.step import run_step
-from moesim.simulator.predict.trace import trace_info
-from moesim.simulator.predict.trace_events import THREADS, GpuEvents
-from moesim.simulator.scenario import Scenario
+import numpy as np
 
-SYNC = {
-    "reduce": "gradient reduction",
-    "norm": "gradient norm",
-    "optimizer": "optimizer",
-    "gather": "parameter gather",
-}
-DETAIL_LABELS = {"stage": "stage", "block": "block", "microbatch": "micro-batch"}
-"""Arguments of a trace event that the detail of a phase shows, with their labels."""
+from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.engine.durations import NS
+from moesim.simulator.predict.event_list import Events
+from moesim.simulator.predict.step_events import (
+    EXPOSED,
+    HIDDEN,
+    Actions,
+    StepEvents,
+    step_events,
+    stream_names,
+)
+from moesim.simulator.predict.trace_events import FIRST_SEND, SCHEDULE
+from moesim.simulator.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A bar on one row of a timeline, in seconds from the start of the step.
 
-    `kind`: a schedule action (F, B, I, W, F&B, F&I), a phase or a part of the step's end. `detail`: its
-    stages and micro-batches.
+    `kind`: a schedule action (F, B, I, W, F&B, F&I), a phase, a part of the step's end, or a cause of the
+    critical path. `detail`: its stages and micro-batches. `critical`: whether the critical path goes through
+    it.
     """
 
     row: str
@@ -35,6 +36,7 @@ class Bar:
     detail: str
     start_s: float
     end_s: float
+    critical: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,11 @@ class Timeline:
     """Timeline of the first GPU of every pipeline rank.
 
     `actions`: schedule actions and the end of the step, with one row a pipeline rank. `zoomed`: the phases of
-    one action of `zoomed_rank` on its streams, of an overlapped pair from the middle of the step if the
-    schedule has pairs, else of the middle action.
+    one action of `zoomed_rank` on its streams; by default of an overlapped pair from the middle of the step
+    if the schedule has pairs, else of the middle action. `communication`: communication inside the zoomed
+    action, on the rows "hidden communication" (the compute SMs work meanwhile) and "exposed communication".
+    `critical_path`: what the step waits for, from its start to its end without gaps; the row is the pipeline
+    rank. It may run through other GPUs of the rank than the first.
     """
 
     step_s: float
@@ -51,74 +56,109 @@ class Timeline:
     actions: tuple[Bar, ...]
     zoomed_rank: int
     zoomed: tuple[Bar, ...]
+    communication: tuple[Bar, ...] = ()
+    critical_path: tuple[Bar, ...] = ()
 
 
-def timeline(scenario: Scenario, rank: int = 0) -> Timeline:
-    """Run a step and return its timeline. Raises InputError for an illegal scenario."""
-    step = run_step(scenario)
-    execution = step.executions[0]
-    ranks = range(len(execution.ranks))
-    rank = min(max(rank, 0), len(ranks) - 1)
-    actions = [bar for r in ranks for bar in (*_actions(execution, r), *_end(execution.syncs[r], str(r)))]
-    info = trace_info(step.prepared, 0)
+def timeline(scenario: Scenario, rank: int = 0, action: int | None = None) -> Timeline:
+    """Run a step and return its timeline. Raises InputError for an illegal scenario.
+
+    `action`: the action of `rank` to show phase by phase, counted from 0 in the order in which the rank runs
+    them; raises InputError where there is none of that number.
+    """
+    step = step_events(scenario)
+    rank = min(max(rank, 0), step.ranks - 1)
+    chosen = zoomed_action(step.actions, rank, action)
+    events = step.events
+    inside = events.where((events.action == chosen) & (events.rank == rank) & (chosen >= 0))
+    derived = (inside.stream == HIDDEN) | (inside.stream == EXPOSED)
+    phases = ~derived & (inside.stream != SCHEDULE) & (inside.stream < FIRST_SEND)
     return Timeline(
-        step_s=execution.end_ns / NS,
-        ranks=len(ranks),
-        actions=tuple(actions),
+        step_s=step.end_ns / NS,
+        ranks=step.ranks,
+        actions=tuple(_bars(step, events.where(events.stream == SCHEDULE), by_rank=True)),
         zoomed_rank=rank,
-        zoomed=tuple(_zoomed(GpuEvents(execution, info, rank, 0, info.gpus[rank][0]))),
+        zoomed=tuple(_bars(step, inside.where(phases))),
+        communication=tuple(_bars(step, inside.where(derived))),
+        critical_path=_path(step),
     )
 
 
-def _actions(execution: Execution, rank: int) -> list[Bar]:
+def zoomed_action(actions: Actions, rank: int, number: int | None = None) -> int:
+    """The action of a rank to show phase by phase: the given one, by default one from the middle.
+
+    Counted from 0 over all ranks; -1 for a rank that runs nothing. Raises InputError for a number that the
+    rank does not have.
+    """
+    own = np.flatnonzero(actions.rank == rank)
+    if number is not None:
+        if not 0 <= number < len(own):
+            raise InputError(
+                f"action {number} of pipeline rank {rank}: the rank runs {len(own)} actions, numbered from 0"
+            )
+        return int(own[number])
+    pairs = [action for action in own.tolist() if actions.kind[action] in ("F&B", "F&I")]
+    among: list[int] = pairs or own.tolist()
+    return among[len(among) // 2] if among else -1
+
+
+def which(kind: str, stages: IntArray, microbatches: IntArray) -> str:
+    """Stage and micro-batch of an action, such as "F of stage 0, micro-batch 7"; of both sides of a pair."""
+    sides = ((part, 0 if part == "F" else 1) for part in kind.split("&"))
+    return "; ".join(
+        f"{part} of stage {stages[side]}, micro-batch {microbatches[side]}" for part, side in sides
+    )
+
+
+def _bars(step: StepEvents, events: Events, by_rank: bool = False) -> list[Bar]:
+    rows = stream_names(events.stream.tolist())
+    columns = (events.rank, events.stream, events.name, events.action, events.block, events.begin_ns)
+    lists = (column.tolist() for column in (*columns, events.end_ns, events.critical))
     return [
+        Bar(
+            str(rank) if by_rank else rows[stream],
+            events.names[name],
+            _detail(step.actions, events.names[name], action, block),
+            begin / NS,
+            end / NS,
+            critical,
+        )
+        for rank, stream, name, action, block, begin, end, critical in zip(*lists, strict=True)
+    ]
+
+
+def _detail(actions: Actions, name: str, action: int, block: int) -> str:
+    """Stage and micro-batch of an action, or stage, block and micro-batch of a phase inside it."""
+    if action < 0:
+        return name
+    stages, microbatches = actions.stages[action], actions.microbatches[action]
+    if name == actions.kind[action]:
+        return which(name, stages, microbatches)
+    side = int(name.rpartition(" ")[2] != "F" and stages[1] >= 0)
+    if stages[side] < 0:
+        side = 1 - side
+    block_text = "" if block < 0 else f"block {block}, "
+    return f"stage {stages[side]}, {block_text}micro-batch {microbatches[side]}"
+
+
+def _path(step: StepEvents) -> tuple[Bar, ...]:
+    path, actions = step.path, step.actions
+    rows = zip(
+        path.rank.tolist(),
+        path.cause,
+        path.action.tolist(),
+        path.begin_ns.tolist(),
+        path.end_ns.tolist(),
+        strict=True,
+    )
+    return tuple(
         Bar(
             str(rank),
-            record.step.code.kind,
-            _which(record.step),
-            int(record.start[0]) / NS,
-            int(record.end[0]) / NS,
+            cause,
+            "" if a < 0 else which(actions.kind[a], actions.stages[a], actions.microbatches[a]),
+            begin / NS,
+            end / NS,
+            critical=True,
         )
-        for record in execution.ranks[rank]
-    ]
-
-
-def _which(step: PlacedStep) -> str:
-    """Stage and micro-batch of every action of a step, such as "F of stage 0, micro-batch 7"."""
-    sides = ((kind, 0 if kind == "F" else 1) for kind in step.code.kind.split("&"))
-    return "; ".join(
-        f"{kind} of stage {step.stages[side]}, micro-batch {step.microbatches[side]}" for kind, side in sides
+        for rank, cause, a, begin, end in rows
     )
-
-
-def _end(sync: SyncRecord, row: str) -> list[Bar]:
-    spans = ((name, getattr(sync, key)) for key, name in SYNC.items())
-    return [Bar(row, name, name, begin / NS, end / NS) for name, (begin, end) in spans if end > begin]
-
-
-def _zoomed(gpu: GpuEvents) -> list[Bar]:
-    records = gpu.execution.ranks[gpu.rank]
-    pairs = [record for record in records if record.step.code.kind in ("F&B", "F&I")] or records
-    if not pairs:
-        return []
-    chosen = pairs[len(pairs) // 2]
-    return [
-        Bar(
-            THREADS.get(event["tid"], "pipeline send"),
-            _phase(event["name"]),
-            ", ".join(
-                f"{DETAIL_LABELS[key]} {value}"
-                for key, value in event["args"].items()
-                if key in DETAIL_LABELS
-            ),
-            event["ts"] / 1e6,
-            (event["ts"] + event["dur"]) / 1e6,
-        )
-        for event in gpu.phases(chosen)
-    ]
-
-
-def _phase(name: str) -> str:
-    """The readable name of a kernel in a trace: "dispatch F", "wait for dispatch F", "attn F"."""
-    words = name.partition(" (")[0].removeprefix("ncclDevKernel_").replace("_", " ")
-    return words.replace("notify ", "wait for ", 1) if words.startswith("notify ") else words

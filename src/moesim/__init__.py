@@ -186,14 +186,15 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
     return run(_scenario(scenario, *overrides))
 
 
-def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeline:
-    """The timeline of a step: the actions of every pipeline rank, and one action of `rank` by phase.
+def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0, action: int | None = None) -> Timeline:
+    """The timeline of a step: all actions, the critical path, and one action of `rank` phase by phase.
 
-    The other arguments and the errors are those of `simulate`.
+    `action` counts the actions of the rank from 0; by default it is an overlapped pair from the middle of the
+    step. The other arguments and the errors are those of `simulate`.
     """
     from moesim.simulator.predict.timeline import timeline as run
 
-    return run(_scenario(scenario, *overrides), rank)
+    return run(_scenario(scenario, *overrides), rank, action)
 
 
 def neighbours(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import pytest
 
@@ -13,14 +11,13 @@ import moesim
 from moesim.hwmodels.topologies.picture import picture
 from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.timeline import Bar, Timeline
 from moesim.simulator.run.report import OutlookRow
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.scoreboard.kept import kept_board
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import differences, evidence, gantt, heat_maps, run_cost, step, style  # noqa: E402
+from moesim.app.charts import differences, evidence, heat_maps, run_cost, step, style, timeline_kinds  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -29,11 +26,6 @@ UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "la
 @lru_cache(maxsize=1)
 def result() -> Result:
     return moesim.simulate("deepseek-v3-trace-pair")
-
-
-@lru_cache(maxsize=1)
-def shown() -> Timeline:
-    return moesim.timeline("deepseek-v3-trace-pair")
 
 
 HEAT = HeatMap(
@@ -53,7 +45,6 @@ CHARTS: dict[str, Callable[[], object]] = {
     "bounds": lambda: step.bounds(result().step, (1.0, 2.0)),
     "pair": lambda: step.pair_phases(result().pair_phases),
     "busy": lambda: step.busy({"NICs": 0.5}),
-    "gantt": lambda: gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s),
     "heat": lambda: heat_maps.heat_map(HEAT),
     "waterfall": lambda: differences.waterfall("A", 1.0, [("attn F", 0.2)], "B", 1.2),
     "sides": lambda: differences.side_by_side(["A", "B"], [1.0, 2.0], "step time (s)"),
@@ -95,8 +86,8 @@ def test_a_kind_of_memory_has_one_colour_for_every_model() -> None:
 
 
 def test_halves_of_a_backward_and_it_whole_have_colours_of_their_own() -> None:
-    assert len({style.ACTIONS[kind] for kind in ("F", "B", "I", "W")}) == 4
-    assert len(set(style.ACTIONS.values())) == len(style.ACTIONS)
+    assert len({timeline_kinds.ACTIONS[kind] for kind in ("F", "B", "I", "W")}) == 4
+    assert len(set(timeline_kinds.ACTIONS.values())) == len(timeline_kinds.ACTIONS)
     assert len({colour for _, colour in style.CATEGORIES.values()}) == len(style.CATEGORIES)
 
 
@@ -125,75 +116,6 @@ def test_rows_are_named_for_people_and_no_two_alike() -> None:
     ]  # fmt: skip
     names = evidence.readable(rows)
     assert names == {"a.mfu@p": "MFU, p", "b.mfu@p": "MFU, p (b.mfu)", "c": "MFU"}
-
-
-def test_the_gantt_draws_every_bar_where_it_is() -> None:
-    bars = shown().actions
-    chart = gantt.gantt(bars, [str(n) for n in range(shown().ranks)], "pipeline rank", 0.0, shown().step_s)
-    drawn = sorted(
-        (base, base + length, row)
-        for trace in chart.data
-        for base, length, row in zip(trace.base, trace.x, trace.y, strict=True)
-    )
-    wanted = sorted((bar.start_s, bar.end_s, bar.row) for bar in bars)
-    assert len(drawn) == len(wanted)
-    assert [d[0] for d in drawn] == [w[0] for w in wanted]
-    assert [d[1] for d in drawn] == pytest.approx([w[1] for w in wanted])
-
-
-def hover_texts(trace: Any) -> list[str]:
-    """What Plotly shows over each point of a trace: its template with the point's custom data filled in."""
-    assert not re.search(r"%\{(x|y|value)", trace.hovertemplate), "the x of a bar with a base is its end"
-    texts = []
-    for told in trace.customdata:
-        text = trace.hovertemplate
-        for number, part in enumerate(told):
-            text = text.replace(f"%{{customdata[{number}]}}", part)
-        texts.append(text)
-    return texts
-
-
-def test_a_bar_of_the_timeline_tells_start_end_and_duration() -> None:
-    bars = [
-        Bar("0", "F&B", "F of stage 0, micro-batch 15; B of stage 15, micro-batch 67", 2.25, 2.3925),
-        Bar("1", "optimizer", "optimizer", 3.0, 3.0004),
-    ]
-    pair, end = gantt.gantt(bars, ["0", "1"], "pipeline rank", 0.0, 4.0).data
-    assert hover_texts(pair) == [
-        "<b>F&B pair</b><br>F of stage 0, micro-batch 15; B of stage 15, micro-batch 67"
-        "<br>142.5 ms long, from 2.250000 s to 2.392500 s<extra></extra>"
-    ]
-    assert hover_texts(end) == [
-        "<b>optimizer</b><br>400 us long, from 3.000000 s to 3.000400 s<extra></extra>"
-    ]
-
-
-def test_a_timeline_speaks_the_words_of_the_field() -> None:
-    chart = gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s)
-    texts = [text for trace in chart.data for text in hover_texts(trace)]
-    assert texts and not any("OVERLAP" in text for text in texts)
-    assert any(
-        re.search(r"F&B pair</b><br>F of stage \d+, micro-batch \d+; B of stage", text) for text in texts
-    )
-
-
-def test_no_two_kinds_of_a_timeline_share_a_colour() -> None:
-    actions = ("F", "B", "I", "W", "F&B", "F&I", "gradient reduction", "gradient norm", "optimizer")
-    compute = [f"{part} {kind}" for part in ("attn", "mlp") for kind in "FIW"]
-    transfers = [f"{name} {kind}" for name in ("dispatch", "combine") for kind in "FB"]
-    for kinds in (actions, compute, transfers):
-        assert len({gantt.colour(kind) for kind in kinds}) == len(kinds)
-
-
-def test_a_window_keeps_the_longest_bars_and_counts_the_others() -> None:
-    bars = [Bar("0", "F", str(n), float(n), n + (n % 7 + 1) / 10) for n in range(50)]
-    kept, left_out = gantt.window(bars, 0.0, 100.0, most=10)
-    assert (len(kept), left_out) == (10, 40)
-    shortest = min(bar.end_s - bar.start_s for bar in kept)
-    others = [bar.end_s - bar.start_s for bar in bars if bar not in kept]
-    assert shortest >= max(others) - 1e-9
-    inside, none = gantt.window(bars, 10.0, 12.0)
-    assert ([bar.detail for bar in inside], none) == (["10", "11"], 0)
 
 
 def test_empty_cells_of_a_heat_map_stay_empty() -> None:

@@ -98,21 +98,6 @@ def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
     assert len(rules) >= 8 and unused == []
 
 
-def test_over_a_bar_of_the_timeline_the_browser_shows_start_end_and_duration(visit: Visit) -> None:
-    page = visit().open("timeline")
-    chart = page.locator(".js-plotly-plot:visible").last
-    chart.scroll_into_view_if_needed()
-    bar = chart.locator(".barlayer .point path").first
-    bar.wait_for()
-    bar.hover(force=True)
-    chart.locator(".hovertext tspan.line").first.wait_for()
-    lines = chart.locator(".hovertext tspan.line").all_text_contents()
-    told = re.fullmatch(r"([\d.]+) (ms|us) long, from ([\d.]+) s to ([\d.]+) s", lines[-1])
-    assert told is not None and "micro-batch" in lines[-2], lines
-    length_s = float(told[1]) / {"ms": 1e3, "us": 1e6}[told[2]]
-    assert float(told[4]) - float(told[3]) == pytest.approx(length_s, abs=2e-6, rel=1e-3)
-
-
 def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_else(visit: Visit) -> None:
     first, second = visit(), visit()
     page = first.open("scenario")

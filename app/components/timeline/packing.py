@@ -1,0 +1,161 @@
+"""Packs the events of a step into bytes that the browser's component reads (pure).
+
+The layout is a length (4 bytes, little-endian), a JSON header of that many bytes, and one column of whole
+numbers after another. A number has seven bits a byte, the lowest first, and the top bit marks that more
+follow; a column with negative numbers is folded first (0, -1, 1, -2 become 0, 1, 2, 3). Times are whole
+nanoseconds, each begin as the gap after the end before it on its row. `frontend/decode.js` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moesim.app.charts.timeline_kinds import colour, words
+from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.predict.event_list import Events
+from moesim.simulator.predict.step_events import StepEvents, stream_names
+from moesim.simulator.predict.timeline import zoomed_action
+from moesim.simulator.predict.trace_events import SCHEDULE
+
+VERSION = 1
+MOST_EVENTS = 600_000
+"""Events that a browser holds and pans smoothly; of a longer step the phases of one pipeline rank come."""
+MOST_ACTIONS = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A step ready to draw, with what the page needs to know of it.
+
+    `whole`: whether the phases of all pipeline ranks are in it. `first_action[r]`: number of the first action
+    of rank r, with the number of all actions at the end. `opened`: the action to open by default, or -1.
+    """
+
+    data: bytes
+    step_s: float
+    events: int
+    whole: bool
+    first_action: tuple[int, ...]
+    opened: int
+
+
+def packed_step(step: StepEvents, rank: int = 0, most: int | None = None) -> PackedStep:
+    """Pack a step; one with more than `most` events (MOST_EVENTS) has the phases of `rank` only.
+
+    Raises InputError for a step with more actions than a browser can draw.
+    """
+    most, actions = MOST_EVENTS if most is None else most, len(step.actions.kind)
+    if actions > MOST_ACTIONS:
+        raise InputError(
+            f"the step has {actions:,} schedule actions, and a timeline shows up to {MOST_ACTIONS:,}: "
+            "fewer micro-batches per step, or the trace of single ranks (moesim simulate --trace-ranks)"
+        )
+    rank = min(max(rank, 0), step.ranks - 1)
+    events, whole = step.events, len(step.events) <= most
+    if not whole:
+        events = events.where((events.stream == SCHEDULE) | (events.rank == rank))
+        if len(events) > most:
+            events = _nearest(step, events, rank, most)
+    data = _packed(step, events, whole, rank)
+    first = np.searchsorted(step.actions.rank, np.arange(step.ranks + 1)).tolist()
+    return PackedStep(
+        data, step.end_ns / 1e9, len(events), whole, tuple(first), zoomed_action(step.actions, rank)
+    )
+
+
+def _nearest(step: StepEvents, events: Events, rank: int, most: int) -> Events:
+    """The actions, and of the other events those nearest to the rank's default action."""
+    opened = zoomed_action(step.actions, rank)
+    distance = np.abs(events.begin_ns - step.actions.start_ns[opened])
+    distance[events.stream == SCHEDULE] = -1
+    return events.where(np.sort(np.argsort(distance, kind="stable")[:most]))
+
+
+def _packed(step: StepEvents, events: Events, whole: bool, rank: int) -> bytes:
+    actions, path = step.actions, step.path
+    names = list(dict.fromkeys((*events.names, *actions.kind, *path.cause)))
+    number = {name: at for at, name in enumerate(names)}
+    starts = np.flatnonzero(
+        np.diff(events.rank, prepend=-1).astype(bool) | np.diff(events.stream, prepend=-1).astype(bool)
+    )
+    titles = stream_names(events.stream.tolist())
+    before = np.append(0, events.end_ns[:-1])
+    before[starts] = 0
+    columns = {
+        "event.gap": folded(events.begin_ns - before),
+        "event.length": events.end_ns - events.begin_ns,
+        "event.name": np.array([number[name] for name in events.names], dtype=np.int64)[events.name],
+        "event.action": folded(np.diff(events.action, prepend=0)),
+        "event.block": 2 * (events.block + 1) + events.critical,
+        "action.kind": np.array([number[kind] for kind in actions.kind], dtype=np.int64),
+        "action.rank": actions.rank,
+        "action.start": folded(np.diff(actions.start_ns, prepend=0)),
+        "action.length": actions.end_ns - actions.start_ns,
+        "action.stage0": actions.stages[:, 0] + 1,
+        "action.stage1": actions.stages[:, 1] + 1,
+        "action.microbatch0": actions.microbatches[:, 0] + 1,
+        "action.microbatch1": actions.microbatches[:, 1] + 1,
+        "action.hidden": actions.hidden_ns,
+        "action.exposed": actions.exposed_ns,
+        "action.critical": actions.critical.astype(np.int64),
+        "path.gap": folded(path.begin_ns - np.append(0, path.end_ns[:-1])),
+        "path.length": path.end_ns - path.begin_ns,
+        "path.name": np.array([number[cause] for cause in path.cause], dtype=np.int64),
+        "path.action": folded(np.diff(path.action, prepend=0)),
+        "path.rank": path.rank,
+        "path.member": path.member,
+    }
+    header = {
+        "version": VERSION,
+        "end_ns": step.end_ns,
+        "ranks": step.ranks,
+        "whole": whole,
+        "rank": rank,
+        "names": [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
+        "rows": [
+            {
+                "rank": int(events.rank[start]),
+                "stream": int(events.stream[start]),
+                "title": titles[int(events.stream[start])],
+                "count": int(end - start),
+            }
+            for start, end in zip(starts, np.append(starts[1:], len(events)), strict=True)
+        ],
+    }
+    return joined(header, columns)
+
+
+def joined(header: Mapping[str, Any], columns: Mapping[str, IntArray]) -> bytes:
+    """The bytes of a header and its columns."""
+    parts = {name: numbers(column) for name, column in columns.items()}
+    sizes = [{"name": n, "count": len(columns[n]), "bytes": len(part)} for n, part in parts.items()]
+    text = json.dumps({**header, "columns": sizes}, separators=(",", ":")).encode()
+    return b"".join((struct.pack("<I", len(text)), text, *parts.values()))
+
+
+def folded(values: IntArray) -> IntArray:
+    """Whole numbers as numbers that are not negative, small ones staying small."""
+    return np.asarray(np.where(values < 0, -2 * values - 1, 2 * values))
+
+
+def numbers(values: IntArray) -> bytes:
+    """A column of numbers that are not negative, seven bits a byte and the lowest first."""
+    assert not len(values) or int(values.min()) >= 0
+    rest = values.astype(np.uint64)
+    sizes = np.ones(len(rest), dtype=np.int64)
+    for size in range(1, 9):
+        sizes += rest >= np.uint64(1 << (7 * size))
+    first = np.cumsum(sizes) - sizes
+    out = np.empty(int(sizes.sum()), dtype=np.uint8)
+    for place in range(int(sizes.max(initial=0))):
+        has = np.flatnonzero(sizes > place)
+        more = np.where(sizes[has] > place + 1, np.uint64(0x80), np.uint64(0))
+        out[first[has] + place] = (rest[has] >> np.uint64(7 * place)) & np.uint64(0x7F) | more
+    return out.tobytes()
