@@ -115,8 +115,8 @@ def _question(scenario: Scenario) -> tuple[Question, Payment]:
             "Search",
             options,
             format_func=SEARCHES.__getitem__,
-            help="Quick keeps ZeRO stage, SMs and context parallelism and leaves interleaving out: 10 to 20 s "
-            "a cluster. Every plan takes about a minute a cluster",
+            help="Quick keeps ZeRO stage, SMs and context parallelism and leaves interleaving out: 10 to "
+            "20 s a cluster. Every plan takes about a minute a cluster",
             **forms.one_of("hardware.search", options, "narrow", "hardware search"),
         )
     search: Search = found or "narrow"
