@@ -14,9 +14,9 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing import v1 as testing
 
 from moesim.app import jobs, long_work, security_headers, tray, visitors
-from moesim.app.tray import Origin, Tray
+from moesim.app.tray import JobOrigin, Tray
 
-TITLE = Origin("Plan search", "a scenario", "planner")
+TITLE = JobOrigin("Plan search", "a scenario", "planner")
 
 PAGE = """
 import time
