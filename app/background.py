@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, long_work, visitors
-from moesim.app.tray import Entry, tray
+from moesim.app.tray import TrayEntry, tray
 
 
 def value(place: str, key: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -21,7 +21,7 @@ def value(place: str, key: str, what: str, function: Callable[..., Any], *args: 
     if known is not None:
         return known
     name = f"beside {place}"
-    entry: Entry | None = st.session_state.get(name)
+    entry: TrayEntry | None = st.session_state.get(name)
     if entry is None or entry.key != key or entry.ended == "done":  # done, but no longer in the cache
         if entry is not None:
             tray.give_up(entry)
@@ -39,7 +39,7 @@ def value(place: str, key: str, what: str, function: Callable[..., Any], *args: 
 
 
 @st.fragment(run_every=1.0)
-def _poll(name: str, entry: Entry, what: str) -> None:
+def _poll(name: str, entry: TrayEntry, what: str) -> None:
     """Draw the page again, once, when the work is done."""
     if entry.is_open:
         st.caption(f":material/hourglass_top: {what}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.app import budget
-from moesim.app.job_cache import Cache
+from moesim.app.value_cache import Cache as Cache
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 CACHE_BYTES = 64_000_000

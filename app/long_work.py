@@ -13,7 +13,7 @@ import streamlit as st
 
 from moesim.app import forms, jobs, state, visitors
 from moesim.app.escaping import escaped
-from moesim.app.tray import Entry, Origin, tray
+from moesim.app.tray import JobOrigin, TrayEntry, tray
 
 TITLES: Mapping[str, str] = {
     "plan": "Plan search",
@@ -105,12 +105,12 @@ def start(
     )
 
 
-def origin(title: str) -> Origin:
+def origin(title: str) -> JobOrigin:
     """The page and the scenario that the visitor sees now, with the page's form."""
     page = str(st.session_state.get(PAGE, ""))
     own = prefix(page)
     fields = [text for texts in forms.parameters().values() for text in texts if text.startswith(own)]
-    return Origin(title, state.title(), page, state.preset(), state.overrides(), tuple(fields))
+    return JobOrigin(title, state.title(), page, state.preset(), state.overrides(), tuple(fields))
 
 
 def prefix(page: str) -> str:
@@ -119,7 +119,7 @@ def prefix(page: str) -> str:
 
 
 @st.fragment(run_every=0.5)
-def _progress(name: str, entry: Entry) -> None:
+def _progress(name: str, entry: TrayEntry) -> None:
     """Show the progress of a job; redraw the page when it ends."""
     if not entry.is_open:
         st.rerun(scope="app")
@@ -135,7 +135,7 @@ def _progress(name: str, entry: Entry) -> None:
     )
 
 
-def bar(entry: Entry, short: bool = False) -> None:
+def bar(entry: TrayEntry, short: bool = False) -> None:
     """Draw how far a job is, what it does and how long it will take; `short` leaves out what it does."""
     share, doing = entry.progress.share, entry.progress.text
     left = entry.left_s

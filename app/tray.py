@@ -34,7 +34,7 @@ State = Literal["waiting", "running", "done", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class JobOrigin:
     """Where a job was started, so that its page can be opened again as it was."""
 
     title: str
@@ -47,13 +47,13 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Entry:
+class TrayEntry:
     """One job of a visitor."""
 
     number: int
     visitor: str
     key: str
-    origin: Origin
+    origin: JobOrigin
     passing: bool = False
     """Whether the page shows the result by itself, so that the entry goes when the job is done."""
     began: float = field(default_factory=time.monotonic)
@@ -105,20 +105,20 @@ class Tray:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start empty; `clock` gives seconds."""
         self._clock, self._lock, self._numbers = clock, threading.RLock(), count(1)
-        self._entries: dict[str, list[Entry]] = {}
+        self._entries: dict[str, list[TrayEntry]] = {}
         self._seen: dict[str, float] = {}
         self._watcher: threading.Thread | None = None
 
     def start(
         self,
         visitor: str,
-        origin: Origin,
+        origin: JobOrigin,
         key: str,
         function: Callable[..., Any],
         *args: Any,
         with_progress: bool = False,
         budget_s: float | None = None,
-    ) -> Entry:
+    ) -> TrayEntry:
         """Start a job in the long lane, or take up the visitor's own one of the same key.
 
         Raises JobError where the visitor or the server has too many jobs already.
@@ -139,37 +139,37 @@ class Tray:
             )
             if before is not None:
                 self._remove(before)
-            return self._add(Entry(next(self._numbers), visitor, key, origin, job=job))
+            return self._add(TrayEntry(next(self._numbers), visitor, key, origin, job=job))
 
     def beside(
-        self, visitor: str, origin: Origin, key: str, function: Callable[..., Any], *args: Any
-    ) -> Entry:
+        self, visitor: str, origin: JobOrigin, key: str, function: Callable[..., Any], *args: Any
+    ) -> TrayEntry:
         """Start work that a page shows by itself once it is done; it is listed only while it runs."""
         with self._lock:
             self.seen(visitor)
             job = jobs.submit(key, function, *args, lane="beside")
-            return self._add(Entry(next(self._numbers), visitor, key, origin, passing=True, job=job))
+            return self._add(TrayEntry(next(self._numbers), visitor, key, origin, passing=True, job=job))
 
-    def give_up(self, entry: Entry) -> None:
+    def give_up(self, entry: TrayEntry) -> None:
         """Stop work beside a page that the page does not need any more."""
         with self._lock:
             if entry.is_open:
                 self._end(entry, "stopped")
             self._remove(entry)
 
-    def of(self, visitor: str) -> list[Entry]:
+    def of(self, visitor: str) -> list[TrayEntry]:
         """The entries of a visitor, the newest first."""
         with self._lock:
             self.seen(visitor)
             for entry in list(self._entries.get(visitor, ())):
                 self._settle(entry)
-            found: dict[str, Entry] = {}
+            found: dict[str, TrayEntry] = {}
             for entry in reversed(self._entries.get(visitor, ())):
                 if not entry.passing or entry.elapsed_s >= SHOWN_AFTER_S:
                     found.setdefault(entry.key, entry)  # two places of a page may share their work
             return list(found.values())
 
-    def find(self, visitor: str, key: str) -> Entry | None:
+    def find(self, visitor: str, key: str) -> TrayEntry | None:
         """The visitor's entry of a result's key, or None."""
         with self._lock:
             own = [e for e in self._entries.get(visitor, ()) if e.key == key and not e.passing]
@@ -220,7 +220,7 @@ class Tray:
 
     # -- inside the lock --------------------------------------------------------------------------------
 
-    def _add(self, entry: Entry) -> Entry:
+    def _add(self, entry: TrayEntry) -> TrayEntry:
         own = self._entries.setdefault(entry.visitor, [])
         own.append(entry)
         self._seen[entry.visitor] = self._clock()
@@ -236,7 +236,7 @@ class Tray:
             self._watcher.start()
         return entry
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: TrayEntry) -> None:
         """Note the end of a job, and keep its result in the cache until the entry is closed."""
         if entry.job is None or not entry.job.done:
             return
@@ -250,14 +250,14 @@ class Tray:
         elif entry.ended == "done":
             jobs.cache.hold(entry.key)
 
-    def _end(self, entry: Entry, how: State, reason: str = "") -> None:
+    def _end(self, entry: TrayEntry, how: State, reason: str = "") -> None:
         assert entry.job is not None
         entry.took_s, entry.ended = entry.job.elapsed_s, how
         entry.error = JobError(reason) if reason else None
         entry.job.cancel()
         entry.job = None
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: TrayEntry) -> None:
         own = self._entries.get(entry.visitor, [])
         if entry in own:
             own.remove(entry)

@@ -8,7 +8,7 @@ import streamlit as st
 
 from moesim.app import forms, long_work, state, visitors
 from moesim.app.escaping import escaped
-from moesim.app.tray import Entry, tray
+from moesim.app.tray import TrayEntry, tray
 
 PAGES = "pages"
 """The session's pages by name, which the navigation sets; a result opens on the page that it belongs to."""
@@ -54,7 +54,7 @@ def _entries(following: bool) -> None:
         st.rerun(scope="app")
 
 
-def _entry(entry: Entry) -> None:
+def _entry(entry: TrayEntry) -> None:
     origin, visitor = entry.origin, visitors.current()
     icon = "" if entry.is_open else f"{ENDS[entry.state]} "
     st.markdown(f"{icon}**{escaped(origin.title)}**")
@@ -89,7 +89,7 @@ def _entry(entry: Entry) -> None:
             )
 
 
-def _end(entry: Entry) -> str:
+def _end(entry: TrayEntry) -> str:
     """How a job ended, in words."""
     if entry.state == "done":
         return f"Done in {long_work.duration(entry.took_s)}"
@@ -99,7 +99,7 @@ def _end(entry: Entry) -> str:
     return f"Failed: {escaped(str(entry.error)[:300])}"
 
 
-def _open(entry: Entry, page: Any) -> None:
+def _open(entry: TrayEntry, page: Any) -> None:
     """Open the page of a job with the scenario and the form that it was started with."""
     origin = entry.origin
     state.open_scenario(origin.preset, origin.changes)

@@ -13,10 +13,10 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from streamlit.testing import v1 as testing
 
-from moesim.app import job_cache, jobs, long_work, security_headers, tray, visitors
-from moesim.app.tray import Origin, Tray
+from moesim.app import jobs, long_work, security_headers, tray, visitors
+from moesim.app.tray import JobOrigin, Tray
 
-TITLE = Origin("Plan search", "a scenario", "planner")
+TITLE = JobOrigin("Plan search", "a scenario", "planner")
 
 PAGE = """
 import time
@@ -214,7 +214,7 @@ def test_jobs_stop_when_their_visitor_has_been_gone_for_long() -> None:
 
 
 def test_results_stay_in_the_cache_until_they_are_closed() -> None:
-    cache = job_cache.Cache(1000)
+    cache = jobs.Cache(1000)
     cache.put("kept", b"x" * 400)
     cache.hold("kept")
     for number in range(20):

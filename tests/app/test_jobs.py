@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moesim.app import budget, job_cache, jobs, pages
+from moesim.app import budget, jobs, pages
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 
@@ -138,7 +138,7 @@ def test_the_server_is_started_again_after_it_died() -> None:
 def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     import pickle
 
-    cache = job_cache.Cache(limit_bytes=3 * len(pickle.dumps(b"x" * 100)))
+    cache = jobs.Cache(limit_bytes=3 * len(pickle.dumps(b"x" * 100)))
     for name in "abc":
         cache.put(name, pickle.dumps(name.encode() * 100))
     assert cache.get("a") == b"a" * 100

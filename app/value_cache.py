@@ -1,4 +1,4 @@
-"""A cache of the results of jobs, bounded in bytes."""
+"""Keeps the most recently used results of jobs as bytes, so that their memory is known and bounded."""
 
 from __future__ import annotations
 
