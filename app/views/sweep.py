@@ -158,7 +158,7 @@ def _sweep(scenario: Scenario, texts: dict[str, str]) -> None:
             texts,
             store,
             with_progress=True,
-            title=f"Sweep of {' x '.join(texts)}",
+            title=f"Sweep of {' x '.join(key.rpartition('.')[2] for key in texts)}",
             budget_s=sweeps.BUDGET_S,
         )
         st.rerun()

@@ -101,7 +101,7 @@ def test_a_stopped_sweep_keeps_its_points_and_goes_on(visitor: str) -> None:
     app.button(key="start sweep").click().run()
     until(app, lambda page: bool(list((uploads.folder() / "sweeps").glob("*.sqlite"))))
     (entry,) = tray.of(visitor)
-    assert entry.origin.title == "Sweep of communication.sms"
+    assert entry.origin.title == "Sweep of sms"
     until(app, lambda page: (entry.progress.share or 0.0) > 0.0 or not entry.is_open)
     tray.stop(entry.visitor, entry.number)
     app = opened("4..40:2")
