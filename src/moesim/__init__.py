@@ -189,8 +189,7 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
 def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0, action: int | None = None) -> Timeline:
     """The timeline of a step: all actions, the critical path, and one action of `rank` phase by phase.
 
-    `action` counts the actions of the rank from 0; by default it is an overlapped pair from the middle of the
-    step. The other arguments and the errors are those of `simulate`.
+    `action` counts from 0; by default it is in the middle. The rest is as in `simulate`.
     """
     from moesim.simulator.predict.timeline import timeline as run
 
