@@ -38,23 +38,24 @@ MOST_SMS = 48
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
-    with st.sidebar:
+    left, middle, right = st.columns([4, 4, 3], vertical_alignment="bottom")
+    with right, st.popover("Upload a profile", icon=":material/upload:", width="stretch"):
         _upload()
-        names = [*list_profiles(), *st.session_state.get("profiles", {})]
-        current = state.override("profile") or scenario.profile
-        start = names.index(current) if current in names else 0
-        titles = dict(st.session_state.get("profiles", {}))
+    names = [*list_profiles(), *st.session_state.get("profiles", {})]
+    current = state.override("profile") or scenario.profile
+    start = names.index(current) if current in names else 0
+    titles = dict(st.session_state.get("profiles", {}))
 
-        def titled(profile: str) -> str:
-            return str(titles.get(profile, profile))
+    def titled(profile: str) -> str:
+        return str(titles.get(profile, profile))
 
-        shown = forms.one_of("calibration.profile", names, names[start], "profile shown")
-        name = st.selectbox("Profile", names, format_func=titled, **shown)
-        others = ["nothing", *names]
-        compared = forms.one_of("calibration.compared", others, others[0], "profile compared")
-        other = st.selectbox("Compare with", others, format_func=titled, **compared)
-        if name != current:
-            st.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
+    shown = forms.one_of("calibration.profile", names, names[start], "profile shown")
+    name = left.selectbox("Profile", names, format_func=titled, **shown)
+    others = ["nothing", *names]
+    compared = forms.one_of("calibration.compared", others, others[0], "profile compared")
+    other = middle.selectbox("Compare with", others, format_func=titled, **compared)
+    if name != current:
+        left.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
     profile = uploads.profile_of(name)
     st.markdown(
         f"**{escaped(profile.name)}** for {escaped(profile.accelerator)}: {escaped(profile.description)}"

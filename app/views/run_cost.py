@@ -41,8 +41,14 @@ INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
-    with st.sidebar:
+    inputs, results = st.columns([2, 7], gap="medium")
+    with inputs:
         _inputs(scenario)
+    with results:
+        _results(scenario)
+
+
+def _results(scenario: Scenario) -> None:
     result, report = _computed(scenario)
     headline.shortage(result)
     _headline(scenario, result, report)
@@ -80,7 +86,7 @@ def show() -> None:
                 style.muted(charts.causes(report.causes), roofline), "GPU-hours lost by cause", key="causes"
             )
         else:
-            st.info("Nothing interrupts this run: choose a failure rate in the sidebar.")
+            st.info("Nothing interrupts this run: choose a failure rate on the left.")
         st.subheader("What it costs")
         if report.cost_parts_usd:
             widgets.figure(
@@ -121,10 +127,15 @@ def _inputs(scenario: Scenario) -> None:
     _choose("run.restart", "Restart times as at", [NONE, *list_restarts()], _name(run.restart))
     saved = run.checkpoint
     _choose("storage", "Checkpoint storage", [NONE, *list_storage()], _name(saved.storage if saved else None))
-    if saved is not None:
-        _choose("interval", "Checkpoint every", list(INTERVALS), saved.interval)
-        name = _hold("asynchronous", saved.asynchronous)
-        st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
+    # Always there, so that a choice above moves no other input while somebody uses it.
+    none = saved is None
+    _choose(
+        "interval", "Checkpoint every", list(INTERVALS), saved.interval if saved else INTERVALS[0], off=none
+    )
+    name = _hold("asynchronous", saved is not None and saved.asynchronous)
+    st.checkbox(
+        "Write behind training", key=name, disabled=none, on_change=_changed, args=("asynchronous", name)
+    )
     name = _hold("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
     st.subheader("Prices")
@@ -149,10 +160,10 @@ def _hold(key: str, value: object) -> str:
     return name
 
 
-def _choose(key: str, label: str, options: Sequence[str], value: str) -> None:
+def _choose(key: str, label: str, options: Sequence[str], value: str, off: bool = False) -> None:
     known = list(options) if value in options else [value, *options]
     name = _hold(key, value)
-    st.selectbox(label, known, key=name, on_change=_changed, args=(key, name))
+    st.selectbox(label, known, key=name, on_change=_changed, args=(key, name), disabled=off)
 
 
 def _name(described: Any) -> str:

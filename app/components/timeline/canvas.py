@@ -51,7 +51,7 @@ def draw(step: PackedStep, opened: int, key: str) -> OpenedAction | None:
     )
     if not isinstance(value, dict) or value.get("digest") != digest:
         return None  # of another scenario
-    action, at_ms = value.get("action"), value.get("at")
-    if not isinstance(action, int) or not isinstance(at_ms, int | float):
-        return None
-    return OpenedAction(action, at_ms) if 0 <= action < step.first_action[-1] else None
+    action: Any = value.get("action")
+    at_ms: Any = value.get("at")
+    known = type(action) is int and 0 <= action < step.first_action[-1] and isinstance(at_ms, int | float)
+    return OpenedAction(action, at_ms) if known else None

@@ -123,7 +123,7 @@ def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_e
     assert second.metric("Step time").inner_text() == before
 
 
-def test_a_failure_rate_chosen_in_the_sidebar_costs_days_and_stays_in_the_address(visit: Visit) -> None:
+def test_a_failure_rate_that_is_chosen_costs_days_and_stays_in_the_address(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open("run_cost")
     before = visitor.metric("Days").inner_text()
