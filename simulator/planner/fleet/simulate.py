@@ -75,7 +75,7 @@ def plan_fleet(
     estimated = time.perf_counter()
     if not best:
         raise InfeasibleError(_nothing(study))
-    say(0.3, f"{study.estimated:,} plans in closed form; simulating {len(best[: goal.top])}")
+    say(0.75, f"{study.estimated:,} plans in closed form; simulating {len(best[: goal.top])}")
     rows = _simulated(scenario, study, best[: goal.top], usd, pool)
     if not rows:
         raise InfeasibleError(_nothing(study, "no plan that was simulated keeps the deadline or budget"))
@@ -229,7 +229,7 @@ def _alone(
     """The best plan of one pool alone, with its own GPUs, the same batch and the same values to try."""
     part = pools.parts[number]
     cluster, accelerator = part.cluster, part.cluster.accelerator.name
-    say(0.5 + 0.5 * number / len(pools.parts), f"{accelerator} alone")
+    say(0.8 + 0.2 * number / len(pools.parts), f"{accelerator} alone")
     one = part.scenario.model_copy(update={"cluster": cluster, "stages": Stages()})
     own = space.model_copy(
         update={
