@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, long_work, pinned, scenario_list, state, widgets
-from moesim.app.page_style import STYLE
+from moesim.app.page_style import STYLE, headings
 from moesim.app.pages import ALONE, grouped
 from moesim.app.views import job_tray, scenario_header
 
@@ -41,11 +41,10 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
         for number, (name, title, icon) in enumerate(pages_of)
     }
     st.session_state[job_tray.PAGES] = pages
-    groups = {title: [pages[name] for name in names] for title, names in grouped(list(pages)).items()}
-    if hidden:
-        groups[next(iter(groups))].append(_by_name(*pages_of[0]))
-    page = st.navigation(groups)
-    st.html(STYLE)
+    groups = grouped(list(pages))
+    listed = [pages[name] for names in groups.values() for name in names]
+    page = st.navigation([*listed, _by_name(*pages_of[0])] if hidden else listed, expanded=True)
+    st.html(STYLE + headings(groups))
     state.synchronise()
     pinned.synchronise()
     facts = scenario_header.show()

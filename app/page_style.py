@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 MUTED = "roofline"
 """First word of the key of a container whose figures are drawn muted, because they stand on a roofline."""
 
 STYLE = """<style>
-[data-testid=stMainBlockContainer] {padding-left: 2.5rem; padding-right: 2.5rem; padding-bottom: 3rem}
+[data-testid=stMainBlockContainer] {padding: 1.75rem 2.5rem 3rem}
+[data-testid=stHeader] {background: transparent; pointer-events: none}
+[data-testid=stHeader] :is(button, a) {pointer-events: auto}
 [data-testid=stMainBlockContainer] h1 {padding-top: 0}
 [data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
 [data-testid=stBaseButton-primary]:not(:disabled),
 [data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
   {color: light-dark(#ffffff, #0e1117)}
+[data-testid=stSidebarNavItems] {padding-top: 0}
+[data-testid=stSidebarNavItems] > li::before
+  {display: block; margin: 0.6rem 0 0.15rem 0.5rem; font-size: 0.8rem; color: light-dark(#5c626b, #a8adb8)}
+:is(.st-key-chips, .st-key-scenario-buttons) button {min-height: 2rem; padding: 0 0.6rem; border-radius: 1rem}
 [data-testid=stApp] {font-variant-numeric: tabular-nums}
 [data-testid=stCaptionContainer] {opacity: 1}
 [data-testid=stCaptionContainer] :is(p, li):not([data-testid=stTooltipHoverTarget] *)
@@ -24,13 +32,27 @@ STYLE = """<style>
 :is(a, button, summary, [tabindex="0"], [role=slider]):focus-visible
   {outline: 2px solid light-dark(#0072b2, #56b4e9); outline-offset: 2px}
 @media (max-width: 640px) {
-  [data-testid=stMainBlockContainer] {padding-left: 1rem; padding-right: 1rem}
+  [data-testid=stMainBlockContainer] {padding-left: 1rem; padding-right: 1rem; padding-top: 3.5rem}
   :is([class*=st-key-tiles], [class*=st-key-roofline]) [data-testid=stColumn] {min-width: calc(50% - 1rem)}
 }
 </style>"""
-"""Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
-dark theme's light blue, because no blue contrasts both with white text and with the dark page. Digits of one
-width, so that figures below each other can be compared. Captions have a colour of their own, because the
-framework's transparency would take the contrast from badges in them. Words of charts stand out as much as
-those of the page. Figures of a roofline are grey, with at least 4.5 to 1 against the page. A control that the
-keyboard has reached has an outline. On a phone two tiles stand beside each other."""
+"""Narrower margins than the framework's, because the content needs the width at 1280 pixels, and a clear top
+bar. Dark text on the dark theme's light blue, because no blue contrasts both with white text and with the
+dark page. Headings stand in the list of pages as generated content, because the framework's own sections
+put elements between a list and its items, over which screen readers stumble. Digits of one width, so that
+figures below each other can be compared. Captions have a colour of their own, because the framework's
+transparency would take the contrast from badges in them. Words of charts stand out as much as those of the
+page. Figures of a roofline are grey, with at least 4.5 to 1 against the page. A control that the keyboard
+has reached has an outline. On a phone two tiles stand beside each other."""
+
+
+def headings(groups: Mapping[str, Sequence[str]]) -> str:
+    """Style that writes the heading of each group of pages before its first page in the list."""
+    rules, number = [], 1
+    for title, names in groups.items():
+        if title:
+            rules.append(
+                f'[data-testid=stSidebarNavItems] > li:nth-child({number})::before {{content: "{title}"}}'
+            )
+        number += len(names)
+    return "<style>" + "\n".join(rules) + "</style>"
