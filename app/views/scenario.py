@@ -8,7 +8,7 @@ from functools import lru_cache
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, predictions, scenario_form, state, uploads, widgets
+from moesim.app import exports, jobs, navigation, predictions, scenario_form, state, uploads, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
@@ -32,6 +32,9 @@ RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
 
 def show() -> None:
     """Draw the page."""
+    if _is_fleet():
+        _fleet()
+        return
     inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
         _open()
@@ -43,6 +46,24 @@ def show() -> None:
         repair.guard(_verdict)
     if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
         _profile_job(scenario.cluster)  # for the next time this page is drawn
+
+
+def _is_fleet() -> bool:
+    with suppress(MoesimError):
+        return state.current().fleet is not None
+    return False
+
+
+def _fleet() -> None:
+    """Draw the page of a job on several clusters, whose plan has a page of its own."""
+    st.info(
+        "Several clusters share this job. The page Fleet has its pools, pipeline ranks and schedule; to have "
+        "inputs here again, take the change of the fleet back.",
+        icon=":material/workspaces:",
+    )
+    if st.button("Open the page Fleet", key="open fleet"):
+        navigation.go("fleet")
+    repair.guard(_verdict)
 
 
 def begin(scenario: Scenario) -> None:

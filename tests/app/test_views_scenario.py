@@ -76,3 +76,13 @@ def test_a_repair_of_an_illegal_degree_keeps_the_form_and_marks_the_field() -> N
     assert first.label.startswith("ep 48")
     first.click().run()
     assert not app.error and app.number_input(key="input parallel.ep").value != 48
+
+
+def test_a_fleet_says_where_its_inputs_are_and_is_checked_all_the_same() -> None:
+    pools = 'fleet={"pools":[{"cluster":"deepseek-h800-2048"},{"cluster":"h100-1024"}]}'
+    plan = ("parallel.pp=12", "schedule=dualpipev", "parallel.ep=32", "stages={}")
+    app = session("scenario", "cluster=null", pools, "profile=null", *plan)
+    assert not app.exception and not app.error
+    assert any("page Fleet" in info.value for info in app.info)
+    assert "Step time" in metrics(app)
+    assert not app.selectbox, "inputs of one cluster would show values that the fleet does not have"
