@@ -28,9 +28,13 @@ def show() -> None:
     result = state.result_of(scenario)
     headline.shortage(result)
     _perfetto(scenario)
+    _exposed(result)  # above the timeline, which grows when an action is opened in it
     st.session_state[FIRST] = None
     _canvas(scenario)
-    _exposed(result)
+    with st.expander("Bubble and exposed communication of every rank"):
+        widgets.figure(
+            charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and rank", "exposed"
+        )
 
 
 def _perfetto(scenario: Scenario) -> None:
@@ -112,7 +116,3 @@ def _exposed(result: Result) -> None:
         strict=True,
     ):
         place.metric(label, f"{value:.3f} s", help=f"of {step_s:.3f} s")
-    with st.expander("Bubble and exposed communication of every rank"):
-        widgets.figure(
-            charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and rank", "exposed"
-        )

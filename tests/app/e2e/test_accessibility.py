@@ -41,8 +41,12 @@ CONTROLS = """() => {
 """Marks the controls that people can see, and names them; a group of buttons counts once."""
 
 FOCUSED = """() => {
-    const e = document.activeElement;
+    let e = document.activeElement;
     if (!e || e === document.body) return null;
+    if (e.tagName === 'IFRAME') {  // a component of ours: what has the focus is inside
+        e = e.contentDocument.activeElement;
+        if (!e || e === e.ownerDocument.body) return null;
+    }
     const marked = e.closest('[data-k]');
     let seen = false;
     for (let p = e, n = 0; p && n < 4 && !seen; p = p.parentElement, n++) {
