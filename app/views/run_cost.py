@@ -127,15 +127,11 @@ def _inputs(scenario: Scenario) -> None:
     _choose("run.restart", "Restart times as at", [NONE, *list_restarts()], _name(run.restart))
     saved = run.checkpoint
     _choose("storage", "Checkpoint storage", [NONE, *list_storage()], _name(saved.storage if saved else None))
-    # Always there, so that a choice above moves no other input while somebody uses it.
-    none = saved is None
-    _choose(
-        "interval", "Checkpoint every", list(INTERVALS), saved.interval if saved else INTERVALS[0], off=none
-    )
-    name = _hold("asynchronous", saved is not None and saved.asynchronous)
-    st.checkbox(
-        "Write behind training", key=name, disabled=none, on_change=_changed, args=("asynchronous", name)
-    )
+    with st.container():  # a place of its own, so that no input below is drawn anew while somebody uses it
+        if saved is not None:
+            _choose("interval", "Checkpoint every", list(INTERVALS), saved.interval)
+            name = _hold("asynchronous", saved.asynchronous)
+            st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
     name = _hold("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
     st.subheader("Prices")
@@ -160,10 +156,10 @@ def _hold(key: str, value: object) -> str:
     return name
 
 
-def _choose(key: str, label: str, options: Sequence[str], value: str, off: bool = False) -> None:
+def _choose(key: str, label: str, options: Sequence[str], value: str) -> None:
     known = list(options) if value in options else [value, *options]
     name = _hold(key, value)
-    st.selectbox(label, known, key=name, on_change=_changed, args=(key, name), disabled=off)
+    st.selectbox(label, known, key=name, on_change=_changed, args=(key, name))
 
 
 def _name(described: Any) -> str:
