@@ -38,8 +38,8 @@ MOST_SMS = 48
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
-    left, middle, right = st.columns([4, 4, 3], vertical_alignment="bottom")
-    with right, st.popover("Upload a profile", icon=":material/upload:", width="stretch"):
+    left, middle, right = st.columns(3)
+    with right:
         _upload()
     names = [*list_profiles(), *st.session_state.get("profiles", {})]
     current = state.override("profile") or scenario.profile
