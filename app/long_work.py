@@ -28,6 +28,9 @@ TITLES: Mapping[str, str] = {
 }
 """Titles in the tray by the place on a page; another place has the label of its button."""
 
+NOT_STARTED = "not started"
+"""Session key with the reason why the work of the last click was not started."""
+
 PAGE = "page"
 """The session's name of the page that is drawn; the navigation sets it."""
 
@@ -103,6 +106,14 @@ def start(
         with_progress=with_progress,
         budget_s=budget_s,
     )
+
+
+def start_on_click(name: str, key: str, function: Callable[..., Any], *args: Any) -> None:
+    """Start long work with progress from a click; that too much runs already is said above the page."""
+    try:
+        start(name, key, function, *args, with_progress=True)
+    except jobs.JobError as error:
+        st.session_state[NOT_STARTED] = str(error)
 
 
 def origin(title: str) -> JobOrigin:

@@ -21,7 +21,7 @@ MOST_ENTRIES = 12
 """Most entries of one visitor; the oldest finished one makes room."""
 MOST_OF_ALL = 400
 """Most entries of all visitors together."""
-MOST_RUNNING = 4
+MOST_RUNNING = 8
 """Most jobs of one visitor that run or wait."""
 GONE_S = 900.0
 """A visitor of whom nothing was heard for this long has left; then running jobs are stopped."""

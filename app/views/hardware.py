@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from moesim.app import forms, hardware_jobs, jobs, state, widgets
+from moesim.app import forms, hardware_jobs, jobs, long_work, state, widgets
 from moesim.app.charts import hardware as charts
 from moesim.app.confidence import muted, word
 from moesim.app.escaping import escaped
@@ -205,7 +205,7 @@ def _start(question: Question) -> None:
     for name in question.names:
         if name in question.problems or jobs.known(question.key(name)):
             continue
-        widgets.start(
+        long_work.start_on_click(
             f"Plans on {name}",
             question.key(name),
             hardware_jobs.best_on,
@@ -213,7 +213,6 @@ def _start(question: Question) -> None:
             name,
             question.gpus[name],
             question.search,
-            with_progress=True,
         )
 
 

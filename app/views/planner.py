@@ -91,7 +91,7 @@ def _key(scenario: Scenario, space: dict[str, Any], options: dict[str, Any]) -> 
 
 
 def _anew(key: str, *work_args: Any) -> None:
-    widgets.start("plan", key, *work_args, with_progress=True)
+    long_work.start_on_click("plan", key, *work_args)
     forms.put(SEARCH, key)
 
 

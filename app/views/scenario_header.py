@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import confidence, history, pinned, scenario_list, state
+from moesim.app import confidence, history, long_work, pinned, scenario_list, state
 from moesim.app import scenario_links as links
 from moesim.app.escaping import escaped
 from moesim.app.views import a_and_b, headline
@@ -39,6 +39,9 @@ def show() -> Any:
     problem = st.session_state.get(state.LINK_PROBLEM)
     if problem is not None:
         st.error(escaped(problem), icon=":material/link_off:")
+    not_started = st.session_state.pop(long_work.NOT_STARTED, None)
+    if not_started is not None:
+        st.error(escaped(not_started), icon=":material/hourglass_disabled:")
     _chips()
     return facts
 

@@ -145,3 +145,18 @@ def test_a_pinned_scenario_stands_beside_the_current_one_with_their_difference()
     assert changes(app) == ("batch.sequences=4096",)
     app.button(key="unpin 0").click().run()
     assert not any(mark.value.startswith("| |") for mark in app.markdown)
+
+
+def test_why_the_last_click_started_nothing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesim.app.tray.MOST_RUNNING", 0)
+    again = testing.AppTest.from_string(
+        "import streamlit as st\nfrom moesim.app import long_work\n"
+        "st.button('go', key='go', on_click=long_work.start_on_click, args=('plan', 'plan/x', abs, -1))\n"
+        + HEAD,
+        default_timeout=120,
+    ).run()
+    again.button(key="go").click().run()
+    assert not again.exception
+    assert any("may: stop one" in error.value for error in again.error)
+    again.run()
+    assert not again.error

@@ -118,7 +118,7 @@ def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the
 
 def test_a_plan_that_does_not_fit_is_said_before_any_price() -> None:
     app = opened("run_cost", "recompute=none")
-    kinds = [type(element).__name__ for element in app.main if type(element).__name__ in ("Error", "Column")]
+    kinds = [type(element).__name__ for element in app.main if type(element).__name__ in ("Error", "Metric")]
     assert "does not fit" in app.error[0].value and "GiB" in app.error[0].value
     assert any("of a plan that does not fit" in caption.value for caption in app.caption)
     assert kinds[0] == "Error"
