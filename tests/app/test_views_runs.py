@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 
 import moesim
 from moesim.app import jobs, pages, runs_and_scores, uploads
+from moesim.app.tray import tray
 from moesim.app.views import evidence as page
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
 from moesim.simulator.scoring.published import Row
@@ -297,11 +298,13 @@ def test_a_link_opens_evidence_at_a_number_and_says_who_stated_it() -> None:
 def test_the_scoreboard_is_computed_on_request_beside_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "KEY", "evidence/test")
     app = opened("evidence", fields=['evidence.part="home"'])
-    assert "job evidence" not in app.session_state
+    visitor = app.session_state["visitor"]
+    assert tray.find(visitor, "evidence/test") is None
     assert any(b.label == "Compute the scoreboard" for b in app.button)
     app.button(key="start evidence").click().run()
-    assert not app.exception and app.session_state["job evidence"] is not None
-    app.session_state["job evidence"].cancel()
+    entry = tray.find(visitor, "evidence/test")
+    assert not app.exception and entry is not None and entry.origin.title == "Scoreboard"
+    tray.stop(visitor, entry.number)
 
 
 def test_the_work_function_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
