@@ -10,7 +10,8 @@ MUTED = "roofline"
 STYLE = """<style>
 [data-testid=stMainBlockContainer] {padding: 1.75rem 2.5rem 3rem}
 [data-testid=stHeader] {background: transparent}
-[data-testid=stApp] [data-testid=stHeader], [data-testid=stApp] [data-testid=stHeader] * {pointer-events: none}
+[data-testid=stApp] [data-testid=stHeader], [data-testid=stApp] [data-testid=stHeader] *
+  {pointer-events: none}
 [data-testid=stApp] [data-testid=stHeader] :is(button, a, button *, a *) {pointer-events: auto}
 [data-testid=stMainBlockContainer] h1 {padding-top: 0}
 [data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}

@@ -92,7 +92,8 @@ class StepEvents:
 
 
 def step_events(scenario: Scenario, member: int = 0) -> StepEvents:
-    """Run a step and return its events. Raises InputError for an illegal scenario."""
+    """Run a step and return its events. Raises InputError for an illegal scenario and for a fleet."""
+    scenario.machine  # noqa: B018 - names of GPUs need one cluster: refuses a fleet with the remedy
     executions = run_step(scenario).executions
     return execution_events(executions[0], critical_path(last_group(executions)), member)
 

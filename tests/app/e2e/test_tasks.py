@@ -88,6 +88,7 @@ def test_a_run_with_failures_and_terms_takes_four_clicks(visit: Visit) -> None:
         clicks.on(page.get_by_role("option", name=choice))
         page.get_by_role("button", name=chip).wait_for()
         visitor.settled()
+        page.wait_for_timeout(1500)  # a person looks at the numbers before the next click
     other_than(page, "Cost", before)
     assert clicks.count <= 4
 
@@ -106,7 +107,9 @@ def test_undo_redo_and_a_pin_follow_through_the_pages(visit: Visit) -> None:
     rows = page.locator(".st-key-a-and-b tbody tr")
     rows.first.wait_for()
     assert rows.count() == 3 and changed in rows.first.inner_text()
-    page.locator(".st-key-undo-change button").click()
+    visitor.settled()
+    page.locator(".st-key-undo-change button").first.click()
     page.get_by_role("button", name="communication.sms=8").wait_for()
-    page.locator(".st-key-redo-change button").click()
+    visitor.settled()
+    page.locator(".st-key-redo-change button").first.click()
     page.get_by_role("button", name="communication.sms=8").wait_for(state="detached")
