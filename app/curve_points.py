@@ -18,7 +18,7 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CurvePart:
     """Some values of one axis, which one job computes."""
 
     axis: CurveAxis
@@ -37,7 +37,7 @@ class CurveRun:
 
     key: str
     scenario: Scenario
-    parts: tuple[Part, ...]
+    parts: tuple[CurvePart, ...]
     points: dict[tuple[AxisName, int], CurvePoint] = field(default_factory=dict)
     running: dict[str, jobs.Job] = field(default_factory=dict)
 
@@ -84,10 +84,10 @@ class CurveRun:
             if (axis.name, place) in self.points
         }
 
-    def _missing(self) -> list[Part]:
+    def _missing(self) -> list[CurvePart]:
         return [part for part in self.parts if (part.axis.name, part.places[0]) not in self.points]
 
-    def _take(self, part: Part, found: Sequence[CurvePoint]) -> None:
+    def _take(self, part: CurvePart, found: Sequence[CurvePoint]) -> None:
         self.running.pop(part.key, None)
         for place, point in zip(part.places, found, strict=True):
             self.points[part.axis.name, place] = point
@@ -100,14 +100,16 @@ def curve_run(key: str, scenario: Scenario, found: Sequence[CurveAxis]) -> Curve
     return CurveRun(key, scenario, tuple(order))
 
 
-def _parts(key: str, axis: CurveAxis) -> Iterator[Part]:
+def _parts(key: str, axis: CurveAxis) -> Iterator[CurvePart]:
     places = axis.nearest_first()
     for first in range(0, len(places), PER_JOB):
         some = places[first : first + PER_JOB]
-        yield Part(axis, some, f"curve/{key}/{axis.name}/{','.join(f'{axis.values[n]:g}' for n in some)}")
+        yield CurvePart(
+            axis, some, f"curve/{key}/{axis.name}/{','.join(f'{axis.values[n]:g}' for n in some)}"
+        )
 
 
-def _ended(part: Part, job: jobs.Job) -> tuple[CurvePoint, ...]:
+def _ended(part: CurvePart, job: jobs.Job) -> tuple[CurvePoint, ...]:
     """The points of a finished job; those of one that failed carry its reason."""
     try:
         found: tuple[CurvePoint, ...] = job.result()

@@ -10,10 +10,9 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, long_work, pinned, scenario_list, state, widgets
+from moesim.app import jobs, long_work, page_switch, pinned, scenario_list, state, widgets
 from moesim.app.page_style import STYLE, headings
 from moesim.app.pages import ALONE, grouped
-from moesim.app.views import job_tray, scenario_header
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """The page's icon; without it the browser would fetch one from a font server."""
@@ -40,24 +39,24 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
         )
         for number, (name, title, icon) in enumerate(pages_of)
     }
-    st.session_state[job_tray.PAGES] = pages
+    st.session_state[page_switch.PAGES] = pages
     groups = grouped(list(pages))
     listed = [pages[name] for names in groups.values() for name in names]
     page = st.navigation([*listed, _by_name(*pages_of[0])] if hidden else listed, expanded=True)
     st.html(STYLE + headings(groups))
     state.synchronise()
     pinned.synchronise()
-    facts = scenario_header.show()
+    facts = _view("scenario_header").show()
     page.run()
-    scenario_header.show_facts(facts)
+    _view("scenario_header").show_facts(facts)
     state.publish()
     scenario_list.remember()
-    job_tray.show()
+    _view("job_tray").show()
 
 
-def go(name: str) -> None:
-    """Open another page, with the scenario and the forms as they are now."""
-    st.switch_page(st.session_state[job_tray.PAGES][name])
+def _view(name: str) -> Any:
+    """A module of the pages, which are above this one: they are named, not imported."""
+    return importlib.import_module(f"moesim.app.views.{name}")
 
 
 def failed(error: Exception) -> bool:
@@ -79,12 +78,12 @@ def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
         st.session_state[long_work.PAGE] = name
         if name in ALONE:
-            widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
+            widgets.guard(lambda: _view(name).show())
             return
         if name != "compare":  # which shows the pinned scenarios itself
-            scenario_header.show_pins()
+            _view("scenario_header").show_pins()
         st.title(title, anchor=False)
-        widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
+        widgets.guard(lambda: _view(name).show())
 
     show.__name__ = name
     return show

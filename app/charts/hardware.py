@@ -17,7 +17,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 """Colour and hatch of each word of confidence."""
 
 
-class Bar(NamedTuple):
+class ClusterBar(NamedTuple):
     """One cluster: its name, the figure in words, (predicted, P10, P90) and the word of its confidence."""
 
     name: str
@@ -26,7 +26,7 @@ class Bar(NamedTuple):
     confidence: str
 
 
-def intervals(bars: Sequence[Bar], label: str) -> go.Figure:
+def intervals(bars: Sequence[ClusterBar], label: str) -> go.Figure:
     """Horizontal bars from zero, the first cluster on top, with whiskers from P10 to P90."""
     names = [bar.name for bar in bars][::-1]
     chart = go.Figure()

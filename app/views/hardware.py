@@ -262,9 +262,9 @@ def _open_as(plans: Sequence[ClusterPlan], payment: Payment) -> None:
                 )
 
 
-def _bars(table: HardwareComparison, figure: str) -> list[charts.Bar]:
+def _bars(table: HardwareComparison, figure: str) -> list[charts.ClusterBar]:
     return [
-        charts.Bar(
+        charts.ClusterBar(
             f"{row.cluster} ({row.n_gpus:,} GPUs)",
             headline.written(figure, band.predicted),
             (band.predicted, band.p10, band.p90),

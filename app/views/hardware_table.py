@@ -9,7 +9,7 @@ from html import escape
 from moesim.app.confidence import meaning, muted, word
 from moesim.app.views import figure_table, headline
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.planner.hardware import HardwareComparison, HardwareRow
+from moesim.simulator.planner.hardware import ClusterRow, HardwareComparison
 from moesim.simulator.predict.band import Band
 
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
@@ -46,7 +46,7 @@ def text(table: HardwareComparison) -> str:
     rows = table.clusters
     faint = [row.confidence is not None and muted(row.confidence) for row in rows]
 
-    def line(label: str, cell: Callable[[HardwareRow], str]) -> str:
+    def line(label: str, cell: Callable[[ClusterRow], str]) -> str:
         return figure_table.line(label, [cell(row) for row in rows], faint)
 
     body = [line("Plan", _plan), line("Fits", _fits)]
@@ -64,13 +64,13 @@ def text(table: HardwareComparison) -> str:
     return figure_table.table("Clusters side by side", [_head(row) for row in rows], body, faint)
 
 
-def _head(row: HardwareRow) -> str:
+def _head(row: ClusterRow) -> str:
     size = "" if row.n_gpus is None or row.problem else f"{row.n_gpus:,} "
     badge = "" if row.confidence is None else f" {figure_table.badge(row.confidence, word(row.confidence))}"
     return f"{escape(row.cluster)}<small>{escape(size + row.accelerator)}{badge}</small>"
 
 
-def _plan(row: HardwareRow) -> str:
+def _plan(row: ClusterRow) -> str:
     if row.plan is None:
         return f"<b>No plan</b><small>{escape(_short(row.problem))}</small>"
     words = f"{row.precision}, recompute {row.recompute}, best of {headline.compact(row.considered)} plans"
@@ -81,14 +81,14 @@ def _short(problem: str, most: int = 260) -> str:
     return problem if len(problem) <= most else f"{problem[:most].rsplit(' ', 1)[0]} ..."
 
 
-def _fits(row: HardwareRow) -> str:
+def _fits(row: ClusterRow) -> str:
     if row.memory_bytes is None:
         return ""
     size = f"{in_unit(row.memory_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
     return f"{'yes' if row.fits else '<b>no</b>'}<small>{size}</small>"
 
 
-def _price(row: HardwareRow) -> str:
+def _price(row: ClusterRow) -> str:
     if row.plan is None:
         return ""
     if row.price is None:
@@ -101,13 +101,13 @@ def _price(row: HardwareRow) -> str:
     )
 
 
-def _profile(row: HardwareRow) -> str:
+def _profile(row: ClusterRow) -> str:
     if row.profile is None or row.confidence is None:
         return ""
     return f"{escape(row.profile)}<small>{escape(meaning(row.confidence))}</small>"
 
 
-def _figure(row: HardwareRow, first: HardwareRow, name: str, more_is_better: bool) -> str:
+def _figure(row: ClusterRow, first: ClusterRow, name: str, more_is_better: bool) -> str:
     band = row.figures.get(name)
     if band is None:
         return "" if row.plan is None else "not known"

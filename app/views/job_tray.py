@@ -6,12 +6,9 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, long_work, state, visitors
+from moesim.app import forms, long_work, page_switch, state, visitors
 from moesim.app.escaping import escaped
 from moesim.app.tray import TrayEntry, tray
-
-PAGES = "pages"
-"""The session's pages by name, which the navigation sets; a result opens on the page that it belongs to."""
 
 POLL_S = 1.0
 
@@ -65,7 +62,7 @@ def _entry(entry: TrayEntry) -> None:
     else:
         st.caption(_end(entry))
     with st.container(horizontal=True):
-        pages = st.session_state.get(PAGES, {})
+        pages = st.session_state.get(page_switch.PAGES, {})
         if origin.page in pages and st.button(
             "Open", key=f"tray open {entry.number}", type="tertiary", help="Open its page as it was"
         ):

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, long_work, navigation, predictions, state, widgets
+from moesim.app import forms, long_work, page_switch, predictions, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.escaping import escaped
 from moesim.app.views import headline
@@ -211,7 +211,7 @@ def _best(found: PlanResult) -> None:
             place.metric(label, value)
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
-            navigation.go("result")
+            page_switch.go("result")
 
 
 def _point(row: PlanRow) -> tuple[str, float, float]:

@@ -142,7 +142,11 @@ def _inputs(scenario: Scenario) -> None:
         *(f"rent: {term}" for term in terms),
         *(f"buy: {n}" for n in list_purchases(accelerator)),
     ]
-    _choose("run.price", "Pay", ways, _way(run))
+    way = _way(run)
+    name = _hold("run.price", way)
+    st.radio(
+        "Pay", ways if way in ways else [way, *ways], key=name, on_change=_changed, args=("run.price", name)
+    )
     if run.price is None and scenario.machine.price_per_gpu_hour is not None:
         name = _hold("rate", scenario.machine.price_per_gpu_hour.value)
         st.slider("US dollars per GPU-hour", 0.1, 15.0, step=0.05, key=name, on_change=_rate, args=(name,))

@@ -8,7 +8,7 @@ from functools import lru_cache
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, navigation, predictions, scenario_form, state, uploads, widgets
+from moesim.app import exports, jobs, page_switch, predictions, scenario_form, state, uploads, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
@@ -62,7 +62,7 @@ def _fleet() -> None:
         icon=":material/workspaces:",
     )
     if st.button("Open the page Fleet", key="open fleet"):
-        navigation.go("fleet")
+        page_switch.go("fleet")
     repair.guard(_verdict)
 
 

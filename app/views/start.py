@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import confidence, forms, jobs, navigation, predictions, scenario_list, state, uploads
+from moesim.app import confidence, forms, jobs, page_switch, predictions, scenario_list, state, uploads
 from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
 from moesim.app.views import headline, planner
@@ -63,9 +63,9 @@ def _home() -> None:
         with st.container(horizontal=True):
             if st.button("Open it", key="open home", icon=":material/speed:"):
                 state.open_scenario(HOME, (), new=True)
-                navigation.go("result")
+                page_switch.go("result")
             if st.button("Every figure and its error", key="open evidence", type="tertiary"):
-                navigation.go("evidence")
+                page_switch.go("evidence")
 
 
 # -- your model on your GPUs ---------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int
         return
     state.open_scenario(uploads.keep(scenario), (), scenario, new=True)
     planner.begin(state.current())
-    navigation.go("planner")
+    page_switch.go("planner")
 
 
 # -- scenarios -----------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _recent() -> None:
             name, ago, cross = st.columns([6, 3, 1], vertical_alignment="center")
             if name.button(escaped(entry.name), key=f"open {entry.number}", type="tertiary"):
                 scenario_list.open_recent(entry.number)
-                navigation.go("result")
+                page_switch.go("result")
             ago.caption(_ago(time.time() - entry.changed_s))
             cross.button(
                 ":material/close:", key=f"forget {entry.number}", type="tertiary",
@@ -245,4 +245,4 @@ def _presets() -> None:
                     st.caption(escaped(row.description.split(". ")[0].rstrip(".") + "."))
                     if st.button("Open", key=f"preset {row.preset}", help=row.preset):
                         state.open_scenario(row.preset, (), new=True)
-                        navigation.go("result")
+                        page_switch.go("result")

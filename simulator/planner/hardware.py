@@ -74,7 +74,7 @@ class ClusterPlan:
     problem: str = ""
 
 
-class HardwareRow(Frozen):
+class ClusterRow(Frozen):
     """One cluster of a comparison. Figures are None or absent where they are not known, never zero."""
 
     cluster: str
@@ -108,7 +108,7 @@ class HardwareComparison(TableResult):
 
     scenario: str
     payment: Payment
-    clusters: tuple[HardwareRow, ...]
+    clusters: tuple[ClusterRow, ...]
 
     def rows(self) -> list[Row]:
         """One row for each cluster, with its plan, its figures and their ends."""
@@ -235,7 +235,7 @@ def hardware_comparison(
     scenario: Scenario, plans: Sequence[ClusterPlan], payment: Payment = "as stated"
 ) -> HardwareComparison:
     """The comparison of finished plans under one payment: arithmetic, so that other terms cost nothing."""
-    rows: list[HardwareRow] = []
+    rows: list[ClusterRow] = []
     first: tuple[ClusterPlan, Result] | None = None
     for found in plans:
         row, result = _row(scenario, found, payment)
@@ -257,10 +257,10 @@ def priced_scenario(found: ClusterPlan, payment: Payment) -> Scenario | None:
         return found.scenario
 
 
-def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[HardwareRow, Result | None]:
+def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[ClusterRow, Result | None]:
     """(row without differences, priced result) of one cluster; no result where there is no plan."""
     machine = found.machine
-    base = HardwareRow(
+    base = ClusterRow(
         cluster=found.cluster,
         accelerator="unknown" if machine is None else machine.accelerator.name,
         n_gpus=None if machine is None else machine.n_gpus,
@@ -327,7 +327,7 @@ def _scaled(predicted: float, drawn: FloatArray) -> Band:
     return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
-def _flat(row: HardwareRow) -> Row:
+def _flat(row: ClusterRow) -> Row:
     """A row as plain columns; those that a printed comparison shows come first."""
     plain = {name: None if (band := row.figures.get(name)) is None else band.predicted for name in FIGURES}
     flat: dict[str, Any] = {

@@ -7,12 +7,10 @@
     >>> moesim.compare([home, home.replace(communication={"sms": 8})]).to_pandas()
     >>> moesim.sweep(home, {"communication.sms": "4..32:4"}, store="sms.sqlite").to_pandas()
 
-`load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
-`Scenario.replace` changes keys. `simulate`, `estimate` (closed form, a fraction of a second), `explain`,
-`compare`, `sweep`, `sensitivity` and `interval` take a `Scenario`, a preset name or a file. Results have
-`to_dict()` and `to_pandas()`, and notebooks show them as tables. `plan` searches plans, and
-`compare_hardware` does so on several clusters; `run` predicts the whole run with its failures and cost;
-`score` compares the home case with every published figure.
+`load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32". `simulate`,
+`estimate` (closed form), `explain`, `compare`, `sweep`, `sensitivity` and `interval` take a `Scenario`, a
+preset name or a file. `plan` searches plans, `compare_hardware` on several clusters; `run` predicts the whole
+run, and `score` compares the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -187,10 +185,7 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
 
 
 def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0, action: int | None = None) -> Timeline:
-    """The timeline of a step: all actions, the critical path, and one action of `rank` phase by phase.
-
-    `action` counts from 0; by default it is in the middle. The rest is as in `simulate`.
-    """
+    """The actions and critical path of a step, and action number `action` of `rank` phase by phase."""
     from moesim.simulator.predict.timeline import timeline as run
 
     return run(_scenario(scenario, *overrides), rank, action)
@@ -201,8 +196,7 @@ def neighbours(
 ) -> tuple[Neighbour, ...]:
     """Simulate all legal single changes of a scenario; those that fit come first, fastest first.
 
-    `result` is the scenario's own. `progress` is called with the share of the work that is done (0 to 1) and
-    the next change.
+    `result` is the scenario's own. `progress` is called with the share that is done and the next change.
     """
     from moesim.simulator.studies.neighbours import neighbours as run
 

@@ -13,10 +13,10 @@ from app_sessions import until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app.charts.hardware import Bar, intervals
+from moesim.app.charts.hardware import ClusterBar, intervals
 from moesim.app.views import hardware_table
 from moesim.hwmodels.provenance import SourcedUsdPerHour
-from moesim.simulator.planner.hardware import HardwareComparison, HardwareRow
+from moesim.simulator.planner.hardware import ClusterRow, HardwareComparison
 from moesim.simulator.predict.band import Band
 
 HOME = "deepseek-v3-2048xh800"
@@ -131,8 +131,8 @@ def band(value: float, low: float, high: float) -> Band:
     return Band(predicted=value, p10=low, p50=value, p90=high)
 
 
-def row(name: str, **more: object) -> HardwareRow:
-    return HardwareRow.model_validate(
+def row(name: str, **more: object) -> ClusterRow:
+    return ClusterRow.model_validate(
         {"cluster": name, "accelerator": "h20", "n_gpus": 8, "nodes": 1, "search": "narrow", **more}
     )
 
@@ -158,8 +158,8 @@ def test_a_table_escapes_what_it_shows_mutes_a_roofline_and_greys_what_is_uncert
 
 def test_bars_have_the_colour_of_their_evidence_and_whiskers() -> None:
     bars = [
-        Bar("x", "1", (1.0, 0.5, 2.0), "measured"),
-        Bar("y", "2", (2.0, 1.5, 4.0), "roofline"),
+        ClusterBar("x", "1", (1.0, 0.5, 2.0), "measured"),
+        ClusterBar("y", "2", (2.0, 1.5, 4.0), "roofline"),
     ]
     chart = intervals(bars, "days")
     assert [trace.name for trace in chart.data] == ["measured", "roofline"]

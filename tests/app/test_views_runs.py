@@ -135,7 +135,7 @@ def test_tokens_are_entered_in_trillions(run_page: AppTest) -> None:
 
 
 def test_only_purchases_of_the_own_accelerator_are_offered(run_page: AppTest) -> None:
-    ways = box(run_page, "selectbox", "Pay").options
+    ways = box(run_page, "radio", "Pay").options
     assert [way for way in ways if way.startswith("buy")] == ["buy: h800-bought"]
 
 
