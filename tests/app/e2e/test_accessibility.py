@@ -61,9 +61,15 @@ FOCUSED = """() => {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_keyboard_reaches_every_control_and_shows_where_it_is(name: str, visit: Visit) -> None:
-    page = visit().open(name)
-    page.wait_for_timeout(1500)  # fragments and charts come after the script
+def test_nothing_jumps_and_the_keyboard_reaches_every_control(name: str, visit: Visit) -> None:
+    visitor = visit()
+    visitor.page.add_init_script(SHIFTS)
+    page = visitor.open(name)
+    page.wait_for_timeout(3000)  # fragments, charts and intervals come after the script
+    visitor.settled()
+    assert page.evaluate("window.shifts") != [], "the browser reports no shifts at all"
+    if page.evaluate("window.firstNumber !== undefined"):
+        assert page.evaluate(SHIFTED) <= MOST_SHIFT
     names = page.evaluate(CONTROLS)
     reached: set[int] = set()
     unseen: set[str] = set()
@@ -81,19 +87,6 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(name: str, vis
     assert len(names) >= len(PAGES)  # the navigation at least
     assert [text for number, text in enumerate(names) if number not in reached] == []
     assert unseen == set()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_jumps_once_the_first_number_stands(name: str, visit: Visit) -> None:
-    visitor = visit()
-    visitor.page.add_init_script(SHIFTS)
-    page = visitor.open(name)
-    page.wait_for_timeout(4000)  # intervals arrive
-    visitor.settled()
-    page.wait_for_timeout(500)
-    assert page.evaluate("window.shifts") != [], "the browser reports no shifts at all"
-    if page.evaluate("window.firstNumber !== undefined"):
-        assert page.evaluate(SHIFTED) <= MOST_SHIFT
 
 
 @pytest.mark.parametrize("name", ["result", "run_cost", "evidence"])
