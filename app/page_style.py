@@ -22,6 +22,7 @@ STYLE = """<style>
 [data-testid=stSidebarNavItems] > li::before
   {display: block; margin: 0.6rem 0 0.15rem 0.5rem; font-size: 0.8rem; color: light-dark(#5c626b, #a8adb8)}
 :is(.st-key-chips, .st-key-scenario-buttons) button {min-height: 2rem; padding: 0 0.6rem; border-radius: 1rem}
+.st-key-timeline-canvas iframe {min-height: 34.5rem}
 [data-testid=stApp] {font-variant-numeric: tabular-nums}
 [data-testid=stCaptionContainer] {opacity: 1}
 [data-testid=stCaptionContainer] :is(p, li):not([data-testid=stTooltipHoverTarget] *)

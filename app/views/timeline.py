@@ -74,7 +74,8 @@ def _canvas(scenario: Scenario) -> None:
             f"of pipeline rank {rank}. The trace has all of them."
         )
     st.session_state[FIRST] = first
-    opened = canvas.draw(step, first, key="timeline canvas")
+    with st.container(key="timeline-canvas"):  # its style keeps the place until the frame has its height
+        opened = canvas.draw(step, first, key="timeline canvas")
     if opened is None or opened == st.session_state.get(LAST):
         return  # nothing new: a page that was drawn again, or Back
     st.session_state[LAST] = opened

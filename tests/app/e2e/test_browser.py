@@ -84,6 +84,7 @@ def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
     plain = [re.sub(r":focus-visible|:not\(:disabled\)|::before", "", rule) for rule in rules]
     of_others = (
         "st-key-roofline",
+        "st-key-timeline",
         "stMultiSelect",
         "stDataFrame",
         "stMarkdownBadge",
