@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import pkgutil
 import shutil
 import signal
 import sys
@@ -20,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 from moesim.app import jobs, pages, server_command
-from moesim.app.pages import PAGES
 from moesim.hwmodels.files import READ_BELOW
 
 log = logging.getLogger("moesim.app")
@@ -88,14 +88,16 @@ def prepare() -> None:
         with suppress(ImportError):  # what is optional is missing for every visitor alike
             importlib.import_module(name)
     _draw_once()
-    for name, *_ in PAGES:
-        importlib.import_module(f"moesim.app.views.{name}")
-    from moesim.app import state
-    from moesim.app.views import scenario as first_page
+    from moesim.app import state, views
+
+    for module in pkgutil.iter_modules(views.__path__, f"{views.__name__}."):
+        importlib.import_module(module.name)
+    from moesim.app.views import scenario, start
 
     try:
-        first_page.begin(state.build(pages.HOME, ()))
-        first_page.confidences()
+        start.begin()
+        scenario.begin(state.build(pages.HOME, ()))
+        scenario.confidences()
     except Exception:  # the first visit meets the error again and shows it
         log.exception("the home case could not be started ahead")
 

@@ -31,6 +31,15 @@ REFUSED = "start refused"
 CARDS_A_ROW = 3
 
 
+CHOICES = f"choices/{moesim.__version__}"
+"""Key of the job that reads what is shipped."""
+
+
+def begin() -> None:
+    """Start the jobs whose results the page will show, without waiting for them."""
+    jobs.submit(CHOICES, predictions.choices, ahead=True)
+
+
 def show() -> None:
     """Draw the page."""
     st.title("How long will it train, and what will it cost?", anchor=False)
@@ -75,9 +84,7 @@ def _path() -> None:
     """Draw the three steps from a config.json to a plan."""
     with st.container(border=True, key="path-card"):
         st.markdown("**Your model on your GPUs: find a plan**")
-        choices = state.compute(
-            f"choices/{moesim.__version__}", "Reading the shipped hardware", predictions.choices
-        )
+        choices = state.compute(CHOICES, "Reading the shipped hardware", predictions.choices)
         model = _model()
         accelerator, n_gpus = _gpus(choices.gpus_per_node)
         sequences, length = _batch()
@@ -230,9 +237,7 @@ def _ago(seconds: float) -> str:
 def _presets() -> None:
     """Draw a card for every shipped scenario, best evidence first."""
     with suppress(MoesimError):
-        rows = state.compute(
-            f"choices/{moesim.__version__}", "Reading the shipped scenarios", predictions.choices
-        ).presets
+        rows = state.compute(CHOICES, "Reading the shipped scenarios", predictions.choices).presets
         order = list(confidence.WORDS)
         rows = sorted(rows, key=lambda row: (row.preset != HOME, order.index(row.confidence), row.preset))
         for begin in range(0, len(rows), CARDS_A_ROW):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from streamlit.testing import v1 as testing
 
 HOME = "deepseek-v3-2048xh800"
+T = TypeVar("T")
+
+
+def run_apart(visit: Coroutine[Any, Any, T]) -> T:
+    """A coroutine in a thread of its own: tests in a browser leave a loop running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, visit).result()
 
 
 def session(page: str, *overrides: str) -> testing.AppTest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
+from app_sessions import run_apart
 from streamlit.testing import v1 as testing
 
 from moesim.app import jobs, long_work, security_headers, tray, visitors
@@ -97,16 +97,16 @@ async def _answered(cookie: str, kind: bytes) -> dict[bytes, bytes]:
 
 
 def test_a_page_gives_a_new_visitor_a_cookie_that_scripts_cannot_read() -> None:
-    found = asyncio.run(_answered("", b"text/html; charset=utf-8"))[b"set-cookie"].decode()
+    found = run_apart(_answered("", b"text/html; charset=utf-8"))[b"set-cookie"].decode()
     assert found.startswith(f"{visitors.COOKIE}_8501=")
     assert "HttpOnly" in found and "SameSite=Lax" in found and "Path=/" in found
     token = visitors.in_header(found.partition(";")[0])
     assert token is not None
-    known = asyncio.run(_answered(f"{visitors.COOKIE}_8501={token}", b"text/html"))
+    known = run_apart(_answered(f"{visitors.COOKIE}_8501={token}", b"text/html"))
     assert b"set-cookie" not in known
-    assert b"set-cookie" not in asyncio.run(_answered("", b"text/javascript"))
+    assert b"set-cookie" not in run_apart(_answered("", b"text/javascript"))
     forged = f"{visitors.COOKIE}_8501={'0' * 32}.{'0' * 32}"
-    assert b"set-cookie" in asyncio.run(_answered(forged, b"text/html"))
+    assert b"set-cookie" in run_apart(_answered(forged, b"text/html"))
 
 
 def test_a_connection_without_a_token_gets_one_at_once() -> None:
@@ -126,7 +126,7 @@ def test_a_connection_without_a_token_gets_one_at_once() -> None:
 
     made = security_headers.SecurityHeaders.__new__(security_headers.SecurityHeaders)
     made.app, made.headers = app, []
-    asyncio.run(made({"type": "websocket", "headers": [], "server": ("127.0.0.1", 1)}, receive, send))
+    run_apart(made({"type": "websocket", "headers": [], "server": ("127.0.0.1", 1)}, receive, send))
     given = dict(told[0]["headers"])[b"set-cookie"].decode().partition(";")[0]
     assert seen == [visitors.in_header(given)] != [None]
 

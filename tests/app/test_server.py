@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import signal
@@ -11,14 +10,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from app_sessions import run_apart
 
 from moesim.app import security_headers, server_command
 
@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # the client that draws nothing
 
 WAIT_S = 120.0
-T = TypeVar("T")
 
 STARTER = """
 import sys, time
@@ -89,12 +88,6 @@ def test_inline_scripts_are_named_by_their_hash() -> None:
     policy = security_headers.content_security_policy("<script>a()</script><script src='x'></script>")
     assert policy.count("sha256-") == 1
     assert "'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='" in policy
-
-
-def run_apart(visit: Coroutine[Any, Any, T]) -> T:
-    """A coroutine in a thread of its own: tests in a browser leave a loop running in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, visit).result()
 
 
 def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(started: Started) -> None:

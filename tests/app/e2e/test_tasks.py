@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import Clicks, Visit, Visitor
+from e2e.visitor import Clicks, Visit, Visitor, until
 
 CONFIG = Path(__file__).resolve().parents[2] / "golden" / "models" / "qwen3-30b-a3b.json"
 LONG_MS = 240_000
@@ -49,7 +49,11 @@ def test_a_config_json_on_512_h100_is_planned_in_six_clicks_and_its_best_plan_op
     page = visitor.open("start")
     upload = page.get_by_test_id("stFileUploader").get_by_role("button", name="Upload", exact=True)
     clicks.upload(page, upload, str(CONFIG))
-    page.get_by_test_id("stSelectbox").filter(has_text="qwen3-30b-a3b (uploaded)").wait_for()
+    until(
+        page,
+        "[...document.querySelectorAll('[data-testid=stSelectbox]')].some(box => (box.innerText +"
+        " box.querySelector('input')?.value).includes('qwen3-30b-a3b (uploaded)'))",
+    )
     visitor.settled()
     assert page.get_by_test_id("stNumberInput").get_by_role("spinbutton").first.input_value() == "512"
     clicks.on(page.get_by_role("button", name="Find a plan"))
