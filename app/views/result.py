@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
 import moesim
-from moesim.app import background, confidence, exports, html_report, predictions, state, tooltips, widgets
+from moesim.app import (
+    background,
+    confidence,
+    exports,
+    html_report,
+    jobs,
+    predictions,
+    state,
+    tooltips,
+    widgets,
+)
 from moesim.app.charts import step as charts
 from moesim.app.charts.style import muted
 from moesim.app.escaping import escaped
@@ -257,15 +268,7 @@ def _downloads(scenario: Scenario, result: Result, *, redrawn_soon: bool) -> Non
     st.subheader("Take away")
     with st.container(horizontal=True):
         name = scenario.name
-        parquet = exports.result_parquet([result]) or exports.NO_PARQUET
-        files: list[tuple[str, str | bytes, str, str]] = [
-            ("Report (HTML)", html_report.html_report(scenario, result), ".html", "text/html"),
-            ("Result (JSON)", exports.result_json(result), ".json", "application/json"),
-            ("Result (CSV)", exports.result_csv([result]), ".csv", "text/csv"),
-            ("Result (Parquet)", parquet, ".parquet", "application/octet-stream"),
-            ("Scenario (YAML)", exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
-        ]
-        for label, data, ending, kind in files:
+        for label, data, ending, kind in _files(scenario, result):
             st.download_button(
                 label, data, exports.file_name(name, ending), kind, key=label, on_click="ignore"
             )
@@ -278,3 +281,20 @@ def _downloads(scenario: Scenario, result: Result, *, redrawn_soon: bool) -> Non
             on_click="ignore",
             disabled=redrawn_soon,
         )
+
+
+def _files(scenario: Scenario, result: Result) -> list[tuple[str, str | bytes, str, str]]:
+    """The files that are ready with the page (label, content, ending, type), made once for a scenario."""
+    key = f"files/{state.cache_key(scenario)}"
+    found: list[tuple[str, str | bytes, str, str]] | None = jobs.cache.get(key)
+    if found is None:
+        parquet = exports.result_parquet([result]) or exports.NO_PARQUET
+        found = [
+            ("Report (HTML)", html_report.html_report(scenario, result), ".html", "text/html"),
+            ("Result (JSON)", exports.result_json(result), ".json", "application/json"),
+            ("Result (CSV)", exports.result_csv([result]), ".csv", "text/csv"),
+            ("Result (Parquet)", parquet, ".parquet", "application/octet-stream"),
+            ("Scenario (YAML)", exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
+        ]
+        jobs.cache.put(key, pickle.dumps(found))
+    return found
