@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, long_work, visitors
+from moesim.app import jobs, long_work, page_switch, visitors
 from moesim.app.tray import TrayEntry, tray
 
 
@@ -38,7 +38,7 @@ def value(place: str, key: str, what: str, function: Callable[..., Any], *args: 
     return jobs.cache.get(key)
 
 
-@st.fragment(run_every=1.0)
+@page_switch.redrawn(1.0)
 def _poll(name: str, entry: TrayEntry, what: str) -> None:
     """Draw the page again, once, when the work is done."""
     if entry.is_open:

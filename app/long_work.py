@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, jobs, state, visitors
+from moesim.app import forms, jobs, page_switch, state, visitors
 from moesim.app.escaping import escaped
 from moesim.app.tray import JobOrigin, TrayEntry, tray
 
@@ -30,9 +30,6 @@ TITLES: Mapping[str, str] = {
 
 NOT_STARTED = "not started"
 """Session key with the reason why the work of the last click was not started."""
-
-PAGE = "page"
-"""The session's name of the page that is drawn; the navigation sets it."""
 
 
 def long_work(
@@ -118,7 +115,7 @@ def start_on_click(name: str, key: str, function: Callable[..., Any], *args: Any
 
 def origin(title: str) -> JobOrigin:
     """The page and the scenario that the visitor sees now, with the page's form."""
-    page = str(st.session_state.get(PAGE, ""))
+    page = str(st.session_state.get(page_switch.PAGE, ""))
     own = prefix(page)
     fields = [text for texts in forms.parameters().values() for text in texts if text.startswith(own)]
     return JobOrigin(title, state.title(), page, state.preset(), state.overrides(), tuple(fields))
@@ -129,7 +126,7 @@ def prefix(page: str) -> str:
     return {"planner": "plan.", "what_if": "what-if."}.get(page, f"{page}.")
 
 
-@st.fragment(run_every=0.5)
+@page_switch.redrawn(0.5)
 def _progress(name: str, entry: TrayEntry) -> None:
     """Show the progress of a job; redraw the page when it ends."""
     if not entry.is_open:

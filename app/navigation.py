@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, long_work, page_switch, pinned, scenario_list, state, widgets
+from moesim.app import jobs, page_switch, pinned, scenario_list, state, widgets
 from moesim.app.page_style import STYLE, headings
 from moesim.app.pages import ALONE, grouped
 
@@ -76,7 +76,7 @@ def _by_name(name: str, title: str, icon: str) -> Any:
 
 def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
-        st.session_state[long_work.PAGE] = name
+        page_switch.note_drawn(name)
         if name in ALONE:
             widgets.guard(lambda: _view(name).show())
             return

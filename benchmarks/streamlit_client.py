@@ -32,6 +32,12 @@ class Client:
         self.errors: list[str] = []
         self.uploaders: dict[str, Any] = {}
         self.session = ""
+        self.runs: list[str] = []
+        """The framework's name of the page that each run of the script began with."""
+        self.drawn = ""
+        """Its name of the page that was drawn last."""
+        self.timers: list[str] = []
+        """Fragments that the browser redraws by itself."""
         self._socket: ClientConnection | None = None
         self._moved: dict[str, float] = {}
         self._files: dict[str, FileUploaderState] = {}
@@ -75,6 +81,10 @@ class Client:
         self._files[widget.id] = found
         await self._run("")
 
+    async def tick(self, page: str) -> None:
+        """What a timer asks for in a browser that believes to be on this page (the framework's name)."""
+        await self._run(self.timers[-1], page)
+
     def value(self, label: str) -> float:
         """Where a slider stands."""
         slider = next(item for name, item in self.sliders.items() if name.startswith(label))[0]
@@ -85,10 +95,11 @@ class Client:
         if self._socket is not None:
             await self._socket.close()
 
-    async def _run(self, fragment: str) -> None:
+    async def _run(self, fragment: str, page: str = "") -> None:
         ask = BackMsg()
         ask.rerun_script.query_string = self.query
         ask.rerun_script.page_name = self.page
+        ask.rerun_script.page_script_hash = page
         ask.rerun_script.fragment_id = fragment
         for name, value in self._moved.items():
             state = ask.rerun_script.widget_states.widgets.add(id=name)
@@ -112,6 +123,11 @@ class Client:
         kind = message.WhichOneof("type")
         if kind == "new_session":
             self.session = message.new_session.initialize.session_id
+            self.runs.append(message.new_session.page_script_hash)
+        if kind == "navigation":
+            self.drawn = message.navigation.page_script_hash
+        if kind == "auto_rerun":
+            self.timers.append(message.auto_rerun.fragment_id)
         if kind == "page_not_found":
             self.errors.append("page not found")
         if kind == "delta" and message.delta.HasField("new_element"):

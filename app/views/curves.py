@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, state, widgets
+from moesim.app import forms, page_switch, state, widgets
 from moesim.app.charts import curves as charts
 from moesim.app.curve_points import CurveRun, curve_run
 from moesim.app.escaping import escaped
@@ -68,7 +68,7 @@ def _run(scenario: Scenario, found: Sequence[CurveAxis]) -> CurveRun:
     return run
 
 
-@st.fragment(run_every=POLL_S)
+@page_switch.redrawn(POLL_S)
 def _growing(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -> None:
     """Draw the curves while points are still computed."""
     run.step()

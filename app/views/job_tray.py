@@ -38,7 +38,7 @@ def show() -> None:
         st.caption("Your computations")
         following = any(entry.is_open for entry in found)
         # The same fragment in both cases, so that a click reaches its button while one becomes the other.
-        st.fragment(_entries, run_every=POLL_S if following else None)(following)
+        page_switch.redrawn(POLL_S if following else None)(_entries)(following)
 
 
 def _entries(following: bool) -> None:

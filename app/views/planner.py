@@ -80,7 +80,7 @@ def show() -> None:
 def begin(scenario: Scenario) -> None:
     """Start a search with the default question, whose answer the page will show."""
     forms.clear("plan.")
-    st.session_state[long_work.PAGE] = "planner"  # where the answer will be shown
+    st.session_state[page_switch.PAGE] = "planner"  # where the answer will be shown
     space, options = _space(scenario, [], list(ALWAYS_KEPT)), {"objective": "time", "top": TOP}
     _anew(_key(scenario, space, options), predictions.plan, scenario, space, options)
 

@@ -105,6 +105,29 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
     assert "Traceback" in log and "KeyError: 'the cause'" in log
 
 
+def test_a_timer_of_the_page_before_does_not_empty_the_page_that_was_opened(started: Started) -> None:
+    clients = importlib.import_module("streamlit_client")
+    base = server_command.url(started.port)
+
+    async def visit() -> None:
+        before = clients.Client(base, "calibration")
+        await before.open()
+        left = before.drawn
+        await before.close()
+        client = clients.Client(base, "result", "preset=deepseek-v3-2048xh800&set=communication.sms%3D17")
+        await client.open()
+        drawn = client.drawn
+        assert client.timers and left != drawn, "nothing on this page redraws itself"
+        client.runs.clear()
+        client.metrics.clear()
+        await client.tick(left)
+        assert client.runs[0] == left, "the browser now believes to be on the page before"
+        assert client.runs[-1] == drawn and "Step time" in client.metrics, "only a whole page has numbers"
+        await client.close()
+
+    run_apart(visit())
+
+
 def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
     hostile = importlib.import_module("hostile")
     rows = run_apart(hostile.visit(server_command.url(started.port), started.pid, quick=True))
