@@ -7,7 +7,7 @@ import re
 import statistics
 import subprocess
 from collections import Counter
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,12 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
 
 
+@cache
+def nodes_of(name: str) -> tuple[ast.AST, ...]:
+    """Everything that a file's tree of syntax holds; several rules look at it."""
+    return tuple(ast.walk(ast.parse(text_of(name))))
+
+
 # -- size --------------------------------------------------------------------------------------------
 
 
@@ -89,7 +95,7 @@ def test_functions_are_short_or_say_why_not() -> None:
     long = {
         f"{name}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
         for name in python_files(*CODE)
-        for node in ast.walk(ast.parse(text_of(name)))
+        for node in nodes_of(name)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno + 1 > MOST_FUNCTION_LINES
     }
@@ -107,7 +113,7 @@ def test_every_class_name_stands_once() -> None:
     count = Counter(
         node.name
         for name in python_files(*CODE)
-        for node in ast.walk(ast.parse(text_of(name)))
+        for node in nodes_of(name)
         if isinstance(node, ast.ClassDef)
     )
     twice = {name for name, places in count.items() if places > 1}
@@ -129,7 +135,7 @@ def test_array_types_have_one_name() -> None:
 
 def imported_modules(name: str) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text_of(name))):
+    for node in nodes_of(name):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -218,7 +224,7 @@ def test_tests_named_in_the_model_page_exist() -> None:
     defined = {
         node.name
         for name in python_files("tests")
-        for node in ast.walk(ast.parse(text_of(name)))
+        for node in nodes_of(name)
         if isinstance(node, ast.FunctionDef)
     }
     named = set(re.findall(r"`(test_\w+)`", model_page()))
@@ -268,7 +274,7 @@ def test_functions_named_in_the_model_page_exist() -> None:
         for name in re.findall(r"`([\w.]+)`", names)
     ]
     assert len(named) > 100
-    places = {folder: defined_in(folder) for _, folder in named}
+    places = {folder: defined_in(folder) for folder in {folder for _, folder in named}}
     assert [(name, folder) for name, folder in named if name not in places[folder]] == []
 
 
