@@ -111,10 +111,7 @@ def test_functions_are_short_or_say_why_not() -> None:
 def test_every_class_name_stands_once() -> None:
     """A name in a message, a traceback or a search means one thing."""
     count = Counter(
-        node.name
-        for name in python_files(*CODE)
-        for node in nodes_of(name)
-        if isinstance(node, ast.ClassDef)
+        node.name for name in python_files(*CODE) for node in nodes_of(name) if isinstance(node, ast.ClassDef)
     )
     twice = {name for name, places in count.items() if places > 1}
     assert twice <= set(SAME_NAMES), f"rename: {sorted(twice - set(SAME_NAMES))}"

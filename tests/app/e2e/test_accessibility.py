@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 from urllib.parse import unquote
@@ -11,14 +10,12 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import SHIFTED, SHIFTS, Visit, until
+from e2e.visitor import EVERY, SHIFTED, SHIFTS, Visit, thorough, until
 from moesim.app.pages import PAGES
 
 MOST_SHIFT = 0.1
 """Cumulative layout shift that is good (web.dev/cls)."""
-EVERY = "MOESIM_EVERY_PAGE"
-"""Environment variable with which every page is tested (`make proof`), not only those below."""
-NAMES = [page[0] for page in PAGES] if os.environ.get(EVERY) else ["start", "scenario", "timeline", "curves"]
+NAMES = [page[0] for page in PAGES] if EVERY else ["start", "timeline"]
 ROOFLINE = "?preset=deepseek-v3-2048xh800&set=profile%3Dgeneric-roofline&set=cluster%3Dh20-2048"
 
 CONTROLS = """() => {
@@ -92,7 +89,7 @@ def test_nothing_jumps_and_the_keyboard_reaches_every_control(name: str, visit: 
     assert unseen == set()
 
 
-@pytest.mark.parametrize("name", ["result", "run_cost", "evidence"])
+@pytest.mark.parametrize("name", ["result", "run_cost", "evidence"] if EVERY else ["result"])
 def test_a_page_can_be_read_on_a_phone(name: str, visit: Visit) -> None:
     visitor = visit()
     visitor.page.set_viewport_size({"width": 390, "height": 800})
@@ -110,6 +107,7 @@ def colour(page: Any) -> str:
     return str(page.get_by_test_id("stMetricValue").first.evaluate("value => getComputedStyle(value).color"))
 
 
+@thorough
 def test_figures_of_a_roofline_say_so_and_are_muted(visit: Visit) -> None:
     page = visit().open("result")
     page.locator(".stMarkdownBadge", has_text="measured").first.wait_for()

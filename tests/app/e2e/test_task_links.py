@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import Visit, until
+from e2e.visitor import Visit, thorough, until
 
 MOST_CLICKS = 2
 DOUBLED = "cluster.node.accelerator.scale_up_bandwidth=400 GB/s"
@@ -40,6 +40,7 @@ def test_nvlink_is_doubled_in_two_clicks(visit: Visit) -> None:
     assert other.metric("Step time").inner_text() == visitor.metric("Step time").inner_text()
 
 
+@thorough
 def test_nvlink_is_doubled_by_the_keyboard(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open("what_if")

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import Visit, Visitor, until
+from e2e.visitor import EVERY, Visit, Visitor, thorough, until
 
 TIMES = re.compile(r"([\d,.]+) ms long, from ([\d,.]+) ms to ([\d,.]+) ms")
 
@@ -93,6 +93,7 @@ def test_a_pair_is_seen_and_the_trace_saved_in_two_clicks(visit: Visit, tmp_path
     visitor.screenshot("timeline_pair")
 
 
+@thorough
 def test_over_an_action_the_page_shows_duration_begin_and_end(visit_strictly: Visit) -> None:
     visitor = visit_strictly()
     page = visitor.open("timeline")
@@ -174,6 +175,7 @@ def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     assert canvas.frame.locator("#path").get_attribute("aria-pressed") == "true"
 
 
+@thorough
 def test_a_search_counts_what_it_finds_and_enter_goes_through_it(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open("timeline")
@@ -217,7 +219,7 @@ def test_every_event_can_be_shown_and_the_opened_action_outlives_a_reload(visit:
     assert StepCanvas(visitor).text("where") == where
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 390] if EVERY else [1280])
 def test_the_timeline_can_be_read_in_both_themes(width: int, visit: Visit, axe: str | None) -> None:
     if axe is None:
         pytest.skip("axe-core is not installed (pip install axe-playwright-python)")

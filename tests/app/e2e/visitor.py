@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+EVERY = bool(os.environ.get("MOESIM_EVERY_PAGE"))
+"""Whether every page is tried in every way (`make proof`), and not only what each change has to pass."""
+
+thorough = pytest.mark.skipif(
+    not EVERY, reason="a browser test of `make proof`: MOESIM_EVERY_PAGE is not set"
+)
+"""Marks a test in a browser that is too long for every change."""
 
 ARTEFACTS = Path(__file__).parent / "artefacts"
 """Screenshots of the last run; ignored by git, never compared."""
@@ -73,15 +84,15 @@ SERIOUS = ("serious", "critical")
 
 
 def findings(page: Any, axe: str) -> list[str]:
-    """What axe-core holds against a page in the light and the dark theme, where it is serious or critical."""
+    """What axe-core has against a page, where it is serious or critical; in the dark theme, its contrast."""
     page.evaluate(axe)
     found = []
-    for theme in ("light", "dark"):
+    for theme, rules in (("light", ""), ("dark", "runOnly: ['color-contrast'], ")):
         page.emulate_media(color_scheme=theme)
         app = "document.querySelector('[data-testid=stApp]')"
         until(page, f"getComputedStyle({app}).colorScheme === '{theme}'")
         page.wait_for_timeout(300)  # colours fade over
-        told = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        told = page.evaluate(f"axe.run(document, {{{rules}resultTypes: ['violations']}})")
         found += [
             f"{theme}: {rule['id']}: {node['html'][:120]}: {node['failureSummary'][:160]}"
             for rule in told["violations"]
