@@ -137,8 +137,14 @@ def factor(law: PowerLaw, share: Share, clock: float) -> float:
     return float((share.measured_at / clock) ** law.classes[share.of].rate_exponent)
 
 
-def _shares(pricer: Pricer, kind: BlockKind, phase: Phase, mode: Mode) -> dict[Share, tuple[float, float]]:
+def _shares(pricer: Pricer, kind: BlockKind, phase: Phase, mode: Mode) -> Mapping[Share, tuple[float, float]]:
     """(fixed, by received rows) seconds of a phase by class and clock of the measurement."""
+    return pricer.loads((kind, phase, mode), lambda: _read_shares(pricer, kind, phase, mode))
+
+
+def _read_shares(
+    pricer: Pricer, kind: BlockKind, phase: Phase, mode: Mode
+) -> dict[Share, tuple[float, float]]:
     law = pricer.profile.power
     assert law is not None
     out: dict[Share, tuple[float, float]] = {}

@@ -6,9 +6,10 @@ one price of each operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
@@ -41,6 +42,7 @@ from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.static_experts import with_stash
 from moesim.simulator.schedules.overlap_order import EP_PHASES
 
+L = TypeVar("L", bound=Hashable)
 Operators = Mapping[Phase, tuple[Operator, ...]]
 PhaseKey = tuple[BlockKind, Phase, Mode]
 
@@ -55,6 +57,8 @@ class PhaseMemo:
     costs: dict[PhaseKey, tuple[OperatorCost, ...]] = field(default_factory=dict)
     phases: dict[PhaseKey, PhaseCost] = field(default_factory=dict)
     dependencies: dict[PhaseKey, frozenset[str]] = field(default_factory=dict)
+    loads: dict[PhaseKey, Mapping[Hashable, tuple[float, float]]] = field(default_factory=dict)
+    """Seconds by the load that they put on the board (`load_clock`)."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +339,16 @@ class Pricer(OfJob):
             costs = self.operator_costs(*key)
             entries = memo[key] = frozenset().union(*(cost.depends_on for cost in costs))
         return entries
+
+    def loads(
+        self, key: PhaseKey, read: Callable[[], Mapping[L, tuple[float, float]]]
+    ) -> Mapping[L, tuple[float, float]]:
+        """Seconds of a phase by the load that they put on the board, which `read` sums once."""
+        memo: Any = self._memo(key[2]).loads
+        found: Mapping[L, tuple[float, float]] | None = memo.get(key)
+        if found is None:
+            found = memo[key] = read()
+        return found
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Price of operators that belong to no block, such as those of the optimizer."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 
 import numpy as np
 
@@ -119,22 +120,25 @@ class CandidateSearch:
         """
         c = self.candidates
         order = np.argsort(c.bound, kind="stable")
-        done, share = 0, 0.0
-        ahead = max(1, min(MOST_AHEAD, families // FAMILIES_A_BATCH))
-        open_ = ahead * BATCH
+        done, evaluated, share = 0, 0, 0.0
+        ahead = BATCH * max(1, min(MOST_AHEAD, families // FAMILIES_A_BATCH))
+        open_ = ahead
         limit = float("inf")
         while done < len(order) and c.bound[order[done]] <= max(limit, at_least_s):
             if self.estimated >= MOST_ESTIMATES:
                 self.capped = True
                 break
             text = f"{self.estimated:,} plans in closed form"
-            # Until the limit is known, the plans that are evaluated together may be all that are needed.
-            last = min(1.0, max(share, (done + ahead * BATCH) / max(1, min(open_, len(order)))))
-            alive = partial(_within, say, share, last, text)
-            if done % (ahead * BATCH) == 0:
-                near = order[done : done + ahead * BATCH]
+            if done >= evaluated:
+                # As many as all before, since plans of one schedule are faster together.
+                more = BATCH * ceil(min(done, open_ - done) / BATCH)
+                near = order[done : done + max(ahead, more)]
+                # Until the limit is known, the plans that are evaluated together may be all that are needed.
+                last = min(1.0, max(share, (done + len(near)) / max(1, min(open_, len(order)))))
+                alive = partial(_within, say, share, last, text)
                 self._compute([(int(n), p) for n in near for p in c.placements_of(int(n))], alive)
-            self.estimate(order[done : done + BATCH], alive)
+                evaluated = done + len(near)
+            self.estimate(order[done : done + BATCH])
             done += BATCH
             best = self.best_of_families()
             limit = c.time_s[best[min(families, len(best)) - 1]] if len(best) >= families else float("inf")
@@ -179,6 +183,7 @@ class CandidateSearch:
         c = self.candidates
         open_ = np.nonzero(np.isnan(c.time_s))[0]
         left: list[int] = []
+        evaluated = 0
         for _ in range(FRONT_ROUNDS):
             known = np.nonzero(~np.isnan(c.time_s))[0]
             most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
@@ -192,9 +197,17 @@ class CandidateSearch:
             left.append(len(open_))
             # The first round excludes most plans; from then on they become fewer at a steady pace.
             share = 0.0 if len(left) < 3 else 1.0 - left[-1] / left[1]
-            self.estimate(
-                _lowest(open_, c.memory[open_], c.bound[open_]), partial(_within, say, share, share, text)
-            )
+            alive = partial(_within, say, share, share, text)
+            layers = _lowest(open_, c.memory[open_], c.bound[open_])
+            lowest = next(layers)
+            if any((n, p) not in self._seconds for n in lowest for p in c.placements_of(n)):
+                # The layers behind are the next rounds, but for plans that this one will exclude.
+                near, most = lowest, max(BATCH, evaluated)
+                while len(near) < most and (layer := next(layers, None)):
+                    near = near + layer
+                self._compute([(n, p) for n in near for p in c.placements_of(n)], alive)
+                evaluated += len(near)
+            self.estimate(lowest, alive)
         memory, seconds, number, placement = self._points()
         order = np.lexsort((placement, number, seconds, memory))
         times = seconds[order]
@@ -216,12 +229,14 @@ class CandidateSearch:
         )
 
 
-def _lowest(numbers: IntArray, memory: FloatArray, bound: FloatArray) -> list[int]:
-    """The plans on the front of memory and bound, which are estimated next."""
+def _lowest(numbers: IntArray, memory: FloatArray, bound: FloatArray) -> Iterator[list[int]]:
+    """The plans on the front of memory and bound, then those on the front of the rest, and so on."""
     order = np.lexsort((bound, memory))
-    least = np.minimum.accumulate(bound[order])
-    first = np.concatenate([[True], bound[order][1:] < least[:-1]])
-    return [int(n) for n in numbers[order[first]]]
+    while len(order):
+        least = np.minimum.accumulate(bound[order])
+        first = np.concatenate([[True], bound[order][1:] < least[:-1]])
+        yield [int(n) for n in numbers[order[first]]]
+        order = order[~first]
 
 
 def _within(say: OnProgress, first: float, last: float, text: str, share: float) -> None:

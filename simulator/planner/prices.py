@@ -16,13 +16,11 @@ from moesim.simulator.cost.block_prices import (
     block_transfers,
     with_collectives,
 )
-from moesim.simulator.cost.end_of_step import by_chunk, rank_step_end
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
@@ -38,6 +36,8 @@ from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.recipe_numbers import RecipeNumbers
+from moesim.simulator.planner.shared_operators import SharedOperators
+from moesim.simulator.planner.step_end_prices import StepEndPrices
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 
@@ -68,19 +68,14 @@ class PriceBook:
     _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
     _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
-    _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
-    _rank_syncs: dict[tuple[object, ...], dict[RankChunks, SyncCost]] = field(default_factory=dict)
-    _held: dict[tuple[object, ...], list[RankChunks]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _parameters: dict[tuple[int, int, int], dict[BlockKind, tuple[float, float]]] = field(
         default_factory=dict
     )
     """Parameters of the blocks on one GPU, by the degrees that divide them."""
+    _shared: SharedOperators = field(default_factory=SharedOperators)
     _ports: tuple[float, float] | None = None
-    _sync_of: dict[tuple[object, ...], tuple[Pattern, StageAssignment, tuple[SyncCost, ...]]] = field(
-        default_factory=dict
-    )
-    """Ends of the step by the ids of pattern and stages, which the entries keep alive."""
+    _ends: StepEndPrices = field(default_factory=StepEndPrices)
 
     def __post_init__(self) -> None:
         """Read the block kinds from the model."""
@@ -163,7 +158,12 @@ class PriceBook:
                 "communication": communication,
             }
         )
-        pricer = Pricer(ResolvedJob(scenario, self.shape, self.cluster, self.profile))
+        # All that operators and their prices depend on; framework copies are the only ones by ZeRO stage.
+        key = (
+            plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
+            plan.shard_group, self.numbers.of(recipe), policy, *self.copied(plan),
+        )  # fmt: skip
+        pricer = self._shared.pricer(ResolvedJob(scenario, self.shape, self.cluster, self.profile), key)
         pricer.share_parameters(self._parameters.setdefault((plan.tp, plan.ep, plan.expert_tp), {}))
         return pricer
 
@@ -258,7 +258,10 @@ class PriceBook:
         if self.profile.power is not None:  # no load leaves a higher clock
             pricer = self.pricer(plan, recipe, policy, sms)
             for kind in self.kinds:
-                compute |= at_clock(pricer, kind, compute, _ALONE, self.profile.power.most_clock)
+                clock = partial(at_clock, pricer, kind, compute, _ALONE, self.profile.power.most_clock)
+                compute |= (
+                    clock() if kind in self.routed else self._shared.once(kind, compute, "most clock", clock)
+                )
         return CostTable(compute, {}, 0.0, 0.0, ())
 
     def repeats_transfers(self, plan: ParallelPlan, policy: Recompute) -> bool:
@@ -293,11 +296,27 @@ class PriceBook:
             pricer = self.pricer(plan, recipe, policy, sms)
             modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:
-                inside = inside_step(pricer, kind, compute, transfer, modes)
+                inside = self._inside_step(pricer, kind, compute, transfer, modes)
                 compute |= inside[0]
                 transfer |= inside[1]
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
+
+    def _inside_step(
+        self,
+        pricer: Pricer,
+        kind: BlockKind,
+        compute: dict[PhaseKey, PhaseCost],
+        transfer: dict[PhaseKey, TransferCost],
+        modes: tuple[Mode, ...],
+    ) -> tuple[dict[PhaseKey, PhaseCost], dict[PhaseKey, TransferCost]]:
+        """`inside_step`; that of a block which sends nothing depends on its own prices and its tokens."""
+        plan = pricer.scenario.parallel
+        inside = partial(inside_step, pricer, kind, compute, transfer, modes)
+        if kind in self.routed or plan.zero_stage == 3 or self.scenario.software.host is not None:
+            return inside()
+        about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
+        return self._shared.once(kind, compute, about, inside)
 
     def transfers(
         self, plan: ParallelPlan, recipe: Precision, sms: int, mode: Mode
@@ -360,26 +379,8 @@ class PriceBook:
         if self.scenario.software.overlap_data_parallel:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
             shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
-        by_id = (shared, id(shape), id(stages))
-        known_by_id = self._sync_of.get(by_id)
-        if known_by_id is not None:
-            return known_by_id[2]
-        key = (shared, schedule.routes, layers)
-        found = self._syncs.get(key)
-        if found is None:
-            place = (schedule.routes, layers)
-            held = self._held.get(place)
-            if held is None:
-                by_place = by_chunk(self.scenario.software)
-                held = self._held[place] = chunks_by_rank(schedule, stages, by_place=by_place)
-            known = self._rank_syncs.setdefault(shared, {})
-            missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
-            if missing:
-                pricer = self.pricer(plan, recipe, self.arithmetic(policy))
-                known |= {kinds: rank_step_end(pricer, kinds, schedule) for kinds in missing}
-            found = self._syncs[key] = tuple(known[kinds] for kinds in held)
-        self._sync_of[by_id] = shape, stages, found
-        return found
+        pricer_of = partial(self.pricer, plan, recipe, self.arithmetic(policy))
+        return self._ends.of(shared, shape, layers, stages, pricer_of)
 
     def send_s(self, plan: ParallelPlan, shape: Pattern) -> tuple[float, float]:
         """Seconds of one pipeline send alone, and of two that share a port (eq. E7)."""
