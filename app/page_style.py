@@ -14,6 +14,7 @@ STYLE = """<style>
   {pointer-events: none}
 [data-testid=stApp] [data-testid=stHeader] :is(button, a, button *, a *) {pointer-events: auto}
 [data-testid=stMainBlockContainer] h1 {padding-top: 0}
+[data-testid=stMainBlockContainer] h2 {padding: 0.5rem 0 1rem}
 [data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
 [data-testid=stBaseButton-primary]:not(:disabled),
 [data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])

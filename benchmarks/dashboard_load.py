@@ -5,9 +5,10 @@
 Every person opens the page What-if and moves its sliders of communication SMs (which simulates) and of the
 price (which does not) in turn, nobody a value that somebody had before. People are clients of the WebSocket
 protocol (`streamlit_client`): they draw nothing, so that the machine's cores are the server's. `--browser`
-adds one person in the system's Chromium, alone; `--fresh` lets everybody open all pages of a server on which
-nothing was drawn yet, so many times. Bounded: people x each interactions, then `--long` of one
-person with the memory of the server before and after. On 127.0.0.1, with nothing kept from earlier runs.
+adds one person in the system's Chromium, alone, who also goes through all pages twice; `--fresh` lets
+everybody open all pages of a server on which nothing was drawn yet, so many times. Bounded: people x each
+interactions, then `--long` of one person with the memory of the server before and after. On 127.0.0.1, with
+nothing kept from earlier runs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ KINDS = {"step": ("Communication", "communication.sms="), "price": ("Price", "pr
 """Kind of interaction: start of the slider's label, what the page then says was changed."""
 PRICES = [round(0.05 * n, 2) for n in range(2, 240) if n != 40]
 BROWSER_MS = 60_000
+OTHER_TITLE = "old => {const h = document.querySelector('h1'); return h && h.innerText !== old}"
+ALL_DRAWN = (
+    "() => document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'"
+    " && !document.querySelector('[data-testid=stMain] [data-stale=true]')"
+)
 
 
 class Person:
@@ -188,6 +194,8 @@ def in_a_browser(base: str) -> None:
         for kind, (label, _) in KINDS.items():
             seconds = [pressed(page, label, kind) for _ in range(6)]
             show(f"a browser, {'other SMs' if kind == 'step' else 'other price'}", seconds)
+        for text, seconds in switches(page).items():
+            show(f"a browser, {text}", seconds)
         browser.close()
 
 
@@ -204,6 +212,22 @@ def pressed(page: Any, label: str, kind: str) -> float:
         arg=["Step time" if kind == "step" else "Cost", shown],
     )
     return time.perf_counter() - began
+
+
+def switches(page: Any) -> dict[str, list[float]]:
+    """Seconds from a click in the navigation to the other page's title, and to a page that is all drawn."""
+    links = page.get_by_test_id("stSidebarNavLink")
+    titles, whole = [], []
+    for number in [*range(links.count())] * 2:
+        old = page.locator("h1").first.inner_text()
+        page.wait_for_timeout(2_000)  # what the page before does behind is done, and the job of its visitor
+        began = time.perf_counter()
+        links.nth(number).click()
+        page.wait_for_function(OTHER_TITLE, arg=old, polling=10)
+        titles.append(time.perf_counter() - began)
+        page.wait_for_function(ALL_DRAWN, polling=10)
+        whole.append(time.perf_counter() - began)
+    return {"page switch, title": titles, "page switch, whole page": whole}
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def _accelerator(profile: CalibrationProfile, current: Accelerator) -> Accelerat
 def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
     left, right = st.columns(2)
     with left:
-        st.subheader("Bandwidth against SMs")
+        st.header("Bandwidth against SMs")
         rates = charts.sm_curves(profile, "GB/s")
         if rates:
             chart = charts.over_sms(rates, "rate (GB/s per GPU)")
@@ -103,7 +103,7 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
         else:
             st.info("This profile has no rate over a number of SMs.")
     with right:
-        st.subheader("Slow-down against SMs")
+        st.header("Slow-down against SMs")
         try:
             laws = SmLaws(accelerator, profile)
             counts = range(0, min(MOST_SMS, accelerator.n_sms - 1) + 1, 4)
@@ -128,7 +128,7 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
 
 def _entries(profile: CalibrationProfile) -> None:
     entries = list(profile.entries())
-    st.subheader("What each entry states about itself")
+    st.header("What each entry states about itself")
     kinds = sorted({entry.kind for entry in entries})
     wanted = st.pills("Kind of evidence", kinds, selection_mode="multi", key="entry kinds") or kinds
     shown = [entry for entry in entries if entry.kind in wanted]
@@ -163,7 +163,7 @@ def _entries(profile: CalibrationProfile) -> None:
 
 
 def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
-    st.subheader(f"{escaped(new.name)} against {escaped(old.name)}")
+    st.header(f"{escaped(new.name)} against {escaped(old.name)}")
     points, shared = compare_points(old, new), shared_entries(old, new)
     if not points:
         st.info(

@@ -112,7 +112,7 @@ def _column(number: int, sides: Sides) -> str:
 
 
 def _differences(sides: Sides, known: list[Any] | None) -> None:
-    st.subheader("Where the difference comes from")
+    st.header("Where the difference comes from")
     options = list(range(1, len(sides)))
     other = options[-1]
     if len(options) > 1:

@@ -230,7 +230,7 @@ def _numbers() -> None:
     st.caption(f"{len(shown)} of {len(entries)} numbers.")
     header = ("number", "value", "kind", "source", "date")
     _table(header, [_cells(entry) for entry in shown], "provenance")
-    st.subheader("Extrapolated, or without a measurement")
+    st.header("Extrapolated, or without a measurement")
     st.markdown("\n".join(f"- {escaped(text)}" for text in result.extrapolated) or "Nothing.")
 
 

@@ -32,13 +32,13 @@ def show(scenario: Scenario, fleet: Scenario, result: Result, texts: Sequence[st
     names = [_name(number, share) for number, share in enumerate(pools, start=1)]
     left, right = st.columns(2, gap="large")
     with left:
-        st.subheader("Busy and idle")
+        st.header("Busy and idle")
         rows = [(name, share.busy_s, share.idle_s) for name, share in zip(names, pools, strict=True)]
         widgets.figure(
             charts.busy(rows), "Seconds of a step that each pool is busy and idle", key="fleet busy"
         )
     with right:
-        st.subheader("Shares")
+        st.header("Shares")
         rent = sum(share.usd or 0.0 for share in pools)
         known = all(share.usd is not None for share in pools) and rent > 0.0
         parts = [
@@ -124,7 +124,7 @@ def _table(names: Sequence[str], pools: Sequence[PoolShare]) -> None:
 
 def _search(fleet: Scenario) -> None:
     """Offer a search for the fleet's best plan, which also compares it with each pool alone."""
-    st.subheader("Is it worth it?")
+    st.header("Is it worth it?")
     st.caption("Searches the best plan of the fleet and of each pool alone, so that both are at their best.")
     key = f"fleet plan/{hashlib.sha256(state.cache_key(fleet).encode()).hexdigest()[:32]}"
     options = {"objective": "time", "top": 4}

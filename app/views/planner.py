@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -12,7 +13,8 @@ import streamlit as st
 from moesim.app import forms, long_work, page_switch, predictions, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.escaping import escaped
-from moesim.app.views import headline
+from moesim.app.views import headline, plan_table
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.scenario import Scenario
@@ -158,7 +160,7 @@ def _space(scenario: Scenario, schedules: Sequence[str], kept: Sequence[str]) ->
 
 
 def _answer(found: PlanResult) -> None:
-    _best(found)
+    known = _best(found)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{found.considered:,}")
     counts[1].metric("Legal and fitting", f"{found.fitting:,}")
@@ -166,11 +168,11 @@ def _answer(found: PlanResult) -> None:
     counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
     if found.trainer is not None:
         st.caption(escaped(" ".join((*found.trainer.replaced, *found.trainer.sentences))))
-    st.subheader("The best plans")
-    row = _table(found.ranked, "ranked")
+    st.header("The best plans")
+    row = plan_table.choice(found.ranked, "ranked", plan_table.behind(found, known))
     if row is not None:
         _offer(row, "ranked")
-    st.subheader("Trade-offs")
+    st.header("Trade-offs")
     st.caption("No other plan is better than one of these in time, GPU-hours and memory together.")
     event = widgets.figure(
         charts.pareto(
@@ -190,64 +192,39 @@ def _answer(found: PlanResult) -> None:
     else:
         st.caption("Choose a point, or a row of the table, to open its plan.")
         with st.expander("The same as a table"):
-            row = _table(found.pareto, "front")
+            row = plan_table.choice(found.pareto, "front")
             if row is not None:
                 _offer(row, "front")
     _refused(found)
 
 
-def _best(found: PlanResult) -> None:
-    """Draw the best plan with what it gives, and open it on the page Result."""
+def _best(found: PlanResult) -> list[FloatArray] | None:
+    """Draw the best plan, which opens on the page Result, and return the draws of the ranked plans."""
     best = found.best
     with st.container(border=True, key="best-plan"):
         st.markdown(f"**The best plan:** {escaped(best.label)}, {escaped(best.precision)}")
-        tiles = (
-            ("Step time", headline.written("step_time_s", best.time_s)),
-            ("Duration", headline.written("days", best.days)),
-            ("Cost", headline.money(best.cost_usd)),
-            ("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB"),
-        )
-        for place, (label, value) in zip(st.columns(4), tiles, strict=True):
-            place.metric(label, value)
+        tiles: dict[str, tuple[Callable[[float], str], float | None]] = {
+            "Step time": (partial(headline.written, "step_time_s"), best.time_s),
+            "Duration": (partial(headline.written, "days"), best.days),
+            "Cost": (headline.money, best.cost_usd),
+        }
+        *places, last = st.columns(4)
+        for place, (label, (written, value)) in zip(places, tiles.items(), strict=True):
+            place.metric(label, headline.money(None) if value is None else written(value))
+        last.metric("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB")
+        with places[0]:
+            known = plan_table.draws(found)
+        for place, (written, value) in zip(places, tiles.values(), strict=True):
+            if known is not None and value is not None:
+                place.caption(plan_table.interval(written, value, known))
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
             page_switch.go("result")
+    return known
 
 
 def _point(row: PlanRow) -> tuple[str, float, float]:
     return row.label, row.time_s, in_unit(row.memory_bytes, "GiB", "bytes")
-
-
-def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
-    """Draw plans as a table and return the chosen row."""
-    event: Any = st.dataframe(
-        [
-            {
-                "plan": row.label,
-                "precision": row.precision,
-                "recompute": row.recompute,
-                "ZeRO": row.zero_stage,
-                "SMs": row.sms,
-                "step (s)": row.time_s,
-                "from": row.source,
-                "GiB": in_unit(row.memory_bytes, "GiB", "bytes"),
-                "cost": headline.money(row.cost_usd),
-                "behind best": row.margin,
-            }
-            for row in rows
-        ],
-        hide_index=True,
-        key=f"table {name}",
-        on_select="rerun",
-        selection_mode="single-row",
-        column_config={
-            "step (s)": st.column_config.NumberColumn(format="%.3f"),
-            "GiB": st.column_config.NumberColumn(format="%.1f"),
-            "behind best": st.column_config.NumberColumn(format="percent"),
-        },
-    )
-    chosen = event["selection"]["rows"] if event else []
-    return rows[chosen[0]] if chosen and chosen[0] < len(rows) else None
 
 
 def _offer(row: PlanRow, name: str) -> None:
@@ -261,7 +238,7 @@ def _offer(row: PlanRow, name: str) -> None:
 
 
 def _refused(found: PlanResult) -> None:
-    st.subheader("Refused")
+    st.header("Refused")
     st.dataframe(
         [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],
         hide_index=True,

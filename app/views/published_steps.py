@@ -87,7 +87,7 @@ def _cells(row: OpenRow) -> tuple[exports.Cell, ...]:
 
 def _beside(row: OpenRow) -> None:
     """Predict one row now, and show the prediction, its interval and its error."""
-    st.subheader(escaped(title_of(row)), anchor=False)
+    st.header(escaped(title_of(row)), anchor=False)
     st.caption(escaped(f"{row.id}: {row.source}. {row.notes}"))
     key = f"published step/{moesim.__version__}/{row.id}"
     found: ScoredRow | None = widgets.long_work(

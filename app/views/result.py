@@ -131,7 +131,7 @@ def _sureness(scenario: Scenario, result: Result) -> None:
 
 
 def _why(result: Result) -> None:
-    st.subheader("Where the step goes")
+    st.header("Where the step goes")
     st.markdown("\n".join(f"- {escaped(sentence)}" for sentence in _sentences(result)))
     if result.extrapolated:
         with st.expander(f"Assumed or extrapolated ({len(result.extrapolated)}); Evidence has every source"):
@@ -200,7 +200,7 @@ def _published(rows: Any) -> None:
 
 
 def _next(scenario: Scenario, result: Result) -> None:
-    st.subheader("What to try next")
+    st.header("What to try next")
     st.caption("Single changes, each simulated, the fastest that fits first.")
     key = f"neighbours/{state.cache_key(scenario)}"
     found: Any = widgets.long_work(
@@ -265,7 +265,7 @@ def _plain(value: str) -> object:
 
 def _downloads(scenario: Scenario, result: Result, *, redrawn_soon: bool) -> None:
     """Offer the files; what is made on request can only be clicked once no redraw can take the click away."""
-    st.subheader("Take away")
+    st.header("Take away")
     with st.container(horizontal=True):
         name = scenario.name
         for label, data, ending, kind in _files(scenario, result):

@@ -55,7 +55,7 @@ def _results(scenario: Scenario) -> None:
     roofline = muted(result.confidence)
     left, right = st.columns(2, gap="large")
     with left:
-        st.subheader("Where the GPU-hours go")
+        st.header("Where the GPU-hours go")
         hours = report.gpu_hours
         st.markdown(
             f"{headline.compact(hours.productive)} productive of {headline.compact(hours.total)} GPU-hours; "
@@ -67,7 +67,7 @@ def _results(scenario: Scenario) -> None:
                 "GPU-hours besides productive ones",
                 key="hours",
             )
-        st.subheader("When it ends")
+        st.header("When it ends")
         widgets.figure(
             style.muted(charts.outlook(report.outlook), roofline),
             "Chance that the run is over by a day",
@@ -80,14 +80,14 @@ def _results(scenario: Scenario) -> None:
             )
         st.caption(_sureness(report))
     with right:
-        st.subheader("What stops it")
+        st.header("What stops it")
         if report.causes:
             widgets.figure(
                 style.muted(charts.causes(report.causes), roofline), "GPU-hours lost by cause", key="causes"
             )
         else:
             st.info("Nothing interrupts this run: choose a failure rate on the left.")
-        st.subheader("What it costs")
+        st.header("What it costs")
         if report.cost_parts_usd:
             widgets.figure(
                 style.muted(charts.cost_parts(report.cost_parts_usd), roofline),
@@ -104,7 +104,7 @@ def _results(scenario: Scenario) -> None:
 
 def _inputs(scenario: Scenario) -> None:
     run = scenario.run
-    st.subheader("Run plan")
+    st.header("Run plan")
     plan = state.override("run")
     _choose(
         "run", "Plan", [TOKENS_ONLY, *run_plan_names()], plan if plan in run_plan_names() else TOKENS_ONLY
@@ -122,7 +122,7 @@ def _inputs(scenario: Scenario) -> None:
     )
     name = _hold("run.start", run.start)
     st.date_input("Start", key=name, on_change=_start, args=(name,))
-    st.subheader("Failures and checkpoints")
+    st.header("Failures and checkpoints")
     _choose("run.failures", "Failure rate as at", [NONE, *list_failure_rates()], _name(run.failures))
     _choose("run.restart", "Restart times as at", [NONE, *list_restarts()], _name(run.restart))
     saved = run.checkpoint
@@ -134,7 +134,7 @@ def _inputs(scenario: Scenario) -> None:
             st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
     name = _hold("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
-    st.subheader("Prices")
+    st.header("Prices")
     accelerator = scenario.machine.accelerator.name
     terms = sorted({o.term for o in load_prices(accelerator).offers}) if accelerator in list_prices() else []
     ways = [
@@ -327,7 +327,7 @@ def _sureness(report: RunReport) -> str:
 
 
 def _tables(report: RunReport) -> None:
-    st.subheader("Phases")
+    st.header("Phases")
     whole: dict[str, list[float | None]] = {
         "GPU-hours": [phase.gpu_hours for phase in report.phases],
         "with stops": [phase.gpu_hours_with_stops for phase in report.phases],

@@ -53,7 +53,7 @@ def show() -> None:
     with right:
         _home()
         _recent()
-    st.subheader("Start from a scenario", anchor=False)
+    st.header("Start from a scenario", anchor=False)
     _presets()
 
 

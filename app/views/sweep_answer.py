@@ -150,7 +150,7 @@ def _open(point: SweepPoint) -> None:
 
 
 def _table(points: Sequence[SweepPoint]) -> None:
-    st.subheader("Points")
+    st.header("Points")
     kinds = list(dict.fromkeys(point.status for point in points))
     chosen = kinds
     if len(kinds) > 1:

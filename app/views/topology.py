@@ -26,7 +26,7 @@ def show() -> None:
         f"topology/{state.cache_key(scenario)}", "Wiring the cluster", predictions.topology, scenario
     )
     drawn, counted = found.picture, found.inventory
-    st.subheader(escaped(cluster.title), anchor=False)
+    st.header(escaped(cluster.title), anchor=False)
     widgets.figure(heat_maps.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
     names = heat_maps.NAMES
     shown = [
@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[str, str, float | None]] = {
 
 
 def _loads(scenario: Scenario) -> None:
-    st.subheader("Load of links, ranks and experts")
+    st.header("Load of links, ranks and experts")
     asked = scenario.overridden("resolution=full", *_faults(scenario))
     plain = without_prices(asked)
     st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")

@@ -163,7 +163,7 @@ def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> No
 
 
 def _tornado(scenario: Scenario, base: Result) -> None:
-    st.subheader("What matters most")
+    st.header("What matters most")
     st.markdown("Every uncertain input alone at its 10 % and 90 % point.")
     found: Sensitivity | None = widgets.long_work(
         "tornado",

@@ -180,6 +180,18 @@ def bands_of_changes(
     }
 
 
+def bands_of_margins(margins: Sequence[float], draws: Sequence[FloatArray]) -> list[Band]:
+    """Intervals of how far plans are behind the first one, relative to it, in anything paid by the step.
+
+    The draws are those of `relative_draws`; the first plan's own distance has no width.
+    """
+    first = (1.0 + margins[0]) * draws[0]
+    return [
+        _band((1.0 + margin) / (1.0 + margins[0]) - 1.0, (1.0 + margin) * own / first - 1.0)
+        for margin, own in zip(margins, draws, strict=True)
+    ]
+
+
 def _powered(result: Result) -> dict[str, tuple[float, int]]:
     """Figures that are proportional to a power of the step time, with that power, by name."""
     values = powered_figures(result)

@@ -21,6 +21,10 @@ def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
     assert [error.value for error in app.error] == []
     assert int(metrics(app)["Plans considered"].replace(",", "")) > 100
     assert len(app.dataframe) >= 3
+    until(app, lambda page: not any("how sure this is" in caption.value for caption in page.caption))
+    ranked = app.dataframe[0].value
+    assert (ranked["P10 to P90"] != "").tolist() == [False] + [True] * (len(ranked) - 1)
+    assert sum(caption.value.startswith("P10 to P90") for caption in app.caption) == 3
 
 
 def test_the_planner_searches_what_a_framework_can_run() -> None:

@@ -50,7 +50,7 @@ def opened(name: str, *overrides: str, fields: Sequence[str] = ()) -> AppTest:
 
 def texts(app: AppTest) -> str:
     """Everything in words on the page."""
-    parts = [*app.markdown, *app.caption, *app.info, *app.error, *app.title, *app.subheader, *app.success]
+    parts = [*app.markdown, *app.caption, *app.info, *app.error, *app.title, *app.header, *app.success]
     return "\n".join(part.value for part in parts)
 
 

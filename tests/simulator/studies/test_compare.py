@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import fsum
 
+import numpy as np
 import pytest
 
 import moesim
@@ -14,6 +15,7 @@ from moesim.simulator.studies.compare import (
     Comparison,
     bands_of_changes,
     bands_of_draws,
+    bands_of_margins,
     compare,
     relative_draws,
 )
@@ -102,3 +104,13 @@ def test_intervals_from_draws_are_those_of_the_prediction(small: Scenario) -> No
     found = bands_of_draws(result, relative_draws(small))
     for name, band in bands_of_figures(result, result.uncertainty).items():
         assert found[name].model_dump() == pytest.approx(band.model_dump(), rel=1e-9)
+
+
+def test_the_distance_from_the_best_plan_is_surer_than_either_step() -> None:
+    shared, own = np.linspace(0.8, 1.2, 1001), np.linspace(-0.01, 0.01, 1001)[::-1]
+    first, second = bands_of_margins([0.0, 0.05], [shared, shared + own])
+    assert (first.p10, first.p50, first.p90) == pytest.approx((0.0, 0.0, 0.0), abs=1e-12)
+    assert second.predicted == pytest.approx(0.05)
+    assert 0.03 < second.p10 < second.p50 < second.p90 < 0.07
+    assert second.has_sign
+    assert not bands_of_margins([0.0, 0.005], [shared, shared + own])[1].has_sign
