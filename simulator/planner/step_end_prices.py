@@ -45,29 +45,18 @@ class StepEndPrices:
         key = (shared, schedule.routes, layers)
         found = self._syncs.get(key)
         if found is None:
-            found = self._syncs[key] = self._new(shared, shape, layers, stages, pricer_of)
+            place = (schedule.routes, layers)
+            held = self._held.get(place)
+            pricer: Pricer | None = None
+            if held is None:
+                pricer = pricer_of()
+                by_place = by_chunk(pricer.scenario.software)
+                held = self._held[place] = chunks_by_rank(schedule, stages, by_place=by_place)
+            known = self._by_rank.setdefault(shared, {})
+            missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
+            if missing:
+                pricer = pricer or pricer_of()
+                known |= {kinds: rank_step_end(pricer, kinds, schedule) for kinds in missing}
+            found = self._syncs[key] = tuple(known[kinds] for kinds in held)
         self._by_id[by_id] = shape, stages, found
         return found
-
-    def _new(
-        self,
-        shared: Key,
-        shape: Pattern,
-        layers: tuple[int, ...],
-        stages: StageAssignment,
-        pricer_of: Callable[[], Pricer],
-    ) -> tuple[SyncCost, ...]:
-        schedule = shape.samples[0]
-        place = (schedule.routes, layers)
-        held = self._held.get(place)
-        pricer: Pricer | None = None
-        if held is None:
-            pricer = pricer_of()
-            by_place = by_chunk(pricer.scenario.software)
-            held = self._held[place] = chunks_by_rank(schedule, stages, by_place=by_place)
-        known = self._by_rank.setdefault(shared, {})
-        missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
-        if missing:
-            pricer = pricer or pricer_of()
-            known |= {kinds: rank_step_end(pricer, kinds, schedule) for kinds in missing}
-        return tuple(known[kinds] for kinds in held)

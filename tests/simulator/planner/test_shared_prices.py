@@ -28,7 +28,6 @@ def test_a_table_is_that_of_a_book_which_priced_nothing_else(software: tuple[str
     choices = list(product(SPLITS, (0, 2, 3), (1, 2), POLICIES, (16, 24)))
     random.Random(7).shuffle(choices)
     book = PriceBook(scenario, job.shape, job.cluster, job.profile)
-    tried = 0
     for split, zero_stage, microbatch, policy, sms in choices[:60]:
         tp, cp, ep, expert_tp = split
         plan = ParallelPlan(
@@ -40,5 +39,3 @@ def test_a_table_is_that_of_a_book_which_priced_nothing_else(software: tuple[str
         assert table == expected, (plan, policy, sms)
         alone, expected = (b.alone(plan, recipe, policy, sms) for b in (book, fresh))
         assert alone == expected, (plan, policy, sms)
-        tried += 1
-    assert tried > 50
