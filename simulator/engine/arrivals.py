@@ -8,7 +8,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.program import CompiledTemplate
-from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.records import Barriers, Execution
 
 
 def inputs_ready_ns(
@@ -31,6 +31,23 @@ def inputs_ready_ns(
             else:
                 np.maximum(row, times.ends.take(first + task, axis=0), out=row)
     return ready
+
+
+def barriers(execution: Execution) -> Barriers:
+    """How the members reached the barriers of the transfers of a group: as recorded, or from its times."""
+    if execution.times.barriers is not None:
+        return execution.times.barriers
+    table, tasks = execution.table, execution.table.tasks
+    last, total = np.full(tasks, -1), np.zeros(tasks, dtype=np.int64)
+    for code, actions in table.of_code():
+        if code.transfers:
+            at = table.first_task[actions] + np.array(code.transfers)[:, None]
+            ready = inputs_ready_ns(execution, code, actions, code.transfers)
+            for row, transfer in zip(ready, code.transfers, strict=True):
+                task = code.tasks[transfer]
+                row += task.rows_ns[table.microbatches[actions, task.side]]
+            last[at], total[at] = ready.argmax(axis=2), ready.sum(axis=2)
+    return Barriers(last, total)
 
 
 def _waits_for(code: CompiledTemplate, transfer: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
+from moesim.simulator.engine.arrivals import barriers
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.program import CompiledTask, PlacedStep
 from moesim.simulator.engine.records import Execution
@@ -57,6 +58,7 @@ class _Walker:
         self.first_action = execution.table.first_action.tolist()
         self.first_task = execution.table.first_task.tolist()
         self.rank_of = execution.table.rank.tolist()
+        self.last_member = barriers(execution).last_member
         self.path: list[Segment] = []
         self.producers = _producers(execution)
 
@@ -110,31 +112,27 @@ class _Walker:
         step, first = self.steps[action], self.first_task[action]
         label, code, position = step.label, step.code, action - self.first_action[rank]
         tasks, previous, microbatches = code.tasks, code.before, step.microbatches
-        all_ends, begins = self.times.ends, self.times.begins
+        begins, last = self.times.begins, self.last_member
         while True:
             task, end = tasks[number], ends[number]
             place = (position, number)
-            row_of = task.rows_ns[microbatches[task.side]]
             on_stream = previous[number]
             before = task.deps if on_stream is None else (*task.deps, on_stream)
             if task.transfer is not None:
-                meet = int(begins[first + number])
+                meet = begins.item(first + number)
                 launch = meet + task.transfer.launch_ns
                 self._add(Segment(rank, label, task.phase, launch, end, task, True, 0, place))
                 self._add(Segment(rank, label, "notify", meet, min(launch, end)))
-                ready = all_ends[first + before[0]] if before else self.times.start[action]
-                for d in before[1:]:
-                    ready = np.maximum(ready, all_ends[first + d])
-                ready = ready + row_of
-                latest = int(ready.argmax())
-                end = int(ready[latest])
+                end, latest = meet, last.item(first + number)
                 if latest != member:
                     member, ends = latest, self._ends(action, latest)
-            begin = end - int(row_of[member])
+            begin = end - task.rows_ns.item(microbatches[task.side], member)
             if end > begin:
                 self.path.append(Segment(rank, label, task.phase, begin, end, task, False, member, place))
-            number = next((d for d in reversed(before) if ends[d] == begin), -1)
-            if number < 0:
+            for number in reversed(before):
+                if ends[number] == begin:
+                    break
+            else:
                 return member, begin
 
     def _before(

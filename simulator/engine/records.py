@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +23,24 @@ from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
 
 
+class Barriers(NamedTuple):
+    """How the members reached the barriers of all transfers of a group, in the order of its `ActionTable`.
+
+    `last_member` [tasks]: the member that was ready last, the first of equal ones; -1 for compute tasks.
+    `ready_total_ns` [tasks]: when each member was ready, summed over the members; 0 for compute tasks.
+    """
+
+    last_member: IntArray
+    ready_total_ns: IntArray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedTimes:
     """Times of all actions and tasks of a group in nanoseconds, in the order of its `ActionTable`.
 
     `start`, `end` and `free` [actions, members] and `ends` [tasks, members] mean what they mean in a
-    `StepRecord`, as do `begins` and `finishes` [tasks], which are -1 for compute tasks.
+    `StepRecord`, as do `begins` and `finishes` [tasks], which are -1 for compute tasks. `barriers`
+    follow from these (`engine/arrivals.py`); an engine may give them where it has them anyway.
     """
 
     start: IntArray
@@ -36,6 +49,7 @@ class RecordedTimes:
     ends: IntArray
     begins: IntArray
     finishes: IntArray
+    barriers: Barriers | None = None
 
 
 @dataclass(slots=True)

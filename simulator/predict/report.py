@@ -11,7 +11,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.action_table import ActionTable
-from moesim.simulator.engine.arrivals import inputs_ready_ns
+from moesim.simulator.engine.arrivals import barriers
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.member_durations import total_ns
 from moesim.simulator.engine.program import CompiledTemplate
@@ -130,9 +130,10 @@ def pair_phases(executions: Sequence[Execution]) -> tuple[PhaseSpan, ...]:
     """
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for execution in executions:
+        ready = barriers(execution).ready_total_ns
         for _, code, actions in execution.tasks.groups:
             if execution.table.codes[code].kind == "F&B":
-                _add_phases(execution, execution.table.codes[code], actions, total)
+                _add_phases(execution, execution.table.codes[code], actions, ready, total)
     return tuple(
         PhaseSpan(phase=phase, seconds=span / n / NS, wait_s=wait / n / NS)
         for phase, (span, wait, n) in sorted(total.items())
@@ -140,32 +141,33 @@ def pair_phases(executions: Sequence[Execution]) -> tuple[PhaseSpan, ...]:
 
 
 def _add_phases(
-    execution: Execution, code: CompiledTemplate, actions: IntArray, total: dict[str, list[float]]
+    execution: Execution,
+    code: CompiledTemplate,
+    actions: IntArray,
+    ready_ns: IntArray,
+    total: dict[str, list[float]],
 ) -> None:
-    """Add the MoE phases of the actions of one template."""
+    """Add the MoE phases of the actions of one template; `ready_ns`: `Barriers.ready_total_ns`."""
     numbers = [n for n, task in enumerate(code.tasks) if is_routed_layer(task.kind)]
     moved = [n for n in numbers if code.tasks[n].transfer is not None]
     micro, members = execution.table.microbatches[actions], execution.program.members
     if not numbers:
         return
-    # Rows are tasks and columns are actions; a row is summed as a vector of its own would be.
-    totals = np.array([total_ns(code.tasks[n].rows_ns) for n in numbers])
-    sides = micro.T[[code.tasks[n].side for n in numbers]]
-    rows = np.take_along_axis(totals, sides, axis=1)
     spans: dict[int, float] = {}
     waits: dict[int, float] = {}
     computed = [n for n in numbers if code.tasks[n].transfer is None]
     if computed:
-        sums = (rows[[numbers.index(n) for n in computed]] / members).sum(axis=1)
+        # Rows are tasks and columns are actions; a row is summed as a vector of its own would be.
+        totals = np.array([total_ns(code.tasks[n].rows_ns) for n in computed])
+        sides = micro.T[[code.tasks[n].side for n in computed]]
+        sums = (np.take_along_axis(totals, sides, axis=1) / members).sum(axis=1)
         spans.update(zip(computed, sums.tolist(), strict=True))
     if moved:
         at = execution.table.first_task[actions] + np.array(moved)[:, None]
         launches = [transfer.launch_ns for n in moved if (transfer := code.tasks[n].transfer)]
         launch = execution.times.begins[at] + np.array(launches)[:, None]
-        ready = inputs_ready_ns(execution, code, actions, moved).sum(axis=2)
-        ready += rows[[numbers.index(n) for n in moved]]
         spans.update(zip(moved, (execution.times.finishes[at] - launch).sum(axis=1).tolist(), strict=True))
-        waits.update(zip(moved, (launch - ready / members).sum(axis=1).tolist(), strict=True))
+        waits.update(zip(moved, (launch - ready_ns[at] / members).sum(axis=1).tolist(), strict=True))
     for number in numbers:
         entry = total[code.tasks[number].phase]
         entry[0] += spans[number]

@@ -14,7 +14,7 @@ from moesim.simulator.engine.compiled.state import DONE, ERROR, SENDS, RunState,
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.fair_share import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution, RecordedTimes, SendRecord
+from moesim.simulator.engine.records import Barriers, Execution, RecordedTimes, SendRecord
 from moesim.simulator.engine.task_durations import use_for_phases
 
 use_for_phases(CompiledPhases())
@@ -83,6 +83,7 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
         state.clock[begin:end],
         state.begins[begin:end],
         state.finishes[begin:end],
+        Barriers(state.last_member[begin:end], state.ready_total[begin:end]),
     )
 
 

@@ -150,3 +150,19 @@ def _row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:
 
 row_of: Any = intrinsic(_row_of)
 """`row_of(vector, row, width)`: a row of a vector whose rows have `width` numbers."""
+
+
+def _prefetch(_: Any, vector: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        number, byte = ir.IntType(32), ir.PointerType(ir.IntType(8))
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        read, often, data = (ir.Constant(number, n) for n in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], byte), read, often, data])
+        return context.get_dummy_value()
+
+    return types.none(vector), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""`prefetch(vector)`: ask the processor to fetch the first 64 bytes of a vector, which are read soon."""

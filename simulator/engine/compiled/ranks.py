@@ -16,6 +16,7 @@ from moesim.simulator.engine.compiled.vectors import (
     arrival_of,
     clock_of,
     copy,
+    fetch_row,
     later_plus,
     raise_to,
     sum_of,
@@ -163,6 +164,9 @@ def _task(run: Run, process: int) -> bool:
         base = _start_row(run, action)
     microbatch = run.action_microbatches[2 * action + run.task_side[row]]
     own = row_of(ints_at(run.task_rows[row]), microbatch, run.members)
+    if row + 1 < run.code_first[code + 1]:
+        later = run.action_microbatches[2 * action + run.task_side[row + 1]]
+        fetch_row(run, run.task_rows[row + 1], later)
     _set_end(run, task, base, first, deps, last, own)
     if kind == COMPUTE:
         run.process_compute[process] = task

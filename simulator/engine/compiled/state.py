@@ -54,6 +54,8 @@ class RunState(NamedTuple):
     clock: IntArray
     begins: IntArray
     finishes: IntArray
+    last_member: IntArray
+    ready_total: IntArray
     queue_time: IntArray
     queue_order: IntArray
     queue_what: IntArray
@@ -159,7 +161,7 @@ _SIZE_OF = {
     "flow": "flows",
     "link": "links",
     "entry": "entries",
-    **dict.fromkeys(("begins", "finishes"), "tasks"),
+    **dict.fromkeys(("begins", "finishes", "last_member", "ready_total"), "tasks"),
     **dict.fromkeys(("slope", "used", "reach", "held", "touched"), "links"),
     **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "together"),
     "freed": "longest",
@@ -169,7 +171,10 @@ _SIZE_OF = {
 _ROWS_OF = {"process_sends": 2, "beside_waiters": 2}
 """Numbers an entry of the vectors that have more than one."""
 _NONE_YET = frozenset(
-    ("begins", "finishes", "beside_before", "beside_waiters", "key_waiter", "key_sent_waiter")
+    (
+        *("begins", "finishes", "last_member", "beside_before", "beside_waiters"),
+        *("key_waiter", "key_sent_waiter"),
+    )
 )
 """Vectors that begin with -1 instead of 0."""
 

@@ -16,7 +16,16 @@ from moesim.simulator.engine.compiled.state import (
     SLOTS_FULL,
 )
 from moesim.simulator.engine.compiled.tables import BY_PATTERN, BY_ROW
-from moesim.simulator.engine.compiled.vectors import arrival_of, clock_of, copy, copy_shifted, largest
+from moesim.simulator.engine.compiled.vectors import (
+    arrival_of,
+    clock_of,
+    copy,
+    copy_shifted,
+    fetch_row,
+    first_with,
+    largest,
+    total_of,
+)
 
 IDLE, AT_LAUNCH, AT_DEADLINE, AT_ARRIVAL, AT_TURN = range(5)
 """What an actor waits for (`RunState.actor_stage`): nothing; the end of the launch; the first deadline of its
@@ -30,9 +39,13 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     `task`: number of the task in the step; `row`: its row in the template tables. All members wait for the
     slowest one, then for the launch.
     """
-    meet = largest(clock_of(run, task), run.members)
+    ready = clock_of(run, task)
+    meet = largest(ready, run.members)
     run.begins[task] = meet
+    run.last_member[task] = first_with(ready, meet)
+    run.ready_total[task] = total_of(ready, run.members)
     run.actor_task[actor] = task
+    fetch_row(run, run.task_member[row], microbatch)
     wait = meet + run.task_launch[row] - run.counters[NOW]
     if wait > 0:
         run.actor_stage[actor] = AT_LAUNCH

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.simulator.engine.compiled.jit import compiled
-from moesim.simulator.engine.compiled.memory import Run, Vector, row_of
+from moesim.simulator.engine.compiled.memory import Run, Vector, ints_at, prefetch, row_of
 
 
 @compiled
@@ -67,3 +67,29 @@ def largest(source: Vector, count: int) -> int:
     for m in range(1, count):
         result = max(result, source[m])
     return result
+
+
+@compiled
+def total_of(source: Vector, count: int) -> int:
+    """The sum of a vector."""
+    result = 0
+    for m in range(count):
+        result += source[m]
+    return result
+
+
+@compiled
+def first_with(source: Vector, value: int) -> int:
+    """The first place of a vector that holds a value; one place must."""
+    m = 0
+    while source[m] != value:
+        m += 1
+    return m
+
+
+@compiled
+def fetch_row(run: Run, address: int, microbatch: int) -> None:
+    """Ask the processor to fetch a row of durations ahead of its use, while other work goes on."""
+    row = row_of(ints_at(address), microbatch, run.members)
+    for line in range((run.members + 7) // 8):
+        prefetch(row_of(row, line, 8))

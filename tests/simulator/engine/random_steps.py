@@ -16,10 +16,11 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.table import SyncCost, TransferCost
+from moesim.simulator.engine.arrivals import barriers
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.records import Barriers, Execution
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import SCHEDULES, Overlap, build
 
@@ -151,6 +152,9 @@ def differences(ours: Sequence[Execution], reference: Sequence[Execution]) -> li
             a, b = getattr(one.times, name), getattr(other.times, name)
             if a.shape != b.shape or not np.array_equal(a, b):
                 result.append(f"group {group}: {name}")
+        for name, a, b in zip(Barriers._fields, barriers(one), barriers(other), strict=True):
+            if not np.array_equal(a, b):
+                result.append(f"group {group}: {name} of the barriers")
         if list(one.sends) != list(other.sends):
             result.append(f"group {group}: sends")
         if one.syncs != other.syncs or one.end_ns != other.end_ns:

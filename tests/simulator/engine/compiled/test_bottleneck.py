@@ -27,8 +27,9 @@ def test_every_flow_has_its_cap_or_a_bottleneck_whenever_flows_start_or_end(few:
 
 @pytest.mark.parametrize("few", [True, False], ids=["few links", "many links"])
 @pytest.mark.parametrize("solver", ["first come", "only once", "even shares"])
-def test_the_proof_notices_a_wrong_solver(monkeypatch: pytest.MonkeyPatch, few: bool, solver: str) -> None:
-    with in_plain_python():
+def test_the_proof_notices_a_wrong_solver(few: bool, solver: str) -> None:
+    # The inner context ends first: undone later, it would leave plain Python where compiled code belongs.
+    with in_plain_python(), pytest.MonkeyPatch.context() as patched:
         name = "rates_of_few" if few else "rates_of_many"
         right = getattr(rates, name)
 
@@ -43,9 +44,9 @@ def test_the_proof_notices_a_wrong_solver(monkeypatch: pytest.MonkeyPatch, few: 
             run.rates[0] = 1.0 / run.flow_alone[run.group[0]]  # type: ignore[attr-defined]
 
         if solver == "only once":  # flows that slowed each other are not solved again when one leaves
-            monkeypatch.setattr(links, "_solve_freed", lambda run, freed: None)
+            patched.setattr(links, "_solve_freed", lambda run, freed: None)
         else:
             wrong = {"first come": first_come, "even shares": even_shares}[solver]
-            monkeypatch.setattr(links, name, wrong)
+            patched.setattr(links, name, wrong)
         outcomes = [run_case(random_case(seed), few, PlainLinks) for seed in range(3)]
     assert any(outcome.wrong for outcome in outcomes)
