@@ -5,7 +5,6 @@ The equations are C4 to C8 of docs/model.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -19,6 +18,7 @@ from moesim.simulator.cost.rate_tables import Basis, Bound, RateTables
 from moesim.simulator.model.operator import Operator
 
 _MAX_CACHED = 100_000
+_MOST_TUPLES = 20_000
 
 ANY = "any entry"
 _NUMBERS = ("launch_gap", "kernel_floor")
@@ -92,11 +92,20 @@ def operator_seconds(
 
 
 def operators_seconds(
-    operators: Iterable[Operator], accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
+    operators: tuple[Operator, ...], accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
 ) -> tuple[OperatorCost, ...]:
-    """Times of several operators, each as `operator_seconds` gives it; raises its errors."""
+    """Times of several operators, each as `operator_seconds` gives it; raises its errors.
+
+    The same operators in the same context give the same tuple as long as it is kept.
+    """
     index = _index(accelerator, profile)
-    return tuple([_seconds_on(index, op, context) for op in operators])
+    key = (id(operators), context)
+    known = index.together.get(key)
+    if known is None:
+        if len(index.together) >= _MOST_TUPLES:
+            index.together.clear()
+        known = index.together[key] = operators, tuple([_seconds_on(index, op, context) for op in operators])
+    return known[1]
 
 
 def _seconds_on(index: _Index, op: Operator, context: SmContext) -> OperatorCost:
@@ -130,6 +139,8 @@ class _Index:
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         self.accelerator, self.profile = accelerator, profile
         self.cache: dict[tuple[Operator, SmContext], OperatorCost] = {}
+        self.together: dict[tuple[int, SmContext], tuple[tuple[Operator, ...], tuple[OperatorCost, ...]]] = {}
+        """Prices of several operators by their identity, which the entry keeps."""
         self.tables = RateTables(accelerator, profile)
         self._bases: dict[tuple[Operator, bool], Basis] = {}
         self.laws = SmLaws(accelerator, profile)

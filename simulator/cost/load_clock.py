@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from math import fsum
 from typing import NamedTuple
 
@@ -139,18 +140,17 @@ def factor(law: PowerLaw, share: Share, clock: float) -> float:
 
 def _shares(pricer: Pricer, kind: BlockKind, phase: Phase, mode: Mode) -> Mapping[Share, tuple[float, float]]:
     """(fixed, by received rows) seconds of a phase by class and clock of the measurement."""
-    return pricer.loads((kind, phase, mode), lambda: _read_shares(pricer, kind, phase, mode))
+    return pricer.loads((kind, phase, mode), partial(_read_shares, pricer.profile))
 
 
 def _read_shares(
-    pricer: Pricer, kind: BlockKind, phase: Phase, mode: Mode
+    profile: CalibrationProfile, operators: tuple[Operator, ...], costs: tuple[OperatorCost, ...]
 ) -> dict[Share, tuple[float, float]]:
-    law = pricer.profile.power
+    law = profile.power
     assert law is not None
     out: dict[Share, tuple[float, float]] = {}
-    costs = pricer.operator_costs(kind, phase, mode)
-    for op, cost in zip(pricer.operators(kind).get(phase, ()), costs, strict=True):
-        share = _share(pricer.profile, law, op, cost)
+    for op, cost in zip(operators, costs, strict=True):
+        share = _share(profile, law, op, cost)
         fixed, row = out.get(share, (0.0, 0.0))
         if op.per_received_row:
             row += cost.seconds

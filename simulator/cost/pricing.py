@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.common.bounded_cache import BoundedCache
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import (
     OperatorCost,
@@ -43,11 +43,17 @@ from moesim.simulator.model.static_experts import with_stash
 from moesim.simulator.schedules.overlap_order import EP_PHASES
 
 L = TypeVar("L", bound=Hashable)
+V = TypeVar("V")
 Operators = Mapping[Phase, tuple[Operator, ...]]
 PhaseKey = tuple[BlockKind, Phase, Mode]
 
 _MEMOS: BoundedCache[tuple[dict[BlockKind, Operators], PhaseMemo]] = BoundedCache(32)
 _PAIRED: BoundedCache[PhaseMemo] = BoundedCache(48)
+
+_PHASES: BoundedCache[tuple[Operator, ...]] = BoundedCache(8192)
+"""Operators of phases: phases that compute alike have the same ones, whose prices they so share."""
+_SUMS: BoundedCache[PhaseCost] = BoundedCache(8192)
+_BOARD_LOADS: BoundedCache[Any] = BoundedCache(8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +276,9 @@ class Pricer(OfJob):
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
         )
-        return with_stash(adapted, stashed)
+        return {
+            ph: _PHASES.get(ops, partial(_itself, ops)) for ph, ops in with_stash(adapted, stashed).items()
+        }
 
     def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:
         """Operators of a block with the kernels of the framework's list, if the scenario names one."""
@@ -319,10 +327,23 @@ class Pricer(OfJob):
         memo = self._memo(mode).phases
         price = memo.get(key)
         if price is None:
-            price = memo[key] = self._unshifted(key) or phase_cost(
-                self.operators(kind).get(phase, ()), self.operator_costs(kind, phase, mode)
-            )
+            price = memo[key] = self._unshifted(key) or self._once(_SUMS, key, phase_cost)
         return price
+
+    def _once(
+        self,
+        known: BoundedCache[V],
+        key: PhaseKey,
+        make: Callable[[tuple[Operator, ...], tuple[OperatorCost, ...]], V],
+    ) -> V:
+        """What `make` makes of a phase's operators and their prices, once for all phases with the same ones.
+
+        Prices at shifted rates are used once, so they are not kept.
+        """
+        operators, costs = self.operators(key[0]).get(key[1], ()), self.operator_costs(*key)
+        if self.shifted:
+            return make(operators, costs)
+        return known.get((Same(operators), Same(costs)), lambda: make(operators, costs))
 
     def _unshifted(self, key: PhaseKey) -> PhaseCost | None:
         """A phase's price before an entry was shifted on which it does not depend."""
@@ -341,22 +362,31 @@ class Pricer(OfJob):
         return entries
 
     def loads(
-        self, key: PhaseKey, read: Callable[[], Mapping[L, tuple[float, float]]]
+        self,
+        key: PhaseKey,
+        read: Callable[[tuple[Operator, ...], tuple[OperatorCost, ...]], Mapping[L, tuple[float, float]]],
     ) -> Mapping[L, tuple[float, float]]:
-        """Seconds of a phase by the load that they put on the board, which `read` sums once."""
+        """Seconds of a phase by the load that they put on the board.
+
+        `read` sums them, once for operators and prices; prices of another profile are others.
+        """
         memo: Any = self._memo(key[2]).loads
         found: Mapping[L, tuple[float, float]] | None = memo.get(key)
         if found is None:
-            found = memo[key] = read()
+            found = memo[key] = self._once(_BOARD_LOADS, key, read)
         return found
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Price of operators that belong to no block, such as those of the optimizer."""
         return phase_cost(operators, self._priced(operators, mode))
 
-    def _priced(self, operators: Iterable[Operator], mode: Mode) -> tuple[OperatorCost, ...]:
+    def _priced(self, operators: tuple[Operator, ...], mode: Mode) -> tuple[OperatorCost, ...]:
         accelerator, context = self.cluster.accelerator, self.context(mode)
         return operators_seconds(operators, accelerator, self.profile, context)
+
+
+def _itself(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    return operators
 
 
 def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:

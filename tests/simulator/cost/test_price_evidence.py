@@ -84,7 +84,7 @@ def test_each_operator_of_a_scenario_is_priced_once(
         profile: CalibrationProfile,
         context: SmContext,
     ) -> tuple[OperatorCost, ...]:
-        listed = list(operators)
+        listed = tuple(operators)
         asked.extend((op, context) for op in listed)
         return operators_seconds(listed, accelerator, profile, context)
 
