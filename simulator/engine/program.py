@@ -7,6 +7,7 @@ pipeline rank. Folded resolution runs one program, full resolution one for every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
@@ -39,12 +40,11 @@ class MemberVariation:
     in_step: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TransferRows:
+class TransferRows(NamedTuple):
     """Durations of a transfer phase for every micro-batch: launch after the barrier, then the payload."""
 
     launch_ns: int
-    payload_ns: tuple[float, ...]
+    payload_ns: FloatArray
     """Payload of the slowest member, alone on its links, per micro-batch."""
     member_ns: IntArray
     """Payload of each member, alone on its links [micro-batches, members]."""
@@ -57,8 +57,7 @@ class TransferRows:
     """`load` averaged over the members of a node."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledTask:
+class CompiledTask(NamedTuple):
     """One task of a template with its durations for every micro-batch."""
 
     phase: Phase
@@ -96,8 +95,7 @@ class CompiledTemplate:
     """Weight-gradient part of that compute (backward side)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedStep:
+class PlacedStep(NamedTuple):
     """One schedule step on its pipeline rank."""
 
     label: str

@@ -27,7 +27,7 @@ LOAD_TOLERANCE = 1e-9
 
 Rows = tuple[IntArray, FloatArray]
 """Nanoseconds [micro-batches, members] of a compute phase, and their mean over the members."""
-Payload = tuple[tuple[float, ...], IntArray]
+Payload = tuple[FloatArray, IntArray]
 """Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's."""
 
 _TOKENS: BoundedCache[object] = BoundedCache(100_000)
@@ -35,7 +35,7 @@ _TOKENS: BoundedCache[object] = BoundedCache(100_000)
 _DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
 _ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
-_PAYLOADS: BoundedCache[Payload] = BoundedCache(32_000_000, lambda own: own[1].nbytes + 32 * len(own[0]))
+_PAYLOADS: BoundedCache[Payload] = BoundedCache(32_000_000, lambda own: own[0].nbytes + own[1].nbytes)
 
 
 class _Loads(NamedTuple):
@@ -258,7 +258,7 @@ class TaskDurations:
                 whole_ns(whole)  # says what is wrong with it
             nanoseconds = np.multiply(whole, NS, out=self._whole)
             np.rint(nanoseconds, out=nanoseconds)
-            return tuple((slowest * NS).tolist()), read_only(nanoseconds.astype(np.int64))
+            return read_only(slowest * NS), read_only(nanoseconds.astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
 

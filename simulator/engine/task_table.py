@@ -135,7 +135,7 @@ class TransferTable:
         number, payloads = by_identity([rows.payload_ns for rows in self.rows])
         if not payloads:
             return np.zeros(0)
-        values = np.array(payloads, dtype=np.float64)
+        values = np.array(payloads)
         return np.asarray(values[number[self.place], self.microbatch])
 
     def fastest_ns(self) -> IntArray:

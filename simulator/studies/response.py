@@ -123,7 +123,7 @@ def _duration_ns(program: Program, segment: Segment) -> float:
     task = step.code.tasks[number]
     microbatch = step.microbatches[task.side]
     if segment.payload and task.transfer is not None:
-        return task.transfer.payload_ns[microbatch]
+        return task.transfer.payload_ns.item(microbatch)
     return float(task.rows_ns[microbatch][segment.member])
 
 

@@ -121,7 +121,7 @@ class _Group:
         meet = finish = -1
         if transfer is not None:
             meet = int(end.max())
-            begin, alone = meet + transfer.launch_ns, transfer.payload_ns[mb]
+            begin, alone = meet + transfer.launch_ns, transfer.payload_ns.item(mb)
             finish, end = begin + round(alone), begin + transfer.member_ns[mb]
             if alone > 0.0:
                 row = mb % len(transfer.load)

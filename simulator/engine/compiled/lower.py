@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,25 +148,26 @@ class _Lowering:
             )
         )
         self.code_sizes.append(len(code.tasks))
-        known, addresses = self.transfers, self.addresses
-        for task in code.tasks:
-            self.deps += task.deps
-            self.dep_counts.append(len(task.deps))
-            self.sides.append(task.side)
-            rows = addresses.get(id(task.rows_ns))
-            self.rows.append(self._address(task.rows_ns, np.int64) if rows is None else rows)
-            transfer = task.transfer
-            if transfer is None:
-                self.transfer_of.append(0)
-                continue
-            key = (id(transfer), rank, task.phase in TO_EXPERTS, task.stream)
-            number = known.get(key)
-            if number is None:
-                number = known[key] = len(self.transfer_rows)
-                self._transfer(program, rank, task, transfer)
-            self.transfer_of.append(number)
+        deps, addresses = [task.deps for task in code.tasks], self.addresses
+        self.deps += chain.from_iterable(deps)
+        self.dep_counts += map(len, deps)
+        self.sides += [task.side for task in code.tasks]
+        self.rows += [
+            addresses.get(id(task.rows_ns)) or self._address(task.rows_ns, np.int64) for task in code.tasks
+        ]
+        numbers = [0] * len(code.tasks)
+        for position in code.transfers:
+            numbers[position] = self._transfer(program, rank, code.tasks[position])
+        self.transfer_of += numbers
 
-    def _transfer(self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows) -> None:
+    def _transfer(self, program: Program, rank: int, task: CompiledTask) -> int:
+        """The number of the transfer of a task, which is written down where it is new."""
+        transfer = task.transfer
+        assert transfer is not None
+        key = (id(transfer), rank, task.phase in TO_EXPERTS, task.stream)
+        number = self.transfers.setdefault(key, len(self.transfer_rows))
+        if number < len(self.transfer_rows):
+            return number
         demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
         by_load = demand == BY_PATTERN
         self.transfer_rows.append(
@@ -183,6 +185,7 @@ class _Lowering:
             )
         )
         self.transfer_bytes.append(per_peer)
+        return number
 
     def _demand(
         self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows

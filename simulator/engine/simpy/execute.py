@@ -186,7 +186,7 @@ class _GroupRun:
         if launch > env.now:
             yield env.timeout(launch - int(env.now))
         begin = int(env.now)
-        alone = transfer.payload_ns[mb]
+        alone = transfer.payload_ns.item(mb)
         if alone > 0.0:  # a group of one has nothing to move
             demand = transfer.demand
             if demand is None:

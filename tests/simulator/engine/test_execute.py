@@ -264,8 +264,8 @@ def _later(program: Program, ns: int) -> Program:
     """The program with its first step's first task `ns` longer; durations are shared, so it gets a copy."""
     step = program.ranks[0][0]
     first = step.code.tasks[0]
-    tasks = (replace(first, rows_ns=first.rows_ns + ns), *step.code.tasks[1:])
-    steps = (replace(step, code=replace(step.code, tasks=tasks)), *program.ranks[0][1:])
+    tasks = (first._replace(rows_ns=first.rows_ns + ns), *step.code.tasks[1:])
+    steps = (step._replace(code=replace(step.code, tasks=tasks)), *program.ranks[0][1:])
     return replace(program, ranks=(steps, *program.ranks[1:]))
 
 
