@@ -9,6 +9,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.garbage import without_cyclic_collection
 from moesim.simulator.common.processes import default_workers, worker_pool
 from moesim.simulator.predict.band import Band, EngineBands
 from moesim.simulator.predict.compile import prepare
@@ -160,4 +161,5 @@ def _steps_of_scenario(scenario: Scenario, points: Sequence[Mapping[str, float]]
 def _steps_s(prepared: Prepared, points: Sequence[Mapping[str, float]]) -> list[float]:
     used, engine = tuple(prepared.program.costs.evidence.entries), prepared.engine.name
     jobs = (moved(prepared, point, used) for point in points)
-    return [run_step(job, stages=prepared.stages, engine=engine).time_s for job in jobs]
+    with without_cyclic_collection():
+        return [run_step(job, stages=prepared.stages, engine=engine).time_s for job in jobs]
