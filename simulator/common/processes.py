@@ -10,8 +10,8 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 
 OBJECTS_A_COLLECTION = 500_000
-"""New objects after which a worker looks for cycles, those of several predictions. With Python's own 700 it would
-walk all objects of a prediction at the end of each, some 4 to 18 ms, to find nearly nothing."""
+"""New objects after which a worker looks for cycles, those of several predictions. With Python's own 700 it
+would walk all objects of a prediction at the end of each, some 4 to 18 ms, to find nearly nothing."""
 
 
 def default_workers() -> int:
