@@ -65,8 +65,17 @@ class FasterPhases(Protocol):
         load: FloatArray | None,
         factor: FloatArray | None,
         shape: tuple[int, int],
-    ) -> tuple[IntArray, IntArray, IntArray] | None:
-        """Nanoseconds of a phase, and their largest and sum by micro-batch; None for unusual durations."""
+    ) -> tuple[IntArray, IntArray, IntArray, FloatArray] | None:
+        """Nanoseconds of a phase, their largest, sum and mean by micro-batch; None for unusual durations."""
+
+    def payloads(
+        self,
+        nic_s: float,
+        scale_up_s: float,
+        loads: tuple[FloatArray, FloatArray] | None,
+        shape: tuple[int, int],
+    ) -> Payload | None:
+        """Payload of a transfer with relative rows averaged over a node and by member; None as above."""
 
     def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
         """Clock times run-to-run noise."""
@@ -150,10 +159,9 @@ class TaskDurations:
             return self._checked(seconds)
         return read_only(nanoseconds.astype(np.int64)), read_only(sums / self.shape[1])
 
-    def _kept(self, rows_ns: IntArray, slowest: IntArray, total: IntArray) -> Rows:
+    def _kept(self, rows_ns: IntArray, slowest: IntArray, total: IntArray, mean: FloatArray) -> Rows:
         """Durations that compiled code computed with their figures over the members."""
         keep_figures(read_only(rows_ns), slowest, total)
-        mean = total / self.shape[1] if total.max(initial=0) <= LONGEST_PHASE_S * NS else rows_ns.mean(axis=1)
         return rows_ns, read_only(mean)
 
     def _checked(self, seconds: FloatArray) -> Rows:
@@ -249,6 +257,9 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
+            found = self._usual_payload(routed, cost) if slow == (1.0, 1.0) and least >= 0.0 else None
+            if found is not None:
+                return found
             load = self._even if routed is None else self.variation.loads[routed]
             node_load = self._even if routed is None else self.variation.node_loads[routed]
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
@@ -261,6 +272,15 @@ class TaskDurations:
             return read_only(slowest * NS), read_only(nanoseconds.astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
+
+    def _usual_payload(self, routed: int | None, cost: TransferCost) -> Payload | None:
+        """The payload of a healthy rank by compiled code; None without it, or for unusual durations."""
+        loads = None if routed is None else (self.variation.node_loads[routed], self.variation.loads[routed])
+        whole = loads is None or all(load.flags.c_contiguous and load.shape == self.shape for load in loads)
+        if self.faster is None or not whole:
+            return None
+        found = self.faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
+        return None if found is None else (read_only(found[0]), read_only(found[1]))
 
 
 def _loads(variation: MemberVariation) -> _Loads:

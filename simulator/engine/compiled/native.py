@@ -25,10 +25,14 @@ class NativeCode(NamedTuple):
     start: Call
     advance: Call
     fill_rows: Call
+    fill_payloads: Call
     fill_noise: Call
 
 
-MODULES = {"start": "loop", "advance": "loop", "fill_rows": "phases", "fill_noise": "phases"}
+MODULES = {
+    **dict.fromkeys(("start", "advance"), "loop"),
+    **dict.fromkeys(("fill_rows", "fill_payloads", "fill_noise"), "phases"),
+}
 """The module of each function."""
 
 

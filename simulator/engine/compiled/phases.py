@@ -15,13 +15,13 @@ LONGEST_NS = LONGEST_PHASE_S * NS
 def fill_rows(
     fixed_s: float, row_s: float, load: int, factor: int, microbatches: int, members: int, out: int
 ) -> int:
-    """Write nanoseconds [micro-batches, members] (eq. E1), and their largest and sum by micro-batch.
+    """Write nanoseconds [micro-batches, members] (eq. E1), and their largest, sum and mean by micro-batch.
 
     `load`, `factor`: addresses of relative rows and of factors, which are 1 for the address 0. `out`: that
-    of the results, one after the other. Returns 0 where some duration is none or is too long for a phase,
-    else 1.
+    of the results, one after the other; the mean is a floating-point number. Returns 0 where some duration
+    is none, or is too long for a phase even as the sum of the members, else 1.
     """
-    loads, factors, results = floats_at(load), floats_at(factor), ints_at(out)
+    loads, factors, results, means = floats_at(load), floats_at(factor), ints_at(out), floats_at(out)
     most, sums = microbatches * members, microbatches * (members + 1)
     usual = True
     for microbatch in range(microbatches):
@@ -37,6 +37,35 @@ def fill_rows(
             longest = max(longest, whole)
         results[most + microbatch] = longest
         results[sums + microbatch] = added
+        means[sums + microbatches + microbatch] = np.float64(added) / np.float64(members)
+        usual &= added <= LONGEST_NS
+    return 1 if usual else 0
+
+
+@compiled
+def fill_payloads(
+    nic_s: float, scale_up_s: float, node_load: int, load: int, microbatches: int, members: int, out: int
+) -> int:
+    """Write nanoseconds [micro-batches, members] of a payload (eq. E2), and its longest by micro-batch.
+
+    `node_load`, `load`: addresses of relative rows through both hops, which are 1 for the address 0. `out`:
+    that of the results, one after the other; the longest are floating-point numbers that are not rounded.
+    Returns 0 where some duration is none or is too long for a phase, else 1.
+    """
+    outer, inner = floats_at(node_load), floats_at(load)
+    results, longest = ints_at(out), floats_at(out)
+    usual = True
+    for microbatch in range(microbatches):
+        first = microbatch * members
+        most = 0.0
+        for place in range(first, first + members):
+            out_s = nic_s * outer[place] if node_load != 0 else nic_s
+            up_s = scale_up_s * inner[place] if load != 0 else scale_up_s
+            usual &= out_s <= LONGEST_PHASE_S and up_s <= LONGEST_PHASE_S  # not so for NaN either
+            seconds = max(out_s, up_s)
+            results[place] = int(np.rint(seconds * NS))
+            most = max(most, seconds)
+        longest[microbatches * members + microbatch] = most * NS
     return 1 if usual else 0
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.simulator.cost.formulas import payload_seconds
 from moesim.simulator.engine.compiled import native
 from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
 from moesim.simulator.engine.compiled.phase_durations import CompiledPhases
@@ -48,8 +49,38 @@ def test_durations_and_their_figures_are_those_of_numpy(
     figures = CompiledPhases().phase_rows(fixed_s, row_s, load, factor, shape)
     expected = np.broadcast_to(rows(fixed_s, row_s, load, factor), shape).astype(np.int64)
     assert figures is not None
-    for found, wanted in zip(figures, (expected, expected.max(axis=1), expected.sum(axis=1)), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    sums = expected.sum(axis=1)
+    wanted = expected, expected.max(axis=1), sums, sums / shape[1]
+    for found, right in zip(figures, wanted, strict=True):
+        np.testing.assert_array_equal(found, right)
+
+
+@given(SECONDS, SECONDS, st.booleans(), st.integers(0, 2**32 - 1))
+def test_payloads_are_those_of_numpy(nic_s: float, scale_up_s: float, loaded: bool, seed: int) -> None:
+    shape = 1 + seed % 7, 1 + seed % 13
+    draw = np.random.default_rng(seed)
+    loads = (draw.exponential(size=shape), draw.exponential(size=shape)) if loaded else None
+    node_load, load = loads or (np.ones(shape), np.ones(shape))
+    seconds = payload_seconds((nic_s, node_load), (scale_up_s, load))
+    figures = CompiledPhases().payloads(nic_s, scale_up_s, loads, shape)
+    assert figures is not None
+    np.testing.assert_array_equal(figures[0], seconds.max(axis=1) * NS)
+    np.testing.assert_array_equal(figures[1], np.rint(seconds * NS).astype(np.int64))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.01 * LONGEST_PHASE_S])
+@pytest.mark.parametrize("hop", [0, 1])
+def test_a_payload_that_is_none_is_left_to_the_checks(wrong: float, hop: int) -> None:
+    loads = np.ones((2, 3)), np.ones((2, 3))
+    loads[hop][1, 1] = wrong
+    assert CompiledPhases().payloads(1.0, 1.0, loads, (2, 3)) is None
+    loads[hop][1, 1] = 1.0
+    assert CompiledPhases().payloads(1.0, 1.0, loads, (2, 3)) is not None
+
+
+def test_a_phase_whose_sum_is_too_long_is_left_to_the_checks() -> None:
+    assert CompiledPhases().phase_rows(0.4 * LONGEST_PHASE_S, 0.0, None, None, (2, 3)) is None
+    assert CompiledPhases().phase_rows(0.3 * LONGEST_PHASE_S, 0.0, None, None, (2, 3)) is not None
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.01 * LONGEST_PHASE_S])
