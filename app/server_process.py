@@ -7,6 +7,7 @@ closed, which happens however the process that started it ends.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -48,8 +49,10 @@ def serve(port: int) -> None:
     signal.signal(
         signal.SIGTERM, _stop
     )  # the framework's own handler ends its work first and then calls ours
+    dashboard = application()
+    gc.freeze()  # the framework looks for cycles after every run of the script; modules have none to find
     try:
-        application().run(config=settings(port))
+        dashboard.run(config=settings(port))
     finally:
         jobs.shut_down()
 
