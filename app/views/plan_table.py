@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import streamlit as st
+from pandas.io.formats.style import Styler
 
 from moesim.app import background, predictions, state
 from moesim.app.escaping import escaped
@@ -68,11 +69,8 @@ def choice(
 ) -> PlanRow | None:
     """Draw plans as a table and return the chosen one; `margins`: how sure "behind best" is."""
     bands = margins or [None] * len(rows)
-    faint = [band is not None and not band.has_sign for band in bands]
-    table = pd.DataFrame([_line(row, band) for row, band in zip(rows, bands, strict=True)])
-    grey = GREY.get(st.context.theme.type or "light", GREY["light"])
     event: Any = st.dataframe(
-        table.style.apply(lambda _: [grey if is_faint else "" for is_faint in faint], subset=DISTANCE),
+        styled(rows, bands, st.context.theme.type or "light"),
         hide_index=True,
         key=f"table {name}",
         on_select="rerun",
@@ -87,6 +85,14 @@ def choice(
     )
     chosen = event["selection"]["rows"] if event else []
     return rows[chosen[0]] if chosen and chosen[0] < len(rows) else None
+
+
+def styled(rows: Sequence[PlanRow], bands: Sequence[Band | None], theme: str) -> Styler:
+    """The table, with the distances grey that may as well be none; `theme`: "light" or "dark"."""
+    table = pd.DataFrame([_line(row, band) for row, band in zip(rows, bands, strict=True)])
+    grey = GREY.get(theme, GREY["light"])
+    colours = [grey if band is not None and not band.has_sign else "" for band in bands]
+    return table.style.apply(lambda _: colours, subset=DISTANCE)
 
 
 def _line(row: PlanRow, band: Band | None) -> dict[str, Any]:

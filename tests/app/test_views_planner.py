@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from app_sessions import metrics, session, until
+
+from moesim.app.views import plan_table
+from moesim.simulator.predict.band import Band
 
 
 def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
@@ -38,3 +44,29 @@ def test_the_planner_searches_what_a_framework_can_run() -> None:
     captions = " ".join(caption.value for caption in app.caption)
     assert "software.loss=compiled" in captions
     assert "schedule=dualpipe is not searched" in captions
+
+
+def _row(label: str, margin: float) -> Any:
+    return SimpleNamespace(
+        label=label, time_s=10.0 * (1.0 + margin), source="simulated", margin=margin, memory_bytes=6e10,
+        cost_usd=1e6, precision="bf16", recompute="none", zero_stage=1, sms=20,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_only_distances_that_may_be_none_are_grey(theme: str) -> None:
+    rows = [_row("best", 0.0), _row("surely behind", 0.05), _row("perhaps behind", 0.004)]
+    bands = [
+        None,
+        Band(predicted=0.05, p10=0.03, p50=0.05, p90=0.07),
+        Band(predicted=0.004, p10=-0.01, p50=0.004, p90=0.02),
+    ]
+    styled = plan_table.styled(rows, bands, theme)._compute()
+    shown = styled.data
+    grey = {
+        (shown["plan"][row], shown.columns[column]) for (row, column), style in styled.ctx.items() if style
+    }
+    assert grey == {("perhaps behind", "behind best"), ("perhaps behind", "P10 to P90")}
+    colours = {value for style in styled.ctx.values() for _, value in style}
+    assert colours == {plan_table.GREY[theme].removeprefix("color: ")}
+    assert shown["P10 to P90"].tolist() == ["", "+3.0% to +7.0%", "uncertain, -1.0% to +2.0%"]
