@@ -6,7 +6,7 @@ one price of each operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from moesim.simulator.cost.compute import (
 )
 from moesim.simulator.cost.layer_collectives import own_latents
 from moesim.simulator.cost.overlap import lost_beside
-from moesim.simulator.cost.price_evidence import combined
+from moesim.simulator.cost.phase_memo import PhaseKey, PhaseMemo, phase_cost
 from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
@@ -45,7 +45,6 @@ from moesim.simulator.schedules.overlap_order import EP_PHASES
 L = TypeVar("L", bound=Hashable)
 V = TypeVar("V")
 Operators = Mapping[Phase, tuple[Operator, ...]]
-PhaseKey = tuple[BlockKind, Phase, Mode]
 
 _MEMOS: BoundedCache[tuple[dict[BlockKind, Operators], PhaseMemo]] = BoundedCache(32)
 _PAIRED: BoundedCache[PhaseMemo] = BoundedCache(48)
@@ -54,17 +53,6 @@ _PHASES: BoundedCache[tuple[Operator, ...]] = BoundedCache(8192)
 """Operators of phases: phases that compute alike have the same ones, whose prices they so share."""
 _SUMS: BoundedCache[PhaseCost] = BoundedCache(8192)
 _BOARD_LOADS: BoundedCache[Any] = BoundedCache(8192)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseMemo:
-    """Cached prices of the phases of a job, and the entries of the profile that they depend on."""
-
-    costs: dict[PhaseKey, tuple[OperatorCost, ...]] = field(default_factory=dict)
-    phases: dict[PhaseKey, PhaseCost] = field(default_factory=dict)
-    dependencies: dict[PhaseKey, frozenset[str]] = field(default_factory=dict)
-    loads: dict[PhaseKey, Mapping[Hashable, tuple[float, float]]] = field(default_factory=dict)
-    """Seconds by the load that they put on the board (`load_clock`)."""
 
 
 @dataclass(frozen=True)
@@ -387,18 +375,3 @@ class Pricer(OfJob):
 
 def _itself(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     return operators
-
-
-def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:
-    """Sum of operators' prices, split into the part that grows with routed rows and the rest."""
-    fixed = row = best = worst = 0.0
-    evidence = []
-    for operator, cost in zip(operators, costs, strict=True):
-        best += cost.best_seconds
-        worst += cost.worst_seconds
-        if operator.per_received_row:
-            row += cost.seconds
-        else:
-            fixed += cost.seconds
-        evidence.append((cost.evidence, 1.0))
-    return PhaseCost(fixed, row, 0.0, best, worst, evidence=combined(evidence))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from math import fsum
-from typing import TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
@@ -17,6 +16,7 @@ from moesim.simulator.cost.block_prices import (
     with_collectives,
 )
 from moesim.simulator.cost.load_clock import at_clock
+from moesim.simulator.cost.phase_memo import PhaseKey
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases
@@ -41,7 +41,6 @@ from moesim.simulator.planner.step_end_prices import StepEndPrices
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 
-PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 _ALONE: tuple[Mode, ...] = ("alone",)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from moesim.simulator.common.bounded_cache import BoundedCache
-from moesim.simulator.cost.pricing import Operators, PhaseKey, PhaseMemo, Pricer
+from moesim.simulator.cost.phase_memo import PhaseKey, PhaseMemo
+from moesim.simulator.cost.pricing import Operators, Pricer
 from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.operator import BlockKind

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.simulator.common.bounded_cache import clear_caches
 from moesim.simulator.cost import pricing
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, operators_seconds
 from moesim.simulator.cost.end_of_step import pass_seconds
@@ -89,6 +90,7 @@ def test_each_operator_of_a_scenario_is_priced_once(
         return operators_seconds(listed, accelerator, profile, context)
 
     monkeypatch.setattr(pricing, "operators_seconds", counted)
+    clear_caches()  # an earlier test may have priced the same scenario
     prepared = prepare(load_scenario("tests/golden/scenario-small.yaml", overrides))
     assert {op.name for op, _ in asked} > {"gate"}
     different = {(id(op), context) for op, context in asked}  # two ranks may have equal optimizers
