@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
 from e2e.visitor import WAIT_MS, Visit, Visitor
+
+FAILED = pytest.StashKey[bool]()
 
 FLAGS = (
     "--no-sandbox",
@@ -129,9 +131,20 @@ def visit_strictly(strict_context: Any, base: str) -> Iterator[Visit]:
         visitor.page.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep whether a test failed, for the fixture that closes its visitors."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
 @pytest.fixture
-def visit(context: Any, base: str) -> Iterator[Visit]:
-    """Makes visitors, each with a session of its own; closes them at the end."""
+def visit(context: Any, base: str, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """Makes visitors with sessions of their own; at the end says what a failed test saw, and closes them."""
     opened: list[Visitor] = []
 
     def one() -> Visitor:
@@ -140,6 +153,8 @@ def visit(context: Any, base: str) -> Iterator[Visit]:
 
     yield one
     for visitor in opened:
+        if request.node.stash.get(FAILED, False):
+            print(visitor.page.url, visitor.seen(), sep="\n", file=sys.stderr)
         visitor.page.close()
 
 

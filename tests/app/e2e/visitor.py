@@ -71,6 +71,15 @@ class Visitor:
         tile = self.page.get_by_test_id("stMetric").filter(has_text=label).first
         return tile.get_by_test_id("stMetricValue")
 
+    def seen(self) -> str:
+        """The state of the page's script and the text on the page, for the report of a failed test."""
+        return str(
+            self.page.evaluate(
+                "(document.querySelector('[data-testid=stApp]')?.dataset.testScriptState || 'no page')"
+                " + ': ' + document.body.innerText.slice(0, 4000)"
+            )
+        )
+
     def screenshot(self, name: str) -> None:
         """Keep a picture beside the tests."""
         ARTEFACTS.mkdir(exist_ok=True)
