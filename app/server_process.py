@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from moesim.app import jobs, pages, server_command
+from moesim.app import jobs, pages, server_command, stale_timers
 from moesim.hwmodels.files import READ_BELOW
 
 log = logging.getLogger("moesim.app")
@@ -49,6 +49,7 @@ def serve(port: int) -> None:
     signal.signal(
         signal.SIGTERM, _stop
     )  # the framework's own handler ends its work first and then calls ours
+    stale_timers.ignore()
     dashboard = application()
     gc.freeze()  # the framework looks for cycles after every run of the script; modules have none to find
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+from contextlib import suppress
 from typing import Any
 
 from streamlit.proto.BackMsg_pb2 import BackMsg
@@ -83,7 +84,24 @@ class Client:
 
     async def tick(self, page: str) -> None:
         """What a timer asks for in a browser that believes to be on this page (the framework's name)."""
-        await self._run(self.timers[-1], page)
+        await self._ask(self.timers[-1], page, by_timer=True)
+        await self._answered(self.timers[-1])
+
+    async def go(self, page: str, late: str, quiet_s: float = 2.0) -> None:
+        """Open another page (the framework's name); while it is drawn, a timer of the page before fires.
+
+        Returns once nothing more comes.
+        """
+        before, known = self.drawn, len(self.runs)
+        await self._ask("", page)
+        assert self._socket is not None
+        while len(self.runs) == known:
+            self._take(await self._socket.recv(), "")
+        await self._ask(late, before, by_timer=True)
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(quiet_s):
+                    await self._answered("")
 
     def value(self, label: str) -> float:
         """Where a slider stands."""
@@ -96,11 +114,16 @@ class Client:
             await self._socket.close()
 
     async def _run(self, fragment: str, page: str = "") -> None:
+        await self._ask(fragment, page)
+        await self._answered(fragment)
+
+    async def _ask(self, fragment: str, page: str, *, by_timer: bool = False) -> None:
         ask = BackMsg()
         ask.rerun_script.query_string = self.query
         ask.rerun_script.page_name = self.page
         ask.rerun_script.page_script_hash = page
         ask.rerun_script.fragment_id = fragment
+        ask.rerun_script.is_auto_rerun = by_timer
         for name, value in self._moved.items():
             state = ask.rerun_script.widget_states.widgets.add(id=name)
             state.double_array_value.data.append(value)
@@ -109,6 +132,9 @@ class Client:
         assert self._socket is not None
         self.codes = []
         await self._socket.send(ask.SerializeToString())
+
+    async def _answered(self, fragment: str) -> None:
+        assert self._socket is not None
         async with asyncio.timeout(self.limit_s):
             while not self._take(await self._socket.recv(), fragment):
                 pass

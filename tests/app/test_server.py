@@ -128,6 +128,25 @@ def test_a_timer_of_the_page_before_does_not_empty_the_page_that_was_opened(star
     run_apart(visit())
 
 
+def test_a_timer_that_fires_while_another_page_is_drawn_does_not_empty_it(started: Started) -> None:
+    clients = importlib.import_module("streamlit_client")
+    base = server_command.url(started.port)
+
+    async def visit() -> None:
+        other = clients.Client(base, "calibration")
+        await other.open()
+        await other.close()
+        query = "preset=deepseek-v3-2048xh800&set=communication.sms%3D18"
+        client = clients.Client(base, "result", query)
+        await client.open()
+        assert client.timers, "nothing on this page redraws itself"
+        await client.go(other.drawn, client.timers[-1])
+        assert client.runs[-1] == client.drawn == other.drawn, "a run that announces another page empties it"
+        await client.close()
+
+    run_apart(visit())
+
+
 def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
     hostile = importlib.import_module("hostile")
     rows = run_apart(hostile.visit(server_command.url(started.port), started.pid, quick=True))
