@@ -81,7 +81,7 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
                 hovertemplate="%{y}: ±%{x:.1f} %, %{customdata}<extra></extra>",
             )
     chart.update_yaxes(rows_axis([entry.id for entry in ranked]))
-    chart.update_xaxes(title="stated error (± % of the value)", rangemode="tozero", ticksuffix=" %")
+    chart.update_xaxes(title="stated error (±)", rangemode="tozero", ticksuffix=" %")
     return styled(chart, 110 + 22 * max(4, len(ranked)))
 
 

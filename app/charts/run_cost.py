@@ -63,7 +63,7 @@ def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:
             hovertemplate="%{y}, " + label + ": %{x:,.0f} GPU-hours<extra></extra>",
         )
     chart.update_layout(barmode="stack")
-    chart.update_xaxes(title="GPU-hours of the job, predicted")
+    chart.update_xaxes(title="GPU-hours, predicted")
     return styled(chart, 90 + 32 * max(3, len(shown)))
 
 

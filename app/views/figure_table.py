@@ -14,6 +14,8 @@ STYLE = """<style>
   overflow-wrap: anywhere}
 .figures tbody th {font-weight: 400; min-width: 7rem; color: light-dark(#4a505b, #b6bbc6)}
 .figures thead th {font-weight: 600; font-size: 0.95rem; border-bottom-width: 2px}
+@media (max-width: 640px) {.figures table {font-size: 0.8rem}
+  .figures th, .figures td {min-width: 6.5rem; padding-right: 0.4rem} .figures tbody th {min-width: 4.8rem}}
 .figures .group th {font-weight: 600; padding-top: 0.8rem; color: inherit}
 .figures .main {font-weight: 600; font-size: 0.95rem}
 .figures small {display: block; font-size: 0.78rem; color: light-dark(#5f6670, #a3a8b4); font-weight: 400}

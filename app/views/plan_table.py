@@ -76,6 +76,7 @@ def choice(
         on_select="rerun",
         selection_mode="single-row",
         column_config={
+            "plan": st.column_config.TextColumn(width=max(map(_label_px, rows))),
             "step (s)": st.column_config.NumberColumn(format="%.3f"),
             "GiB": st.column_config.NumberColumn(format="%.1f"),
             "behind best": st.column_config.NumberColumn(format="percent"),
@@ -109,6 +110,11 @@ def _line(row: PlanRow, band: Band | None) -> dict[str, Any]:
         "ZeRO": row.zero_stage,
         "SMs": row.sms,
     }
+
+
+def _label_px(row: PlanRow) -> int:
+    """Pixels for a plan's label; a table cuts off what does not fit, without a sign of it."""
+    return 24 + 7 * len(row.label)
 
 
 def _sure(band: Band | None) -> str:

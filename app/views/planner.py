@@ -98,7 +98,7 @@ def _anew(key: str, *work_args: Any) -> None:
 
 
 def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
-    left, middle, right = st.columns(3)
+    left, right = st.columns(2)
     with left:
         names = list(OBJECTIVES)
         objective = st.selectbox(
@@ -115,7 +115,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
                 10_000.0,
                 **forms.number("plan.days", 1.0, 10_000.0, 60.0, "deadline"),
             )
-    with middle:
+    with right:
         schedules = st.multiselect(
             "Schedules",
             list(SCHEDULES),
@@ -123,7 +123,8 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             help="None chosen: all of them",
             **forms.some_of("plan.schedules", list(SCHEDULES), key="schedules"),
         )
-    with right:
+    left, right = st.columns(2)
+    with left:
         trainer = st.selectbox(
             "Training framework",
             [ANY, *TRAINERS],
@@ -131,6 +132,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             help="Only plans that it can run are searched, priced as it runs them",
             **forms.one_of("plan.trainer", [ANY, *TRAINERS], ANY, "framework"),
         )
+    with right:
         kept = st.multiselect(
             "Keep as it is",
             list(KEPT),

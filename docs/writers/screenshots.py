@@ -135,7 +135,8 @@ def picture(browser: Any, base: str, name: str, way: str, whole: bool) -> bytes:
             "[data-testid=stElementContainer]').length > 1"
         )
         if shot.click is not None:
-            button = page.get_by_test_id("stMain").get_by_role("button", name=shot.click).first
+            ours = page.get_by_test_id("stMain").get_by_test_id("stButton")  # a table has buttons too
+            button = ours.get_by_role("button", name=shot.click).first
             button.or_(page.locator(shot.ready)).first.wait_for()
             if button.is_visible():  # an answer that the server kept takes its place
                 button.click()
