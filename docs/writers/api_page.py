@@ -32,7 +32,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Public names by purpose; a test holds that they are `moesim.__all__`, apart from `__version__`."""
 
-PARTS = ("StepResult", "Breakdown", "MemoryResult", "RunResult", "Utilisation")
+PARTS = ("StepResult", "Breakdown", "MemoryResult", "RunResult", "Utilisation", "MovedBytes")
 """Fields of a `Result` that are described below it, in `moesim.simulator.predict.result_parts`."""
 
 HEAD = """# The Python interface
@@ -70,8 +70,8 @@ def page() -> str:
         parts.append(f"## {title}\n\n" + "\n".join(f"::: moesim.{name}\n" for name in group))
     described = "\n".join(f"::: moesim.simulator.predict.result_parts.{name}\n" for name in PARTS)
     parts.append(
-        "## Parts of a result\n\nThe fields `step`, `breakdown_s`, `memory`, `run` and `utilisation` of a "
-        f"`Result` are these.\n\n{described}"
+        "## Parts of a result\n\nThe fields `step`, `breakdown_s`, `memory`, `run`, `utilisation` and "
+        f"`moved_bytes` of a `Result` are these.\n\n{described}"
     )
     return "\n".join(parts)
 

@@ -9,6 +9,7 @@ from math import fsum
 from moesim.simulator.cost.end_collectives import end_collectives
 from moesim.simulator.cost.expert_transfers import expert_transfer
 from moesim.simulator.cost.layer_collectives import CoreSeconds, LayerCollectives
+from moesim.simulator.cost.moved import REPEATED_EXPERTS, Moved, summed
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.small_collectives import amax_exposed_s
@@ -59,11 +60,12 @@ def with_collectives(
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9).
 
-    `evidence`: whether the prices carry that of the collectives. `repeated` gives the transfers that
-    recompute repeats, where a caller keeps their prices (`repeated_transfers`); they do not depend on the
-    block.
+    `evidence`: whether the prices carry that of the collectives, and their bytes. `repeated` gives the
+    transfers that recompute repeats, where a caller keeps their prices (`repeated_transfers`); they do not
+    depend on the block.
     """
     exposed: dict[Phase, float] = {}
+    moved: dict[Phase, tuple[Moved, ...]] = {}
     stands_on = NO_EVIDENCE
     if _cuts(pricer, kind):
         collectives = LayerCollectives(
@@ -72,20 +74,26 @@ def with_collectives(
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
         if evidence:
             stands_on = collectives.evidence(pricer.shape, kind, pricer.tokens)
+            moved = collectives.moved(pricer.shape, kind, pricer.tokens)
     for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
         exposed[phase] = exposed.get(phase, 0.0) + seconds
     block, plan = pricer.shape.block(kind), pricer.scenario.parallel
     if pricer.scenario.software.end_collectives and plan.tp > 1 and block.layer is None:
         gemms = {phase: _core_seconds(pricer, kind, phase) for phase, _ in bare.compute}
-        exposed, stands_on = end_collectives(pricer, block, gemms)
+        exposed, stands_on, moved = end_collectives(pricer, block, gemms)
     keeps = pricer.scenario.software.op_keeps_transfers
     if repeated_communication(block, pricer.scenario.recompute, keeps).experts:
         again = repeated_transfers(pricer) if repeated is None else repeated()
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in again)
         for transfer in again:
             stands_on |= transfer.evidence
+        sent = [Moved(REPEATED_EXPERTS, part.nic_bytes, part.scale_up_bytes) for part in again]
+        before = [part for transfer in again for part in transfer.moved_before]
+        moved["mlp I"] = summed((part, 1.0) for part in (*moved.get("mlp I", ()), *sent, *before))
     return {
-        (kind, ph, mode): _later(cost, exposed.get(ph, 0.0), stands_on if evidence else None)
+        (kind, ph, mode): _later(
+            cost, exposed.get(ph, 0.0), moved.get(ph, ()), stands_on if evidence else None
+        )
         for (ph, mode), cost in bare.compute.items()
     }
 
@@ -95,8 +103,10 @@ def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
     return block.layer is not None and plan.tp * plan.cp * (plan.expert_tp if block.routed else 1) > 1
 
 
-def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence | None) -> PhaseCost:
-    if not exposed_s:
+def _later(
+    cost: PhaseCost, exposed_s: float, moved: tuple[Moved, ...], evidence: PriceEvidence | None
+) -> PhaseCost:
+    if not exposed_s and not moved:
         return cost
     return PhaseCost(
         fixed_s=cost.fixed_s + exposed_s,
@@ -106,6 +116,7 @@ def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence | None) ->
         worst_s=cost.worst_s + exposed_s,
         host_s=cost.host_s,
         evidence=cost.evidence if evidence is None else cost.evidence | evidence,
+        moved=moved,
     )
 
 

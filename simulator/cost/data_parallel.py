@@ -107,12 +107,15 @@ def data_parallel(
     `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those.
     """
     seconds, evidence = 0.0, NO_EVIDENCE
+    nic = scale_up = 0.0
     sizes = (dense_bytes, expert_bytes)
     for size, ring, count in zip(sizes, over or rings(pricer, copies), pieces, strict=True):
         each = ring_price(operation, size / count, *ring, pricer.links, pricer.profile)
         seconds += count * each.seconds
+        nic += count * each.nic_bytes
+        scale_up += count * each.scale_up_bytes
         evidence |= each.evidence
-    return PricedSeconds(seconds, evidence)
+    return PricedSeconds(seconds, evidence, nic, scale_up)
 
 
 def slow_down_by_compute(

@@ -20,6 +20,7 @@ from moesim.simulator.cost.communication import (
     sm_rate,
 )
 from moesim.simulator.cost.library_collectives import ring_price
+from moesim.simulator.cost.moved import ROUTING_MAP
 from moesim.simulator.cost.price_evidence import PricedSeconds
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
@@ -70,6 +71,7 @@ def domain_transfer(
         best_s=fastest_seconds(traffic, links),
         worst_s=call_s * call_residual,
         evidence=prepared.evidence,
+        moved_before=(prepared.moved(ROUTING_MAP),) if group.routing_map_bytes else (),
     )
     residual = max(sm_residual, link_residual, nic_residual)
     return slowed_down(alone, residual, kernels.slow_down, curves)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from moesim.simulator.cost.layer_collectives import CoreSeconds
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
+from moesim.simulator.cost.moved import TENSOR, Moved, summed
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_overlapped
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
@@ -19,8 +20,8 @@ LOSS_REDUCTIONS = 3
 
 def end_collectives(
     pricer: Pricer, block: BlockShape, gemms: Mapping[Phase, CoreSeconds]
-) -> tuple[dict[Phase, float], PriceEvidence]:
-    """(exposed seconds by phase, evidence) of the collectives of an embedding or a head (eq. X30).
+) -> tuple[dict[Phase, float], PriceEvidence, dict[Phase, tuple[Moved, ...]]]:
+    """(exposed seconds by phase, evidence, bytes by phase) of an embedding's or head's collectives (eq. X30).
 
     `gemms`: seconds of the head's GEMMs by phase. The embedding's rows are scattered (or all-reduced) forward
     and their gradients gathered; the head gathers its input in both passes and scatters the gradient.
@@ -41,7 +42,11 @@ def end_collectives(
             "mlp F": scatter.seconds if split else both.seconds,
             "mlp W": gather.seconds if split else 0.0,
         }
-        return seconds, combined((part.evidence, 1.0) for part in used)
+        runs: dict[Phase, list[PricedSeconds]] = {
+            "mlp F": [scatter if split else both],
+            "mlp W": [gather] if split else [],
+        }
+        return seconds, combined((part.evidence, 1.0) for part in used), _bytes(runs)
     loss = price("all_reduce", tokens * 4.0)
     hides = pricer.scenario.software.overlap_tensor_parallel != "none"
     slow_down = OverlapSlowDown(pricer.profile.lost_beside_nccl.value)
@@ -52,7 +57,17 @@ def end_collectives(
 
     backward = beside(gather, "mlp I") + beside(scatter, "mlp W") if split else beside(both, "mlp W")
     forward = split * gather.seconds + LOSS_REDUCTIONS * loss.seconds
+    runs = {
+        "mlp F": [*([gather] if split else []), *[loss] * LOSS_REDUCTIONS],
+        "mlp I": list(used),
+    }
     return (
         {"mlp F": forward, "mlp I": backward},
         combined((part.evidence, 1.0) for part in (*used, loss)),
+        _bytes(runs),
     )
+
+
+def _bytes(runs: Mapping[Phase, Sequence[PricedSeconds]]) -> dict[Phase, tuple[Moved, ...]]:
+    """Bytes of the collectives that run in each phase."""
+    return {phase: summed((part.moved(TENSOR), 1.0) for part in parts) for phase, parts in runs.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, fsum
 
 from moesim.simulator.cost.chunked_overlap import (
@@ -11,6 +12,7 @@ from moesim.simulator.cost.chunked_overlap import (
     exposed_gathers,
     exposed_reductions,
 )
+from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.data_parallel import (
     WHOLE,
     Pieces,
@@ -21,6 +23,7 @@ from moesim.simulator.cost.data_parallel import (
     slow_down_by_compute,
 )
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
+from moesim.simulator.cost.moved import GATHER, NORM, REDUCTION, TIED, Moved, summed
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
@@ -36,6 +39,9 @@ from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.model.software import Software
 from moesim.simulator.schedules import Schedule
+
+NORM_BYTES = 4.0
+"""The sum of squares of a rank's gradients, in FP32."""
 
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
@@ -84,7 +90,21 @@ def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncC
     shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
     stands_on = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
     evidence = combined((part, 1.0) for part in stands_on)
-    return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence)
+    norm = busiest_bytes("all_reduce", NORM_BYTES, pricer.cluster.n_gpus, links.gpus_per_node)
+    # A collective that is added to the step's end, or that runs once a micro-batch outside of the actions'
+    # transfers, adds its bytes here.
+    moved = summed(
+        (part, 1.0)
+        for part in (
+            reduction.moved(REDUCTION),
+            tied.moved(TIED),
+            Moved(NORM, *norm),
+            gather.moved(GATHER),
+        )
+    )
+    return SyncCost(
+        reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence, moved
+    )
 
 
 def _collectives(
@@ -147,7 +167,7 @@ def _over_groups(
     slow = OverlapSlowDown(pricer.lost_beside_library)
     forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
     left = [
-        PricedSeconds(exposed_behind_window(part.seconds, window_s, len(kinds), slow), part.evidence)
+        replace(part, seconds=exposed_behind_window(part.seconds, window_s, len(kinds), slow))
         for part, window_s in ((reduction, backward_s), (gather, forward_s))
     ]
     return left[0], left[1]
@@ -192,7 +212,10 @@ def exposed_by_chunk(
     )
     reduction, gather = (
         PricedSeconds(
-            exposed[i], combined((part, 1.0) for part in (*(c[i].evidence for c in alone), slow[i][1]))
+            exposed[i],
+            combined((part, 1.0) for part in (*(c[i].evidence for c in alone), slow[i][1])),
+            fsum(chunk[i].nic_bytes for chunk in alone),
+            fsum(chunk[i].scale_up_bytes for chunk in alone),
         )
         for i in (0, 1)
     )
@@ -250,7 +273,7 @@ def exposed_behind_compute(
     ):
         factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
         exposed_s = exposed_behind_window(collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor))
-        left.append(PricedSeconds(exposed_s, collective.evidence | evidence))
+        left.append(replace(collective, seconds=exposed_s, evidence=collective.evidence | evidence))
     return left[0], left[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum
 from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -11,6 +12,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.library_collectives import ring_price
+from moesim.simulator.cost.moved import CONTEXT, SPLIT_EXPERTS, TENSOR, Moved, summed
 from moesim.simulator.cost.overlap import (
     HalfCollectives,
     HalfLayerGemms,
@@ -128,6 +130,52 @@ class LayerCollectives:
             priced.append(self._rows(shape, tokens))
         return combined((price.evidence, 1.0) for price in priced)
 
+    def moved(self, shape: ModelShape, kind: BlockKind, tokens: int) -> dict[Phase, tuple[Moved, ...]]:
+        """Bytes by phase of the collectives that `exposed` prices, whether compute hides them or not."""
+        plan, block = self.scenario.parallel, shape.block(kind)
+        assert block.layer is not None, "collectives are inside layers"
+        again = repeated_communication(block, self.scenario.recompute)
+        forward: dict[Phase, list[Moved]] = {"attn F": [], "mlp F": []}
+        backward: dict[Phase, list[Moved]] = {"attn I": [], "mlp I": []}
+        for first, second, _ in HALVES:
+            routed = block.routed and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
+            half = block.layer.attention if first == "attn F" else block.layer.feed_forward
+            if plan.tp > 1 and not routed and not half.empty:
+                ran = self._half_layer_runs(shape, tokens, half)
+                forward[first] += [part.moved(TENSOR) for part in ran[0]]
+                backward[second] += [part.moved(TENSOR) for part in ran[1]]
+        backward["mlp I"] += again.feed_forward * forward["mlp F"]
+        context = self._context(block.layer.attention, tokens).moved(CONTEXT)
+        forward["attn F"].append(context)
+        backward["attn I"] += [context] * (1 + again.context)
+        if block.routed and plan.expert_tp > 1:
+            rows = [self._rows(shape, tokens).moved(SPLIT_EXPERTS)] * 2
+            forward["mlp F"] += rows
+            backward["mlp I"] += rows * (1 + (again.experts and not again.layer))
+        backward["mlp I"] += again.layer * (forward["attn F"] + forward["mlp F"])
+        return {phase: summed((part, 1.0) for part in parts) for phase, parts in (forward | backward).items()}
+
+    def _half_layer_runs(
+        self, shape: ModelShape, tokens: int, part: LayerPart
+    ) -> tuple[list[PricedSeconds], list[PricedSeconds]]:
+        """The tensor-parallel collectives of half a layer, (forward, backward), as `_half_layer` prices them.
+
+        The stored input is gathered once more where the framework hides that behind the input gradient.
+        """
+        gather, scatter = self._tensor(shape, tokens)
+        if not self.scenario.parallel.sequence_parallel:
+            return [gather, scatter], [gather, scatter]  # halves of all-reduces
+        overlap, recipe = self.scenario.software.overlap_tensor_parallel, self.scenario.recipe
+        latents = own_latents(self.scenario, part)
+        inputs, gradients = self._latents(latents, tokens) if latents else ([gather], [scatter])
+        again = overlap != "none"
+        if overlap in CUTS_GEMMS:
+            methods = methods_of(overlap, recipe.linear)
+            half = methods.attention if isinstance(part, Attention) else methods.feed_forward
+            again = half.stored_input is not None
+        columns = [gather] if self._gradient_gathered_twice else []
+        return [*inputs, scatter], [gather, *columns, *(inputs if again else []), *gradients]
+
     def tensor_s(self, shape: ModelShape, tokens: int) -> float:
         """Seconds of all tensor-parallel collectives of a layer, forward and backward, hidden or not."""
         if self.scenario.parallel.tp == 1:
@@ -181,22 +229,33 @@ class LayerCollectives:
 
     def _with_latents(self, moved: HalfCollectives, columns: tuple[int, ...], tokens: int) -> HalfCollectives:
         """Gathers of latents in the place of the layer's input, scatters of their gradients (eq. X31)."""
-        gather_s = scatter_s = 0.0
-        for width in columns:
-            gathered, scattered = self._tensor_bytes(width, tokens)
-            group = (self.scenario.parallel.tp, min(self.scenario.parallel.tp, self.links.gpus_per_node))
-            gather_s += ring_price("all_gather", gathered, *group, self.links, self.profile).seconds
-            scatter_s += ring_price("reduce_scatter", scattered, *group, self.links, self.profile).seconds
+        gathers, scatters = self._latents(columns, tokens)
+        gather_s, scatter_s = (fsum(part.seconds for part in parts) for parts in (gathers, scatters))
         return moved._replace(gather_s=gather_s, stored_s=gather_s, back_scatter_s=scatter_s)
+
+    def _latents(
+        self, columns: tuple[int, ...], tokens: int
+    ) -> tuple[list[PricedSeconds], list[PricedSeconds]]:
+        """All-gather of each latent, and reduce-scatter of its gradient."""
+        args = (self.scenario.parallel.tp, min(self.scenario.parallel.tp, self.links.gpus_per_node))
+        sizes = [self._tensor_bytes(width, tokens) for width in columns]
+        return (
+            [ring_price("all_gather", size, *args, self.links, self.profile) for size, _ in sizes],
+            [ring_price("reduce_scatter", size, *args, self.links, self.profile) for _, size in sizes],
+        )
+
+    @property
+    def _gradient_gathered_twice(self) -> bool:
+        """Whether the weight gradient reads its own quantisation of the gradient, with scales of blocks."""
+        recipe = self.scenario.recipe
+        return recipe.tensor_gather == "fp8" and recipe.scaling != "tensor"
 
     def _collectives(self, shape: ModelShape, tokens: int) -> HalfCollectives:
         """Collectives of a micro-batch's activations around a half layer (eq. X6)."""
-        plan, recipe = self.scenario.parallel, self.scenario.recipe
+        plan = self.scenario.parallel
         gather, scatter = (priced.seconds for priced in self._tensor(shape, tokens))
         if not plan.sequence_parallel:
             return HalfCollectives(gather, gather, 0.0, scatter)
-        # With scales of blocks, rows and columns are quantised apart; the weight gradient reads columns.
-        twice = recipe.tensor_gather == "fp8" and recipe.scaling != "tensor"
         gathered, scattered = self._tensor_bytes(shape.hidden, tokens)
         gather_piece, scatter_piece = (
             size / plan.tp / self._neighbour_bytes_per_s + self.links.scale_up_latency_s
@@ -210,7 +269,7 @@ class LayerCollectives:
         reduce_s, copy_s = (
             operator_seconds(op, self.accelerator, self.profile, SmContext()).seconds for op in (sums, copies)
         )
-        columns = gather if twice else 0.0
+        columns = gather if self._gradient_gathered_twice else 0.0
         return HalfCollectives(
             gather, gather, gather, scatter, columns, gather_piece, scatter_piece, reduce_s, copy_s
         )
@@ -254,9 +313,12 @@ class LayerCollectives:
         args = (total_bytes, *group, self.links, self.profile)
         if not split:
             both = ring_price("all_reduce", *args)
-            return PricedSeconds(both.seconds / 2.0, both.evidence)
+            return PricedSeconds(
+                both.seconds / 2.0, both.evidence, both.nic_bytes / 2.0, both.scale_up_bytes / 2.0
+            )
         gather, scatter = ring_price("all_gather", *args), ring_price("reduce_scatter", *args)
-        return PricedSeconds((gather.seconds + scatter.seconds) / 2.0, gather.evidence | scatter.evidence)
+        seconds, evidence = (gather.seconds + scatter.seconds) / 2.0, gather.evidence | scatter.evidence
+        return PricedSeconds(seconds, evidence, gather.nic_bytes, gather.scale_up_bytes)  # as the scatter's
 
     def _context(self, attention: Attention, tokens: int) -> PricedSeconds:
         """A ring over the context-parallel group with the keys and values of one micro-batch.

@@ -6,13 +6,14 @@ group where the profile has one (eq. X16), else from the steps of its ring (eq. 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Literal, TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.scale_up_shares import SWITCHED
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.ring import closed_form_seconds
+from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds
 from moesim.simulator.cost.communication import Links, notify_seconds
 from moesim.simulator.cost.measured_collectives import curve_of_group, measured_seconds
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
@@ -41,7 +42,8 @@ def ring_price(
     """Seconds of a collective of `total_bytes` over `ranks`, `ranks_per_node` a node, with their evidence.
 
     An imported curve of the group decides (eq. X16); without one, bytes, steps and protocols are those of
-    `collectives.ring` (docs/model.md, eq. X5), and an all-reduce is a reduce-scatter and an all-gather.
+    `collectives.ring` (docs/model.md, eq. X5), and an all-reduce is a reduce-scatter and an all-gather. The
+    bytes that a GPU sends are those of the ring, or of the switches that add up (eq. X8, X25).
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return PricedSeconds()
@@ -67,18 +69,26 @@ def _prices_with(profile: CalibrationProfile) -> dict[_RingKey, PricedSeconds]:
 
 def _ring_price(key: _RingKey, profile: CalibrationProfile) -> PricedSeconds:
     operation, total_bytes, ranks, ranks_per_node, links = key
+    nic, scale_up = busiest_bytes(operation, total_bytes, ranks, ranks_per_node)
     measured = _measured(operation, total_bytes, ranks, ranks_per_node, links, profile)
     if measured is not None:
-        return measured
+        return replace(measured, nic_bytes=nic, scale_up_bytes=scale_up)
     if operation == "all_reduce":
         half = (total_bytes, ranks, ranks_per_node, links, profile)
         scatter, gather = ring_price("reduce_scatter", *half), ring_price("all_gather", *half)
-        rings = PricedSeconds(scatter.seconds + gather.seconds, scatter.evidence | gather.evidence)
+        both = scatter.evidence | gather.evidence
+        rings = PricedSeconds(scatter.seconds + gather.seconds, both, nic, scale_up)
         switched_s = _in_switches(total_bytes, ranks, ranks_per_node, links)
-        return rings if switched_s is None or switched_s >= rings.seconds else PricedSeconds(switched_s)
+        if switched_s is None or switched_s >= rings.seconds:
+            return rings
+        nic = total_bytes / ranks_per_node if ranks > ranks_per_node else 0.0
+        scale_up = total_bytes if ranks_per_node > 1 else 0.0
+        return PricedSeconds(switched_s, nic_bytes=nic, scale_up_bytes=scale_up)
     return PricedSeconds(
         _steps_seconds(total_bytes, ranks, ranks_per_node, links, profile),
         _steps_evidence(ranks, ranks_per_node, links, profile),
+        nic,
+        scale_up,
     )
 
 

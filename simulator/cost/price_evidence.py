@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moesim.simulator.cost.moved import Moved
+
 
 class EntryReading(NamedTuple):
     """Seconds of compute that one calibration entry priced, and their sum weighted by relative error."""
@@ -81,7 +83,16 @@ def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
 
 @dataclass(frozen=True, slots=True)
 class PricedSeconds:
-    """A duration and its evidence."""
+    """A duration and its evidence, with the bytes that a GPU sends meanwhile over NICs and scale-up ports.
+
+    Where compute hides a part of the duration, all bytes are still sent.
+    """
 
     seconds: float = 0.0
     evidence: PriceEvidence = NO_EVIDENCE
+    nic_bytes: float = 0.0
+    scale_up_bytes: float = 0.0
+
+    def moved(self, what: str) -> Moved:
+        """Its bytes under a name."""
+        return Moved(what, self.nic_bytes, self.scale_up_bytes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moesim.simulator.cost.formulas import blended
+from moesim.simulator.cost.moved import Moved
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence, combined
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
@@ -35,6 +36,8 @@ class PhaseCost:
     host_s: float = 0.0
     evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
     """Evidence of the price, whose readings are compute at load 1 without waits for collectives or host."""
+    moved: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
+    """Bytes of the collectives inside the phase, exposed or hidden."""
 
 
 NO_COMPUTE = PhaseCost(0.0)
@@ -50,6 +53,7 @@ def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> Phase
         worst_s=max(sms_reserved.worst_s, overlapped.worst_s),
         host_s=blended(sms_reserved.host_s, overlapped.host_s, share),
         evidence=combined(((sms_reserved.evidence, 1.0 - share), (overlapped.evidence, share))),
+        moved=overlapped.moved or sms_reserved.moved,  # the same collectives in both modes
     )
 
 
@@ -71,6 +75,8 @@ class TransferCost:
     worst_s: float = 0.0
     """Bounds of the payload: `best_s` at nominal link rates, `worst_s` with all residuals and slow-downs."""
     evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+    moved_before: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
+    """Bytes that cross the links before the payload, inside `launch_s`."""
 
     @property
     def payload_s(self) -> float:
@@ -89,6 +95,8 @@ class SyncCost:
     best_s: float = 0.0
     worst_s: float = 0.0
     evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+    moved: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
+    """Bytes of all collectives outside of the actions, exposed or hidden, for the whole step."""
 
     @property
     def total_s(self) -> float:

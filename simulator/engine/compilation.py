@@ -187,7 +187,7 @@ class _Compiler:
         key = (kind, paired)
         if key not in self.price_keys:
             prices = [
-                (phase, mode, price, price.evidence)
+                (phase, mode, price, price.evidence, price.moved)
                 for (k, phase, mode), price in self.costs.compute.items()
                 if k == kind and (mode != "alone") == paired
             ]

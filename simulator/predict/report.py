@@ -10,14 +10,16 @@ from math import fsum
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.cost.moved import summed
 from moesim.simulator.engine.action_table import ActionTable
 from moesim.simulator.engine.arrivals import barriers
 from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.member_durations import total_ns
+from moesim.simulator.engine.moved_bytes import moved_by_rank
 from moesim.simulator.engine.program import CompiledTemplate
 from moesim.simulator.engine.records import Execution, SyncRecord
 from moesim.simulator.model.block import is_routed_layer
-from moesim.simulator.predict.result_parts import Breakdown, PhaseSpan, Utilisation
+from moesim.simulator.predict.result_parts import Breakdown, MovedBytes, PhaseSpan, Utilisation
 
 CATEGORY = {
     "F": "forward",
@@ -178,24 +180,32 @@ def _add_phases(
 def utilisation(
     executions: Sequence[Execution], nic_bytes_per_s: float, scale_up_bytes_per_s: float
 ) -> Utilisation:
-    """Busy fractions over the step, averaged over ranks and groups; link rates are nominal and per GPU."""
+    """Busy fractions over the step, averaged over ranks and groups; link rates are nominal and per GPU.
+
+    Links count all bytes of `moved_bytes` (docs/model.md, eq. T4).
+    """
     end, ranks = max(executions[0].end_ns, 1), len(executions[0].program.ranks) * len(executions)
     compute = fsum(chain.from_iterable(compute_ns(execution.table).tolist() for execution in executions))
     transfers = sum(int((e.times.finishes - e.times.begins).sum()) for e in executions)  # 0 for compute
-    nic, scale_up = (fsum(_port_bytes(execution, which) for execution in executions) for which in (0, 1))
+    rows = moved_bytes(executions)
+    pp = len(executions[0].program.ranks)
+    nic, scale_up = (
+        fsum(getattr(row, name) for row in rows) / pp for name in ("nic_bytes", "scale_up_bytes")
+    )
     return Utilisation(
         compute_partition=compute / ranks / end,
         communication_partition=transfers / ranks / end,
-        scale_up=scale_up / ranks / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
-        nic=nic / ranks / (nic_bytes_per_s * end / NS) if nic_bytes_per_s else 0.0,
+        scale_up=scale_up / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
+        nic=nic / (nic_bytes_per_s * end / NS) if nic_bytes_per_s else 0.0,
     )
 
 
-def _port_bytes(execution: Execution, which: int) -> float:
-    """Bytes that an average GPU sent through NICs (0) or scale-up ports (1), summed over pipeline ranks."""
-    link_map = execution.program.link_map
-    gpus = link_map.gpus_per_rank
-    return fsum(
-        fsum(execution.carried_bytes[link_map.ports(rank)[which]].tolist()) / gpus
-        for rank in range(len(execution.program.ranks))
+def moved_bytes(executions: Sequence[Execution]) -> tuple[MovedBytes, ...]:
+    """Bytes that an average GPU of each pipeline rank sends in the step, by what moves them (eq. T4)."""
+    groups = [moved_by_rank(execution.tasks) for execution in executions]
+    each = 1.0 / len(groups)
+    return tuple(
+        MovedBytes(rank=rank, what=what, nic_bytes=nic, scale_up_bytes=scale_up)
+        for rank, of_groups in enumerate(zip(*groups, strict=True))
+        for what, nic, scale_up in summed((row, each) for rows in of_groups for row in rows)
     )

@@ -19,6 +19,7 @@ from moesim.simulator.predict.result_parts import (
     Breakdown,
     CauseRow,
     MemoryResult,
+    MovedBytes,
     PhaseSpan,
     PoolResult,
     ProvenanceEntry,
@@ -53,6 +54,8 @@ class Result(TableResult, Documented):
     """Mean duration of each phase of MoE blocks inside overlapped pairs."""
     utilisation: Utilisation
     """Busy fractions of SMs and links over the step."""
+    moved_bytes: tuple[MovedBytes, ...] = Field((), exclude_if=lambda value: not value)
+    """What each pipeline rank's GPUs send over NICs and scale-up links in a step, collectives included."""
     critical_path_s: tuple[CauseRow, ...]
     """Seconds of the critical path by cause, largest first."""
     memory: MemoryResult

@@ -121,12 +121,24 @@ def _dollars(value: float | None) -> str:
 
 
 class Utilisation(Finite):
-    """Busy fractions over the step, averaged over pipeline ranks; for links, carried over nominal bytes."""
+    """Busy fractions over the step, averaged over pipeline ranks.
+
+    For links: bytes of `Result.moved_bytes` over what the nominal rate of one direction carries in the step.
+    """
 
     compute_partition: float
     communication_partition: float
     scale_up: float
     nic: float
+
+
+class MovedBytes(Finite):
+    """Bytes that an average GPU of a pipeline rank sends in a step, and as many that it receives."""
+
+    rank: int
+    what: str
+    nic_bytes: float
+    scale_up_bytes: float
 
 
 class CauseRow(Finite):

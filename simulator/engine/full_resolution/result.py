@@ -43,7 +43,11 @@ class SkewRow(Frozen):
 
 
 class LinkKindLoad(Frozen):
-    """Utilisation of the links of one kind, per direction: carried over nominal bytes in the step."""
+    """Utilisation of the links of one kind, per direction: carried over nominal bytes in the step.
+
+    It counts what an engine routes over links: dispatch, combine, shards inside the step and sends. The other
+    collectives count in `Result.utilisation`.
+    """
 
     kind: str
     links: int

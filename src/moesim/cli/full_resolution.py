@@ -34,7 +34,7 @@ def full_text(full: FullResult) -> list[str]:
             "group's mean"
         )
     kinds = [f"{k.kind} mean {percent(k.mean)}, most {percent(k.most)}" for k in full.link_kinds]
-    lines.append(f"  links: {'; '.join(kinds)}")
+    lines.append(f"  links under dispatch, combine and sends: {'; '.join(kinds)}")
     if full.causes:
         lines += ["", "what each fault costs                                          step        more"]
         for cause in full.causes:
