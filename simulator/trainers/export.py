@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario
 
 
 class Export(Protocol):
@@ -123,6 +124,8 @@ class ConfigurationFile:
     unspelled: tuple[str, ...]
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    """What the training script is given beside the file; the body says it as well."""
 
     def command(self) -> tuple[str, ...]:
         """The words after `torchrun`; raises InputError where the file belongs to a script of the user."""
@@ -139,10 +142,66 @@ class ConfigurationFile:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"trainer": self.trainer, "text": self.body, "unspelled": list(self.unspelled)}
+        plain: dict[str, Any] = {"trainer": self.trainer, "text": self.body}
+        if self.arguments:
+            plain["arguments"] = list(self.arguments)
+        return plain | {"unspelled": list(self.unspelled)}
 
 
 def quoted(value: Words) -> list[str]:
     """The words of a value as a shell reads them back; variables stay variables."""
     values = () if value is None else (value,) if isinstance(value, str) else value
     return [f'"{v}"' if v.startswith("$") else shlex.quote(v) for v in values]
+
+
+def _always(scenario: Scenario) -> bool:
+    return True
+
+
+def _has_experts(scenario: Scenario) -> bool:
+    return scenario.shape.moe is not None
+
+
+SETTINGS: Mapping[str, Callable[[Scenario], bool]] = {
+    "parallel.shard_group": _always,
+    "parallel.shard_optimizer_over_groups": _always,
+    "routing.capacity": _has_experts,
+    "software.attention": _always,
+    "software.bucket_parameters": lambda scenario: scenario.software.overlap_data_parallel,
+    "software.compiled_blocks": _always,
+    "software.cuda_graphs": _always,
+    "software.dropout": _always,
+    "software.expert_kernels": _has_experts,
+    "software.kernels": _always,
+    "software.loss": _always,
+    "software.overlap_context_parallel": lambda scenario: scenario.parallel.cp > 1,
+    "software.overlap_data_parallel": _always,
+    "software.overlap_optimizer": _always,
+    "software.overlap_tensor_parallel": lambda scenario: scenario.parallel.tp > 1,
+    "software.router": _has_experts,
+    "software.static_experts": _has_experts,
+}
+"""Keys of a plan that frameworks have switches for, beside those that all exports write or judge themselves
+(degrees, batch, schedule, stages, recompute, precision, dispatcher), and the scenarios that they matter for."""
+
+
+def unwritten(scenario: Scenario, written: Collection[str], trainer: str) -> Iterator[str]:
+    """A sentence for every stated switch of a plan that an export does not write.
+
+    `written` are the keys of `SETTINGS` that the export of `trainer` writes, or that its rules judge.
+    """
+    for key, matters in SETTINGS.items():
+        section, _, name = key.partition(".")
+        part = getattr(scenario, section)
+        value = getattr(part, name)
+        if key not in written and value != type(part).model_fields[name].get_default() and matters(scenario):
+            yield f"{key}={_shown(value)}: the export has no setting of {trainer} for it; set it yourself"
+
+
+def _shown(value: Any) -> str:
+    plain = value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
+    if isinstance(plain, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(inner)}" for key, inner in plain.items()) + "}"
+    if isinstance(plain, list | tuple):
+        return "[" + ", ".join(map(_shown, plain)) + "]"
+    return str(plain).lower() if isinstance(plain, bool) else str(plain)

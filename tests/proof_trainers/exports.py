@@ -30,6 +30,9 @@ SEED = 20261124
 PLANS = Path(__file__).with_name("plans.json")
 """The sample: scenario data by trainer and name, drawn once by `python exports.py --draw`."""
 
+DISPATCHERS = {"DeepSpeed": {"kernels": "nccl"}}
+"""The section `communication` of the plans of a trainer that has no DeepEP."""
+
 
 @dataclass(frozen=True)
 class Export:
@@ -58,7 +61,10 @@ def draw() -> None:
         "Megatron-Bridge": bridge.problems,
         "DeepSpeed": deepspeed.problems,
     }
-    sample = {trainer: dict(draw_plans(SEED, problems)) for trainer, problems in rules.items()}
+    sample = {
+        trainer: dict(draw_plans(SEED, problems, communication=DISPATCHERS.get(trainer)))
+        for trainer, problems in rules.items()
+    }
     blocks = []
     for trainer, plans in sample.items():
         rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(data)}" for name, data in plans.items())
@@ -145,7 +151,10 @@ def deepspeed_exports() -> Iterator[Export]:
     """JSON configurations of DeepSpeed."""
     for name, scenario in _plans("DeepSpeed"):
         text = deepspeed.deepspeed_plan(scenario).text()
-        yield Export(f"deepspeed_{name.replace('-', '_')}.json", text, _expected(scenario))
+        whole = scenario.recompute == "full"
+        expected = _expected(scenario) | {"recomputed": whole}
+        expected["interval"] = int(whole and scenario.parallel.pp > 1)
+        yield Export(f"deepspeed_{name.replace('-', '_')}.json", text, expected)
 
 
 COMMAND = (

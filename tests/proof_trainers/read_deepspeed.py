@@ -6,6 +6,7 @@ It imports nothing of moesim.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import types
@@ -27,7 +28,11 @@ def read(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     reader.dist = types.SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: replicas)
     config = reader.DeepSpeedConfig(str(path))
     assert config.bfloat16_config.enabled
+    assert not config.activation_checkpointing_config.partition_activations
     return {
+        "pp": 1 if config.pipeline["stages"] == "auto" else config.pipeline["stages"],
+        "recomputed": "activation_checkpointing" in json.loads(path.read_text()),
+        "interval": config.pipeline["activation_checkpoint_interval"],
         "microbatches": config.gradient_accumulation_steps,
         "microbatch": config.train_micro_batch_size_per_gpu,
         "sequences": config.train_batch_size,

@@ -84,21 +84,27 @@ _FP8 = {"linear": "fp8", "scaling": "tensor"}
 
 
 def draw_plans(
-    seed: int, problems: Callable[[PlanFacts], tuple[str, ...]], per_model: int = PER_MODEL
+    seed: int,
+    problems: Callable[[PlanFacts], tuple[str, ...]],
+    per_model: int = PER_MODEL,
+    communication: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and scenario data of plans that a trainer can run, `per_model` of each model that has any.
 
-    A model of which 2,000 draws give no further plan has fewer.
+    A model of which 2,000 draws give no further plan has fewer. `communication` is the section of all plans.
     """
     for model, shape in MODELS.items():
         generator = random.Random(f"{seed} {model}")
         count = 0
         for _ in range(2000):
             scenario = _draw(generator, model, shape)
+            if scenario is not None and communication:
+                scenario = scenario.replace(communication=dict(communication))
             if scenario is None or problems(facts_of(scenario)):
                 continue
             count += 1
-            yield f"{model}-{count:02d}", _data(scenario)
+            further = {"communication": dict(communication)} if communication else {}
+            yield f"{model}-{count:02d}", _data(scenario) | further
             if count == per_model:
                 break
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.export import unwritten
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
 from moesim.simulator.trainers.megatron.layout import layout_text
 from moesim.simulator.trainers.megatron.plan_arguments import recomputed_modules
@@ -25,6 +26,9 @@ PRECISIONS: Mapping[tuple[str, str], str] = {
     ("fp4", "tile"): "bf16_with_nvfp4_mixed",
 }
 """Mixed-precision recipe by the format of linear layers and the scales (training/mixed_precision.py)."""
+
+WRITTEN = ("software.overlap_data_parallel", "software.overlap_tensor_parallel")
+"""Keys of `export.SETTINGS` that the settings hold, or that `_unspelled` names."""
 
 FSDP_STRATEGY: Mapping[int, str] = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -84,7 +88,11 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
     if p.tp > 1 and plan.shape.moe is not None and not p.sequence_parallel:
         yield "tensor parallelism of experts needs parallel.sequence_parallel: true"
     wanted = {"head": ("bf16",), "dispatch": ("bf16",), "combine": ("bf16",), "moments": ("fp32", "bf16")}
-    wanted |= {"gradients": ("fp32",), "activation_cache": (recipe.linear, "bf16")}
+    wanted |= {
+        "gradients": ("fp32",),
+        "master_weights": ("fp32",),
+        "activation_cache": (recipe.linear, "bf16"),
+    }
     for key, allowed in wanted.items():
         if getattr(recipe, key) not in allowed:
             yield f"precision.{key}={getattr(recipe, key)}: Megatron-Core has {' and '.join(allowed)} only"
@@ -119,7 +127,8 @@ def bridge_overrides(scenario: Scenario) -> Overrides:
     if recipe.moments == "bf16":
         values["optimizer.use_precision_aware_optimizer"] = True
         types = {"optimizer.exp_avg_dtype": "bfloat16", "optimizer.exp_avg_sq_dtype": "bfloat16"}
-    return Overrides(values, types, (*problems(plan), *_unspelled(plan)))
+    missing = (*problems(plan), *_unspelled(plan), *unwritten(scenario, WRITTEN, "Megatron-Bridge"))
+    return Overrides(values, types, missing)
 
 
 def _experts(plan: PlanFacts) -> dict[str, Value]:

@@ -7,18 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.export import unwritten
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
 from moesim.simulator.trainers.trainer import unknown_features
+
+WRITTEN = ("routing.capacity", "software.attention", "software.dropout", "software.overlap_data_parallel")
+"""Keys of `export.SETTINGS` that the configuration or the arguments hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedPlan:
     """The configuration file's content, arguments of Megatron-DeepSpeed, and what neither can express.
 
-    DeepSpeed takes degrees of tensor and pipeline parallelism from the script that it wraps; `arguments` are
-    those of deepspeedai/Megatron-DeepSpeed. `unspelled` also lists the problems of the plan.
+    DeepSpeed takes the degrees of parallelism and the layers that are recomputed from the script that it wraps;
+    `arguments` are those of deepspeedai/Megatron-DeepSpeed beside the sizes of the model. `unspelled` also
+    lists the problems of the plan.
     """
 
     configuration: Mapping[str, Any]
@@ -28,6 +34,16 @@ class DeepSpeedPlan:
     def text(self) -> str:
         """The configuration as JSON, which has no comments."""
         return json.dumps(self.configuration, indent=2) + "\n"
+
+    def script(self, label: str) -> str:
+        """A shell fragment that writes the configuration to `ds_config.json` and sets TRAINING_ARGS."""
+        comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
+        flags = " ".join(self.arguments).replace(" --", " \\\n    --")
+        return (
+            f"# {label} with Megatron-DeepSpeed's script, whose arguments on the model are yours.\n{comments}"
+            f"cat > ds_config.json <<'JSON'\n{self.text()}JSON\n"
+            f"TRAINING_ARGS=(\n    {flags}\n)\n".replace(" \\\n", "\n")
+        )
 
 
 def problems(plan: PlanFacts) -> tuple[str, ...]:
@@ -54,6 +70,7 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
         yield "attention: Megatron-DeepSpeed has multi-head and grouped-query attention only"
     if shape.mtp_layers:
         yield "MTP modules: Megatron-DeepSpeed's model has none"
+    yield from _expert_problems(plan)
     if not plan.placement_in_order:
         yield "placement of experts and their replicas: DeepSpeed trains with experts in order"
     if plan.recompute not in ("none", "full") and not _flash_attention_alone(plan):
@@ -67,6 +84,25 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
         yield "FP8 or FP4: DeepSpeed's configuration has BF16 and FP16 only"
     if recipe.moments != "fp32" or recipe.master_weights != "fp32":
         yield "optimizer states other than FP32: DeepSpeed's BF16 optimizer keeps FP32"
+
+
+def _expert_problems(plan: PlanFacts) -> Iterator[str]:
+    """What DeepSpeed's MoE layer (deepspeed/moe) and its arguments cannot do."""
+    moe = plan.shape.moe
+    if moe is None:
+        return
+    dense = sum(not plan.shape.is_moe_layer(layer) for layer in range(plan.shape.n_layers))
+    if dense:
+        yield f"{dense} dense layers: Megatron-DeepSpeed repeats experts every --expert-interval layers"
+    if moe.shared_experts:
+        yield "shared experts: DeepSpeed's MoE layer has routed experts only"
+    if moe.scoring != "softmax" or moe.score_bias or moe.group_limited:
+        yield "the router: DeepSpeed's gate has softmax scores without biases and groups"
+    if plan.parallel.ep > 1 and dispatcher(plan.kernels).transport != "all-to-all":
+        yield (
+            f"communication.kernels={plan.kernels}: DeepSpeed's MoE layer sends tokens with NCCL's "
+            "all-to-all; use communication.kernels=nccl"
+        )
 
 
 def _flash_attention_alone(plan: PlanFacts) -> bool:
@@ -102,19 +138,54 @@ def deepspeed_plan(scenario: Scenario) -> DeepSpeedPlan:
         configuration["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.recompute == "full":
         configuration["activation_checkpointing"] = {"partition_activations": False}
-    return DeepSpeedPlan(configuration, _arguments(plan), problems(plan))
+    if p.pp > 1:
+        interval = int(plan.recompute == "full")
+        configuration["pipeline"] = {"stages": p.pp, "activation_checkpoint_interval": interval}
+    capacity = scenario.routing.capacity
+    written = WRITTEN if capacity is None or capacity.per == "expert" else WRITTEN[1:]
+    missing = (*problems(plan), *_uneven_stages(plan), *unwritten(scenario, written, "DeepSpeed"))
+    return DeepSpeedPlan(configuration, (*_arguments(plan), *_expert_arguments(scenario)), missing)
+
+
+def _uneven_stages(plan: PlanFacts) -> Iterator[str]:
+    """Megatron-DeepSpeed cuts its model by the number of layers (`partition_method="type:transformer"`)."""
+    if plan.parallel.pp == 1:
+        return
+    if plan.layers is None:
+        yield "stage layout: the scenario leaves it to moesim's balance; DeepSpeed's stages have equal layers"
+    elif len(set(plan.layers)) > 1:
+        yield f"stages.layers={list(plan.layers)}: DeepSpeed's stages have equal numbers of layers"
 
 
 def _arguments(plan: PlanFacts) -> tuple[str, ...]:
+    """Degrees, batch and recomputation; flags of Megatron-DeepSpeed@4efb479d, megatron/arguments.py."""
     p = plan.parallel
-    words = ["--deepspeed", "--tensor-model-parallel-size", str(p.tp)]
+    words = ["--deepspeed", "--deepspeed_config", "ds_config.json"]
+    words += ["--tensor-model-parallel-size", str(p.tp)]
     words += ["--pipeline-model-parallel-size", str(p.pp), "--zero-stage", str(p.zero_stage)]
+    words += ["--micro-batch-size", str(p.microbatch), "--global-batch-size", str(plan.sequences)]
+    words += ["--seq-length", str(plan.sequence_length), "--bf16"]
     if p.pp == 1:
         words.append("--no-pipeline-parallel")
     if p.sequence_parallel:
         words.append("--sequence-parallel")
-    if p.ep > 1:
-        words += ["--moe-expert-parallel-size", str(p.ep)]
     if plan.recompute == "full":
-        words.append("--deepspeed-activation-checkpointing")
-    return tuple(words)
+        words += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
+    if plan.software.attention != "unfused":
+        words.append("--use-flash-attn-v2")
+    dropout = "0.1" if plan.software.dropout else "0.0"
+    return (*words, "--attention-dropout", dropout, "--hidden-dropout", dropout)
+
+
+def _expert_arguments(scenario: Scenario) -> tuple[str, ...]:
+    """Experts, which DeepSpeed gets from the model: `ep_size`, `k` and capacity of its MoE layer."""
+    moe, p, capacity = scenario.shape.moe, scenario.parallel, scenario.routing.capacity
+    if moe is None:
+        return ()
+    words = ["--num-experts", str(moe.experts), "--topk", str(moe.top_k), "--expert-interval", "1"]
+    words += ["--moe-expert-parallel-size", str(p.ep), "--create-moe-param-group"]
+    if p.expert_tp > 1:
+        words.append("--enable-expert-tensor-parallelism")
+    if capacity is None:
+        return (*words, "--disable-moe-token-dropping")
+    return (*words, "--moe-train-capacity-factor", f"{capacity.factor.value:g}")

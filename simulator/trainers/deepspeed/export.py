@@ -1,4 +1,4 @@
-"""A plan for DeepSpeed, as its JSON configuration."""
+"""A plan for DeepSpeed, as its JSON configuration and the arguments of the script that it wraps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from moesim.simulator.trainers.facts import PlanFacts
 
 def deepspeed_export(scenario: Scenario, version: str) -> ConfigurationFile:
     """The configuration of a scenario's plan; raises InputError for what cannot be loaded, and a fleet."""
-    plan = deepspeed_plan(scenario)
-    return ConfigurationFile(f"DeepSpeed {version}", plan.text(), plan.unspelled)
+    plan, label = deepspeed_plan(scenario), f"DeepSpeed {version}"
+    return ConfigurationFile(label, plan.script(label), plan.unspelled, arguments=plan.arguments)
 
 
 def deepspeed_problems(plan: PlanFacts, version: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.interleaved import per_round
-from moesim.simulator.trainers.export import Arguments, Words
+from moesim.simulator.trainers.export import SETTINGS, Arguments, Words, unwritten
 from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.megatron.environment import megatron_environment
 from moesim.simulator.trainers.megatron.layout import layout_text
@@ -20,6 +20,10 @@ from moesim.simulator.trainers.megatron.plan_arguments import (
 )
 from moesim.simulator.trainers.trainer import Writer, build_trainer
 from moesim.simulator.trainers.variables import VARIABLES
+
+
+UNWRITTEN = ("parallel.shard_group", "parallel.shard_optimizer_over_groups", "software.static_experts")
+"""Keys of `export.SETTINGS` that the arguments do not hold."""
 
 
 def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
@@ -36,6 +40,7 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
     unspelled = [*trainer.problems_of(adapted), *changes]
     if scenario.routing.capacity is not None:
         unspelled.append("rows above a capacity are dropped: the arguments ask for a run that drops none")
+    unspelled += unwritten(scenario, set(SETTINGS) - set(UNWRITTEN), trainer.label)
     groups: dict[str, dict[str, Words]] = {
         "model": model_arguments(shape),
         "experts": {} if shape.moe is None else expert_arguments(shape, shape.moe),

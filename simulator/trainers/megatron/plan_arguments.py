@@ -55,6 +55,10 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
         return {}
     plan = scenario.parallel
     fused: dict[str, Words] = {} if scenario.software.kernels == "eager" else {"--moe-permute-fusion": None}
+    if scenario.software.router == "fused":
+        fused["--moe-router-fusion"] = None
+    if scenario.software.expert_kernels == "fused":
+        fused["--use-transformer-engine-op-fuser"] = None
     if plan.ep == 1 or scenario.communication.by_nccl:
         gathered = plan.ep > 1 and scenario.communication.kernels == "nccl-allgather"
         return {"--moe-token-dispatcher-type": "allgather" if gathered else "alltoall", **fused}
@@ -150,6 +154,10 @@ def software_arguments(software: Software, plan: ParallelPlan, shape: ModelShape
         spelled["--overlap-grad-reduce"] = None
         if plan.zero_stage:
             spelled["--overlap-param-gather"] = None
+        if software.overlap_optimizer:
+            spelled["--overlap-param-gather-with-optimizer-step"] = None
+        if software.bucket_parameters is not None:
+            spelled["--ddp-bucket-size"] = str(software.bucket_parameters)
     if plan.tp > 1 and software.overlap_tensor_parallel in ("full", "userbuffers"):
         spelled["--tp-comm-overlap"] = None
     modules = tuple(GRAPH_MODULES[part] for part in software.cuda_graphs if part in GRAPH_MODULES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.releases import Release
@@ -69,8 +70,9 @@ def training_steps(scenario: Scenario) -> int:
 
 
 def uses_deepep(plan: PlanFacts, family: str | None, release: Release) -> bool:
-    """Whether the experts exchange their tokens with DeepEP, as the prediction assumes."""
-    return plan.parallel.ep > 1 and plan.parallel.expert_tp == 1 and family in release.deepep
+    """Whether the experts exchange their tokens with DeepEP, as the plan says and the release can."""
+    wanted = plan.parallel.ep > 1 and dispatcher(plan.kernels).transport == "two-hop"
+    return wanted and plan.parallel.expert_tp == 1 and family in release.deepep
 
 
 def compiles_layers(plan: PlanFacts) -> bool:
@@ -95,9 +97,12 @@ def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str
             + "; state stages.layers"
         )
     if p.ep > 1 and not uses_deepep(plan, family, release):
-        found.append(
-            "exchange of tokens with DeepEP: this model of torchtitan exchanges them with NCCL's all-to-all"
-        )
+        transport = dispatcher(plan.kernels).transport
+        if transport != "all-to-all":
+            name = "DeepEP" if transport == "two-hop" else plan.kernels
+            found.append(
+                f"exchange of tokens with {name}: this model of torchtitan exchanges them with NCCL's all-to-all"
+            )
     elif p.ep > 1:
         found.append(f"{plan.sms} communication SMs: DeepEP chooses their number inside torchtitan")
     if p.pp > 1 and p.zero_stage > 0:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.export import unwritten
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
 from moesim.simulator.trainers.torchtitan.flavors import flavor_of
 from moesim.simulator.trainers.torchtitan.releases import Release, release_of
 from moesim.simulator.trainers.torchtitan.rules import problems
 from moesim.simulator.trainers.torchtitan.settings import unspelled
+
+WRITTEN = (
+    "software.attention", "software.compiled_blocks", "software.dropout", "software.kernels",
+    "software.overlap_data_parallel",
+)  # fmt: skip
+"""Keys of `export.SETTINGS` that the configuration holds, that the rules judge, or that FSDP always does."""
+
+LOSSES = ("compiled", "eager")
+"""Values of `software.loss` that the section `compile` of torchtitan makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +44,7 @@ def titan_plan(scenario: Scenario, version: str) -> TitanPlan:
     plan, release = facts_of(scenario), release_of(version)
     flavor = flavor_of(plan.shape, version)
     family = None if flavor is None else flavor.family
-    missing = (*problems(plan, version), *unspelled(plan, release, family))
+    written = (*WRITTEN, "software.loss") if plan.software.loss in LOSSES else WRITTEN
+    further = unwritten(scenario, written, f"torchtitan {version}")
+    missing = (*problems(plan, version), *unspelled(plan, release, family), *further)
     return TitanPlan(plan, release, family, None if flavor is None else flavor.name, missing)
