@@ -181,8 +181,8 @@ SETTINGS: Mapping[str, Callable[[Scenario], bool]] = {
     "software.router": _has_experts,
     "software.static_experts": _has_experts,
 }
-"""Keys of a plan that frameworks have switches for, beside those that all exports write or judge themselves
-(degrees, batch, schedule, stages, recompute, precision, dispatcher), and the scenarios that they matter for."""
+"""Keys of a plan that frameworks have switches for, with the scenarios that they matter for. Degrees, batch,
+schedule, stages, recompute, precision and dispatcher are not among them: all exports write or judge those."""
 
 
 def unwritten(scenario: Scenario, written: Collection[str], trainer: str) -> Iterator[str]:

@@ -22,9 +22,9 @@ WRITTEN = ("routing.capacity", "software.attention", "software.dropout", "softwa
 class DeepSpeedPlan:
     """The configuration file's content, arguments of Megatron-DeepSpeed, and what neither can express.
 
-    DeepSpeed takes the degrees of parallelism and the layers that are recomputed from the script that it wraps;
-    `arguments` are those of deepspeedai/Megatron-DeepSpeed beside the sizes of the model. `unspelled` also
-    lists the problems of the plan.
+    DeepSpeed takes the degrees of parallelism and the layers that are recomputed from the script that it
+    wraps; `arguments` are those of deepspeedai/Megatron-DeepSpeed beside the sizes of the model. `unspelled`
+    also lists the problems of the plan.
     """
 
     configuration: Mapping[str, Any]

@@ -21,7 +21,6 @@ from moesim.simulator.trainers.megatron.plan_arguments import (
 from moesim.simulator.trainers.trainer import Writer, build_trainer
 from moesim.simulator.trainers.variables import VARIABLES
 
-
 UNWRITTEN = ("parallel.shard_group", "parallel.shard_optimizer_over_groups", "software.static_experts")
 """Keys of `export.SETTINGS` that the arguments do not hold."""
 

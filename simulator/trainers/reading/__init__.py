@@ -35,6 +35,17 @@ def read_launch(
     recipe. Nothing of the file is run. Raises InputError, naming file and line, for a file that cannot be
     read, that is beyond the limits, or that starts no training.
     """
+    try:
+        return _read(path, environment, recipe, parameters)
+    except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; write the arguments out"
+        ) from error
+
+
+def _read(
+    path: Path, environment: Mapping[str, str], recipe: str | None, parameters: Sequence[str]
+) -> LaunchFile:
     suffix = path.suffix.lower()
     if recipe is not None and suffix != ".py":
         raise InputError(

@@ -6,37 +6,59 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Argument, Unknown, Value
+from moesim.simulator.trainers.reading.limits import MOST_BITS, MOST_DEPTH
 
 
-def flattened(data: Mapping[str, Any], place: Callable[[str], str], above: str = "") -> tuple[Argument, ...]:
+def flattened(
+    data: Mapping[str, Any], place: Callable[[str], str], above: str = "", depth: int = 0
+) -> tuple[Argument, ...]:
     """The entries of a mapping as arguments; `place` says where the entry of a dotted name is written.
 
     A list becomes a tuple. A mapping inside a list is written as its text, since it has no dotted name.
+    Raises InputError for names of too many parts, and for numbers of too many digits.
     """
+    if depth > MOST_DEPTH:
+        raise InputError(
+            f"{place(above)}: {above[:60]!r}... has more than {MOST_DEPTH} parts, the limit of a name; "
+            "shorten it"
+        )
     arguments: list[Argument] = []
     for key, value in data.items():
         name = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and value:
-            arguments += flattened(value, place, name)
+            arguments += flattened(value, place, name, depth + 1)
         else:
-            arguments.append(Argument(name, plain(value), place(name)))
+            where = place(name)
+            arguments.append(Argument(name, plain(value, f"{where}: {name[:80]}"), where))
     return tuple(arguments)
 
 
-def plain(value: Any) -> Value | Unknown:
-    """A value of a configuration file as plain data."""
+def check_number(value: int, place: str) -> None:
+    """Raise InputError for a whole number that is too long to be written."""
+    if value.bit_length() > MOST_BITS:
+        raise InputError(
+            f"{place}: a whole number of {value.bit_length():,} bits, above the limit of {MOST_BITS}; "
+            "correct it"
+        )
+
+
+def plain(value: Any, place: str = "a value of the file") -> Value | Unknown:
+    """A value of a configuration file as plain data; raises InputError for numbers of too many digits."""
+    if isinstance(value, int):
+        check_number(value, place)
     if isinstance(value, Unknown) or value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list | tuple):
-        items = [plain(item) for item in value]
+        items = [plain(item, place) for item in value]
         unknown = next((item for item in items if isinstance(item, Unknown)), None)
         if unknown is not None:
             text = ", ".join(item.text if isinstance(item, Unknown) else repr(item) for item in items)
             return Unknown(f"[{text}]", unknown.reason)
         return tuple(item for item in items if not isinstance(item, Unknown))
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {plain(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {plain(item, place)}" for key, item in value.items()) + "}"
     return str(value)
 
 

@@ -16,6 +16,12 @@ MOST_DEPTH = 40
 """Most levels of nested statements, calls, substitutions and files."""
 MOST_WORDS = 5_000
 """Most words of one command or array."""
+MOST_WORK = 400_000
+"""Most parts of values, characters of patterns and variables of branches that are looked at: a second."""
+MOST_PARTS = 100_000
+"""Most elements and characters of one value, those that it holds several times counted each time."""
+MOST_BITS = 512
+"""Most bits of a whole number."""
 MOST_FILES = 20
 """Most files that one launch file may include."""
 
@@ -27,6 +33,7 @@ class Budget:
         """Takes the name of the file, for messages."""
         self.file = file
         self._characters, self._steps, self._files = MOST_EXPANDED, MOST_STEPS, MOST_FILES
+        self._work = MOST_WORK
 
     def text(self, size: int, name: str) -> None:
         """Count an expanded text of `size` characters; `name` says what was expanded."""
@@ -44,6 +51,15 @@ class Budget:
             raise InputError(
                 f"{place}: more than {MOST_STEPS:,} statements were followed, the limit; shorten the loops "
                 "of the script or write the arguments out"
+            )
+
+    def work(self, count: int, place: str) -> None:
+        """Count the parts that one operation at `place` looks at."""
+        self._work -= count
+        if self._work < 0:
+            raise InputError(
+                f"{place}: to read the file takes more than {MOST_WORK:,} steps, the limit; write the "
+                "arguments out"
             )
 
     def words(self, count: int, place: str) -> None:

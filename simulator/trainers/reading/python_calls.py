@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.simulator.trainers.reading.python_expressions import evaluate, is_plain
 from moesim.simulator.trainers.reading.python_follower import RecipeFollower
-from moesim.simulator.trainers.reading.python_values import Tree, shown, unknown
+from moesim.simulator.trainers.reading.python_values import Tree, measured, shown, unknown
 
 _WRAPPERS = ("Config", "Partial")
 
@@ -66,9 +66,10 @@ def _method(recipe: RecipeFollower, node: ast.Call, function: ast.Attribute) -> 
     if isinstance(base, list) and function.attr in ("append", "extend") and len(arguments) == 1:
         added = [arguments[0]] if function.attr == "append" else arguments[0]
         if isinstance(added, list | tuple):
+            measured(recipe.budget, recipe.place(node), added, but=None if added is base else base)
             base += added
             return True, None
-    if isinstance(base, dict) and function.attr in ("get", "pop") and arguments and is_plain(arguments[0]):
+    if isinstance(base, dict) and function.attr in ("get", "pop") and arguments and _is_key(arguments[0]):
         return True, base.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
     if (
         isinstance(base, dict)
@@ -76,6 +77,7 @@ def _method(recipe: RecipeFollower, node: ast.Call, function: ast.Attribute) -> 
         and len(arguments) == 1
         and isinstance(arguments[0], dict)
     ):
+        measured(recipe.budget, recipe.place(node), *arguments[0].values(), but=base)
         base |= arguments[0]
         return True, None
     if isinstance(base, str) and function.attr in ("lower", "upper", "strip") and not arguments:
@@ -107,7 +109,7 @@ def _builtin(recipe: RecipeFollower, name: str, node: ast.Call) -> tuple[Any] | 
     if name == "dict" and not node.args:
         return (_keywords(recipe, node),)
     values = [evaluate(recipe, argument) for argument in node.args if not isinstance(argument, ast.Starred)]
-    if node.keywords or not values or not is_plain(*values):
+    if node.keywords or not values or not is_plain(recipe, node, *values):
         return (unknown(node, "one of its values is not known"),)
     functions: dict[str, Any] = {
         "list": list, "tuple": tuple, "int": int, "float": float, "str": str, "bool": bool, "min": min,
@@ -120,6 +122,11 @@ def _builtin(recipe: RecipeFollower, name: str, node: ast.Call) -> tuple[Any] | 
         return (functions[name](*values),)
     except (TypeError, ValueError, OverflowError) as error:
         return (unknown(node, str(error)[:100]),)
+
+
+def _is_key(value: Any) -> bool:
+    """Whether a value can be a key of a mapping."""
+    return isinstance(value, str | int | float | bool | None)
 
 
 def _line(node: ast.Call, key: str) -> int:

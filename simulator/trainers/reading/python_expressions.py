@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.limits import MOST_LINE
-from moesim.simulator.trainers.reading.python_values import Tree, shown, unknown
+from moesim.simulator.trainers.reading.python_values import Tree, measured, shown, unknown
 
 if TYPE_CHECKING:
     from moesim.simulator.trainers.reading.python_follower import RecipeFollower
 
 _MOST_NUMBER = 10**18
 _MOST_ITEMS = 5_000
+_MAKING = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BinOp, ast.JoinedStr, ast.Call)
+"""Expressions that make a new value, whose size is limited."""
 OTHER_FILE = "it is a name of another file"
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -39,19 +41,14 @@ def evaluate(recipe: RecipeFollower, node: ast.expr) -> Any:
     recipe.budget.depth(recipe.depth, recipe.place(node))
     value = handler(recipe, node)
     recipe.depth -= 1
+    if isinstance(node, _MAKING):
+        measured(recipe.budget, recipe.place(node), value)
     return value
 
 
-def is_plain(*values: Any) -> bool:
-    """Whether no value is, or holds, an unknown value or an object."""
-    for value in values:
-        if isinstance(value, Unknown | Tree):
-            return False
-        if isinstance(value, list | tuple) and not is_plain(*value):
-            return False
-        if isinstance(value, dict) and not is_plain(*value.values()):
-            return False
-    return True
+def is_plain(recipe: RecipeFollower, node: ast.expr, *values: Any) -> bool:
+    """Whether no value is, or holds, an unknown value or an object; raises InputError as `measured`."""
+    return measured(recipe.budget, recipe.place(node), *values)
 
 
 def _name(recipe: RecipeFollower, node: ast.Name) -> Any:
@@ -119,7 +116,7 @@ def _reason(*values: Any) -> str:
 def _binary(recipe: RecipeFollower, node: ast.BinOp) -> Any:
     left, right = evaluate(recipe, node.left), evaluate(recipe, node.right)
     function = _BINARY.get(type(node.op))
-    if not is_plain(left, right):
+    if not is_plain(recipe, node, left, right):
         return unknown(node, _reason(left, right))
     numbers = all(isinstance(value, int | float) and abs(value) < _MOST_NUMBER for value in (left, right))
     if isinstance(node.op, ast.Pow) and numbers and 0 <= right <= 60 and abs(left) <= 1_000_000:
@@ -157,7 +154,7 @@ def _compare(recipe: RecipeFollower, node: ast.Compare) -> Any:
         right = evaluate(recipe, right_node)
         if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Tree):
             return isinstance(op, ast.IsNot)
-        if not is_plain(left, right):
+        if not is_plain(recipe, node, left, right):
             return unknown(node, _reason(left, right))
         try:
             if not _COMPARE[type(op)](left, right):
@@ -203,7 +200,7 @@ def _joined(recipe: RecipeFollower, node: ast.JoinedStr) -> Any:
         if not isinstance(part, ast.FormattedValue):
             return unknown(node, "it is not computed")
         value = evaluate(recipe, part.value)
-        if not is_plain(value) or part.format_spec is not None or part.conversion != -1:
+        if not is_plain(recipe, node, value) or part.format_spec is not None or part.conversion != -1:
             return unknown(node, _reason(value))
         text += str(value)
         if len(text) > MOST_LINE:
@@ -214,7 +211,7 @@ def _joined(recipe: RecipeFollower, node: ast.JoinedStr) -> Any:
 def _subscript(recipe: RecipeFollower, node: ast.Subscript) -> Any:
     base = evaluate(recipe, node.value)
     key = evaluate(recipe, node.slice)
-    if isinstance(base, dict | list | tuple) and is_plain(key):
+    if isinstance(base, dict | list | tuple) and is_plain(recipe, node, key):
         try:
             return base[key]
         except (KeyError, IndexError, TypeError):

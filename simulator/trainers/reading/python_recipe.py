@@ -10,6 +10,7 @@ from pathlib import Path
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.simulator.trainers.launch import LaunchFile
+from moesim.simulator.trainers.reading.flatten import check_number
 from moesim.simulator.trainers.reading.limits import MOST_BYTES
 from moesim.simulator.trainers.reading.python_statements import MOST_LISTED, Recipe
 from moesim.simulator.trainers.reading.python_values import Tree, arguments_of_tree
@@ -35,7 +36,8 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
         raise InputError(f"{path.name}: nested too deeply; write the values out") from None
     if not isinstance(value, Tree | dict):
         raise InputError(
-            f"{path.name}: {name} makes no configuration that can be read ({str(value)[:80]}); name another "
+            f"{path.name}: {name} makes no configuration that can be read ({reader.text(value, path.name)[:80]}); name "
+            "another "
             f"of {', '.join(reader.recipes()[:MOST_LISTED])}"
         )
     tree = (
@@ -43,7 +45,7 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
         if isinstance(value, Tree)
         else Tree(entries={str(key): (item, 1) for key, item in value.items()})
     )
-    arguments = tuple(arguments_of_tree(tree, path.name))
+    arguments = tuple(arguments_of_tree(tree, path.name, reader.budget))
     if not arguments:
         raise InputError(f"{path.name}: {name} sets no value; name the function that configures the training")
     if tree.is_open and tree.call:
@@ -65,8 +67,12 @@ def _parsed(text: str, file: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the file's text looks like is not the user's concern here
-            return ast.parse(text)
+            tree = ast.parse(text)
     except SyntaxError as error:
         raise InputError(f"{file}, line {error.lineno}: not valid Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{file}: cannot be read as Python: {str(error)[:100]}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            check_number(node.value, f"{file}, line {node.lineno}")
+    return tree

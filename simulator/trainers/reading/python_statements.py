@@ -6,6 +6,7 @@ import ast
 import copy
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
@@ -13,7 +14,7 @@ from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.limits import Budget
 from moesim.simulator.trainers.reading.python_calls import value_of_call
 from moesim.simulator.trainers.reading.python_expressions import evaluate, true_or_false
-from moesim.simulator.trainers.reading.python_values import Tree, shown
+from moesim.simulator.trainers.reading.python_values import Tree, measured, shown
 
 MOST_LISTED = 30
 """Most names of recipes in a message."""
@@ -148,8 +149,7 @@ class Recipe:
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self._assign(node.target, evaluate(self, node.value), node)
         elif isinstance(node, ast.AugAssign):
-            combined = ast.BinOp(_loaded(node.target), node.op, node.value)
-            self._assign(node.target, evaluate(self, ast.copy_location(combined, node)), node)
+            self._assign(node.target, evaluate(self, _combined(node)), node)
         elif isinstance(node, ast.Return):
             value = None if node.value is None else evaluate(self, node.value)
             if len(self._uncertain) > self._outside:
@@ -188,6 +188,9 @@ class Recipe:
                 owner.entries[target.attr] = (self._maybe(value, before), node.lineno)
         elif isinstance(target, ast.Subscript):
             base, key = evaluate(self, target.value), evaluate(self, target.slice)
+            measured(
+                self.budget, self.place(node), value, but=base if isinstance(base, dict | list) else None
+            )
             if isinstance(base, dict) and isinstance(key, str | int):
                 base[key] = self._maybe(value, base.get(key))
             elif isinstance(base, list) and isinstance(key, int) and -len(base) <= key < len(base):
@@ -222,13 +225,16 @@ class Recipe:
         """A value that is set where a condition is not decided."""
         if not self._uncertain:
             return value
-        texts = [
-            v.text if isinstance(v, Unknown) else v.call if isinstance(v, Tree) else repr(v)
-            for v in (value, before)
-        ]
+        texts = [self.text(v, f"{self.file}, {self._uncertain[-1]}"[:200]) for v in (value, before)]
         return Unknown(
             " or ".join(dict.fromkeys(text[:80] for text in texts)), f"depends on {self._uncertain[-1]}"
         )
+
+    def text(self, value: Any, place: str) -> str:
+        """A value as a message shows it."""
+        if isinstance(value, Unknown | Tree):
+            return value.text if isinstance(value, Unknown) else value.call
+        return repr(value) if measured(self.budget, place, value) else f"a {type(value).__name__} of objects"
 
     def _if(self, node: ast.If) -> None:
         truth = true_or_false(evaluate(self, node.test))
@@ -263,6 +269,12 @@ def _configures(node: ast.FunctionDef) -> bool:
         for inner in ast.walk(node)
     )
     return returns and sets
+
+
+@lru_cache(maxsize=1024)
+def _combined(node: ast.AugAssign) -> ast.BinOp:
+    """The expression that an assignment such as `a += b` evaluates."""
+    return ast.copy_location(ast.BinOp(_loaded(node.target), node.op, node.value), node)
 
 
 def _loaded(target: ast.expr) -> ast.expr:

@@ -190,7 +190,7 @@ class ShellConditions:
             return None
         if operator in ("<", ">"):
             return ours < theirs if operator == "<" else ours > theirs
-        equal = patterns.matches(patterns.pattern_of(pieces), ours)
+        equal = patterns.matches(patterns.pattern_of(pieces), ours, self.expander.count)
         return equal == (operator != "!=")
 
     def _compared(self, left: str, operator: str, right: str) -> bool | None:

@@ -190,7 +190,12 @@ class Expander:
             shown = self.unknowns.shown(f"$(({expression.strip()}))")
             self.scope.set(name, self._unknown(shown[:200], reason))
 
+    def count(self, work: int) -> None:
+        """Count the work of a pattern; raises InputError beyond the limit."""
+        self.budget.work(work, self.budget.file)
+
     def _number_text(self, name: str) -> str | None:
+        self.count(50)  # reading a number in a variable takes as long as so many steps of a pattern
         variable = self.scope.variables.get(name)
         if variable is not None and variable.value is None:
             return "0"

@@ -162,7 +162,7 @@ def _items(shell: ShellFollower, node: Node, value: str, items: list[Node], at: 
         everything = text == "*"
         if everything or (
             is_known(value, *(part for part, _ in pieces))
-            and patterns.matches(patterns.pattern_of(pieces), value)
+            and patterns.matches(patterns.pattern_of(pieces), value, shell.expander.count)
         ):
             result = True
             break

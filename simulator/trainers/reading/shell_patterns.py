@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_MATCHED = 4_000
@@ -26,6 +27,9 @@ class Token:
 
 
 Pattern = tuple[Token, ...]
+
+Count = Callable[[int], None]
+"""Is told the work of each step, and raises InputError where that is too much."""
 
 
 def pattern_of(pieces: list[tuple[str, bool]]) -> Pattern:
@@ -77,11 +81,12 @@ def _set(flat: list[tuple[str, bool]], at: int) -> tuple[Token, int]:
 _CLASSES = {"space": " \t\n\r\v\f", "digit": "0123456789", "blank": " \t"}
 
 
-def ends(pattern: Pattern, text: str) -> list[int]:
+def ends(pattern: Pattern, text: str, count: Count) -> list[int]:
     """Every length of a beginning of `text` that the whole pattern matches, in order."""
     states = _closed({0}, pattern)
     lengths = [0] if len(pattern) in states else []
     for n, char in enumerate(text, start=1):
+        count(1 + len(states))
         after = set()
         for state in states:
             if state < len(pattern):
@@ -107,30 +112,30 @@ def _closed(states: set[int], pattern: Pattern) -> set[int]:
     return closed
 
 
-def matches(pattern: Pattern, text: str) -> bool:
+def matches(pattern: Pattern, text: str, count: Count) -> bool:
     """Whether the pattern matches the whole text."""
-    lengths = ends(pattern, text)
+    lengths = ends(pattern, text, count)
     return bool(lengths) and lengths[-1] == len(text)
 
 
-def without_prefix(pattern: Pattern, text: str, *, longest: bool) -> str:
+def without_prefix(pattern: Pattern, text: str, count: Count, *, longest: bool) -> str:
     """`${text#pattern}`, or `${text##pattern}` with `longest`."""
-    lengths = ends(pattern, text)
+    lengths = ends(pattern, text, count)
     return text if not lengths else text[lengths[-1 if longest else 0] :]
 
 
-def without_suffix(pattern: Pattern, text: str, *, longest: bool) -> str:
+def without_suffix(pattern: Pattern, text: str, count: Count, *, longest: bool) -> str:
     """`${text%pattern}`, or `${text%%pattern}` with `longest`."""
-    return without_prefix(pattern[::-1], text[::-1], longest=longest)[::-1]
+    return without_prefix(pattern[::-1], text[::-1], count, longest=longest)[::-1]
 
 
-def replaced(pattern: Pattern, text: str, by: str, *, every: bool) -> str:
+def replaced(pattern: Pattern, text: str, by: str, count: Count, *, every: bool) -> str:
     """`${text/pattern/by}`, or `${text//pattern/by}` with `every`; the longest match is replaced."""
     if not text:
-        return by if matches(pattern, text) and pattern else text
+        return by if matches(pattern, text, count) and pattern else text
     done, at = "", 0
     while at < len(text):
-        lengths = ends(pattern, text[at:])
+        lengths = ends(pattern, text[at:], count)
         if lengths and lengths[-1]:
             done, at = done + by, at + lengths[-1]
             if not every:

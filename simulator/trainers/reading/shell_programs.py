@@ -275,6 +275,7 @@ def _record(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ..
     if words[0] in _SILENT:
         return
     outer = [wrapper for level in shell.outer_wrappers for wrapper in level]
+    shell.budget.work(len(shell.scope.variables), shell.place)
     shell.reading.commands.append(
         Command(
             tuple(words),

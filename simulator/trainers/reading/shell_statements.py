@@ -57,7 +57,8 @@ class Statements:
         return f"{self.source.file}, line {self.line}"
 
     def use(self, scope: Scope) -> None:
-        """Go on in another scope."""
+        """Go on in another scope, whose variables were copied or merged."""
+        self.budget.work(len(scope.variables), self.place)
         self.scope = self.expander.scope = scope
 
     # -- texts ---------------------------------------------------------------------------------------
@@ -169,6 +170,7 @@ class Statements:
 
     def simple(self, text: str) -> None:
         """Follow assignments, a declaration or a command."""
+        self.budget.work(len(text), self.place)
         if not self.source.derived:
             self.reading.followed.append((self.source.file, self.line, text))
         scanned = scan(text)

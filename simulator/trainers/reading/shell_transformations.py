@@ -60,18 +60,22 @@ def transformed(expander: WordExpander, value: str, rest: str, raw: str) -> str:
     pattern = patterns.pattern_of(pieces)
     if kind[0] in "#%":
         cut = patterns.without_prefix if kind[0] == "#" else patterns.without_suffix
-        return cut(pattern, value, longest=len(kind) == 2)
+        return cut(pattern, value, expander.count, longest=len(kind) == 2)
     if len(value) > patterns.MOST_MATCHED:
         return expander.unknowns.mark(
             Unknown(raw, f"the text has more than {patterns.MOST_MATCHED} characters")
         )
     if kind in ("/#", "/%"):
         at_start = kind == "/#"
-        lengths = patterns.ends(pattern if at_start else pattern[::-1], value if at_start else value[::-1])
+        lengths = (
+            patterns.ends(pattern, value, expander.count)
+            if at_start
+            else patterns.ends(pattern[::-1], value[::-1], expander.count)
+        )
         if not lengths:
             return value
         return by + value[lengths[-1] :] if at_start else value[: len(value) - lengths[-1]] + by
-    return patterns.replaced(pattern, value, by, every=kind == "//")
+    return patterns.replaced(pattern, value, by, expander.count, every=kind == "//")
 
 
 def _split_slash(word: str) -> tuple[str, str]:

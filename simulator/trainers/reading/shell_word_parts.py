@@ -50,5 +50,8 @@ class WordExpander(Protocol):
     def integer(self, expression: str) -> int:
         """The value of an arithmetic expression; raises UnknownNumber where it has none."""
 
+    def count(self, work: int) -> None:
+        """Count the work of a pattern; raises InputError beyond the limit."""
+
     def separator(self) -> str:
         """The characters that split unquoted text."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Unknown
 
 OPEN, CLOSE = "\ue000", "\ue001"
@@ -13,6 +14,9 @@ PRIVATE = re.compile("[\ue000\ue001]")
 """Characters that a file must not hold, because marks are made of them."""
 MARK = re.compile("\ue000(\\d{1,7})\ue001")
 _MOST_SHOWN = 160
+_MOST_ALTERNATIVES = 200_000
+_MOST_OPTIONS = 20
+"""Most alternatives of one value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,17 @@ class Unknowns:
         """Begins without an unknown value."""
         self._entries: list[Unknown | Choice] = []
         self._index: dict[Unknown | Choice, int] = {}
+        self._alternatives = 0
 
     def mark(self, entry: Unknown | Choice) -> str:
         """The mark that stands for an unknown value inside a text."""
+        if isinstance(entry, Choice):
+            self._alternatives += sum(map(len, entry.alternatives))
+            if self._alternatives > _MOST_ALTERNATIVES:
+                raise InputError(
+                    f"the values that conditions leave open are more than {_MOST_ALTERNATIVES:,}, the limit; "
+                    "give the variables of the conditions, or write the arguments out"
+                )
         if entry not in self._index:
             self._index[entry] = len(self._entries)
             self._entries.append(entry)
@@ -75,8 +87,9 @@ class Unknowns:
                 return entry.text
             if depth > 3:
                 return "..."
-            options = (self._shown(" ".join(option), depth + 1) or "nothing" for option in entry.alternatives)
-            return " or ".join(dict.fromkeys(options))
+            first = entry.alternatives[:_MOST_OPTIONS]
+            options = [self._shown(" ".join(option), depth + 1) or "nothing" for option in first]
+            return " or ".join(dict.fromkeys([*options, *["..."][: len(entry.alternatives) - len(first)]]))
 
         shown = MARK.sub(one, text)
         return shown if depth == 0 or len(shown) <= _MOST_SHOWN else shown[:_MOST_SHOWN] + "..."

@@ -101,7 +101,8 @@ def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str
         if transport != "all-to-all":
             name = "DeepEP" if transport == "two-hop" else plan.kernels
             found.append(
-                f"exchange of tokens with {name}: this model of torchtitan exchanges them with NCCL's all-to-all"
+                f"exchange of tokens with {name}: this model of torchtitan exchanges them with NCCL's "
+                "all-to-all"
             )
     elif p.ep > 1:
         found.append(f"{plan.sms} communication SMs: DeepEP chooses their number inside torchtitan")
