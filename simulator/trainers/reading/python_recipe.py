@@ -35,10 +35,10 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
     except RecursionError:
         raise InputError(f"{path.name}: nested too deeply; write the values out") from None
     if not isinstance(value, Tree | dict):
+        shown = reader.text(value, path.name)[:80]
         raise InputError(
-            f"{path.name}: {name} makes no configuration that can be read ({reader.text(value, path.name)[:80]}); name "
-            "another "
-            f"of {', '.join(reader.recipes()[:MOST_LISTED])}"
+            f"{path.name}: {name} makes no configuration that can be read ({shown}); name another of "
+            f"{', '.join(reader.recipes()[:MOST_LISTED])}"
         )
     tree = (
         value

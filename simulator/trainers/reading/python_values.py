@@ -40,8 +40,8 @@ class Tree:
 def measured(budget: Budget, place: str, *values: Any, but: Any = None) -> bool:
     """Whether no value is, or holds, an unknown value or an object.
 
-    Counts the elements and characters of the values, those of an object once. Raises InputError where they are too many or nested too
-    deeply, and where the values hold `but`, which then held itself.
+    Counts the elements and characters of the values, those of an object once. Raises InputError where they
+    are too many or nested too deeply, and where the values hold `but`, which then held itself.
     """
     size, is_plain = 0, True
     objects: set[int] = set()
