@@ -32,6 +32,20 @@ OWN = (
 """Arguments that Megatron-LM does not have, and that names of other trainers stand for."""
 
 
+WITHOUT_VALUE: Mapping[str, Value] = {
+    "recompute-granularity": "none", "num-experts": 0, "mtp-num-layers": 0, "fp8-format": "none",
+    "num-virtual-stages-per-pipeline-rank": 1, "moe-shared-expert-intermediate-size": 0,
+}  # fmt: skip
+"""Values of the arguments that an explicit None of a configuration switches off."""
+
+NEEDS_VALUE = frozenset([
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+    "expert-model-parallel-size", "expert-tensor-parallel-size", "micro-batch-size", "global-batch-size",
+    "seq-length", "num-layers", "hidden-size", "num-attention-heads", "moe-router-topk",
+    "moe-token-dispatcher-type", "zero-stage", "schedule", "recompute-policy",
+])  # fmt: skip
+"""Arguments that decide the plan or the model, and whose value None means something else in every trainer."""
+
 MOST_ARGUMENTS = 5000
 """Most arguments of a launch file."""
 
@@ -88,7 +102,8 @@ def collect(
         raise InputError(
             f"the file has {len(launch.arguments)} arguments, above the limit of {MOST_ARGUMENTS:,}"
         )
-    for name in sorted(set(ignore) - {argument.name for argument in launch.arguments}):
+    known_names = {argument.name for argument in launch.arguments} | set(launch.environment)
+    for name in sorted(set(ignore) - known_names):
         raise InputError(f"--ignore {name[:80]}: the file does not have this argument; leave it out")
     trainer = _names()[launch.trainer if launch.trainer in NAMED_TRAINERS else MEGATRONS_COMPANION]
     stated: dict[str, StatedArgument] = {}
@@ -193,14 +208,16 @@ def _read(
         return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     if known is not None:
         value = _value(known, argument.value)
+        value = _without_value(known.argument, argument) if value is argument.value is None else value
         if value is None or text == "auto":
             return row("base", "the file leaves it open, so the base's counts")
         return StatedArgument(argument.name, value, argument.place, _entry(known.argument, table), text), None
     alike = _like_megatron(name, trainer, table)
     if alike is not None:
-        if argument.value is None:
+        value = _without_value(alike.name, argument) if argument.value is None else argument.value
+        if value is None:
             return row("base", "the file leaves it open, so the base's counts")
-        return StatedArgument(argument.name, argument.value, argument.place, alike), None
+        return StatedArgument(argument.name, value, argument.place, alike, text), None
     for section in _sections(name):
         if section in trainer.irrelevant:
             return row("irrelevant", trainer.irrelevant[section])
@@ -214,6 +231,19 @@ def _read(
         f"{argument.place}: {name[:80]!r} is not known{hint}; correct it, or give --ignore {name[:80]} if it "
         "changes neither time nor memory"
     )
+
+
+def _without_value(name: str, argument: Argument) -> Value:
+    """What an explicit None says: off, or None where the base counts.
+
+    Raises InputError for an argument that decides the plan and has no value that means off.
+    """
+    if name in NEEDS_VALUE:
+        raise InputError(
+            f"{argument.place}: {argument.name} = None: what the trainer takes for it is not known; write "
+            f"the value, or give --ignore {argument.name} to take the base's"
+        )
+    return WITHOUT_VALUE.get(name)
 
 
 def _named_value(known: _Name | None, text: str) -> str | None:

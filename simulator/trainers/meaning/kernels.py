@@ -24,10 +24,13 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
     """Set the kernels that move tokens to experts on other GPUs, and their SMs."""
     kind, backend = "moe-token-dispatcher-type", "moe-flex-dispatcher-backend"
     sms = [name for name in SM_ARGUMENTS if given.has(name)]
-    if ep == 1 or (like_base and not given.has(kind, backend, "moe-enable-deepep")):
+    if ep == 1:
         for name in (kind, backend, "moe-enable-deepep", *sms):
             if given.has(name):
                 given.explain(name, "irrelevant", "no tokens leave the GPU with expert-parallel size 1")
+        return
+    if like_base and not given.has(kind, backend, "moe-enable-deepep"):
+        _sms_of_base(given, base, sms)
         return
     chosen = given.text(kind, "flex" if like_base else "allgather", ("allgather", "alltoall", "flex"))
     if chosen != "flex":
@@ -53,6 +56,18 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
         usual = 16 if engine == "hybridep" else 20
         number = given.integer(stated[0], usual, least=0, most=10_000) if stated else usual
         given.set("communication.sms", number, *(stated or own))
+
+
+def _sms_of_base(given: Given, base: Scenario, sms: list[str]) -> None:
+    """Set the SMs of the base's dispatcher where the file states only these."""
+    if sms and base.communication.by_nccl:
+        raise InputError(
+            f"{given.place(sms[0])}: are SMs of DeepEP or HybridEP, and the file does not state a dispatcher "
+            f"where the base has {base.communication.kernels}; state --moe-token-dispatcher-type, or give "
+            f"--ignore {given.stated[sms[0]].written}"
+        )
+    if sms:
+        given.set("communication.sms", given.integer(sms[0], 20, least=0, most=10_000), *sms)
 
 
 SM_ARGUMENTS = ("moe-deepep-num-sms", "moe-flex-dispatcher-num-sms", "moe-hybridep-num-sms")

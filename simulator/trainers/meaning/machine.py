@@ -7,6 +7,7 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.jobs.placement import MOST_GPUS_OF_A_HOST
 from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.meaning.given import Given, unknown_value
 from moesim.simulator.trainers.meaning.rows import MeaningRow
@@ -29,7 +30,7 @@ def read_machine(given: Given, launch: LaunchFile, base: Scenario, gpus: int | N
     """
     sizes = [(machine.nodes, machine.node.n_gpus) for machine in base.machines]
     own = sum(nodes * gpus for nodes, gpus in sizes)
-    asked, place = _asked(launch) if gpus is None else (gpus, "--gpus of this command")
+    asked, place = _asked(launch, base) if gpus is None else (gpus, "--gpus of this command")
     if asked is None or asked == own:
         text = f"{own} GPUs: " + (
             "the file does not say how many" if asked is None else "as many as asked for"
@@ -89,8 +90,11 @@ def _other_network(base: Scenario, nodes: int) -> Scenario:
     return base.replace(cluster=outline)
 
 
-def _asked(launch: LaunchFile) -> tuple[int | None, str]:
-    """GPUs that launcher and environment ask for, and where; None where they do not say."""
+def _asked(launch: LaunchFile, base: Scenario) -> tuple[int | None, str]:
+    """GPUs that launcher and environment ask for, and where; None where they do not say.
+
+    Nodes whose GPUs the file does not state have those of a node of the base, where that is one host.
+    """
     for note in launch.notes:
         if disagreement := _DISAGREES.fullmatch(note):
             what = {"nodes": "nodes", "gpus_per_node": "GPUs of a node"}[disagreement[1]]
@@ -110,6 +114,8 @@ def _asked(launch: LaunchFile) -> tuple[int | None, str]:
     elif isinstance(machine.gpus_per_node, Unknown):
         place = machine.places.get("gpus_per_node", "launcher")
         raise InputError(unknown_value("the number of GPUs of a node", machine.gpus_per_node, place))
+    elif nodes is not None:
+        answers.append((nodes * _in_a_host(nodes, launch, base), machine.places.get("nodes", "the launcher")))
     world = launch.environment.get(WORLD_SIZE)
     if isinstance(world, str) and world.isascii() and world.isdigit() and len(world) < 9:
         answers.append((int(world), WORLD_SIZE))
@@ -122,6 +128,18 @@ def _asked(launch: LaunchFile) -> tuple[int | None, str]:
     if not 0 < count <= MOST_GPUS:
         raise InputError(f"{place}: {count} GPUs are outside the limits 1 to {MOST_GPUS}")
     return count, place
+
+
+def _in_a_host(nodes: int, launch: LaunchFile, base: Scenario) -> int:
+    """GPUs of a node of the base; raises InputError where the base's nodes hold several hosts."""
+    per_node = base.machines[0].node.n_gpus
+    if per_node > MOST_GPUS_OF_A_HOST:
+        place = launch.machine.places.get("nodes", "the launcher")
+        raise InputError(
+            f"{place}: asks for {nodes} nodes and does not say how many GPUs each has; a node of the base's "
+            f"cluster is a scale-up domain of {per_node} GPUs on several hosts, so give --gpus N"
+        )
+    return per_node
 
 
 def _whole(value: int | Unknown | None) -> int | None:

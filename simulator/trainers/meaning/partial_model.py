@@ -36,6 +36,9 @@ def changed_model(given: Given, base: ModelShape, name: str) -> ModelShape:
         if not given.has(argument):
             continue
         section = data
+        if given.integer(argument, 0, least=0) == 0 and path[0] not in data:
+            given.explain(argument, "base", f"the base's model {base.name} has no {path[0]} either")
+            continue
         for part in path[:-1]:
             if part not in section:
                 raise InputError(f"{given.place(argument)}: the base's model {base.name} has no {part}")

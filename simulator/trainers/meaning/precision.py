@@ -14,6 +14,9 @@ FORMATS = {"fp32": "fp32", "fp16": "bf16", "bf16": "bf16", "fp8": "fp8"}
 SCALING = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "tile", "mxfp8": "mx"}
 """Scaling that each value of --fp8-recipe is priced as."""
 
+OFF = "none"
+"""Value of `fp8-format` where a configuration switches it off."""
+
 _ARGUMENTS = (
     "bf16", "fp16", "fp8-format", "fp8-recipe", "fp8-param-gather", "accumulate-allreduce-grads-in-fp32",
     "grad-reduce-in-bf16", "use-precision-aware-optimizer", "main-grads-dtype", "main-params-dtype",
@@ -21,11 +24,17 @@ _ARGUMENTS = (
 )  # fmt: skip
 
 
-def read_precision(given: Given, fused_loss: bool, like_base: bool) -> None:
+def read_precision(given: Given, fused_loss: bool, like_base: bool, base: Precision) -> None:
     """Set the precision recipe; `fused_loss` says that logits are not copied to FP32.
+
+    `base` counts where a file that states a part says nothing, or only that FP8 is off where it is off.
 
     Raises InputError for training in FP32 and for unknown formats.
     """
+    without_fp8 = given.text("fp8-format", "hybrid", ("e4m3", "hybrid", OFF)) == OFF
+    if without_fp8 and base.linear == "bf16" and not given.has("bf16", "fp16"):
+        given.explain("fp8-format", "base", "precision: without FP8, as the base's")
+        return
     if like_base and not given.has("bf16", "fp16", "fp8-format"):
         for name in _ARGUMENTS:
             if given.has(name):
@@ -55,7 +64,7 @@ def read_precision(given: Given, fused_loss: bool, like_base: bool) -> None:
 
 def _linear(given: Given, notes: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {"linear": "bf16"}
-    if given.has("fp8-format") and given.text("fp8-format", "hybrid", ("e4m3", "hybrid")):
+    if given.has("fp8-format") and given.text("fp8-format", "hybrid", ("e4m3", "hybrid", OFF)) != OFF:
         recipe = given.text("fp8-recipe", "delayed", (*SCALING, "custom"))
         if recipe == "custom":
             raise InputError(f"{given.place('fp8-recipe')}: a recipe in code is not read; choose a named one")

@@ -75,11 +75,11 @@ def understand(
     table = megatron_table()
     stated, rows = collect(launch, table, ignore)
     if in_part:
-        rows += read_variables(launch, stated, table)
-        launch = with_nodes(launch, base)
+        rows += read_variables(launch, stated, table, base, ignore)
+        launch = with_nodes(launch)
     given = Given(stated, rows, like_base)
     if not any(given.has(name) for name in NEEDED):
-        check_named_model(launch, base.shape.name)
+        check_named_model(launch, base.shape, ignore)
     check_contradictions(given)
     n_gpus = read_machine(given, launch, base, gpus)
     _read(given, base, n_gpus, _model_name(name), vocab, like_base, launch.trainer)
@@ -130,7 +130,7 @@ def _read(
     read_rounds(given, degrees.pp, given.keys["batch.sequences"] // (degrees.dp * degrees.microbatch))
     latent = any(attention.kind == "mla" for attention in shape.attention_by_name.values())
     read_recompute(given, base, latent, like_base)
-    read_precision(given, fused_loss(given) == "fused", like_base)
+    read_precision(given, fused_loss(given) == "fused", like_base, base.recipe)
     read_dispatcher(given, base, degrees.ep, like_base)
     read_routing(given, shape.moe is not None)
     read_software(given, base, degrees.tp, degrees.cp, like_base)

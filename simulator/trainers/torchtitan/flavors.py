@@ -61,11 +61,11 @@ FLAVORS: Sequence[Flavor] = (
 
 def flavor_of(shape: ModelShape, version: str) -> Flavor | None:
     """The flavor with the sizes of a model in one release, MTP modules left out; None if none is equal."""
-    sizes = _sizes(shape)
+    sizes = sizes_of(shape)
     return next((f for f in FLAVORS if f.sizes == sizes and version in f.releases), None)
 
 
-def _sizes(shape: ModelShape) -> Sizes | None:
+def sizes_of(shape: ModelShape) -> Sizes | None:
     """Sizes of a model; None where it has features that no flavor has."""
     attention, moe = shape.attention, shape.moe
     if not shape.features <= {"gqa", "mla"}:

@@ -173,4 +173,106 @@ def test_the_variables_of_a_wrapper_count_and_the_rest_is_the_bases() -> None:
     assert understanding.scenario.batch.sequences == 2048 and understanding.scenario.machine.n_gpus == 256
     assert understanding.scenario.recompute == ("layernorm", "moe_act")
     kinds = {row.argument: row.kind for row in understanding.rows}
-    assert kinds["TP"] == "key" and kinds["PR"] == "not priced" and "X" not in kinds
+    assert kinds["TP"] == "key" and kinds["PR"] == "base" and "X" not in kinds
+
+
+# What decides the plan is applied or refused: the size of a node, a wrapper's prefix, an explicit None, a
+# flavor, the SMs of a dispatcher.
+
+GB200 = "deepseek-v3-256xgb200"
+WRAPPER = "./sbatch_benchmarking.sh"
+
+
+def wrapped(
+    variables: dict[str, str],
+    base: str,
+    text: str = "",
+    gpus: int | None = None,
+    ignore: tuple[str, ...] = (),
+) -> Understanding:
+    """The meaning of a wrapper's prefix of variables."""
+    arguments = launch_of(text).arguments if text else ()
+    launch = LaunchFile(None, WRAPPER, arguments, Machine(), variables)
+    return understand(launch, load_scenario(base), "run.sh", gpus=gpus, ignore=ignore)
+
+
+def test_nodes_of_a_rack_scale_base_need_their_gpus() -> None:
+    # 64 nodes of 4 GPUs once became 4,096 GPUs, with the 64 GPUs of the base's scale-up domain each.
+    variables = {"NNODES": "64", "TP": "1", "PP": "8"}
+    with pytest.raises(InputError, match=r"variable NNODES=64: asks for 64 nodes .* give --gpus N"):
+        wrapped(variables, GB200)
+    assert wrapped(variables, GB200, gpus=256).scenario.machine.n_gpus == 256
+    for stated in ({"GPUS_PER_NODE": "4"}, {"GB200_CLUSTER": "1"}):
+        assert wrapped(variables | stated, GB200).scenario.machine.n_gpus == 256
+    assert wrapped({"NNODES": "64", "PP": "8"}, "qwen3-235b-a22b-256xh100").scenario.machine.n_gpus == 512
+
+
+def test_nodes_that_only_a_header_states_count_too() -> None:
+    launch = launch_of("--tensor-model-parallel-size 1")
+    header = Machine(64, None, {"nodes": "run.sh, line 2"})
+    launch = LaunchFile(None, WRAPPER, launch.arguments, header, {})
+    with pytest.raises(InputError, match=r"run\.sh, line 2: asks for 64 nodes"):
+        understand(launch, load_scenario(GB200), "run.sh")
+
+
+def test_the_prefix_of_a_benchmarking_wrapper_is_understood() -> None:
+    # Meanings: sbatch_benchmarking.sh of yanring/Megatron-MoE-ModelZoo@e8650517
+    prefix = {"PR": "mxfp8", "A2A_OVERLAP": "1", "DISPATCHER": "hybridep", "PP": "8", "VPP": "4"}
+    understanding = wrapped(prefix, GB200)
+    recipe = understanding.scenario.recipe
+    assert (recipe.linear, recipe.scaling, recipe.parameters, recipe.moments) == ("fp8", "mx", "fp8", "bf16")
+    assert (understanding.scenario.communication.kernels, understanding.scenario.communication.sms) == (
+        "hybridep",
+        32,
+    )
+    rows = {row.argument: row for row in understanding.rows}
+    assert rows["A2A_OVERLAP"].kind == "not priced" and "faster" in rows["A2A_OVERLAP"].meaning
+    with pytest.raises(InputError, match=r"PR=nvfp9 is not known; known: bf16, fp8, mxfp8"):
+        wrapped({"PR": "nvfp9", "PP": "8"}, GB200)
+
+
+def test_a_variable_that_may_decide_the_plan_is_refused_unless_it_is_ignored() -> None:
+    variables = {"MOE_CAPACITY": "2", "PP": "8", "VPP": "4", "WANDB_PROJECT": "x", "OUTPUT_PATH": "/y"}
+    with pytest.raises(InputError, match=r"MOE_CAPACITY=2 is for .*which is not read.*--ignore MOE_CAPACITY"):
+        wrapped(variables, GB200)
+    rows = {row.argument: row.kind for row in wrapped(variables, GB200, ignore=("MOE_CAPACITY",)).rows}
+    assert rows["MOE_CAPACITY"] == "ignored" and rows["WANDB_PROJECT"] == "not priced"
+
+
+BRIDGE = {"model.pipeline_model_parallel_size": 16, "model.expert_model_parallel_size": 64}
+
+
+def test_an_explicit_none_switches_off_what_the_base_has() -> None:
+    base = "qwen3-235b-a22b-256xh100"
+    names = {"model.pipeline_model_parallel_size": 8, "model.virtual_pipeline_model_parallel_size": 4}
+    assert load_scenario(base).recompute == "selective"
+    off = read("megatron-bridge", names | {"model.recompute_granularity": None}, base, 256)
+    assert off.scenario.recompute == "none"
+    eight_bits = read("megatron-bridge", BRIDGE | {"model.fp8": None, "model.num_layers": 64}, DEEPSEEK)
+    assert eight_bits.scenario.recipe.linear == "bf16"
+
+
+def test_an_explicit_none_that_decides_the_plan_is_refused() -> None:
+    with pytest.raises(InputError, match=r"line 2: model\.expert_tensor_parallel_size = None.*--ignore"):
+        read("megatron-bridge", BRIDGE | {"model.expert_tensor_parallel_size": None})
+
+
+def test_a_flavor_of_other_sizes_than_the_bases_model_is_refused() -> None:
+    names = {"model.name": "deepseek_v3", "training.seq_len": 4096, "parallelism.pipeline_parallel_degree": 1}
+    with pytest.raises(InputError, match=r"'16B' of 27 layers and width 2048, and the base's model"):
+        read("torchtitan", {"model.flavor": "16B", **names})
+    with pytest.raises(
+        InputError, match=r"'17B', a flavor of torchtitan whose sizes are not known.*--ignore"
+    ):
+        read("torchtitan", {"model.flavor": "17B", **names})
+    names |= {"training.global_batch_size": 16384}
+    fitting = read("torchtitan", {"model.flavor": "671B", **names})
+    assert fitting.scenario.shape.n_layers == 61
+
+
+def test_sms_of_a_dispatcher_that_only_the_base_states_count() -> None:
+    base = "qwen3-235b-a22b-256xh100"
+    prefix = {"EP": "32", "PP": "8", "VPP": "4", "TP": "2"}
+    assert wrapped(prefix, base, "--moe-deepep-num-sms 24\n").scenario.communication.sms == 24
+    with pytest.raises(InputError, match=r"--moe-deepep-num-sms 24: are SMs of DeepEP .* the base has nccl"):
+        wrapped({"EP": "8", "PP": "4", "VPP": "8"}, "mixtral-8x7b-64xh100", "--moe-deepep-num-sms 24\n")
