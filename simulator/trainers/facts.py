@@ -13,6 +13,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.spec import Project
+from moesim.simulator.trainers.megatron.model_arguments import attention_arguments, linear_biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class PlanFacts:
 
 def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: Project) -> dict[str, Any]:
     """Facts of the degrees of parallelism and of the schedule, with its name in a project or None."""
-    kv_heads = getattr(shape.attention, "kv_heads", plan.tp)
+    kv_heads = [getattr(attention, "kv_heads", plan.tp) for attention in shape.attention_by_name.values()]
     return {
         "tp": plan.tp,
         "pp": plan.pp,
@@ -87,7 +88,7 @@ def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: P
         "etp": plan.expert_tp,
         "microbatch": plan.microbatch,
         "sequence_parallel": plan.sequence_parallel,
-        "kv_heads_divide": kv_heads % plan.tp == 0,
+        "kv_heads_divide": all(heads % plan.tp == 0 for heads in kv_heads),
         **schedule_values(schedule, project),
     }
 
@@ -110,15 +111,15 @@ def sms_values(sms: int) -> dict[str, Any]:
 
 def model_values(shape: ModelShape) -> dict[str, Any]:
     """Facts of the model."""
-    moe, attention = shape.moe, shape.attention
+    moe = shape.moe
     return {
         "features": tuple(sorted(shape.features)),
         "moe": moe is not None,
         "experts": moe.experts if moe else 0,
         "mtp_layers": shape.mtp_layers,
         "dense_layers": shape.n_layers - sum(shape.is_moe_layer(n) for n in range(shape.n_layers)),
-        "attention_in_megatron": attention is not None and attention.megatron_arguments() is not None,
-        "output_bias": bool(getattr(attention, "o_bias", False)),
+        "attention_in_megatron": attention_arguments(shape) is not None,
+        "linear_biases": linear_biases(shape),
         "gated": shape.ffn_gated,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ MODEL_ARGUMENTS = (
     "moe-router-num-groups", "moe-router-group-topk", "untie-embeddings-and-output-weights", "swiglu",
     "quick-geglu", "squared-relu", "openai-gelu", "normalization", "position-embedding-type",
     "use-rotary-position-embeddings", "no-position-embedding", "disable-bias-linear", "add-qkv-bias",
-    "mtp-num-layers",
+    "mtp-num-layers", "window-size", "window-attn-skip-freq", "softmax-type",
 )  # fmt: skip
 """Arguments that describe the model, apart from its vocabulary."""
 
@@ -72,6 +73,18 @@ def read_shape(
 
 
 def _with_changes(given: Given, base: Scenario, name: str, stated: list[str]) -> ModelShape:
+    for argument in ("window-size", "softmax-type"):
+        missing = not base.shape.features & {"sliding", "attention-sinks"}
+        if argument in stated and missing and given.value(argument) != "vanilla":
+            raise InputError(
+                f"{given.place(argument)}: the base's model {base.shape.name} has none; give a --base with "
+                "this model"
+            )
+    for argument in stated:
+        if argument not in PATHS:
+            given.explain(
+                argument, "base", f"the file does not describe the whole model; {base.shape.name}'s"
+            )
     if not any(argument in PATHS for argument in stated):
         given.explain("num-layers", "base", f"model = {base.shape.name}: the file describes none")
         given.keys["model"] = base.to_dict()["model"]
@@ -88,9 +101,9 @@ def _described(given: Given, name: str, reference: str) -> dict[str, Any]:
     gated = given.flag("swiglu") or given.flag("quick-geglu")
     ffn = given.integer("ffn-hidden-size", int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden)
     not_modelled = list(_norm_and_positions(given))
-    moe = _experts(given, layers, ffn)
     biases = not given.flag("disable-bias-linear")
-    if biases:
+    moe = _experts(given, layers, ffn, biases)
+    if biases and (moe is None or moe["dense_layers"]):
         not_modelled.append("biases of the feed-forward layers (no --disable-bias-linear)")
     if moe is not None and not gated:
         raise InputError(
@@ -103,7 +116,7 @@ def _described(given: Given, name: str, reference: str) -> dict[str, Any]:
         "source": {"kind": "derived", "reference": reference},
         "n_layers": layers,
         "hidden": hidden,
-        "attention": _attention(given, hidden, biases),
+        **_attentions(given, hidden, biases, layers),
         "ffn_gated": gated or not dense,
         "mtp_layers": given.integer("mtp-num-layers", 0, least=0, most=100),
         "tied_embeddings": not given.flag("untie-embeddings-and-output-weights"),
@@ -181,7 +194,63 @@ def _attention(given: Given, hidden: int, biases: bool) -> dict[str, Any]:
     return attention.model_dump(mode="json", exclude_none=True)
 
 
-def _experts(given: Given, layers: int, ffn: int) -> dict[str, Any] | None:
+def _attentions(given: Given, hidden: int, biases: bool, layers: int) -> dict[str, Any]:
+    """The attention of all layers, or attention with and without a window and the layers that have each."""
+    attention = _attention(given, hidden, biases)
+    if given.text("softmax-type", "vanilla", ("vanilla", "off-by-one", "learnable")) == "learnable":
+        if attention["kind"] != "gqa":
+            raise InputError(f"{given.place('softmax-type')}: sinks of latent attention are not modelled")
+        attention["sinks"] = True
+    elif given.has("softmax-type"):
+        given.explain("softmax-type", "irrelevant", "one more term of the softmax, in the same kernels")
+    window = _window(given)
+    if window is None:
+        return {"attention": attention}
+    if attention["kind"] != "gqa":
+        raise InputError(f"{given.place('window-size')}: windows of latent attention are not modelled")
+    sliding = {**attention, "kind": "sliding", "window": window}
+    flags = _windowed_layers(given, layers)
+    if all(flags):
+        return {"attention": sliding}
+    if not any(flags):
+        return {"attention": attention}
+    names = ["sliding" if flag else "full" for flag in flags]
+    period = next(n for n in range(1, layers + 1) if layers % n == 0 and names == names[:n] * (layers // n))
+    return {"attentions": {"sliding": sliding, "full": attention}, "attention_layers": names[:period]}
+
+
+def _window(given: Given) -> int | None:
+    """Tokens that a query attends to, its own included; None without a window."""
+    if not given.has("window-size"):
+        return None
+    value = given.value("window-size")
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    match = re.fullmatch(r"\(?\s*(-?\d{1,9})\s*,\s*(-?\d{1,9})\s*\)?", text)
+    if match is None or int(match[2]) not in (0, -1) or int(match[1]) < -1:
+        raise InputError(
+            f"{given.place('window-size')}: is no window before a query; write --window-size LEFT,0 with the "
+            "tokens on its left"
+        )
+    return None if int(match[1]) == -1 else int(match[1]) + 1
+
+
+def _windowed_layers(given: Given, layers: int) -> list[bool]:
+    """Which layers have the window: all, all but every Nth, or as a list says (1 is with a window)."""
+    name = "window-attn-skip-freq"
+    if not given.has(name):
+        return [True] * layers
+    value = given.value(name)
+    text = str(list(value)) if isinstance(value, tuple) else str(value).strip("'\"")
+    if "[" not in text:
+        every = given.integer(name, 1)
+        return [number % every != 0 for number in range(1, layers + 1)]
+    flags = parse_frequency(text, layers)
+    if len(flags) != layers:
+        raise InputError(f"{given.place(name)}: has {len(flags)} entries, and the model {layers} layers")
+    return [bool(flag) for flag in flags]
+
+
+def _experts(given: Given, layers: int, ffn: int, biases: bool) -> dict[str, Any] | None:
     experts = given.integer("num-experts", 0, least=0, most=10**6)
     if not experts:
         return None
@@ -198,6 +267,7 @@ def _experts(given: Given, layers: int, ffn: int) -> dict[str, Any] | None:
         "shared_gate": given.flag("moe-shared-expert-gate"),
         "scoring": given.text("moe-router-score-function", "softmax", ("softmax", "sigmoid")),
         "score_bias": given.flag("moe-router-enable-expert-bias"),
+        **({"router_bias": True, "expert_bias": True} if biases else {}),
         "dense_layers": _dense_layers(given, layers),
         **_groups(given, top_k),
     }

@@ -10,7 +10,12 @@ from moesim.simulator.trainers.export import SETTINGS, Arguments, Words, unwritt
 from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.megatron.environment import megatron_environment
 from moesim.simulator.trainers.megatron.layout import layout_text
-from moesim.simulator.trainers.megatron.model_arguments import expert_arguments, model_arguments
+from moesim.simulator.trainers.megatron.model_arguments import (
+    CLAMPED,
+    SWIGLU,
+    expert_arguments,
+    model_arguments,
+)
 from moesim.simulator.trainers.megatron.plan_arguments import (
     dispatcher_arguments,
     parallel_arguments,
@@ -39,6 +44,11 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
     unspelled = [*trainer.problems_of(adapted), *changes]
     if scenario.routing.capacity is not None:
         unspelled.append("rows above a capacity are dropped: the arguments ask for a run that drops none")
+    activation = None if shape.numerics is None else shape.numerics.activation
+    if activation not in (*SWIGLU, CLAMPED) and shape.ffn_gated:
+        unspelled.append(
+            f"the activation {activation}: the arguments ask for SwiGLU, whose kernels are as long"
+        )
     unspelled += unwritten(scenario, set(SETTINGS) - set(UNWRITTEN), trainer.label)
     groups: dict[str, dict[str, Words]] = {
         "model": model_arguments(shape),
