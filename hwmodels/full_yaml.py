@@ -131,7 +131,7 @@ def _wrong(node: Node, what: str) -> InputError:
 def write_yaml(data: dict[str, Any]) -> str:
     """YAML text of plain data in its given key order."""
     yaml = YAML(typ="rt", pure=True)
-    yaml.width = 100
+    yaml.width = 76
     buffer = StringIO()
     yaml.dump(CommentedMap(data), buffer)
     return buffer.getvalue()

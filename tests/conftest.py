@@ -291,6 +291,7 @@ def run(
     from moesim.cli import main
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")  # a sentence on one line; tests/cli/test_console.py has the widths
 
     def call(*arguments: str) -> Outcome:
         with pytest.raises(SystemExit) as end:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import runpy
 import sys
 from collections.abc import Mapping
@@ -300,6 +301,7 @@ def printed(path: Path) -> str:
 
 def simulate(name: str) -> None:
     """Run `moesim simulate` in this process; a failed command ends this one with its exit code."""
+    os.environ["COLUMNS"] = "80"  # whatever the terminal of the one who writes the pages
     try:
         command_line(["simulate", name])
     except SystemExit as end:

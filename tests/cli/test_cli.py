@@ -152,13 +152,6 @@ def test_a_hybrid_model_shows_its_layers_and_states(run: Run) -> None:
     assert "ai-dynamo/aiconfigurator" not in out and "Qwen/Qwen3-Next-80B-A3B-Instruct config.json" in out
 
 
-def test_the_table_of_models_takes_less_than_a_second(run: Run) -> None:
-    run("models")  # loads the modules
-    start = time.perf_counter()
-    run("models")
-    assert time.perf_counter() - start < 1.0
-
-
 def test_hardware(run: Run) -> None:
     code, out, _ = run("hardware")
     assert code == 0 and "h800-sxm" in out and "deepseek-h800-2048" in out

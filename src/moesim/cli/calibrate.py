@@ -118,18 +118,18 @@ def transfer(
 @contextmanager
 def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
     """Show a progress bar with the current measurement and the remaining time on stderr, below messages."""
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
+    from moesim.cli.console import console
+
     columns = (
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
         number = bar.add_task("reading the machine", total=None)
 
         def tell(state: CalibrationProgress) -> None:

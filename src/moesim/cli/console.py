@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import percent, short
@@ -16,9 +19,11 @@ from moesim.hwmodels.summary_text import percent, short
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
+    from rich.table import Table
 
 __all__ = [
     "chosen_numbers",
+    "console",
     "note",
     "percent",
     "print_json",
@@ -26,9 +31,13 @@ __all__ = [
     "print_raw",
     "print_table",
     "print_text",
+    "printable",
     "say_written",
     "short",
+    "table_lines",
+    "width",
     "working",
+    "wrapped",
 ]
 
 MOST_NUMBERS = 1_000_000
@@ -36,10 +45,17 @@ MOST_NUMBERS = 1_000_000
 QUIET_S = 2.0
 """Seconds of work before progress is shown."""
 
-COLOUR_VARIABLES = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-"""Environment variables that make Rich treat any output like a terminal."""
-PIPED_WIDTH = 10_000
-"""Columns of a table that does not go to a terminal, so that each row stays on one line."""
+LEAST_WIDTH = 40
+"""Columns that lines are wrapped to on an even narrower terminal."""
+LEAST_TEXT = 20
+"""Columns below which a column of words is not narrowed."""
+MOST_LINES = 3
+"""Lines that the words of one row may take beside its figures; longer words go below the row."""
+
+
+def width() -> int:
+    """Columns of a line: what COLUMNS says, else the terminal's, and 80 where there is no terminal."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
 
 
 def print_raw(text: str) -> None:
@@ -48,17 +64,39 @@ def print_raw(text: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print lines of text without wrapping; on a terminal, numbers are coloured."""
-    if _needs_rich(text):
-        _console().print(text, markup=False, emoji=False, soft_wrap=True)
-    else:
-        sys.stdout.write(text + "\n")
+    """Print lines of text, wrapped on words to the width of the terminal; control characters are escaped."""
+    print_raw("\n".join(part for line in text.split("\n") for part in wrapped(line)))
 
 
-def _needs_rich(text: str) -> bool:
-    """Whether Rich would print anything but the text itself: colours, or characters that it replaces."""
-    coloured = sys.stdout.isatty() or any(os.environ.get(name) for name in COLOUR_VARIABLES)
-    return coloured or not all(line.isprintable() and not line.endswith(" ") for line in text.split("\n"))
+def wrapped(line: str, indent: int | None = None) -> list[str]:
+    """A line as lines of at most `width()` columns, broken between words but not between number and unit.
+
+    `indent`: columns before the further lines; by default those of the text after a short label, such as
+    "memory      66.9 of 80.0 GiB". A longer word, such as a path, stays whole.
+    """
+    line = printable(line)
+    columns = width()
+    if len(line) <= columns:
+        return [line]
+    if indent is None:
+        label = re.match(r"\s*\S.*?\s{2,}(?=\S)", line)
+        start = len(line) - len(line.lstrip())
+        indent = len(label[0]) if label and len(label[0]) <= columns // 3 else start + 2
+    bound = re.sub(r"(?<=\d) (?=(?:%|[A-Za-z]{1,3})(?![A-Za-z]))", NO_BREAK, line)
+    lines = textwrap.wrap(
+        bound, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [text.replace(NO_BREAK, " ") for text in lines]
+
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def printable(text: str) -> str:
+    """Text of one line whose control characters, which may come from a file, are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_json(data: object) -> None:
@@ -67,51 +105,158 @@ def print_json(data: object) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Print a table without lines; the columns whose numbers are in `right` are aligned right."""
+    """Print a table without lines in the width of the terminal; see `table_lines`."""
+    print_raw("\n".join(table_lines(headers, rows, right, console())))
+
+
+def table_lines(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    shown_on: Console | None = None,
+) -> list[str]:
+    """The lines of a table of at most `width()` columns; the columns that `right` lists hold numbers.
+
+    Numbers are aligned right and never broken. Words wrap in their column as long as that takes few lines.
+    Columns for which there is no room stand below their row, with their names. `shown_on`: a console whose
+    terminal may show bold headers.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    numbers = set(right)
+    beside, below = _columns(headers, rows, numbers)
+    widths = _widths(headers, rows, numbers, beside)
+    page = shown_on or console(plain=True)
+    lines: list[str] = []
+    if not below:
+        groups = [(any(headers), rows)] if rows or any(headers) else []
+    else:
+        groups = [(True, []), *((False, [row]) for row in rows)]
+    for titled, group in groups:
+        with page.capture() as captured:
+            page.print(_grid(headers, group, numbers, widths, titled=titled))
+        lines += [line.rstrip() for line in captured.get().splitlines()]
+        for row in group if below else ():
+            lines += _below(headers, row, numbers, below)
+    return lines
+
+
+def _grid(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: set[int],
+    widths: Mapping[int, int],
+    *,
+    titled: bool,
+) -> Table:
+    """A table of Rich with the columns of `widths`."""
     from rich.table import Table
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
-    for number, header in enumerate(headers):
-        table.add_column(header, justify="right" if number in right else "left", overflow="fold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=titled)
+    for n, columns in widths.items():
+        justify: Literal["left", "right"] = "right" if n in numbers else "left"
+        table.add_column(Text(headers[n]), justify=justify, overflow="fold", width=columns)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = _console(width=None if terminal else PIPED_WIDTH)
-    if terminal:
-        console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    print_raw("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        table.add_row(*(Text(row[n]) for n in widths))
+    return table
+
+
+def _columns(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: set[int]
+) -> tuple[list[int], list[int]]:
+    """The columns that fit beside one another, and those that go below each row: the widest words first."""
+    beside, below = list(range(len(headers))), []
+    natural = [_natural(headers, rows, n) for n in beside]
+    least = [_least(headers, rows, n, n in numbers) for n in beside]
+    while len(beside) > 1:
+        room = width() - 2 * (len(beside) - 1)
+        words = [n for n in beside if n not in numbers]
+        room_of_words = room - sum(least[n] for n in beside if n in numbers)
+        narrowed = sum(natural[n] for n in words) > room_of_words
+        if sum(least[n] for n in beside) <= room and not (
+            narrowed and sum(natural[n] for n in words) > MOST_LINES * room_of_words
+        ):
+            break
+        moved = max((n for n in words if n > 0), key=lambda n: natural[n], default=beside[-1])
+        beside.remove(moved)
+        below.append(moved)
+    return beside, sorted(below)
+
+
+def _natural(headers: Sequence[str], rows: Sequence[Sequence[str]], column: int) -> int:
+    return max(len(text) for text in (headers[column], *(row[column] for row in rows)))
+
+
+def _least(headers: Sequence[str], rows: Sequence[Sequence[str]], column: int, is_number: bool) -> int:
+    """The least width of a column: whole numbers, and whole words of headers and text."""
+    cells = [row[column] for row in rows]
+    if is_number:
+        whole = [*headers[column].split(), *cells]
+    else:
+        whole = [word for text in (headers[column], *cells) for word in text.split()]
+    longest = max(map(len, whole), default=0)
+    return longest if is_number else min(max(longest, LEAST_TEXT), _natural(headers, rows, column))
+
+
+def _widths(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: set[int], beside: Sequence[int]
+) -> dict[int, int]:
+    """Widths of the columns beside one another: the least ones, and what is left where it is needed most."""
+    natural = {n: _natural(headers, rows, n) for n in beside}
+    widths = {n: min(_least(headers, rows, n, n in numbers), width()) for n in beside}
+    for _ in range(width() - 2 * (len(beside) - 1) - sum(widths.values())):
+        narrow = [n for n in beside if widths[n] < natural[n]]
+        if not narrow:
+            break
+        widths[max(narrow, key=lambda n: natural[n] / max(widths[n], 1))] += 1
+    return widths
+
+
+def _below(headers: Sequence[str], row: Sequence[str], numbers: set[int], below: Sequence[int]) -> list[str]:
+    """The cells below a row with the names of their columns, as many on a line as fit."""
+    named = {n: f"{headers[n]}: {row[n]}" if headers[n] else row[n] for n in below if row[n]}
+    lines: list[str] = []
+    for n in sorted(named, key=lambda n: n not in numbers):
+        joined = f"{lines[-1]}; {named[n]}" if lines else ""
+        if lines and len(joined) <= width():
+            lines[-1] = joined
+        else:
+            lines.append(f"    {named[n]}")
+    return [part for line in lines for part in wrapped(line, 6)]
 
 
 def print_pairs(pairs: Mapping[str, str]) -> None:
-    """Print names and values in two columns."""
-    print_table(("", ""), list(pairs.items()))
+    """Print names and values in two columns, the values wrapped."""
+    indent = max(map(len, pairs)) + 2
+    for name, value in pairs.items():
+        print_raw("\n".join(wrapped(f"{name:<{indent}}{value}", indent)))
 
 
 def say_written(what: str, hint: str) -> None:
     """Print on stderr that a file was written, with a hint on its use."""
-    _say(_console(stderr=True), f"wrote {what} ({hint})")
+    _say(console(stderr=True), f"wrote {what} ({hint})")
 
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    _say(_console(stderr=True), f"moesim: {text}")
+    _say(console(stderr=True), f"moesim: {text}")
 
 
-def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console of Rich, which is imported here because most commands print nothing that needs it."""
-    from rich.console import Console
+def console(*, stderr: bool = False, plain: bool = False) -> Console:
+    """A console of Rich; with NO_COLOR, or if it is to be `plain`, nothing but text is written to it."""
+    from rich.console import Console  # here, because most commands print nothing that needs it
 
-    return Console(stderr=stderr, width=width)
+    no_escapes = plain or bool(os.environ.get("NO_COLOR"))
+    return Console(
+        stderr=stderr, width=width(), highlight=False, force_terminal=False if no_escapes else None
+    )
 
 
-def _say(console: Console, text: str) -> None:
+def _say(shown_on: Console, text: str) -> None:
+    """Print a message: wrapped on a terminal, on one line in a log."""
     from rich.text import Text
 
-    console.print(Text(text), soft_wrap=True)
+    shown_on.print(Text(text), soft_wrap=not shown_on.is_terminal)
 
 
 @contextmanager
@@ -140,16 +285,16 @@ class _Progress:
 
     def start(self) -> None:
         """Show the text that is current from now on."""
-        console = _console(stderr=True)
+        page = console(stderr=True)
         with self._lock:
-            self._console = console
-            if console.is_terminal:
+            self._console = page
+            if page.is_terminal:
                 from rich.text import Text
 
-                self._status = console.status(Text(self._now), refresh_per_second=4)
+                self._status = page.status(Text(self._now), refresh_per_second=4)
                 self._status.start()
             else:
-                _say(console, f"moesim: {self._now} ...")
+                _say(page, f"moesim: {self._now} ...")
 
     def say(self, text: str) -> None:
         """Replace the text."""

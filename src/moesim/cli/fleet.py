@@ -32,6 +32,8 @@ def refuse_for_fleet(asked: dict[str, object]) -> None:
 
 
 HEADERS = ("pool", "GPUs", "ranks", "layers", "ms a layer", "bubble s", "GiB", "profile")
+NUMBERS = (1, 3, 4, 5)
+"""Columns of numbers."""
 
 
 def _cells(pool: PoolResult) -> tuple[str, ...]:
@@ -51,18 +53,16 @@ def _cells(pool: PoolResult) -> tuple[str, ...]:
 
 def pool_lines(pools: tuple[PoolResult, ...]) -> list[str]:
     """The pools as lines of text."""
-    rows = [HEADERS, *(_cells(pool) for pool in pools)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(HEADERS))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    from moesim.cli.console import table_lines
+
+    return table_lines(HEADERS, [_cells(pool) for pool in pools], right=NUMBERS)
 
 
 def print_pools(pools: tuple[PoolResult, ...]) -> None:
     """Print the pools as a table."""
     from moesim.cli.console import print_table
 
-    print_table(HEADERS, [_cells(pool) for pool in pools], right=(1, 3, 4, 5))
+    print_table(HEADERS, [_cells(pool) for pool in pools], right=NUMBERS)
 
 
 def print_verdict(result: PlanResult) -> None:

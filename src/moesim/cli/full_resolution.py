@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import fsum
 from typing import TYPE_CHECKING
 
-from moesim.cli.console import percent
+from moesim.cli.console import percent, table_lines
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.full_resolution.result import FullResult
@@ -36,9 +36,14 @@ def full_text(full: FullResult) -> list[str]:
     kinds = [f"{k.kind} mean {percent(k.mean)}, most {percent(k.most)}" for k in full.link_kinds]
     lines.append(f"  links under dispatch, combine and sends: {'; '.join(kinds)}")
     if full.causes:
-        lines += ["", "what each fault costs                                          step        more"]
-        for cause in full.causes:
-            step = "never ends" if cause.step_s is None else f"{cause.step_s:.3f} s"
-            effect = "" if not cause.effect_s else f"{cause.effect_s:+.3f} s"
-            lines.append(f"  {cause.cause:<56.56} {step:>10} {effect:>11}  {cause.note[:60]}".rstrip())
+        cells = [
+            (
+                cause.cause,
+                "never ends" if cause.step_s is None else f"{cause.step_s:.3f} s",
+                "" if not cause.effect_s else f"{cause.effect_s:+.3f} s",
+                cause.note,
+            )
+            for cause in full.causes
+        ]
+        lines += ["", *table_lines(("what each fault costs", "step", "more", "note"), cells, right=(1, 2))]
     return lines

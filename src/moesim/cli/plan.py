@@ -162,7 +162,7 @@ def _print(result: PlanResult) -> None:
             else f"place {result.own_rank} by closed form"
         )
         print_text(f"\nthe scenario's own plan, {place}")
-        print_table([""] * 10, [_cells(result.own)], right=range(3, 10))
+        print_table(headers, [_cells(result.own)], right=range(3, 10))
         print_text("\nseconds that it takes more than the best, by mechanism")
         gaps = difference(result.own.causes_s, result.best.causes_s)
         print_table(("", ""), [(cause, f"{value:+.3f}") for cause, value in gaps.items()], right=(1,))

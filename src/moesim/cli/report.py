@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moesim.cli.console import percent, print_table, print_text, short
+from moesim.cli.console import percent, print_table, print_text, short, table_lines
 from moesim.cli.full_resolution import full_text
 
 if TYPE_CHECKING:
@@ -145,14 +145,14 @@ def _published(scenario: Scenario, result: Result) -> list[str]:
     rows = beside_published(scenario, result)
     if not rows:
         return []
-    lines = [f"{'against what was published':<58}{'published':>10}{'predicted':>11}{'error':>9}"]
+    cells = []
     for row in rows:
         quantity = f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}"
         mark = " (calibrated on it)" if row.used_for_calibration else ""
-        lines.append(
-            f"  {quantity:<56}{row.published:>10.4g}{row.predicted:>11.4g}{row.relative_error:>+9.1%}{mark}"
-        )
-    return [*lines, ""]
+        numbers = (f"{row.published:.4g}", f"{row.predicted:.4g}", f"{row.relative_error:+.1%}")
+        cells.append((f"{quantity}{mark}", *numbers))
+    headers = ("against what was published", "published", "predicted", "error")
+    return [*table_lines(headers, cells, right=(1, 2, 3)), ""]
 
 
 def reason_lines(result: Result) -> list[str]:

@@ -353,6 +353,8 @@ def _run(args: list[str]) -> int:
 
 def _complain(text: str) -> None:
     """Print one paragraph on stderr, with the control characters of foreign input escaped."""
-    line = " ".join(text.split())
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    print(f"moesim: error: {shown}", file=sys.stderr)  # noqa: T201 - this is the console
+    from moesim.cli.console import printable, wrapped
+
+    line = f"moesim: error: {printable(' '.join(text.split()))}"
+    lines = wrapped(line) if sys.stderr.isatty() else [line]  # a log keeps a message on one line
+    print("\n".join(lines), file=sys.stderr)  # noqa: T201 - this is the console

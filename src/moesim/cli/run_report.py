@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
-from moesim.cli.console import percent, short
+from moesim.cli.console import percent, short, table_lines
 
 if TYPE_CHECKING:
     from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, RunSpread
@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 
 def report_lines(report: RunReport) -> list[str]:
     """Lines of the report: a table of the phases, then finish, goodput, checkpoints, cost and energy."""
-    lines = [
-        f"{'the whole run':<28}{'steps':>9}{'step (s)':>10}{'days':>8}{'GPU-hours':>11}{'with stops':>12}"
-        f"{'cost':>10}"
-    ]
+    cells = []
     for row in report.phases:
         cost = "" if row.cost_usd is None else f"${short(row.cost_usd)}"
         steps = ("as stated", "") if row.stated else (f"{row.steps:,}", f"{row.step_time_s:.2f}")
-        lines.append(
-            f"  {row.phase:<26}{steps[0]:>9}{steps[1]:>10}{row.days:>8.2f}{short(row.gpu_hours):>11}"
-            f"{short(row.gpu_hours_with_stops):>12}{cost:>10}"
-        )
+        hours = (short(row.gpu_hours), short(row.gpu_hours_with_stops))
+        cells.append((row.phase, *steps, f"{row.days:.2f}", *hours, cost))
+    headers = ("the whole run", "steps", "step (s)", "days", "GPU-hours", "with stops", "cost")
+    lines = table_lines(headers, cells, right=range(1, 7))
     rows = {
         "finish": _finish(report),
         "how sure": _sure(report),

@@ -59,16 +59,16 @@ def sensitivity(
     )
     if found.by_engine is not None:
         print_engine_bands(found.by_engine)
-    headers = ("source", "low", "high", "step at low", "at high", "change", "", "from")
+    headers = ("source", "low", "high", "change at low", "at high", "step at low", "step at high", "from")
     rows = [
         (
             row["source"],
             row["low"],
             row["high"],
-            f"{row['step_low_s']:.3f}",
-            f"{row['step_high_s']:.3f}",
             f"{row['change_low']:+.2%}",
             f"{row['change_high']:+.2%}",
+            f"{row['step_low_s']:.3f}",
+            f"{row['step_high_s']:.3f}",
             row["from"],
         )
         for row in found.rows()[:top]

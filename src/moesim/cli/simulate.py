@@ -108,10 +108,11 @@ def _answer(
     scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None, as_json: bool
 ) -> None:
     """Print the prediction of a command without further options: the kept answer, or else a new one."""
+    from moesim.cli.console import width
     from moesim.cli.kept import answer_of, find_answer, keep_answer
     from moesim.hwmodels.files import consulted_paths
 
-    command: list[object] = [scenario, overrides or [], seed, resolution, as_json]
+    command: list[object] = [scenario, overrides or [], seed, resolution, as_json, width()]
     answer = find_answer(command)
     if answer is None:
         with consulted_paths() as paths:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from moesim.cli.console import print_json, print_table, print_text, short
+from moesim.cli.console import print_json, print_table, print_text, short, wrapped
+from moesim.cli.console import width as console_width
 
 if TYPE_CHECKING:
     from moesim.simulator.schedules import Schedule
@@ -21,39 +21,42 @@ def schedule_text(schedule: Schedule, width: int | None = None) -> str:
     from moesim.simulator.schedules import Durations, draw, idle, published_bubble, unit_times, validate
 
     report = validate(schedule)
-    console = Console()
     peaks = sorted(set(report.peak_in_flight))
     shown = str(peaks[0]) if len(peaks) == 1 else f"{peaks[0]} to {peaks[-1]}"
     bubbles = idle(unit_times(schedule))
     published = published_bubble(schedule.name, schedule.pp, Durations(), schedule.vpp)
     formula = "no published formula" if published is None else f"published formula {published:g}"
-    return (
-        f"{draw(schedule, width or console.width)}\n"
+    drawing = draw(schedule, width or console_width()).split("\n")
+    lines = [
+        *drawing,
         f"bubble: {sum(bubbles) / len(bubbles):g} on the mean rank, {bubbles[0]:g} on rank 0; {formula} "
-        "(F, I, W = 1, B = 2, pair = 3)\n"
-        f"micro-batches in flight on a rank: at most {shown}"
+        "(F, I, W = 1, B = 2, pair = 3)",
+        f"micro-batches in flight on a rank: at most {shown}",
+    ]
+    return "\n".join(
+        part for line in lines for part in ([line] if line.startswith("rank ") else wrapped(line))
     )
 
 
 def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
     """Print the scores, and the step times under other placements of the layers."""
     sources = {source: number for number, source in enumerate(dict.fromkeys(row.source for row in rows), 1)}
-    cells = [
-        (
-            row.id,
-            row.quantity,
-            row.unit,
-            f"{row.published:,.4g}" if row.published < 1e5 else short(row.published, 4),
-            f"{row.predicted:,.4g}" if row.predicted < 1e5 else short(row.predicted, 4),
-            f"{100 * row.relative_error:+.1f} %",
-            "yes" if row.used_for_calibration else "no",
-            f"[{sources[row.source]}]",
-        )
-        for row in rows
-    ]
-    headers = ("id", "quantity", "unit", "published", "predicted", "error", "calibrated", "source")
-    print_table(headers, cells, right=(3, 4, 5))
-    print_text("")
+    headers = ("published", "predicted", "error", "source")
+    for profile, group in groupby(rows, key=lambda row: row.id.partition("@")[2]):
+        cells = [
+            (
+                f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}"
+                f"{' *' if row.used_for_calibration else ''}",
+                f"{row.published:,.4g}" if row.published < 1e5 else short(row.published, 4),
+                f"{row.predicted:,.4g}" if row.predicted < 1e5 else short(row.predicted, 4),
+                f"{100 * row.relative_error:+.1f} %",
+                f"[{sources[row.source]}]",
+            )
+            for row in group
+        ]
+        print_table((f"with profile {profile}" if profile else "quantity", *headers), cells, right=(1, 2, 3))
+        print_text("")
+    print_text("* calibrated on it, so no test of the prediction")
     for source, number in sources.items():
         print_text(f"[{number}] {source}")
     if placements:
