@@ -69,13 +69,22 @@ class Restart(Frozen):
     note: str | None = None
 
 
+NO_FAILURES = "none"
+"""Name of the rate of a run that nothing interrupts."""
+
+
 def list_failure_rates() -> tuple[str, ...]:
     """Names of the shipped failure rates."""
     return shipped_names(FOLDER)
 
 
 def load_failure_rate(name: str, base: Path | None = None) -> FailureRate:
-    """The failure rate of a shipped name or a file path; raises InputError for an unknown one."""
+    """The failure rate of a shipped name, of "none" or of a file; raises InputError for an unknown one."""
+    if name == NO_FAILURES:
+        never = SourcedPerNodeDay(
+            value=0.0, kind="assumed", source="run.failures=none as stated", date="undated"
+        )
+        return FailureRate(name=NO_FAILURES, title="no failures", interruptions=never)
     return load_described(FailureRate, FOLDER, name, "failure rate", base)
 
 

@@ -27,23 +27,27 @@ from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.run_plan import RunPlan, run_plan_names
+from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.run_plan import RunPlan, default_stops, run_plan_names
 from moesim.simulator.studies.reprice import repriced, without_prices
+from moesim.simulator.studies.whole_run import with_default_stops
 
 NONE = "none"
 TOKENS_ONLY = "tokens only"
 CLUSTERS_PRICE = "the cluster's price"
 TRILLION = 1e12
 """Tokens are entered and shown in trillions."""
+STOPS = ("run.failures", "run.restart", "storage", "interval", "asynchronous", "spares")
+"""Inputs about interruptions."""
 INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
 
 
 def show() -> None:
     """Draw the page."""
-    scenario = state.current()
+    scenario, assumed = with_default_stops(state.current())
     inputs, results = st.columns([2, 7], gap="medium")
     with inputs:
-        _inputs(scenario)
+        _inputs(scenario, assumed)
     with results:
         _results(scenario)
 
@@ -86,7 +90,7 @@ def _results(scenario: Scenario) -> None:
                 style.muted(charts.causes(report.causes), roofline), "GPU-hours lost by cause", key="causes"
             )
         else:
-            st.info("Nothing interrupts this run: choose a failure rate on the left.")
+            st.info("No failures are modelled: choose a failure rate on the left.")
         st.header("What it costs")
         if report.cost_parts_usd:
             widgets.figure(
@@ -102,7 +106,8 @@ def _results(scenario: Scenario) -> None:
 # -- the inputs ----------------------------------------------------------------------------------------
 
 
-def _inputs(scenario: Scenario) -> None:
+def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
+    """The inputs; `assumed`: what the scenario leaves out and a rule chose."""
     run = scenario.run
     st.header("Run plan")
     plan = state.override("run")
@@ -123,6 +128,8 @@ def _inputs(scenario: Scenario) -> None:
     name = _hold("run.start", run.start)
     st.date_input("Start", key=name, on_change=_start, args=(name,))
     st.header("Failures and checkpoints")
+    if assumed:
+        st.caption(escaped("Assumed by rule: " + "; ".join(f"{item.key} = {item.text}" for item in assumed)))
     _choose("run.failures", "Failure rate as at", [NONE, *list_failure_rates()], _name(run.failures))
     _choose("run.restart", "Restart times as at", [NONE, *list_restarts()], _name(run.restart))
     saved = run.checkpoint
@@ -198,7 +205,14 @@ def _rate(name: str) -> None:
 def _changed(key: str, name: str) -> None:
     """Write a choice into the scenario; parts that depend on each other are set together."""
     value = st.session_state[name]
-    run = state.current().run
+    scenario = state.current()
+    run = scenario.run
+    if (
+        key in STOPS and run.failures is None
+    ):  # what was assumed becomes part of the scenario, like the change
+        for left_out, chosen in default_stops(run, scenario.machine).items():
+            state.set_override(f"run.{left_out}", chosen.value)
+        run = state.current().run
     if key == "run":
         state.set_override("run", None if value == TOKENS_ONLY else value)
     elif key == "run.failures":
@@ -218,7 +232,8 @@ def _changed(key: str, name: str) -> None:
 def _failures(run: RunPlan, value: str) -> None:
     """Set a failure rate, with the restart time and checkpoints that it needs from published systems."""
     if value == NONE:
-        for key in ("run.failures", "run.restart", "run.spares"):
+        state.set_override("run.failures", NONE)
+        for key in ("run.restart", "run.spares"):
             state.set_override(key, "null")
         if run.checkpoint is not None and run.checkpoint.interval == INTERVALS[0]:
             _checkpoint(run, {"interval": INTERVALS[3]})  # without failures no interval is optimal

@@ -107,7 +107,7 @@ def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Prec
         notes.append(
             f"failure rate {rate.name!r} states no causes: every interruption is taken to break a node"
         )
-    if rate is not None and plan.spares is None:
+    if plan.interrupted and plan.spares is None:
         notes.append("run.spares is not set: a replacement node is always at hand, unpaid until it is needed")
     counts = rate.counts if rate else ()
     total = sum(c.count for c in counts)

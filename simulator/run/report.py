@@ -8,6 +8,10 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.scenario.defaults import Default
+
+NOT_MODELLED = "not predicted: no failures are modelled; state run.failures, such as llama3-16k-h100"
+"""What stands in the place of the goodput of a run without failures."""
 
 HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
 
@@ -139,6 +143,8 @@ class RunReport(TableResult):
     """Predicted electricity, a part of the cost of a bought cluster, or of the price of a rented one."""
     co2_kg: RunSpread | None
     assumptions: tuple[str, ...]
+    defaults: tuple[Default, ...] = ()
+    """Failures, restart and checkpoints that the scenario left out, with the rule that chose them."""
     replicas: int
     seed: int
     step_factor: RunSpread | None = None
@@ -149,6 +155,11 @@ class RunReport(TableResult):
     def __str__(self) -> str:
         """The predicted figures of the whole run with their percentiles and units, in about ten lines."""
         return _text(self)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether failures are part of the run."""
+        return self.interruptions.p90 > 0.0 or self.interruptions.predicted > 0.0
 
     def rows(self) -> list[Row]:
         """One row for each point of the outlook."""
@@ -165,8 +176,11 @@ def _text(report: RunReport) -> str:
         {
             "days": _spread_text(report.days, "{:.1f}".format),
             "finish": f"{finish.predicted} (P10 {finish.p10}, P90 {finish.p90})" if finish else "",
-            "goodput": _spread_text(report.goodput, percent),
-            "interruptions": _spread_text(report.interruptions, "{:.1f}".format),
+            "goodput": _spread_text(report.goodput, percent) if report.interrupted else NOT_MODELLED,
+            "interruptions": _spread_text(report.interruptions, "{:.1f}".format)
+            if report.interrupted
+            else "",
+            "assumed": ", ".join(f"{item.key}={item.text}" for item in report.defaults),
             "GPU-hours": f"{short(hours.total)} of the job, {short(hours.billed)} billed",
             "cost": _spread_text(report.cost_usd, _dollars) or report.price,
             "energy": _spread_text(report.energy_kwh, lambda value: f"{value / 1e6:.2f} GWh"),

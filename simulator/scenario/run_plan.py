@@ -9,20 +9,21 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.failure import FailureRateRef, RestartRef
+from moesim.hwmodels.failure import FailureRateRef, RestartRef, load_failure_rate, load_restart
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.library import by_name
 from moesim.hwmodels.price import Offer, RentChoice
 from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
 from moesim.hwmodels.purchase import PurchaseRef
-from moesim.hwmodels.storage import StorageRef
+from moesim.hwmodels.storage import StorageRef, load_storage
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.common.key_values import overridden_key
-from moesim.simulator.scenario.defaults import tokens_of
+from moesim.simulator.scenario.defaults import Chosen, Default, tokens_of
 
 FOLDER = "data/runs"
 OPTIMAL = "optimal"
@@ -186,7 +187,8 @@ class RunPlan(Section):
     checkpoint: Checkpoint | None = None
     """How the state is saved."""
     failures: FailureRateRef | None = None
-    """A shipped rate, a file, or `{interruptions: "4 /1000 node-days"}`; needs checkpoint and restart."""
+    """A shipped rate, a file, or `{interruptions: "4 /1000 node-days"}`; needs checkpoint and restart.
+    Absent: none for one step, and a rate chosen by rule for the whole run; `none`: no failures at all."""
     restart: RestartRef | None = None
     """A shipped restart, a file, or `{detection: "5 min", recovery: "10 min"}`."""
     startup: StartUp | None = None
@@ -203,7 +205,7 @@ class RunPlan(Section):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> RunPlan:
-        if self.failures is not None and self.failures.interruptions.value > 0.0:
+        if self.interrupted:
             missing = [k for k in ("checkpoint", "restart") if getattr(self, k) is None]
             if missing:
                 raise ValueError(
@@ -218,9 +220,14 @@ class RunPlan(Section):
             raise ValueError(
                 f"run.phases: names must differ, and 'main' is the first one's; they are {names}"
             )
-        if self.checkpoint is not None and self.checkpoint.interval == OPTIMAL and self.failures is None:
+        if self.checkpoint is not None and self.checkpoint.interval == OPTIMAL and not self.interrupted:
             raise ValueError("run.checkpoint.interval: optimal needs run.failures; or state a time")
         return self
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the plan states failures, at a rate above zero."""
+        return self.failures is not None and self.failures.interruptions.value > 0.0
 
     def start_s(self, gpus: int) -> float:
         """Seconds of one start of the job on a number of GPUs."""
@@ -232,6 +239,67 @@ class RunPlan(Section):
         """Whether keys other than tokens and replicas are set, so that a report is worth its simulations."""
         plain = RunPlan(tokens=self.tokens, replicas=self.replicas)
         return self != plain
+
+
+# -- what a run assumes that does not mention failures -------------------------------------------------
+
+GPUS_OF_A_NODE = 8
+"""GPUs of the nodes that all shipped failure rates count."""
+RATES = {"Ampere": "meta-rsc1", "Hopper": "llama3-16k-h100"}
+"""Shipped failure rate that was taken on an architecture, on its largest cluster."""
+CARRIED_OVER = "llama3-16k-h100"
+"""Rate for every other architecture, on which nobody published one."""
+RESTART = "megascale"
+"""Shipped restart whose detection and recovery are both published."""
+STORAGE = "deepseek-3fs"
+"""Shipped storage whose rate for each node is published, so that a small cluster writes more slowly."""
+
+
+def default_stops(run: RunPlan, cluster: Cluster) -> dict[str, Chosen]:
+    """Failures, and restart and checkpoint where the plan states none, by key below `run`."""
+    chosen = {"failures": _failures(cluster)}
+    if run.restart is None:
+        restart = load_restart(RESTART)
+        why = f"assumed from {restart.title}; {restart.recovery.source}"
+        chosen["restart"] = _chosen("restart", RESTART, RESTART, why, restart.recovery.source)
+    if run.checkpoint is None:
+        storage = load_storage(STORAGE)
+        text = f"{OPTIMAL} interval to {STORAGE}"
+        why = f"assumed, as {storage.title}; the interval costs least (eq. J6), and training waits for writes"
+        value = {"interval": OPTIMAL, "storage": STORAGE}
+        chosen["checkpoint"] = _chosen("checkpoint", value, text, why, storage.title)
+    return chosen
+
+
+def _failures(cluster: Cluster) -> Chosen:
+    """The published rate of the accelerator's architecture; per GPU where a node has not eight of them."""
+    chip, gpus = cluster.accelerator, cluster.node.n_gpus
+    name = RATES.get(chip.architecture or "", CARRIED_OVER)
+    rate = load_failure_rate(name)
+    taken = f"{rate.interruptions.source} ({1000 * rate.interruptions.value:.3g} in 1,000 node-days)"
+    if chip.architecture in RATES:
+        why = f"assumed from the same architecture, {taken}"
+    else:
+        why = f"assumed, since nobody published one on {chip.name}; carried over from {taken}"
+    if gpus == GPUS_OF_A_NODE:
+        return _chosen("failures", name, name, f"{why}; none turns them off", rate.interruptions.source)
+    why += f", times {gpus}/{GPUS_OF_A_NODE} for the GPUs of a node; none turns them off"
+    number = rate.interruptions.value * gpus / GPUS_OF_A_NODE
+    value = rate.model_dump(mode="json", exclude_none=True) | {
+        "name": f"{name}-per-gpu",
+        "interruptions": {
+            "value": f"{number:.12g} /node-day",
+            "kind": "derived",
+            "source": f"{rate.interruptions.source}; times {gpus}/{GPUS_OF_A_NODE} for the GPUs of a node",
+            "date": rate.interruptions.date,
+        },
+    }
+    return _chosen("failures", value, f"{number:.3g} /node-day", why, rate.interruptions.source)
+
+
+def _chosen(key: str, value: object, text: str, why: str, source: str) -> Chosen:
+    """A default of the run; each is assumed, since it was observed in somebody else's cluster."""
+    return Chosen(value, Default(key=f"run.{key}", value=text, why=why, kind="assumed", source=source))
 
 
 def run_plan_names() -> list[str]:

@@ -15,6 +15,8 @@ from moesim.simulator.predict.run_report import run_report
 from moesim.simulator.predict.step import execute
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.run_plan import default_stops
 from moesim.simulator.studies.effects import entry_effects, generator_of
 from moesim.simulator.studies.monte_carlo import SAMPLES, draws_s
 from moesim.simulator.studies.sources import MODEL_ERROR
@@ -47,8 +49,21 @@ def uncertain_report(
     """
     plan = prepared.scenario.run
     # Without failures replicas cost nothing; as many as there are draws give the interval of the step itself.
-    factors = step_factors(prepared, executions, plan.replicas if plan.failures is not None else SAMPLES)
+    factors = step_factors(prepared, executions, plan.replicas if plan.interrupted else SAMPLES)
     return run_report(prepared, step_time_s(executions) if known_s is None else known_s, factors)
+
+
+def with_default_stops(scenario: Scenario) -> tuple[Scenario, tuple[Default, ...]]:
+    """The scenario with failures, restart and checkpoints by rule where it does not mention failures.
+
+    A fleet, whose run is refused, and a scenario that states `run.failures`, if only as `none`, stay as they
+    are. Returns the keys that were chosen as well.
+    """
+    if scenario.fleet is not None or scenario.run.failures is not None:
+        return scenario, ()
+    chosen = default_stops(scenario.run, scenario.machine)
+    stops = {key: one.value for key, one in chosen.items()}
+    return scenario.replace(run=stops), tuple(one.default for one in chosen.values())
 
 
 def predict_run(
@@ -56,18 +71,23 @@ def predict_run(
 ) -> RunReport:
     """Predict the whole run of a scenario; see `run_report`.
 
+    Failures that the scenario does not mention are those of `with_default_stops`, which the report lists.
     `uncertainty` includes that of the step time; by default it is on unless `step_time_s` is given. With a
     given `step_time_s` and no uncertainty, only further phases are simulated.
     """
+    scenario, assumed = with_default_stops(scenario)
     prepared = prepare(scenario)
     if uncertainty is None:
         uncertainty = step_time_s is None
     if not uncertainty and step_time_s is not None:
-        return run_report(prepared, step_time_s)
-    step = execute(prepared)
-    if not uncertainty:
-        return run_report(prepared, step.time_s)
-    return uncertain_report(prepared, step.executions, step_time_s)
+        report = run_report(prepared, step_time_s)
+    else:
+        step = execute(prepared)
+        if uncertainty:
+            report = uncertain_report(prepared, step.executions, step_time_s)
+        else:
+            report = run_report(prepared, step.time_s)
+    return report.model_copy(update={"defaults": assumed})
 
 
 def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:

@@ -72,12 +72,12 @@ def box(app: AppTest, kind: str, label: str) -> Any:
 
 @pytest.fixture(scope="module")
 def run_page() -> AppTest:
-    return opened("run_cost")
+    return opened("run_cost", "run.failures=none")
 
 
 def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -> None:
     before = float(metric(run_page, "Days, whole run"))
-    assert "Nothing interrupts this run" in texts(run_page) and not run_page.error
+    assert "No failures are modelled" in texts(run_page) and not run_page.error
     box(run_page, "selectbox", "Failure rate as at").select("llama3-16k-h100").run()
     assert not run_page.exception and not run_page.error, texts(run_page)
     assert float(metric(run_page, "Days, whole run")) > before
@@ -86,6 +86,17 @@ def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -
     box(run_page, "selectbox", "Failure rate as at").select("none").run()
     box(run_page, "selectbox", "Checkpoint storage").select("none").run()
     assert not run_page.error and float(metric(run_page, "Days, whole run")) == before
+
+
+def test_failures_assumed_by_rule_are_shown_and_can_be_changed() -> None:
+    page = opened("run_cost")
+    assert box(page, "selectbox", "Failure rate as at").value == "llama3-16k-h100"
+    assert "Assumed by rule: run.failures" in texts(page).replace("\\", "")
+    assumed = float(metric(page, "Days, whole run"))
+    box(page, "selectbox", "Checkpoint storage").select("bloom-jean-zay").run()  # slower: more days
+    assert not page.error and not page.exception, texts(page)
+    assert float(metric(page, "Days, whole run")) > assumed
+    assert "Assumed by rule" not in texts(page), "all of it is part of the scenario now"
 
 
 def test_another_price_changes_the_cost_and_simulates_nothing(
@@ -108,7 +119,7 @@ def test_another_price_changes_the_cost_and_simulates_nothing(
 
 def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the_visitors() -> None:
     price = "cluster.price_per_gpu_hour=$3/h"
-    result, run = opened("result", price), opened("run_cost", price)
+    result, run = opened("result", price), opened("run_cost", price, "run.failures=none")
     cost, days = metric(run, "Cost, whole run"), metric(run, "Days, whole run")
     assert metric(result, "Cost") == cost and metric(result, "Duration") == f"{days} days"
     assert cost_of(run) == pytest.approx(moesim.simulate(pages.HOME, price).run.cost_usd, rel=1e-6)

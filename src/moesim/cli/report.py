@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
+    from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.studies.counterfactuals import Counterfactuals
 
@@ -79,7 +80,7 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
         f"({step.tflops_per_gpu_causal:.0f} and {step.tflops_per_gpu_noncausal:.0f} TFLOP/s of "
         f"{peak_tflops:.0f})",
         "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
-        f"{short(run.gpu_hours)} GPU-hours, {cost}",
+        f"{short(run.gpu_hours)} GPU-hours, {cost}, without failures (moesim run adds them)",
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
         f"{FITS[memory.fits, memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
         f"{_gib(memory.range_bytes[1])} by framework and allocator{_allocator(memory)}",
@@ -188,7 +189,7 @@ def footing_lines(result: Result) -> list[str]:
     return lines + [f"warning: {text}" for text in result.warnings]
 
 
-def default_lines(result: Result | Estimate) -> list[str]:
+def default_lines(result: Result | Estimate | RunReport) -> list[str]:
     """The keys that the scenario left out, one on each line, with their values and the reasons."""
     if not result.defaults:
         return []

@@ -34,7 +34,11 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of every draw; short for --set seed=N.")] = None,
 ) -> None:
-    """Predict the whole run: phases, failures and restarts, finish date, cost, energy."""
+    """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
+
+    A run that does not mention failures has published ones of its accelerator, chosen by rule and listed in
+    the report; --set run.failures=none leaves them out.
+    """
     from moesim.cli.console import working
     from moesim.cli.report import shortage
 
@@ -42,14 +46,16 @@ def run(
         from moesim.simulator.predict.compile import prepare
         from moesim.simulator.predict.step import execute
         from moesim.simulator.scenario import load_scenario
-        from moesim.simulator.studies.whole_run import uncertain_report
+        from moesim.simulator.studies.whole_run import uncertain_report, with_default_stops
 
         extra = [] if seed is None else [f"seed={seed}"]
         loaded = load_scenario(scenario, [*(overrides or []), *extra])
         try:
+            loaded, assumed = with_default_stops(loaded)
             prepared = prepare(loaded)
             say(f"{loaded.name}: steps, phases and interruptions")
             report = uncertain_report(prepared, execute(prepared).executions)
+            report = report.model_copy(update={"defaults": assumed})
         except (InputError, InfeasibleError) as error:
             raise type(error)(f"{scenario}: {error}") from None
     if as_json:

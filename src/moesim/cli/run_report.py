@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def report_lines(report: RunReport) -> list[str]:
     """Lines of the report: a table of the phases, then finish, goodput, checkpoints, cost and energy."""
+    from moesim.cli.report import default_lines
+
     cells = []
     for row in report.phases:
         cost = "" if row.cost_usd is None else f"${short(row.cost_usd)}"
@@ -33,7 +35,8 @@ def report_lines(report: RunReport) -> list[str]:
         "energy": _energy(report),
     }
     lines += [f"{name:<12}{text}" for name, text in rows.items() if text]
-    return [*lines, *(f"assumed: {text}" for text in report.assumptions)]
+    lines += [f"assumed: {text}" for text in report.assumptions]
+    return [*lines, *default_lines(report)]
 
 
 def _points(spread: RunSpread | FinishDates, form: Callable[[Any], str]) -> str:
@@ -71,9 +74,10 @@ def _sure(report: RunReport) -> str:
 
 
 def _goodput(report: RunReport) -> str:
-    text = percent(report.goodput.predicted)
-    if report.interruptions.predicted == 0.0:
-        return f"{text}; nothing interrupts the run" if report.checkpoint else ""
+    if not report.interrupted:
+        from moesim.simulator.run.report import NOT_MODELLED
+
+        return NOT_MODELLED
     return (
         f"predicted {_points(report.goodput, percent)}; closed form {percent(report.goodput_expected)}; "
         f"interruptions {_points(report.interruptions, '{:.1f}'.format)}"

@@ -231,6 +231,7 @@ def test_phases_of_a_scenario_with_a_cluster_of_its_own() -> None:
     plan = (
         "run.ramp={sequences: 32, tokens: 1e9}",
         "run.phases=[{name: long, steps: 10, sequence_length: 8192}]",
+        "run.failures=none",
     )
     result = moesim.simulate(small, *plan)
     main, long = result.run.report.phases if result.run.report else ()
