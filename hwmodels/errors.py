@@ -36,6 +36,10 @@ class InputError(MoesimError):
         self.nearest = tuple(nearest)
 
 
+class UnknownKeyError(InputError):
+    """A key that no description has; the message names the nearest one (exit code 2)."""
+
+
 class InfeasibleError(MoesimError):
     """Legal input that cannot work, such as a plan beyond memory or an empty search (exit code 3)."""
 

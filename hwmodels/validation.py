@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from moesim.hwmodels.errors import InputError, LegalValuesError
+from moesim.hwmodels.errors import InputError, LegalValuesError, UnknownKeyError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -25,7 +25,7 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base:
     `base` is the folder that relative paths in the data start from, where known. Validation has `place` as
     its context, so it refuses a bare number in a field with a dimension, although Python code may construct
     the same model with plain SI floats. Raises InputError, one paragraph with the place and, for every
-    problem, its key path, value, reason and nearest legal value.
+    problem, its key path, value, reason and nearest legal value; UnknownKeyError where a key is none.
     """
     try:
         return cls.model_validate(dict(data), context={"place": place, "base": base})
@@ -37,7 +37,10 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base:
     )
     left = len(problems) - _SHOWN_PROBLEMS + max(0, len(items) - _READ_PROBLEMS)
     key, legal = _legal_values(data, items[:_READ_PROBLEMS])
-    raise InputError(f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}", key=key, nearest=legal)
+    unknown = any(not _is_known(item) for item in items[:_READ_PROBLEMS])
+    raise (UnknownKeyError if unknown else InputError)(
+        f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}", key=key, nearest=legal
+    )
 
 
 def nearest(word: str, allowed: list[str]) -> str:

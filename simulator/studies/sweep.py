@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InputError, UnknownKeyError
 from moesim.hwmodels.summary_text import count, gib, percent, short, table_lines
 from moesim.simulator.common.processes import default_workers
 from moesim.simulator.common.tables import Row, TableResult
@@ -34,6 +34,8 @@ from moesim.simulator.studies.work_order import work_groups, work_order
 from moesim.version import __version__
 
 MOST_WORKERS = 1024
+MOST_PRINTED = 40
+"""Most points, and most reasons, that a printed sweep shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,16 @@ class Sweep(TableResult):
     """Seconds of computing, summed over the workers."""
 
     def __str__(self) -> str:
-        """The number of points by status, the fastest point, and the first points."""
+        """The number of points by status, the fastest point, the first points, and why points were refused."""
         return _text(self)
 
     def rows(self) -> list[Row]:
         """One row for each point, with its values, status, figures and reason."""
         return [{**p.values, "status": p.status, **p.figures, "reason": p.reason} for p in self.points]
+
+    def reasons(self) -> list[tuple[tuple[Status, str], int]]:
+        """Status and reason of the points without a prediction that fits, with their number, most first."""
+        return Counter((p.status, p.reason) for p in self.points if p.status != "ok").most_common()
 
     def best(self, figure: str = "step_time_s", largest: bool = False) -> SweepPoint:
         """The point that fits and has the smallest (or largest) figure. Raises InputError if none has it."""
@@ -118,12 +124,13 @@ def sweep(
     that keeps points as soon as the group that a worker computes is known (`work_order.LARGEST` points at
     most); a sweep that is started again computes only the missing points. `uncertainty`: add P10, P50 and
     P90. A point that is refused or does not fit is kept with its reason. A script must call this below
-    `if __name__ == "__main__":`. Raises InputError for a malformed
-    space or store.
+    `if __name__ == "__main__":`. Raises InputError for a malformed space or store, and for a key that no
+    scenario has before anything is computed.
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
     design_points = points(space, design, count, seed)
+    _check_keys(scenario, design_points)
     run = _Run(scenario, design_points, uncertainty, progress)
     if store is None:
         run.compute(None, workers, scheduler)
@@ -140,6 +147,17 @@ def sweep(
         reused=run.reused,
         work_s=fsum(outcome.work_s for outcome in run.outcomes.values()),
     )
+
+
+def _check_keys(scenario: Scenario, design: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError if a point names a key that no scenario has; each set of keys is tried once."""
+    for values in {tuple(sorted(values)): values for values in reversed(design)}.values():
+        try:
+            scenario.replace(**values)
+        except UnknownKeyError as error:
+            raise UnknownKeyError(f"the sweep cannot vary it: {error}") from None
+        except InputError:  # an illegal value; the point will say so
+            continue
 
 
 class _Run:
@@ -244,7 +262,7 @@ class _Run:
 
 
 def _text(sweep: Sweep) -> str:
-    """Points by status, the fastest point, and the first points with their figures, in about ten lines."""
+    """Points by status, the fastest point, the first points with their figures, and what was refused why."""
     by_status = Counter(point.status for point in sweep.points)
     counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
     lines = [f"sweep of {sweep.scenario}: {count(len(sweep.points), 'point')} ({counted})"]
@@ -259,7 +277,14 @@ def _text(sweep: Sweep) -> str:
         [*(str(point.values.get(key, "")) for key in keys), *_printed_figures(point)]
         for point in sweep.points
     ]
-    return "\n".join([*lines, *table_lines(rows), "  more: .rows(), .best(), .to_pandas()"])
+    lines += table_lines(rows, MOST_PRINTED)
+    reasons = sweep.reasons()
+    if reasons:
+        lines.append("  why not:")
+        lines += [f"    {number:,} {status}: {why}" for (status, why), number in reasons[:MOST_PRINTED]]
+        left = sum(number for _, number in reasons[MOST_PRINTED:])
+        lines += [f"    ... and {left:,} more"] if left else []
+    return "\n".join([*lines, "  more: .rows(), .best(), .to_pandas()"])
 
 
 def _printed_figures(point: SweepPoint) -> list[str]:

@@ -96,3 +96,21 @@ def test_an_argument_is_skipped_and_the_vocabulary_stated(run: Callable[..., Any
     out = run("import", "launch", path, "--base", BASE, "--ignore", "--fancy", "--vocab-size", "40000")
     assert out.code == 0, out.err
     assert "you said so" in out.out and "vocab 40000" in out.out
+
+
+def test_a_base_needs_no_plan_where_the_file_states_it(run: Callable[..., Any], tmp_path: Path) -> None:
+    whole = load_scenario(BASE).to_dict()
+    plan = whole.pop("parallel")
+    (tmp_path / "base.yaml").write_text(json.dumps(whole))
+    (tmp_path / "with_plan.yaml").write_text(json.dumps({**whole, "parallel": plan}))
+    path = script(tmp_path)
+    bare, full = (
+        run("import", "launch", path, "--base", base, "--json") for base in ("base.yaml", "with_plan.yaml")
+    )
+    assert bare.code == 0, bare.err
+    assert json.loads(bare.out)["scenario"] == json.loads(full.out)["scenario"]
+    assert run("simulate", "base.yaml").code == 2, "a scenario still needs its plan"
+    text = Path(path).read_text()
+    Path(path).write_text("".join(line for line in text.splitlines(True) if "micro-batch-size" not in line))
+    refused = run("import", "launch", path, "--base", "base.yaml")
+    assert refused.code == 2 and "--micro-batch-size is missing, and the base states no" in refused.err

@@ -77,3 +77,35 @@ def test_bad_arguments_are_told(run: Run, arguments: tuple[str, ...], said: str)
     shown = run(*arguments)
     assert shown.code == 2
     assert said in shown.err and "Traceback" not in shown.err
+
+
+def test_a_sweep_over_a_misspelt_key_is_refused_before_anything_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def computed(*_: object, **__: object) -> None:
+        raise AssertionError("a point was computed")
+
+    monkeypatch.setattr("moesim.simulator.studies.sweep.outcomes_here", computed)
+    for key, near in (("communication.smss", "'sms'"), ("communicaton.sms", "'communication'")):
+        shown = run("sweep", PAIR, "--vary", f"{key}=8,16", "--vary", "seed=0,1", "--workers", "1")
+        assert shown.code == 2 and shown.out == "" and f"unknown key (nearest: {near})" in shown.err
+    with pytest.raises(moesim.InputError, match="unknown key"):
+        moesim.sweep(moesim.load(PAIR), [{"seed": 1}, {"communication.smss": 8}], design="list", workers=1)
+
+
+def test_a_sweep_without_a_possible_point_ends_with_its_reasons(run: Run) -> None:
+    shown = run("sweep", PAIR, "--vary", "communication.sms=0,500", "--vary", "seed=0,1", "--workers", "1")
+    assert shown.code == 2 and "4 points, 4 computed" in shown.out
+    assert "none of the 4 points is possible: 2 illegal: " in shown.err and "at most 131" in shown.err
+    large = run("sweep", PAIR, "--vary", "batch.sequence_length=200000", "--workers", "1")
+    assert large.code == 3 and "1 does not fit: " in large.err
+
+
+def test_a_printed_sweep_shows_all_of_its_points_and_why_some_are_refused() -> None:
+    sms = [0, *range(1, 8)]
+    found = moesim.sweep(moesim.load(PAIR), {"communication.sms": sms, "seed": [0]}, workers=1)
+    text = str(found)
+    assert all(f"\n  {n:<17}  0 " in text for n in sms)
+    assert "1 illegal: " in text and "at least 1 communication SM" in text and "more:" in text
+    many = found.model_copy(update={"points": found.points * 10})
+    assert "... and 40 more" in str(many) and "10 illegal: " in str(many)

@@ -98,6 +98,10 @@ def _batch(given: Given, base: Scenario, pp: int, dp: int, like_base: bool) -> i
     microbatch = given.integer(name, base.parallel.microbatch if name == "micro-batch-size" else 1)
     if given.has(name) or like_base:
         given.set("parallel.microbatch", microbatch, name)
+    elif not base.parallel.model_fields_set:
+        raise InputError(
+            f"--{name} is missing, and the base states no parallel.microbatch; state one of them"
+        )
     else:
         _from_base(given, name, "parallel.microbatch", microbatch)
     batch = _global_batch(given, base, microbatch, dp, like_base)

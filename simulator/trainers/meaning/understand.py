@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.scenario import Scenario
+from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
@@ -55,6 +57,16 @@ class Understanding:
         }
 
 
+def load_base(name: str) -> Scenario:
+    """The scenario of a preset or file as the base of a launch file, which says the plan.
+
+    A file may leave `parallel` out. Raises InputError as `load_scenario` does.
+    """
+    if name.lower().endswith(EXTENSIONS) and "parallel" not in load_mapping(Path(name)):
+        return load_scenario(name, ["parallel={}"])
+    return load_scenario(name)
+
+
 def understand(
     launch: LaunchFile,
     base: Scenario,
@@ -72,6 +84,11 @@ def understand(
     """
     in_part = starts_another_script(launch)
     like_base = in_part or (launch.trainer in NAMED_TRAINERS and not _has_command_line(launch))
+    if like_base and not base.parallel.model_fields_set:
+        raise InputError(
+            f"{name} leaves the plan to the base, and the base states no parallel; add parallel to the base, "
+            "or give the launch file that states the plan"
+        )
     table = megatron_table()
     stated, rows = collect(launch, table, ignore)
     if in_part:

@@ -35,7 +35,8 @@ def import_launch(
         ),
     ],
     base: Annotated[
-        str, typer.Option(help="Scenario that gives cluster, profile, prices and run.")
+        str,
+        typer.Option(help="Scenario that gives cluster, profile, prices and run; parallel may be left out."),
     ] = "deepseek-v3-2048xh800",
     environment: Annotated[
         list[str] | None,
@@ -66,17 +67,14 @@ def import_launch(
     from moesim.cli.console import print_json, say_written
     from moesim.cli.plan import scenario_yaml
     from moesim.hwmodels.files import write_atomically
-    from moesim.simulator.scenario import load_scenario
-    from moesim.simulator.trainers.meaning.understand import understand
+    from moesim.simulator.trainers.meaning.understand import load_base, understand
     from moesim.simulator.trainers.reading import read_launch
 
     if output is not None:
         _check_new(output, force)
     _check_limits({"--vocab-size": (vocab_size, 10**8), "--gpus": (gpus, 10**7)})
     launch = read_launch(script, _variables(environment or []), recipe, tuple(parameters or ()))
-    understanding = understand(
-        launch, load_scenario(base), script.name, vocab_size, gpus, tuple(ignore or ())
-    )
+    understanding = understand(launch, load_base(base), script.name, vocab_size, gpus, tuple(ignore or ()))
     if as_json:
         print_json(understanding.to_dict())
     else:

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from moesim.cli.options import AsJson, Overrides, ScenarioName
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InfeasibleError, InputError
+
+MOST_REASONS = 5
+"""Most reasons that the message of a sweep without a possible point names."""
 
 
 def register(app: typer.Typer) -> None:
@@ -96,3 +99,12 @@ def sweep(
     if failed:
         typer.echo(f"{len(failed)} points failed, first: {failed[0].reason}", err=True)
         raise typer.Exit(1)
+    if not any(point.status == "ok" for point in found.points):
+        fits_not = any(point.status == "does not fit" for point in found.points)
+        first = found.reasons()[:MOST_REASONS]
+        listed = "; ".join(f"{number} {status}: {why}" for (status, why), number in first)
+        more = len(found.reasons()) - len(first)
+        raise (InfeasibleError if fits_not else InputError)(
+            f"none of the {len(found.points)} points is possible: {listed}"
+            f"{f'; and {more} more reasons' if more else ''}"
+        )
