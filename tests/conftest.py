@@ -284,9 +284,7 @@ def mixed_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., Outcome]:
+def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
     """The command line in an empty folder, in this process."""
     from moesim.cli import main
 

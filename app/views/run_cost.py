@@ -38,7 +38,6 @@ CLUSTERS_PRICE = "the cluster's price"
 TRILLION = 1e12
 """Tokens are entered and shown in trillions."""
 STOPS = ("run.failures", "run.restart", "storage", "interval", "asynchronous", "spares")
-"""Inputs about interruptions."""
 INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
 
 
@@ -205,12 +204,9 @@ def _rate(name: str) -> None:
 def _changed(key: str, name: str) -> None:
     """Write a choice into the scenario; parts that depend on each other are set together."""
     value = st.session_state[name]
-    scenario = state.current()
-    run = scenario.run
-    if (
-        key in STOPS and run.failures is None
-    ):  # what was assumed becomes part of the scenario, like the change
-        for left_out, chosen in default_stops(run, scenario.machine).items():
+    run = state.current().run
+    if key in STOPS and run.failures is None:  # what was assumed becomes part of the scenario
+        for left_out, chosen in default_stops(run, state.current().machine).items():
             state.set_override(f"run.{left_out}", chosen.value)
         run = state.current().run
     if key == "run":

@@ -89,8 +89,28 @@ def page() -> str:
     return "\n".join(lines)
 
 
+def freezes_text(frozen: tuple[mlperf.FrozenPrediction, ...]) -> list[str]:
+    """How often predictions were frozen, and what the open runs' errors were each time."""
+    published = {row.id: row.published_step_s for row in open_rows() if row.group == mlperf.GROUP}
+    said = []
+    for date in mlperf.FREEZES.digests:
+        steps = {line.name: line.step_s for line in frozen if line.date == date}
+        errors = []
+        for name in OPEN:
+            measured = published[mlperf.run_named(name).row]
+            assert measured is not None
+            errors.append(f"{steps[name] / measured - 1.0:+.1%}")
+        said.append(f"{' and '.join(errors)} on {date}")
+    return [
+        f"Predictions were frozen {len(said)} times. Between the freezes the model changed, with the steps",
+        f"of the open runs ({', '.join(OPEN)}) in view. Their errors were",
+        f"{'; '.join(said)}.",
+        "No freeze replaces another: each is to be scored, the first one as what was predicted first.",
+    ]
+
+
 def _frozen_section(frozen: tuple[mlperf.FrozenPrediction, ...], now: dict[str, StepInterval]) -> list[str]:
-    lines = ["## Frozen predictions", ""]
+    lines = ["## Frozen predictions", "", *freezes_text(frozen), ""]
     for date, text in mlperf.FREEZES.digests.items():
         block = {line.name: line for line in frozen if line.date == date}
         commit = next(iter(block.values())).commit

@@ -61,6 +61,8 @@ from moesim.simulator.scoring.published_collectives import (
     summarise,
 )
 from moesim.simulator.scoring.published_full_resolution import check_full
+from moesim.simulator.scoring.scoreboard.kept import KeptBoard
+from moesim.simulator.scoring.scoreboard.kept import kept_board as kept_scores
 from moesim.simulator.scoring.whole_runs import ContextRow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,10 +284,24 @@ def readme_with_answer() -> str:
     answer = shown.split(ANSWER_ENDS)[0].strip()
     row = next(line for line in shown.splitlines() if line.strip().startswith(STEP))
     published, predicted, error = row.split(STEP)[1].split()
-    evidence = f"DeepSeek published {published} s for this step; the prediction is {predicted} s ({error})."
+    evidence = (
+        f"DeepSeek published {published} s for this step; the prediction is {predicted} s ({error}). "
+        + scoreboard_sentence(kept_scores())
+    )
     before, rest = README.read_text("utf-8").split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}```\n{answer}\n```\n{evidence}\n{END}{after}"
+
+
+def scoreboard_sentence(board: KeptBoard) -> str:
+    """How far the predictions of published MoE and dense steps are off, beside the home case."""
+    moe, dense = board.named("MoE"), board.named("dense")
+    return (
+        f"Of the open scoreboard's training steps ({board.computed}), {moe.rows} of MoE models are predicted "
+        f"with a median error of {moe.median_absolute_error:.1%} ({moe.median_error:+.1%} signed; the worst "
+        f"{moe.worst_absolute_error:.0%}), and {dense.rows} of dense models with "
+        f"{dense.median_absolute_error:.1%} ([scoreboard](docs/validation.md))."
+    )
 
 
 def printed(path: Path) -> str:

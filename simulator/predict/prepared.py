@@ -66,7 +66,7 @@ class Prepared:
 
     @property
     def program(self) -> Program:
-        """The first program, which stands for all."""
+        """The program of the first group; in folded resolution the only one."""
         return self.programs[0]
 
     @property

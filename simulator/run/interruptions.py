@@ -109,7 +109,7 @@ def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Prec
         )
     if plan.interrupted and plan.spares is None:
         notes.append("run.spares is not set: a replacement node is always at hand, unpaid until it is needed")
-    counts = rate.counts if rate else ()
+    counts = rate.counts if rate and plan.interrupted else ()
     total = sum(c.count for c in counts)
     asynchronous = plan.checkpoint is not None and plan.checkpoint.asynchronous
     model = FailureModel(

@@ -45,7 +45,7 @@ class CurveAxis:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The prediction at one value. `reason` says why an illegal plan is none, or how much memory it lacks."""
+    """The prediction at one value. `reason` says why the plan is illegal, or how much memory it lacks."""
 
     value: float
     status: Status

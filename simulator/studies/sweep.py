@@ -83,7 +83,7 @@ class Sweep(TableResult):
     """Seconds of computing, summed over the workers."""
 
     def __str__(self) -> str:
-        """The number of points by status, the fastest point, the first points, and why points were refused."""
+        """The number of points by status, the fastest point, the first points and reasons of refusals."""
         return _text(self)
 
     def rows(self) -> list[Row]:

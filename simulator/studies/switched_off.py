@@ -150,7 +150,7 @@ def _with_equal_clocks(pool: PreparedPool, program: Program, variation: MemberVa
 
 
 def _without_jitter(pool: PreparedPool, program: Program, variation: MemberVariation) -> MemberVariation:
-    """Without the spread of all GPUs; the jitter of a fault stays."""
+    """The variation without the jitter that all GPUs have; what a fault adds is kept."""
     usual, cv = pool.scenario.variation.jitter_cv.value, variation.jitter_cv
     if usual == 0.0:
         return variation

@@ -140,19 +140,16 @@ def import_launch(
 ) -> Understanding:
     """Read a trainer's launch file (shell, YAML, TOML, JSON, Python) and say what every argument means.
 
-    Nothing of the file is run. `base` gives cluster, profile, prices and run, and may leave `parallel` out;
-    `environment` and `parameters`
-    are what a shell would give the script; `recipe` names one of several in a file; `vocab` is the vocabulary
-    where the file names a tokenizer only; `gpus` replaces its number; `ignore` names arguments to skip.
+    Nothing of the file is run. `base` gives cluster, profile, prices and run, and needs no `parallel`;
+    `environment` and `parameters` are what a shell would give the script; `recipe` names one of several;
+    `vocab` is used where only a tokenizer is named; `gpus` replaces its number; `ignore` skips arguments.
     The result has a `scenario`. Raises InputError, with file and line, for what it refuses.
     """
     from moesim.simulator.trainers.meaning.understand import load_base, understand
     from moesim.simulator.trainers.reading import read_launch
 
     launch = read_launch(Path(path), environment or {}, recipe, parameters)
-    return understand(
-        launch, load_base(base) if isinstance(base, str) else base, Path(path).name, vocab, gpus, ignore
-    )
+    return understand(launch, load_base(base), Path(path).name, vocab, gpus, ignore)
 
 
 def trainer(name: str) -> Trainer:

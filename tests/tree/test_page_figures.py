@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,3 +169,45 @@ def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
     assert len(shown) == 3
     for seconds, overrides in shown:
         assert f"{moesim.simulate(planner_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"
+
+
+ROOT = DOCS.parent
+NUMBERS = {"twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16}
+
+
+def test_counts_of_packages_and_pages_are_those_of_the_tree() -> None:
+    from moesim.app.pages import PAGES as VIEWS
+
+    readme = (ROOT / "README.md").read_text("utf-8")
+    packages = [path.parent.name for path in (ROOT / "simulator").glob("*/__init__.py")]
+    stated = re.search(r"in (\w+) layered packages", readme)
+    assert stated is not None and NUMBERS[stated[1]] == len(packages)
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "structure.md").read_text("utf-8"), re.MULTILINE)
+    assert set(packages) <= set(rows), "docs/structure.md describes every package"
+    views = re.search(r"one of its (\w+) pages", readme)
+    assert views is not None and NUMBERS[views[1]] == len(VIEWS)
+
+
+def test_the_readme_states_the_errors_of_the_scoreboard_beside_the_home_case() -> None:
+    from moesim.simulator.scoring.scoreboard.kept import kept_board
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    for name, noun in (("MoE", "MoE models"), ("dense", "dense models")):
+        score = kept_board().named(name)
+        assert f"{score.rows} of {noun}" in text and f"{score.median_absolute_error:.1%}" in text
+
+
+def test_the_home_search_has_over_a_million_plans() -> None:
+    from moesim.simulator.planner.space import PlanSpace, with_defaults
+    from moesim.simulator.scenario import load_scenario
+
+    home = load_scenario("deepseek-v3-2048xh800")
+    assert with_defaults(PlanSpace(), home, home.shape, home.machine).size > 1_000_000
+    for page in (ROOT / "README.md", DOCS / "commands.md"):
+        assert "over a million" in page.read_text("utf-8")
+
+
+def test_no_test_asserts_a_wall_time() -> None:
+    clock = re.compile(r"^\s*assert .*(?:perf_counter|time\.time\(\))", re.MULTILINE)
+    said = [path.name for path in (ROOT / "tests").rglob("*.py") if clock.search(path.read_text("utf-8"))]
+    assert said == []

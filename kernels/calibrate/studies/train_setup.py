@@ -140,7 +140,7 @@ def flex_without_search() -> None:
 
 
 def causal_without_sinks() -> None:
-    """Fallback: causal attention of a library, no window; the sinks' scaling stays, of a constant."""
+    """Fallback: causal attention of a library without windows; sinks scale the output by a constant."""
     from torchtitan.models.attention import FlexAttentionWrapper
 
     def forward(self: Any, q: Any, k: Any, v: Any, *, scale: float, enable_gqa: bool, **_: Any) -> Any:

@@ -59,7 +59,7 @@ class AddressModel(models.PrimitiveModel):
     """An address is a 64-bit integer."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
-        """Both types have the same model."""
+        """`manager`, `kind`: as numba passes them; both types of address are 64-bit integers."""
         super().__init__(manager, kind, ir.IntType(64))
 
 

@@ -57,14 +57,16 @@ class Understanding:
         }
 
 
-def load_base(name: str) -> Scenario:
-    """The scenario of a preset or file as the base of a launch file, which says the plan.
+def load_base(base: Scenario | str) -> Scenario:
+    """A scenario, or that of a preset or file, as the base of a launch file, which says the plan.
 
     A file may leave `parallel` out. Raises InputError as `load_scenario` does.
     """
-    if name.lower().endswith(EXTENSIONS) and "parallel" not in load_mapping(Path(name)):
-        return load_scenario(name, ["parallel={}"])
-    return load_scenario(name)
+    if isinstance(base, Scenario):
+        return base
+    if base.lower().endswith(EXTENSIONS) and "parallel" not in load_mapping(Path(base)):
+        return load_scenario(base, ["parallel={}"])
+    return load_scenario(base)
 
 
 def understand(
