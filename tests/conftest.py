@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
