@@ -9,6 +9,7 @@ from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.model.dispatchers import Dispatcher, dispatcher, dispatchers
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import other_architecture
 
 KEY = "communication.kernels"
 
@@ -102,10 +103,9 @@ def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
 
 def _problem(kind: Dispatcher, cluster: Cluster, group: int, nodes: int) -> str | None:
     """Why a dispatcher does not run with groups of `group` ranks over `nodes` domains; None if it does."""
-    accelerator, local = cluster.accelerator, group // nodes
-    if kind.architectures and accelerator.architecture not in kind.architectures:
-        where = ", ".join(kind.architectures)
-        return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
+    local, elsewhere = group // nodes, other_architecture(kind, cluster)
+    if elsewhere is not None:
+        return elsewhere
     if kind.domain_ranks is not None and local > kind.domain_ranks.n:
         return f"it has at most {kind.domain_ranks.n} ranks in one NVLink domain, and the group has {local}"
     if kind.whole_domains and kind.domain_ranks is not None and nodes > 1 and local < kind.domain_ranks.n:

@@ -7,12 +7,10 @@ from functools import cached_property
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.machine import check_machine
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class ResolvedJob:
             self.cluster if same_folder and scenario.cluster == own.cluster else scenario.machine,
             self.profile if same_folder and same_rates else scenario.calibration,
         )
-        check_profile(job.profile, job.cluster)
-        check_precision(scenario.recipe, job.cluster)
+        check_machine(scenario, job.cluster, job.profile)
         return job
 
 
@@ -96,43 +93,11 @@ def resolve(
     """Load the model, cluster and profile that a scenario names.
 
     `profile` replaces the scenario's profile; `shape` is its model, if it was loaded already. Raises
-    InputError for names and files that do not exist, for a fleet, and for a profile of another accelerator.
+    InputError for names and files that do not exist, for a fleet, and, all in one error, for profile, formats,
+    kernels and SMs that the accelerator does not have.
     """
     shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile
-    check_profile(chosen, cluster)
-    check_precision(scenario.recipe, cluster)
+    check_machine(scenario, cluster, chosen)
     return ResolvedJob(scenario, shape, cluster, chosen)
 
-
-def check_precision(recipe: Precision, cluster: Cluster) -> None:
-    """Raise InputError for scales by blocks (NVFP4, MXFP8) on tensor cores that do not apply them.
-
-    These are the tensor cores that have FP4.
-    """
-    accelerator = cluster.accelerator
-    if not recipe.blocks or "fp4" in accelerator.peak:
-        return
-    what = "linear=fp4" if recipe.linear == "fp4" else "scaling=mx"
-    nearest = ("linear: fp8, scaling: tensor",) if "fp8" in accelerator.peak else ("linear: bf16",)
-    raise InputError(
-        f"precision.{what}: the tensor cores of {accelerator.name} do not apply scales of 16 or 32 elements; "
-        f"it has {', '.join(sorted(accelerator.peak))}: write {nearest[0]}, or choose an accelerator with "
-        "fp4, such as b200-sxm",
-        key="precision",
-        nearest=nearest,
-    )
-
-
-def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
-    """Raise InputError for a profile that does not apply to the cluster's accelerator."""
-    accelerator = cluster.accelerator.name
-    if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
-        return
-    fitting = fitting_profiles(accelerator)
-    raise InputError(
-        f"profile={profile.name} was taken on {profile.accelerator}, but the cluster has {accelerator}; use "
-        f"{' or '.join(fitting)} (the last one prices from datasheet peaks)",
-        key="profile",
-        nearest=fitting,
-    )

@@ -24,10 +24,11 @@ from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.placement import assign_stages
-from moesim.simulator.predict.plan_checks import check_combination, check_hardware, check_ranges, check_sms
+from moesim.simulator.predict.plan_checks import check_combination, check_hardware, check_ranges
 from moesim.simulator.predict.plan_memory import fullest_of, memory_of
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.machine import check_sms
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.schedules import build
 from moesim.version import __version__
@@ -145,7 +146,7 @@ def _check_scope(scenario: Scenario) -> None:
 def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     """The plan with its schedule and stages, checked as for a simulation, and its prices."""
     scenario, plan, batch = job.scenario, job.scenario.parallel, job.scenario.batch
-    check_sms(scenario, job.cluster)
+    check_sms(scenario.communication.sms, job.cluster)
     check_hardware(scenario, job.cluster)
     check_ranges(scenario)
     check_dispatcher(scenario, job.cluster, job.layout)

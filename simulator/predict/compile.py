@@ -31,13 +31,13 @@ from moesim.simulator.predict.plan_checks import (
     check_combination,
     check_hardware,
     check_ranges,
-    check_sms,
     load_schedule,
 )
 from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.predict.prepared import Prepared, PreparedPool
 from moesim.simulator.predict.work_size import check_size, own_machine
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.machine import check_sms
 from moesim.simulator.schedules import Schedule
 
 
@@ -97,7 +97,7 @@ def _pool(
 ) -> PreparedPool:
     """Prepare a pool as if the whole pipeline ran on it; `schedule` and `stages` come from the fleet."""
     scenario, shape = job.scenario, job.shape
-    check_sms(scenario, job.cluster)
+    check_sms(scenario.communication.sms, job.cluster)
     check_hardware(scenario, job.cluster)
     check_ranges(scenario)
     layout = job.layout

@@ -52,28 +52,6 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
     return schedule
 
 
-def check_sms(scenario: Scenario, cluster: Cluster) -> None:
-    """Raise InputError where communication reserves more SMs than the accelerator can spare."""
-    sms, engine = scenario.communication.sms, cluster.accelerator.communication_engine
-    if engine is not None and sms:
-        raise InputError(
-            f"communication.sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) "
-            f"moves collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0",
-            key="communication.sms",
-            nearest=(0,),
-        )
-    if sms == 0:
-        return
-    total = cluster.accelerator.n_sms
-    if sms >= total:
-        raise InputError(
-            f"communication.sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {total}; "
-            f"use at most {total - 1} (DeepEP uses 20 to 24)",
-            key="communication.sms",
-            nearest=(total - 1,),
-        )
-
-
 def _check_attention(scenario: Scenario, cluster: Cluster) -> None:
     """Raise InputError for attention in FP8 where no kernel runs it."""
     software, accelerator = scenario.software, cluster.accelerator

@@ -13,7 +13,6 @@ from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
-from moesim.simulator.common.key_values import key_and_text, value_of
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.outline import data_for_other_accelerator, outline_naming
@@ -61,10 +60,16 @@ def plain(value: Any) -> Any:
     return value
 
 
-def override(data: Mapping[str, Any], text: str, known: Known) -> dict[str, Any]:
-    """Return `data` with the value of `key=value`, read as YAML, at the dotted key."""
-    key, _ = key_and_text(text, "--set", "key=value, for example parallel.ep=32")
-    return put(data, key, value_of(text, f"--set {key}"), f"--set {text!r}", known)
+def without_key(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return `data` without a dotted key, and without the sections that become empty by that."""
+    name, _, below = key.partition(".")
+    result = dict(data)
+    rest = without_key(result[name], below) if below and isinstance(result.get(name), Mapping) else {}
+    if rest:
+        result[name] = rest
+    else:
+        result.pop(name, None)
+    return result
 
 
 def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,6 @@ from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
-from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
@@ -43,7 +42,9 @@ from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.faults import Fault
 from moesim.simulator.scenario.fleet import Fleet, Pool
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
-from moesim.simulator.scenario.overrides import override, plain, put
+from moesim.simulator.scenario.machine import left_to_rules, may_change_machine
+from moesim.simulator.scenario.origin import Change, Origin, changes_of, text_of
+from moesim.simulator.scenario.overrides import plain, put, without_key
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
 from moesim.simulator.scenario.scenario_text import scenario_text
@@ -51,8 +52,6 @@ from moesim.simulator.scenario.sections import Batch, Communication, Routing, St
 from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
 __all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
-
-PRESETS = "data/scenarios"
 
 
 class Scenario(Section):
@@ -132,6 +131,7 @@ class Scenario(Section):
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @field_validator("profile")
     @classmethod
@@ -301,14 +301,13 @@ class Scenario(Section):
         stay) and, by dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units as in a file
         ("160 GB/s"). Raises InputError with key, value and nearest legal value.
         """
-        data, paths, place = self.model_dump(mode="json", exclude_none=True), [], f"scenario {self.name}"
+        made: list[Change] = []
         for key, value in changes.items():
             section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
             for below, inner in value.items() if section else [("", value)]:
                 path = f"{key}.{below}" if below else key
-                data = put(data, path, plain(inner), f"replace({path}=...)", self.resolved)
-                paths.append(path)
-        return credited_to_user(validate_model(Scenario, data, place, self._base), paths, place)
+                made.append(Change(path, plain(inner), text_of(path, inner), f"replace({path}=...)"))
+        return changed_scenario(self.origin, made, self._base)
 
     def to_dict(self) -> dict[str, Any]:
         """The stated keys as plain data, which can be written to a scenario file."""
@@ -326,59 +325,62 @@ class Scenario(Section):
 
     def overridden(self, *overrides: str) -> Scenario:
         """Return the scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
-        data = self.model_dump(mode="json", exclude_none=True)
-        for text in overrides:
-            data = override(data, text, self.resolved)
-        return credited_to_user(
-            validate_model(Scenario, data, self.name, self._base),
-            list(map(overridden_key, overrides)),
-            self.name,
+        return changed_scenario(self.origin, changes_of(overrides), self._base)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the scenario comes from, with the data that further changes apply to."""
+        if self._origin.data is not None:
+            return self._origin
+        data = self.to_dict()
+        texts = self._origin.all_overrides(data)
+        return replace(
+            self._origin, data=data, place=f"scenario {self.name}", overrides=texts, copied=frozenset()
         )
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Scenario:
+        """Pydantic's copy, which notes the sections that it replaces."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            copy._origin = self._origin.copied_with(list(update))
+        return copy
 
-def preset_names() -> list[str]:
-    """Names of the scenarios that ship with the package."""
-    folder = resources.files("moesim.simulator").joinpath(PRESETS)
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
+def changed_scenario(origin: Origin, changes: Sequence[Change], base: str | None) -> Scenario:
+    """The scenario of an origin's data with some keys changed, validated.
 
-def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
-    """Load a scenario by preset name or from a YAML/JSON file, and apply `key=value` overrides.
-
-    An override names a key by its dotted path ("parallel.ep=32"); its value is read as YAML. Raises
-    InputError with file, key, value and nearest legal value for anything malformed.
+    On another accelerator, keys that nobody states together with the move are left to the rules
+    (`moesim.simulator.scenario.machine`). Raises InputError with key, value and nearest legal value.
     """
-    if name_or_path in preset_names():
-        folder = resources.files("moesim.simulator").joinpath(PRESETS)
-        place = f"preset {name_or_path}"
-        with resources.as_file(folder) as real:
-            data = parse_mapping(folder.joinpath(f"{name_or_path}.yaml").read_text("utf-8"), place)
-            base = str(real)
-    elif name_or_path.lower().endswith(EXTENSIONS):
-        data, place, base = load_mapping(Path(name_or_path)), name_or_path, str(Path(name_or_path).parent)
-    else:
-        raise InputError(
-            f"unknown scenario {name_or_path!r}{nearest(name_or_path, preset_names())}; presets: "
-            f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
-        )
-    for text in overrides:
-        known = partial(_resolved, data, place, base)
-        data = override(data, text, known)
-    return credited_to_user(
-        validate_model(Scenario, data, place, base), list(map(overridden_key, overrides)), place
-    )
+    place, data = origin.place or "scenario", dict(origin.data or {})
+    for change in changes:
+        data = put(data, change.key, change.value, change.place, partial(_resolved, data, place, base))
+    scenario = validate_model(Scenario, data, place, base)
+    left: tuple[str, ...] = ()
+    if any(may_change_machine(change.key) for change in changes):
+        left = _left(origin, scenario, [change.key for change in changes], base)
+        for key in left:
+            data = without_key(data, key)
+        if left:
+            scenario = validate_model(Scenario, data, place, base)
+    changed = origin.changed(data, changes, left)
+    scenario = credited_to_user(scenario, map(overridden_key, changed.overrides), place)
+    scenario._origin = changed
+    return scenario
 
 
-def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:
+def _left(origin: Origin, after: Scenario, own: Sequence[str], base: str | None) -> tuple[str, ...]:
+    """The keys that a scenario moved to other machines leaves to the rules."""
+    try:
+        before = validate_model(Scenario, origin.data or {}, origin.place or "scenario", base)
+        before_machines = before.machines
+    except InputError:  # the data become a scenario only by the changes
+        return ()
+    return left_to_rules(before, after, own) if before_machines else ()
+
+
+def _resolved(data: Mapping[str, Any], place: str, base: str | None) -> dict[str, Any]:
     return validate_model(Scenario, data, place, base).resolved()
-
-
-def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
-    """Return the scenario with `key=value` overrides applied, as `load_scenario` applies them.
-
-    Raises InputError with key, value and nearest legal value for anything malformed.
-    """
-    return scenario.overridden(*overrides)
 
 
 SECTIONS = frozenset(

@@ -9,7 +9,7 @@ from typing import Any
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.dispatch_limits import check_group
-from moesim.simulator.layout.job import check_profile
+from moesim.simulator.scenario.machine import check_profile
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
     PoolSlice,

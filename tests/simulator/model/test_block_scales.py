@@ -12,7 +12,7 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.layout.job import check_precision
+from moesim.simulator.scenario.machine import check_precision
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.operators import block_operators

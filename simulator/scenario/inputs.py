@@ -1,0 +1,238 @@
+"""What a result is of: its scenario as data, the overrides on it, its plan, the engine and the version."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import Field
+
+from moesim.hwmodels.cluster import Cluster, load_cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import is_there
+from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.yaml_io import EXTENSIONS
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.recompute import recompute_label
+from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
+from moesim.simulator.scenario.scenario import Scenario
+from moesim.version import __version__
+
+EVENTS = "discrete events"
+"""Engine of a simulated result. Its implementations give the same bytes, so which one ran is not stated."""
+CLOSED_FORM = "closed form"
+"""Engine of an estimate."""
+
+WIDTH = 80
+"""Columns of a printed line."""
+
+
+class PlanInputs(Section):
+    """The plan of a result: layout, order and numbers of one step."""
+
+    n_gpus: int
+    tp: int
+    pp: int
+    ep: int
+    cp: int
+    dp: int
+    vpp: int
+    expert_tp: int
+    microbatch: int
+    """Sequences of a micro-batch."""
+    sequences: int
+    """Sequences of a step."""
+    sequence_length: int
+    schedule: str
+    zero_stage: int
+    precision: str
+    recompute: str
+    dispatcher: str
+    """Communication kernels (`communication.kernels`)."""
+    communication_sms: int
+    """SMs of the communication kernels (`communication.sms`)."""
+
+    def __str__(self) -> str:
+        """The plan in the field's shorthand."""
+        degrees = (("TP", self.tp), ("CP", self.cp), ("PP", self.pp), ("VPP", self.vpp), ("EP", self.ep),
+                   ("ETP", self.expert_tp), ("DP", self.dp))  # fmt: skip
+        shown = [f"{name}{degree}" for name, degree in degrees if degree > 1]
+        parts = [
+            " ".join([*shown, f"MBS{self.microbatch}"]),
+            self.schedule,
+            f"ZeRO-{self.zero_stage}",
+            f"recompute {self.recompute}",
+            self.precision,
+        ]
+        if self.ep > 1:
+            parts.append(f"{self.dispatcher} on {self.communication_sms} SMs")
+        return ", ".join(parts)
+
+
+class Inputs(Section):
+    """What a result is of. `moesim.load` makes the scenario again, also from the JSON of a result."""
+
+    source: str | None
+    """Name of the preset or path of the file; null for a scenario that was built in Python."""
+    overrides: tuple[str, ...]
+    """The `key=value` texts that were applied to the source, in order."""
+    left_to_rules: tuple[str, ...] = Field((), exclude_if=lambda value: not value)
+    """Keys that the source states for another accelerator, and that rules chose anew."""
+    scenario: dict[str, Any]
+    """The stated keys with everything applied; models and clusters from files are written into it."""
+    files: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """SHA-256 of the files that `scenario` names, by key."""
+    plan: PlanInputs
+    engine: str
+    """What computed the step: discrete events, or the closed form."""
+    version: str
+    """Version of moesim."""
+
+    def lines(self, width: int = WIDTH) -> list[str]:
+        """Source, overrides and plan as text of at most `width` columns."""
+        name = self.scenario.get("name")
+        rows = {"of": self.source if self.source not in (None, name) else "", "with": ", ".join(
+            text if len(text) <= width // 2 else f"{text[: width // 2 - 3]}..." for text in self.overrides
+        ), "by rule": ", ".join(self.left_to_rules), "plan": str(self.plan)}  # fmt: skip
+        lines = []
+        for title, text in rows.items():
+            lines += wrap(
+                text,
+                width,
+                initial_indent=f"  {title:<8}",
+                subsequent_indent=" " * 10,
+                break_on_hyphens=False,
+            )
+        return lines
+
+
+@runtime_checkable
+class HasInputs(Protocol):
+    """A result, which carries what it is of."""
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """What it is of."""
+
+
+def inputs_of(scenario: Scenario, engine: str = EVENTS) -> Inputs:
+    """What a result of `scenario` says that it is of. Raises InputError for a file that cannot be read."""
+    data = self_contained(scenario).to_dict()
+    origin = scenario._origin
+    return Inputs(
+        source=origin.source,
+        overrides=origin.all_overrides(data),
+        left_to_rules=tuple(key for key in origin.left if key.split(".")[0] not in origin.copied),
+        scenario=data,
+        files=_digests(scenario),
+        plan=_plan(scenario),
+        engine=engine,
+        version=__version__,
+    )
+
+
+def self_contained(scenario: Scenario) -> Scenario:
+    """The scenario with the models and clusters of its files written into it.
+
+    Profiles, schedules and recorded expert counts stay names of files: they may be large.
+    """
+    update: dict[str, object] = {}
+    if _is_file(scenario.model):
+        update["model"] = scenario.shape
+    cluster = _written(scenario, scenario.cluster)
+    if cluster is not scenario.cluster:
+        update["cluster"] = cluster
+    if scenario.fleet is not None:
+        clusters = [_written(scenario, pool.cluster) for pool in scenario.fleet.pools]
+        if any(new is not pool.cluster for new, pool in zip(clusters, scenario.fleet.pools, strict=True)):
+            pools = [
+                pool.model_copy(update={"cluster": new})
+                for new, pool in zip(clusters, scenario.fleet.pools, strict=True)
+            ]
+            update["fleet"] = scenario.fleet.model_copy(update={"pools": tuple(pools)})
+    return scenario.model_copy(update=update) if update else scenario
+
+
+def _written(scenario: Scenario, cluster: AnyCluster | None) -> AnyCluster | Cluster | None:
+    """A cluster with the descriptions of its files in it; the same object where it names none."""
+    base = None if scenario._base is None else Path(scenario._base) / "scenario"
+    if isinstance(cluster, str) and _is_file(cluster):
+        return load_cluster(cluster, base)
+    if isinstance(cluster, ClusterOutline):
+        parts: dict[str, object] = {}
+        if isinstance(cluster.node, str) and _is_file(cluster.node):
+            parts["node"] = load_node(cluster.node, base)
+        if isinstance(cluster.network, str) and _is_file(cluster.network):
+            parts["network"] = load_network(cluster.network, base)
+        return cluster.model_copy(update=parts) if parts else cluster
+    return cluster
+
+
+def _is_file(name: object) -> bool:
+    return isinstance(name, str) and name.lower().endswith(EXTENSIONS)
+
+
+def _digests(scenario: Scenario) -> dict[str, str]:
+    """SHA-256 by key of the files that a scenario names and that are not written into it."""
+    named: dict[str, object] = {
+        "profile": scenario.profile,
+        "schedule": scenario.schedule,
+        "routing.load.file": getattr(scenario.routing.load, "file", None),
+    }
+    for number, pool in enumerate(scenario.fleet.pools if scenario.fleet else ()):
+        named[f"fleet.pools.{number}.profile"] = pool.profile
+    paths = {
+        key: Path(scenario.path(name))
+        for key, name in named.items()
+        if isinstance(name, str) and (_is_file(name) or name.lower().endswith((".csv", ".npz", ".npy")))
+    }
+    return {key: _digest(path) for key, path in paths.items() if is_there(path)}
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def check_files(inputs: Inputs, base: str | None, place: str) -> None:
+    """Raise InputError where a file that a result read is missing or has another content now."""
+    for key, digest in inputs.files.items():
+        name: Any = inputs.scenario
+        for part in key.split("."):
+            name = name[int(part)] if isinstance(name, list) else name[part]
+        path = Path(str(name)) if base is None else Path(base) / str(name)
+        if not is_there(path):
+            path = Path(str(name))
+        if not is_there(path) or _digest(path) != digest:
+            what = "has changed" if is_there(path) else "is not there"
+            raise InputError(
+                f"{place}: the result read {key}={name}, and this file {what}; put the file back (SHA-256 "
+                f"{digest[:12]}), or predict anew",
+                key=key,
+            )
+
+
+def _plan(scenario: Scenario) -> PlanInputs:
+    plan, gpus = scenario.parallel, sum(machine.n_gpus for machine in scenario.machines)
+    recipe = scenario.precision
+    if not isinstance(recipe, str):
+        recipe = next((name for name, one in PRECISIONS.items() if one == recipe), f"own {recipe.linear}")
+    return PlanInputs(
+        n_gpus=gpus,
+        **{name: getattr(plan, name) for name in ("tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch")},
+        dp=max(1, gpus // (plan.tp * plan.pp * plan.cp)),
+        sequences=scenario.batch.sequences,
+        sequence_length=scenario.batch.sequence_length,
+        schedule=scenario.schedule,
+        zero_stage=plan.zero_stage,
+        precision=recipe,
+        recompute=recompute_label(scenario.recompute),
+        dispatcher=scenario.communication.kernels,
+        communication_sms=scenario.communication.sms,
+    )
