@@ -104,7 +104,7 @@ def trace(scenario: Scenario) -> bytes:
 
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
     """Single changes to try next, each simulated."""
-    return moesim.neighbours(budget.admit(scenario), result, progress)
+    return moesim.neighbours(budget.admit(scenario), result, progress=progress)
 
 
 def neighbour_bands(scenario: Scenario, result: Result, found: tuple[Neighbour, ...]) -> dict[str, Band]:

@@ -9,7 +9,6 @@ from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.model.dispatchers import Dispatcher, dispatcher, dispatchers
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.defaults import other_architecture
 
 KEY = "communication.kernels"
 
@@ -103,7 +102,7 @@ def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
 
 def _problem(kind: Dispatcher, cluster: Cluster, group: int, nodes: int) -> str | None:
     """Why a dispatcher does not run with groups of `group` ranks over `nodes` domains; None if it does."""
-    local, elsewhere = group // nodes, other_architecture(kind, cluster)
+    local, elsewhere = group // nodes, kind.refuses(cluster.accelerator)
     if elsewhere is not None:
         return elsewhere
     if kind.domain_ranks is not None and local > kind.domain_ranks.n:

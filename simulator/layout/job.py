@@ -93,11 +93,10 @@ def resolve(
     """Load the model, cluster and profile that a scenario names.
 
     `profile` replaces the scenario's profile; `shape` is its model, if it was loaded already. Raises
-    InputError for names and files that do not exist, for a fleet, and, all in one error, for profile, formats,
-    kernels and SMs that the accelerator does not have.
+    InputError for names and files that do not exist, for a fleet, and, all in one error, for the profile,
+    formats, kernels and SMs that the accelerator does not have.
     """
     shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile
     check_machine(scenario, cluster, chosen)
     return ResolvedJob(scenario, shape, cluster, chosen)
-

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.node import Node
 from moesim.hwmodels.provenance import SourcedCount
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
@@ -48,6 +50,23 @@ class Dispatcher(Frozen):
     least_sms: SourcedCount | None = None
     most_sms: SourcedCount | None = None
     """Range of SMs with which its authors publish it."""
+
+    def refuses(self, accelerator: Accelerator) -> str | None:
+        """Why its kernels are not written for an accelerator; None if they are.
+
+        A dedicated communication engine needs none of them.
+        """
+        if accelerator.communication_engine is not None or not self.architectures:
+            return None
+        if accelerator.architecture in self.architectures:
+            return None
+        where = ", ".join(self.architectures)
+        return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
+
+    def serves(self, node: Node) -> bool:
+        """Whether it serves NVLink domains as large as a node."""
+        dedicated = node.accelerator.communication_engine is not None
+        return dedicated or self.domain_ranks is None or node.n_gpus <= self.domain_ranks.n
 
 
 OWN = Dispatcher(transport="two-hop")

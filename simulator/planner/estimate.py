@@ -28,8 +28,9 @@ from moesim.simulator.predict.plan_checks import check_combination, check_hardwa
 from moesim.simulator.predict.plan_memory import fullest_of, memory_of
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.machine import check_sms
 from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.inputs import CLOSED_FORM, Inputs, inputs_of
+from moesim.simulator.scenario.machine import check_sms
 from moesim.simulator.schedules import build
 from moesim.version import __version__
 
@@ -41,6 +42,8 @@ class Estimate(TableResult):
 
     scenario: str
     """Name of the scenario."""
+    inputs: Inputs
+    """What the estimate is of: scenario, overrides, plan and version."""
     method: Literal["closed form"] = "closed form"
     """Says that no engine ran; `moesim.simulate` gives the simulated step."""
     step_time_s: float
@@ -75,7 +78,12 @@ class Estimate(TableResult):
         memory, cost = self.memory, self.cost_usd
         fits = "fits" if memory.fits else "does not fit"
         return titled(
-            f"{self.scenario}: ESTIMATE in closed form, not simulated (profile {self.profile})",
+            "\n".join(
+                [
+                    f"{self.scenario}: ESTIMATE in closed form, not simulated (profile {self.profile})",
+                    *self.inputs.lines(),
+                ]
+            ),
             {
                 "step time": f"{self.step_time_s:.3f} s, within {percent(self.error)} of the simulated step "
                 "for 95 of 100 plans",
@@ -184,6 +192,7 @@ def _finished(
     gpu_hours, price = run_s / SECONDS_PER_HOUR * cluster.n_gpus, cluster.price_per_gpu_hour
     return Estimate(
         scenario=scenario.name,
+        inputs=inputs_of(scenario, CLOSED_FORM),
         step_time_s=seconds,
         error=CLOSED_FORM_ERROR,
         lower_bound_s=times_s[1],

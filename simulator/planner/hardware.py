@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -15,16 +15,18 @@ from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import SourcedUsdPerHour
+from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.planner.other_cluster import even_nodes, machine_of, on_cluster
-from moesim.simulator.planner.payment import Payment, paid, price_under
+from moesim.simulator.planner.payment import PAYMENTS, Payment, paid, price_under
 from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
+from moesim.simulator.scenario.inputs import Inputs, inputs_of
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws, predicted_with_draws
@@ -84,6 +86,8 @@ class ClusterRow(Frozen):
     search: Search
     problem: str = ""
     """Why there is no plan for this cluster; empty where there is one."""
+    inputs: Inputs | None = None
+    """The best plan as a scenario, before the payment; None with a problem."""
     plan: str | None = None
     precision: str | None = None
     recompute: str | None = None
@@ -107,6 +111,8 @@ class HardwareComparison(TableResult):
     """Clusters side by side for one model, batch and run, each with the best plan found on it."""
 
     scenario: str
+    inputs: Inputs
+    """The job that was moved; every cluster's row has the scenario of its own plan."""
     payment: Payment
     clusters: tuple[ClusterRow, ...]
 
@@ -116,9 +122,9 @@ class HardwareComparison(TableResult):
 
 
 def compare_hardware(
-    scenario: Scenario,
+    scenario: AnyScenario,
     clusters: Sequence[str],
-    *,
+    *overrides: str,
     gpus: int | Mapping[str, int] | None = None,
     usd_per_hour: float | None = None,
     payment: Payment = "as stated",
@@ -133,8 +139,20 @@ def compare_hardware(
     cluster may cost an hour. `payment`: how every cluster is paid. `search`: `narrow` keeps the scenario's
     ZeRO stage and context parallelism and takes seconds. `progress` is called with the share of the work (0
     to 1) and a text. A cluster that cannot run the job has a row with the reason. Raises InputError for
-    another number of clusters and for contradictory sizes.
+    another number of clusters, for contradictory sizes, and for another payment or search.
     """
+    scenario = load_scenario(scenario, overrides)
+    if isinstance(clusters, str) or not all(isinstance(name, str) for name in clusters):
+        raise InputError(f"compare_hardware: clusters is a list of names, not {repr(clusters)[:80]}")
+    for key, value, known in (("search", search, get_args(Search)), ("payment", payment, PAYMENTS)):
+        if value not in known:
+            raise InputError(
+                f"{key}={value!r} is not one of {', '.join(known)}{nearest(str(value), list(known))}",
+                key=key,
+                nearest=known,
+            )
+    if isinstance(gpus, Mapping) and (strange := [name for name in gpus if name not in clusters]):
+        raise InputError(f"gpus: {strange[0]!r} is none of the clusters{nearest(strange[0], list(clusters))}")
     if not LEAST <= len(clusters) <= MOST or len(set(clusters)) != len(clusters):
         raise InputError(f"compare_hardware takes {LEAST} to {MOST} different clusters, not {list(clusters)}")
     if gpus is not None and usd_per_hour is not None:
@@ -244,7 +262,9 @@ def hardware_comparison(
         elif first is not None and result is not None:
             row = row.model_copy(update={"differences": _differences(first, (found, result))})
         rows.append(row)
-    return HardwareComparison(scenario=scenario.name, payment=payment, clusters=tuple(rows))
+    return HardwareComparison(
+        scenario=scenario.name, inputs=inputs_of(scenario), payment=payment, clusters=tuple(rows)
+    )
 
 
 def priced_scenario(found: ClusterPlan, payment: Payment) -> Scenario | None:
@@ -287,6 +307,7 @@ def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[Clus
         figures[KWH] = _scaled(kwh, kwh * found.draws)
     row = base.model_copy(
         update={
+            "inputs": inputs_of(found.scenario),
             "plan": found.plan.label,
             "precision": found.plan.precision,
             "recompute": found.plan.recompute,

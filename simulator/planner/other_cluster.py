@@ -10,18 +10,6 @@ from moesim.hwmodels.validation import nearest
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import network_of, with_default_price
 
-CHOSEN_BY_RULE: dict[str, Any] = {
-    "name": None,
-    "description": "",
-    "profile": None,
-    "without_entries": [],
-    "communication.sms": None,
-    "communication.kernels": None,
-    "variation": None,
-    "faults": [],
-}
-"""Keys that were stated for a scenario's own accelerator, as they are left out for another one."""
-
 ODD_FACTORS = (1, 3, 5, 7)
 """Odd factors of a number of nodes into which batches and layers usually split."""
 
@@ -43,20 +31,15 @@ def machine_of(scenario: Scenario, name: str) -> Cluster:
 def on_cluster(scenario: Scenario, name: str, gpus: int | None = None) -> Scenario:
     """The scenario's model, batch and run on a shipped cluster, or on its own where `name` is that.
 
-    `gpus`: number of accelerators; None keeps the cluster's own number. On another cluster rules choose
-    the profile, the communication kernels with their SMs and the spread of ranks, and the recipe is BF16
-    where the accelerator lacks the scenario's format. Degrees of parallelism stay as they are: they are what
-    a search replaces. A network that does not join the nodes gives way to the smallest shipped one that does.
-    Raises InputError for an unknown cluster, and for a number of GPUs that is no whole number of nodes or
-    that no shipped network joins.
+    `gpus`: number of accelerators; None keeps the cluster's own number. What only the old accelerator has is
+    left to the rules, as for every override (`moesim.simulator.scenario.machine`). Degrees of parallelism
+    stay as they are: they are what a search replaces. A network that does not join the nodes gives way to the
+    smallest shipped one that does. Raises InputError for an unknown cluster, and for a number of GPUs that is
+    no whole number of nodes or that no shipped network joins.
     """
     own, cluster = own_cluster(scenario, name), machine_of(scenario, name)
     nodes = cluster.nodes if gpus is None else whole_nodes(cluster, gpus)
-    changes: dict[str, Any] = {} if own else dict(CHOSEN_BY_RULE)
-    if not own:
-        changes["cluster"] = name
-        if scenario.recipe.linear not in cluster.accelerator.peak:
-            changes["precision"] = "bf16"
+    changes: dict[str, Any] = {} if own else {"cluster": name}
     if nodes != cluster.nodes:
         changes["cluster.nodes"] = nodes
         network = _network(cluster, nodes)

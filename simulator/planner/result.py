@@ -12,6 +12,7 @@ from moesim.simulator.common.tables import html_table
 from moesim.simulator.planner.refusals import Refusal
 from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,6 +220,8 @@ class PlanResult:
     """Comparison of a fleet with each of its pools alone; None for a single cluster."""
     trainer: TrainerVerdict | None = None
     """What limiting the search to a trainer costs; None for a search over all plans."""
+    inputs: Inputs | None = None
+    """What was planned: the scenario with its own plan. Each row has the scenario of its plan."""
 
     @property
     def best(self) -> PlanRow:
@@ -239,6 +242,7 @@ class PlanResult:
             "considered", "legal", "fitting", "estimated", "simulated", "price_tables", "proven_s", "rivals",
         )  # fmt: skip
         return {
+            **({} if self.inputs is None else {"inputs": self.inputs.model_dump(mode="json")}),
             "objective": self.objective,
             "ranked": [row.to_dict() for row in self.ranked],
             "pareto": [row.to_dict() for row in self.pareto],
@@ -259,6 +263,12 @@ class PlanResult:
             raise InputError("to_pandas() needs pandas: pip install pandas") from None
         rows = [row.to_dict() for row in self.ranked]
         return pd.DataFrame([{k: v for k, v in row.items() if k != "scenario"} for row in rows])
+
+
+def _of(result: PlanResult) -> list[str]:
+    """What was planned, without the plan of its own, which the rows replace."""
+    inputs = result.inputs
+    return [] if inputs is None else [f"{inputs.scenario['name']}:", *inputs.lines(plan=False)]
 
 
 def _row_text(row: PlanRow) -> str:
@@ -287,6 +297,7 @@ def _cells(row: PlanRow) -> list[str]:
 def _text(result: PlanResult) -> str:
     """The best plans, the scenario's own, and what the search counted, in about ten lines."""
     lines = [
+        *_of(result),
         f"plans by {result.objective}: {result.considered:,} considered, {result.legal:,} legal, "
         f"{result.fitting:,} fit, {result.simulated:,} simulated",
         *table_lines([list(PLAN_COLUMNS), *map(_cells, result.ranked)], MOST_PLANS),

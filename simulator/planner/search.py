@@ -25,7 +25,8 @@ from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
 from moesim.simulator.planner.rows import PlanStep, scenario_of
 from moesim.simulator.planner.space import PlanSpace, load_space
 from moesim.simulator.planner.variant_search import VariantSearch
-from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
+from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario, with_overrides
+from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.trainers.registry import trainer_of
 from moesim.simulator.trainers.trainer import Trainer
 
@@ -35,7 +36,8 @@ measured on the home case on one core, so that the share grows with time."""
 
 
 def plan(
-    scenario: Scenario | str,
+    scenario: AnyScenario,
+    *overrides: str | PlanSpace,
     space: PlanSpace | str | None = None,
     objective: str = "time",
     top: int = 10,
@@ -47,7 +49,8 @@ def plan(
 ) -> PlanResult:
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
-    `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
+    `scenario` and overrides: as for `load_scenario`. `space`: values to try (`PlanSpace`, a file, or None for
+    the defaults); a `PlanSpace` may also stand among the overrides. `objective`: time, cost (of the
     run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-hours
     if the cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000;
     plans of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run
@@ -60,8 +63,11 @@ def plan(
     its processes. Raises InputError for a malformed or empty space and for contradictory limits, and
     InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
     """
-    if isinstance(scenario, str):
-        scenario = load_scenario(scenario)
+    spaces = [one for one in (space, *overrides) if isinstance(one, PlanSpace)]
+    if len(spaces) > 1 or (spaces and isinstance(space, str)):
+        raise InputError("plan takes one space, and several are given")
+    space = spaces[0] if spaces else space
+    scenario = load_scenario(scenario, [text for text in overrides if not isinstance(text, PlanSpace)])
     say = rising(progress or no_progress)
     wanted, goal = load_space(space), Goal(objective, top, deadline_days, budget_usd)
     goal.check(scenario)
@@ -72,10 +78,12 @@ def plan(
         )
     with engine_processes(workers) as pool, without_cyclic_collection():
         if framework is not None:
-            return _plan_for_trainer(framework, scenario, wanted, goal, say, pool)
-        if scenario.fleet is not None:
-            return plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
-        return _plan_cluster(scenario, wanted, goal, say, pool)
+            found = _plan_for_trainer(framework, scenario, wanted, goal, say, pool)
+        elif scenario.fleet is not None:
+            found = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
+        else:
+            found = _plan_cluster(scenario, wanted, goal, say, pool)
+    return replace(found, inputs=inputs_of(scenario))
 
 
 def _plan_for_trainer(

@@ -8,6 +8,7 @@ from moesim.simulator.layout.stages import describe
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs, inputs_of
 
 
 class Check(BaseModel):
@@ -15,6 +16,7 @@ class Check(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    inputs: Inputs
     model: str
     accelerator: str
     n_gpus: int
@@ -32,6 +34,7 @@ def check(scenario: Scenario) -> Check:
     """
     prepared = prepare(scenario)
     return Check(
+        inputs=inputs_of(scenario),
         model=prepared.shape.name,
         accelerator=" + ".join(pool.part.cluster.accelerator.title for pool in prepared.pools),
         n_gpus=prepared.n_gpus,

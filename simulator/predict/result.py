@@ -28,6 +28,7 @@ from moesim.simulator.predict.result_parts import (
     Utilisation,
 )
 from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.inputs import Inputs
 
 SCHEMA_VERSION = 1
 
@@ -40,6 +41,8 @@ class Result(TableResult, Documented):
 
     scenario: str
     """Name of the scenario."""
+    inputs: Inputs
+    """What the prediction is of: scenario, overrides, plan, engine and version; `moesim.load` reads it."""
     step: StepResult
     """Time, rates, MFU and bounds of one step."""
     breakdown_s: Breakdown
@@ -136,7 +139,12 @@ def _text(result: Result) -> str:
         f"{count(len(result.extrapolated), 'input')} assumed or extrapolated",
     ]
     return titled(
-        f"{result.scenario} (profile {result.profile}, confidence {result.confidence})",
+        "\n".join(
+            [
+                f"{result.scenario} (profile {result.profile}, confidence {result.confidence})",
+                *result.inputs.lines(),
+            ]
+        ),
         {
             "step time": f"{step.time_s:.3f} s, between the bounds {step.lower_bound_s:.3f} s and "
             f"{step.upper_bound_s:.3f} s",

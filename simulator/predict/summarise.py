@@ -39,6 +39,7 @@ from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResul
 from moesim.simulator.predict.run_report import run_report
 from moesim.simulator.predict.step import ExecutedStep
 from moesim.simulator.predict.step_result import fastest_flop_per_s, kept_rows, step_result
+from moesim.simulator.scenario.inputs import inputs_of
 from moesim.version import __version__
 
 
@@ -53,6 +54,7 @@ def summarise(step: ExecutedStep) -> Result:
     level, reason = _confidence(prepared)
     return Result(
         scenario=scenario.name,
+        inputs=inputs_of(scenario),
         step=_step(prepared, executions, time_s),
         breakdown_s=by_rank[0],
         breakdown_by_rank_s=tuple(by_rank),

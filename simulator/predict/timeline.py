@@ -20,6 +20,7 @@ from moesim.simulator.predict.step_events import (
 )
 from moesim.simulator.predict.trace_events import FIRST_SEND, SCHEDULE
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs, inputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Timeline:
     zoomed: tuple[Bar, ...]
     communication: tuple[Bar, ...] = ()
     critical_path: tuple[Bar, ...] = ()
+    inputs: Inputs | None = None
 
 
 def timeline(scenario: Scenario, rank: int = 0, action: int | None = None) -> Timeline:
@@ -81,6 +83,7 @@ def timeline(scenario: Scenario, rank: int = 0, action: int | None = None) -> Ti
         zoomed=tuple(_bars(step, inside.where(phases))),
         communication=tuple(_bars(step, inside.where(derived))),
         critical_path=_path(step),
+        inputs=inputs_of(scenario),
     )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pydantic import Field
+
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.inputs import Inputs
 
 NOT_MODELLED = "not predicted: no failures are modelled; state run.failures, such as llama3-16k-h100"
 """What stands in the place of the goodput of a run without failures."""
@@ -123,6 +126,8 @@ class GpuHours(Frozen):
 class RunReport(TableResult):
     """The whole run, by phase and in total; its table is the outlook."""
 
+    inputs: Inputs | None = Field(None, exclude_if=lambda value: value is None)
+    """What the report is of; null inside a `Result`, which says it itself."""
     phases: tuple[PhaseReport, ...]
     days: RunSpread
     finish: FinishDates | None
@@ -170,9 +175,15 @@ def _text(report: RunReport) -> str:
     """The whole run in about ten lines: duration, finish, goodput, interruptions, cost and energy."""
     hours, finish = report.gpu_hours, report.finish
     steps = sum(phase.steps for phase in report.phases)
+    of = f" of {report.inputs.scenario['name']}" if report.inputs else ""
     intervals = "interruptions only" if report.step_factor is None else "interruptions and the step time"
     return titled(
-        f"whole run: {count(len(report.phases), 'phase')}, {steps:,} simulated steps",
+        "\n".join(
+            [
+                f"whole run{of}: {count(len(report.phases), 'phase')}, {steps:,} simulated steps",
+                *(report.inputs.lines() if report.inputs else ()),
+            ]
+        ),
         {
             "days": _spread_text(report.days, "{:.1f}".format),
             "finish": f"{finish.predicted} (P10 {finish.p10}, P90 {finish.p90})" if finish else "",

@@ -29,7 +29,7 @@ from moesim.hwmodels.topologies import build_topology
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.model.dispatchers import Dispatcher, dispatcher
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.shape import ModelShape
 
 FILE = "data/defaults.yaml"
@@ -300,32 +300,12 @@ def _kernels(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
 def kernels_of(machines: Sequence[Cluster]) -> tuple[str, str]:
     """(dispatcher, reason) of the clusters: DeepEP, in larger NVLink domains Hybrid-EP, elsewhere NCCL."""
     for machine in machines:
-        if other_architecture(dispatcher(KERNELS), machine) is not None:
+        if dispatcher(KERNELS).refuses(machine.accelerator) is not None:
             return "nccl", f"DeepEP does not run on {machine.accelerator.name}"
     largest = max(machines, key=lambda machine: machine.node.n_gpus)
-    if not serves_domain(dispatcher(KERNELS), largest):
+    if not dispatcher(KERNELS).serves(largest.node):
         return "hybridep", f"DeepEP does not serve NVLink domains of {largest.node.n_gpus} GPUs"
     return KERNELS, "as DeepSeek-V3 trained"
-
-
-def other_architecture(kind: Dispatcher, machine: Cluster) -> str | None:
-    """Why a dispatcher's kernels are not written for a cluster's accelerator; None if they are.
-
-    A dedicated communication engine needs none of them.
-    """
-    accelerator = machine.accelerator
-    if accelerator.communication_engine is not None or not kind.architectures:
-        return None
-    if accelerator.architecture in kind.architectures:
-        return None
-    where = ", ".join(kind.architectures)
-    return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
-
-
-def serves_domain(kind: Dispatcher, machine: Cluster) -> bool:
-    """Whether a dispatcher serves NVLink domains as large as a cluster's."""
-    most, engine = kind.domain_ranks, machine.accelerator.communication_engine
-    return engine is not None or most is None or machine.node.n_gpus <= most.n
 
 
 def spread(key: str, architecture: str | None = None) -> tuple[SourcedFraction, bool]:

@@ -92,12 +92,12 @@ class Inputs(Section):
     version: str
     """Version of moesim."""
 
-    def lines(self, width: int = WIDTH) -> list[str]:
-        """Source, overrides and plan as text of at most `width` columns."""
+    def lines(self, width: int = WIDTH, *, plan: bool = True) -> list[str]:
+        """Source, overrides and plan (unless it is not wanted) as text of at most `width` columns."""
         name = self.scenario.get("name")
         rows = {"of": self.source if self.source not in (None, name) else "", "with": ", ".join(
             text if len(text) <= width // 2 else f"{text[: width // 2 - 3]}..." for text in self.overrides
-        ), "by rule": ", ".join(self.left_to_rules), "plan": str(self.plan)}  # fmt: skip
+        ), "by rule": ", ".join(self.left_to_rules), "plan": str(self.plan) if plan else ""}  # fmt: skip
         lines = []
         for title, text in rows.items():
             lines += wrap(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.validation import nearest
+from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.scenario.inputs import HasInputs, Inputs, check_files
 from moesim.simulator.scenario.origin import Origin, changes_of
@@ -16,8 +16,7 @@ from moesim.simulator.scenario.scenario import Scenario, changed_scenario
 
 PRESETS = "data/scenarios"
 
-if TYPE_CHECKING:
-    AnyScenario: TypeAlias = Union[Scenario, str, Path, Mapping[str, Any], HasInputs]
+AnyScenario: TypeAlias = Scenario | str | Path | Mapping[str, Any] | HasInputs
 """What stands for a scenario wherever one is an argument: the scenario itself, a preset's name, the path of a
 file, its keys as plain data, or a result, which carries the scenario that it is of."""
 
@@ -44,8 +43,8 @@ def load_scenario(what: AnyScenario, overrides: Sequence[str] = ()) -> Scenario:
         origin, base = _read(what)
     elif isinstance(what, Mapping):
         origin, base = _of_data(what, "the scenario given as data", None, None)
-    elif isinstance(getattr(what, "inputs", None), Inputs):
-        origin, base = _of_inputs(what.inputs, "the result's scenario")
+    elif isinstance(inputs := getattr(what, "inputs", None), Inputs):
+        origin, base = _of_inputs(inputs, "the result's scenario")
     else:
         raise InputError(
             f"{repr(what)[:80]} is no scenario: give a Scenario, the name of a preset, the path of a file, "
@@ -83,8 +82,6 @@ def _of_data(
 ) -> tuple[Origin, str | None]:
     """The origin of plain data: the keys of a scenario, or a result with its `inputs`."""
     if isinstance(data.get("inputs"), Mapping) and "model" not in data:
-        from moesim.hwmodels.validation import validate_model
-
         return _of_inputs(validate_model(Inputs, data["inputs"], f"{place}: inputs"), place)
     return Origin(source, data, place), base
 

@@ -64,6 +64,7 @@ def left_to_rules(before: OnMachine, after: OnMachine, own: Collection[str]) -> 
     `own`: the keys that the user states together with the move, which stay as they are. On the same
     accelerators nothing is left. On others these are the keys of one machine (`OF_ONE_MACHINE`), and those of
     `MAY_STAY` whose value the new accelerator does not have or the rules would have chosen on the old one.
+    A stated precision stays wherever the accelerator has its formats.
     """
     old, new = before.machines, after.machines
     if {m.accelerator.name for m in new} <= {m.accelerator.name for m in old}:
@@ -72,12 +73,14 @@ def left_to_rules(before: OnMachine, after: OnMachine, own: Collection[str]) -> 
     return tuple(
         key
         for key in stated
-        if key in OF_ONE_MACHINE or _is_choice_of_rule(before, key) or _is_refused(after, key)
+        if key in OF_ONE_MACHINE or _is_refused(after, key) or _is_choice_of_rule(before, key)
     )
 
 
 def _is_choice_of_rule(scenario: OnMachine, key: str) -> bool:
     """Whether the rules would choose the stated value of a key on the scenario's own machines."""
+    if key == "precision":
+        return False
     stated: object = scenario
     for part in key.split("."):
         stated = getattr(stated, part)
@@ -102,7 +105,7 @@ def _is_refused(scenario: OnMachine, key: str) -> bool:
         except InputError:
             return True
         kind = dispatchers().get(communication.kernels)
-        if key == "communication.kernels" and kind is not None and not rules.serves_domain(kind, machine):
+        if key == "communication.kernels" and kind is not None and not kind.serves(machine.node):
             return True
     return False
 
@@ -161,8 +164,8 @@ def check_precision(recipe: Precision, cluster: Cluster) -> None:
     if recipe.linear not in accelerator.peak:
         raise InputError(
             f"precision: linear={recipe.linear}, but accelerator {accelerator.name!r} has no "
-            f"peak.{recipe.linear}; it has {has}: choose one of these precisions, another accelerator, or add "
-            "the figure to its file",
+            f"peak.{recipe.linear}; it has {has}: choose one of these precisions, another accelerator, or "
+            "add the figure to its file",
             key="precision",
             nearest=tuple(name for name in ("fp8", "bf16") if name in accelerator.peak),
         )
@@ -207,9 +210,10 @@ def check_sms(sms: int, cluster: Cluster) -> None:
 def check_kernels(name: str, cluster: Cluster) -> None:
     """Raise InputError for a dispatcher whose kernels are not written for the cluster's accelerator."""
     kinds = dispatchers()
-    problem = None if name not in kinds else rules.other_architecture(kinds[name], cluster)
+    chip = cluster.accelerator
+    problem = kinds[name].refuses(chip) if name in kinds else None
     if problem is not None:
-        runs = [other for other, kind in kinds.items() if rules.other_architecture(kind, cluster) is None]
+        runs = [other for other, kind in kinds.items() if kind.refuses(chip) is None]
         raise InputError(
             f"communication.kernels={name}: {problem}; use communication.kernels={runs[0]}",
             key="communication.kernels",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -41,9 +41,9 @@ from moesim.simulator.scenario.credit import credited_to_user
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.faults import Fault
 from moesim.simulator.scenario.fleet import Fleet, Pool
-from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.machine import left_to_rules, may_change_machine
 from moesim.simulator.scenario.origin import Change, Origin, changes_of, text_of
+from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import plain, put, without_key
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
@@ -338,7 +338,7 @@ class Scenario(Section):
             self._origin, data=data, place=f"scenario {self.name}", overrides=texts, copied=frozenset()
         )
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Scenario:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Pydantic's copy, which notes the sections that it replaces."""
         copy = super().model_copy(update=update, deep=deep)
         if update:

@@ -19,6 +19,7 @@ from moesim.simulator.predict.figures import POWERS, figures, powered_figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.studies.differing_keys import differing_keys, own_names
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
@@ -37,6 +38,7 @@ class Side(Frozen):
     """One scenario of a comparison, with its figures and the keys that differ from the first scenario's."""
 
     name: str
+    inputs: Inputs
     figures: dict[str, float | bool | None]
     differs: dict[str, tuple[Any, Any]]
     """(value in the first scenario, value in this one) by dotted key."""
@@ -130,6 +132,7 @@ def compare(
         sides.append(
             Side(
                 name=named[number],
+                inputs=result.inputs,
                 figures=figures(result),
                 differs=differing_keys(scenarios[0], scenario),
                 delta_s=delta,

@@ -10,6 +10,7 @@ from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.host_report import HostReport
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.studies.compare import causes
 from moesim.simulator.studies.counterfactuals import Counterfactuals
 
@@ -28,6 +29,7 @@ class Explanation(TableResult):
     """Sentences on a step, its critical path by cause, and the inputs that are assumed or extrapolated."""
 
     scenario: str
+    inputs: Inputs
     sentences: tuple[str, ...]
     causes: tuple[Cause, ...]
     extrapolated: tuple[str, ...]
@@ -99,6 +101,7 @@ def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> E
     total = step.time_s
     return Explanation(
         scenario=result.scenario,
+        inputs=result.inputs,
         sentences=tuple(says),
         causes=tuple(Cause(cause=name, seconds=s, share=s / total) for name, s in path),
         extrapolated=result.extrapolated,

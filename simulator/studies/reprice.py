@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import provenance_rows
 from moesim.simulator.predict.band import Band, Uncertainty
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.report import HOURS_PER_DAY, RunReport, per_hour
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario.inputs import inputs_of, self_contained
+from moesim.simulator.studies.differing_keys import differing_keys
+
+MOST_KEYS = 6
+"""Differing keys that an error names."""
 
 
 def without_prices(scenario: Scenario) -> Scenario:
@@ -26,10 +32,46 @@ def without_prices(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"cluster": cluster, "run": run})
 
 
+def check_same(result: Result, scenario: Scenario, what: str) -> None:
+    """Raise InputError, with the keys that differ, if a result is of another scenario than `scenario`."""
+    own = inputs_of(scenario).scenario
+    if result.inputs.scenario != own:
+        _refuse(result, differing_keys(load_scenario(result), load_scenario(own)), what)
+
+
+def check_same_but_for_prices(result: Result, scenario: Scenario) -> None:
+    """Raise InputError, with the keys, if a result differs from `scenario` in more than prices."""
+    for same in (scenario, without_prices(scenario)):
+        if result.inputs.scenario == inputs_of(same).scenario:
+            return
+    first, other = (without_prices(one) for one in (load_scenario(result), self_contained(scenario)))
+    _refuse(result, differing_keys(first, other), "reprice")
+
+
+def _refuse(result: Result, differ: Mapping[str, tuple[object, object]], what: str) -> None:
+    """Raise InputError if keys differ between a result and a scenario, apart from its name."""
+    keys = {key: values for key, values in differ.items() if key not in ("name", "description")}
+    if not keys:
+        return
+    shown = [f"{key}={_short(old)} in the result, {_short(new)} here" for key, (old, new) in keys.items()]
+    more = f", and {len(shown) - MOST_KEYS} more keys" if len(shown) > MOST_KEYS else ""
+    raise InputError(
+        f"{what}: the result of {result.scenario} is not of this scenario: {'; '.join(shown[:MOST_KEYS])}"
+        f"{more}; simulate the scenario first",
+        key=next(iter(keys)),
+    )
+
+
+def _short(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def repriced(result: Result, scenario: Scenario) -> Result:
     """The result of `scenario`, made from a result of the same scenario with other prices (eqs. J7, J8).
 
-    `result` may come from `without_prices(scenario)`. Raises InputError if a price choice fits no offer.
+    `result` may come from `without_prices(scenario)`; `check_same_but_for_prices` checks it. Raises
+    InputError if a price choice fits no offer.
     That of a fleet has its prices already.
     """
     if scenario.fleet is not None:
@@ -40,7 +82,7 @@ def repriced(result: Result, scenario: Scenario) -> Result:
     if report is None and scenario.run.asks_for_more:  # only the price asks for a report
         from moesim.simulator.studies.whole_run import predict_run
 
-        report = predict_run(scenario, result.step.time_s)
+        report = predict_run(scenario, result.step.time_s).model_copy(update={"inputs": None})
     elif report is not None:
         spares = scenario.run.spares.count if scenario.run.spares else 0
         before = rates(without_prices(scenario).machine, None, spares)
@@ -58,6 +100,7 @@ def repriced(result: Result, scenario: Scenario) -> Result:
             "run": run.model_copy(update={"cost_usd": cost, "report": report}),
             "provenance": result.provenance + added,
             "defaults": scenario.defaults,
+            "inputs": inputs_of(scenario),
             "uncertainty": _with_cost(result.uncertainty, run.days, cost),
         }
     )
@@ -80,6 +123,7 @@ def unpriced(result: Result, scenario: Scenario) -> Result:
             "run": result.run.model_copy(update={"cost_usd": None, "report": report}),
             "provenance": tuple(entry for entry in result.provenance if entry.path not in of_price),
             "defaults": bare.defaults,
+            "inputs": inputs_of(bare),
             "uncertainty": _with_cost(result.uncertainty, result.run.days, None),
         }
     )

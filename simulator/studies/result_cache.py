@@ -88,6 +88,7 @@ def find(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -
     from pydantic import ValidationError
 
     from moesim.simulator.predict.result import Result
+    from moesim.simulator.scenario.inputs import inputs_of
     from moesim.simulator.studies.point import key_of
 
     key = key_of(scenario, uncertainty, engine_draws)
@@ -95,7 +96,9 @@ def find(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -
         with _opened() as store:
             text = store.result(key)
             try:
-                return Result.model_validate_json(text) if text else None
+                found = Result.model_validate_json(text) if text else None
+                # The same scenario may come from another file, or by other overrides.
+                return found and found.model_copy(update={"inputs": inputs_of(scenario)})
             except ValidationError:  # the row is damaged
                 store.forget(key)
                 return None

@@ -8,6 +8,7 @@ from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band, Effect, EngineBands
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.studies.effects import Ranges
 from moesim.simulator.studies.engine_draws import Say, check_draws
 from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR
@@ -18,6 +19,7 @@ class Sensitivity(TableResult):
     """Effects of single sources on the step time, largest first."""
 
     scenario: str
+    inputs: Inputs
     step: Band
     effects: tuple[Effect, ...]
     by_engine: EngineBands | None = Field(None, exclude_if=lambda value: value is None)
@@ -76,6 +78,7 @@ def sensitivity(
     )
     return Sensitivity(
         scenario=scenario.name,
+        inputs=result.inputs,
         step=bands.bands["step_time_s"],
         effects=bands.sources,
         by_engine=bands.by_engine,

@@ -18,7 +18,8 @@ from moesim.hwmodels.errors import InputError, UnknownKeyError
 from moesim.hwmodels.summary_text import count, gib, percent, short, table_lines
 from moesim.simulator.common.processes import default_workers
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
+from moesim.simulator.scenario.inputs import Inputs, inputs_of
 from moesim.simulator.studies.outcome import Key, PointOutcome, Status
 from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.pool import (
@@ -73,6 +74,8 @@ class Sweep(TableResult):
     """A finished sweep, in the order of its design; any number of workers gives the same bytes."""
 
     scenario: str
+    inputs: Inputs
+    """What was swept; the values of a point are overrides on it."""
     design: str
     seed: int
     version: str
@@ -104,9 +107,9 @@ class Sweep(TableResult):
 
 
 def sweep(
-    scenario: Scenario,
+    scenario: AnyScenario,
     space: Space,
-    *,
+    *overrides: str,
     design: str = "grid",
     count: int | None = None,
     seed: int = 0,
@@ -116,7 +119,7 @@ def sweep(
     uncertainty: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Sweep:
-    """Predict `scenario` at every point of a space.
+    """Predict `scenario`, with overrides as for `load_scenario`, at every point of a space.
 
     `space`: values by dotted key ("8..256:x2", [1, 2]) or, for design "list", one mapping for each point.
     `design`, `count`, `seed`: see `space.points`. `workers`: number of local processes (default: cores; 1
@@ -129,6 +132,7 @@ def sweep(
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
+    scenario = load_scenario(scenario, overrides)
     design_points = points(space, design, count, seed)
     _check_keys(scenario, design_points)
     run = _Run(scenario, design_points, uncertainty, progress)
@@ -139,6 +143,7 @@ def sweep(
             run.compute(opened, workers, scheduler)
     return Sweep(
         scenario=scenario.name,
+        inputs=inputs_of(scenario),
         design=design,
         seed=seed,
         version=__version__,

@@ -16,6 +16,7 @@ from moesim.simulator.predict.step import execute
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.inputs import EVENTS, inputs_of
 from moesim.simulator.scenario.run_plan import default_stops
 from moesim.simulator.studies.effects import entry_effects, generator_of
 from moesim.simulator.studies.monte_carlo import SAMPLES, draws_s
@@ -75,19 +76,21 @@ def predict_run(
     `uncertainty` includes that of the step time; by default it is on unless `step_time_s` is given. With a
     given `step_time_s` and no uncertainty, only further phases are simulated.
     """
-    scenario, assumed = with_default_stops(scenario)
-    prepared = prepare(scenario)
+    with_stops, assumed = with_default_stops(scenario)
+    report = _report(prepare(with_stops), step_time_s, uncertainty)
+    engine = EVENTS if step_time_s is None else f"step time given: {step_time_s} s"
+    return report.model_copy(update={"inputs": inputs_of(scenario, engine), "defaults": assumed})
+
+
+def _report(prepared: Prepared, step_time_s: float | None, uncertainty: bool | None) -> RunReport:
     if uncertainty is None:
         uncertainty = step_time_s is None
     if not uncertainty and step_time_s is not None:
-        report = run_report(prepared, step_time_s)
-    else:
-        step = execute(prepared)
-        if uncertainty:
-            report = uncertain_report(prepared, step.executions, step_time_s)
-        else:
-            report = run_report(prepared, step.time_s)
-    return report.model_copy(update={"defaults": assumed})
+        return run_report(prepared, step_time_s)
+    step = execute(prepared)
+    if uncertainty:
+        return uncertain_report(prepared, step.executions, step_time_s)
+    return run_report(prepared, step.time_s)
 
 
 def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:

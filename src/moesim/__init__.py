@@ -7,10 +7,11 @@
     >>> moesim.compare([home, home.replace(communication={"sms": 8})]).to_pandas()
     >>> moesim.sweep(home, {"communication.sms": "4..32:4"}, store="sms.sqlite").to_pandas()
 
-`load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32". `simulate`,
-`estimate` (closed form), `explain`, `compare`, `sweep`, `sensitivity` and `interval` take a `Scenario`, a
-preset name or a file. `plan` searches plans, `compare_hardware` on several clusters; `run` predicts the whole
-run, and `score` compares the home case with every published figure.
+Every function takes a scenario first: a `Scenario`, a preset's name, a path, or a result, which carries what
+it is of in `inputs`; then overrides such as "parallel.ep=32", which are applied or refused. `load` gives the
+`Scenario`. `simulate` predicts a step, `estimate` in closed form; `explain`, `compare`, `sweep`, `interval`
+and `sensitivity` study it. `plan` searches plans, `compare_hardware` on several clusters; `run` predicts the
+whole run, and `score` compares the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ if TYPE_CHECKING:
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.timeline import Timeline
     from moesim.simulator.run.report import RunReport
-    from moesim.simulator.scenario import Scenario
+    from moesim.simulator.scenario import AnyScenario, Scenario
     from moesim.simulator.scoring.published import Row, score
     from moesim.simulator.studies.compare import Comparison
     from moesim.simulator.studies.explain import Explanation
     from moesim.simulator.studies.neighbours import Neighbour
     from moesim.simulator.studies.sensitivity import Sensitivity
-    from moesim.simulator.studies.space import Space
-    from moesim.simulator.studies.sweep import Progress, Sweep
+    from moesim.simulator.studies.sweep import Progress, Sweep, sweep
     from moesim.simulator.trainers.meaning.understand import Understanding
     from moesim.simulator.trainers.trainer import Trainer
 
@@ -113,24 +113,27 @@ _LAZY = {
     "compare_hardware": "moesim.simulator.planner.hardware",
     "plan": "moesim.simulator.planner.search",
     "score": "moesim.simulator.scoring.published",
+    "sweep": "moesim.simulator.studies.sweep",
 }
 """Modules of the public names, which are loaded when first used, so that `import moesim` stays fast."""
 
 
-def load(name_or_path: str, *overrides: str) -> Scenario:
-    """Load a scenario by preset name or file path, with `key=value` overrides.
+def load(scenario: AnyScenario, *overrides: str) -> Scenario:
+    """The scenario that a preset name, a path, its keys as a mapping, or a result stands for, with overrides.
 
+    An override is a text `key=value`. Every function below takes its scenario and overrides in this way; it
+    applies overrides to a `Scenario` too. Rules choose anew what nobody states, also on another accelerator.
     Raises InputError, with file, key, value and nearest legal value, for malformed input.
     """
     from moesim.simulator.scenario import load_scenario
 
-    return load_scenario(name_or_path, overrides)
+    return load_scenario(scenario, overrides)
 
 
 def import_launch(
     path: str | Path,
-    base: Scenario | str = "deepseek-v3-2048xh800",
-    *,
+    base: AnyScenario = "deepseek-v3-2048xh800",
+    *overrides: str,
     environment: Mapping[str, str] | None = None,
     recipe: str | None = None,
     parameters: Sequence[str] = (),
@@ -140,16 +143,17 @@ def import_launch(
 ) -> Understanding:
     """Read a trainer's launch file (shell, YAML, TOML, JSON, Python) and say what every argument means.
 
-    Nothing of the file is run. `base` gives cluster, profile, prices and run, and needs no `parallel`;
-    `environment` and `parameters` are what a shell would give the script; `recipe` names one of several;
-    `vocab` is used where only a tokenizer is named; `gpus` replaces its number; `ignore` skips arguments.
+    Nothing of the file is run. `base`, with the overrides, gives cluster, profile, prices and run, and needs
+    no `parallel`; `environment` and `parameters` are what a shell would give the script; `recipe` names one
+    of several; `vocab` is used where only a tokenizer is named; `gpus` replaces its number; `ignore` skips
+    arguments.
     The result has a `scenario`. Raises InputError, with file and line, for what it refuses.
     """
     from moesim.simulator.trainers.meaning.understand import load_base, understand
     from moesim.simulator.trainers.reading import read_launch
 
     launch = read_launch(Path(path), environment or {}, recipe, parameters)
-    return understand(launch, load_base(base), Path(path).name, vocab, gpus, ignore)
+    return understand(launch, load_base(base, overrides), Path(path).name, vocab, gpus, ignore)
 
 
 def trainer(name: str) -> Trainer:
@@ -163,10 +167,6 @@ def trainer(name: str) -> Trainer:
     return trainer_of(name)
 
 
-def _scenario(scenario: Scenario | str, *overrides: str) -> Scenario:
-    return load(scenario, *overrides) if isinstance(scenario, str) else scenario
-
-
 def presets() -> list[str]:
     """Names of the scenarios that ship with the package."""
     from moesim.simulator.scenario import preset_names
@@ -174,54 +174,69 @@ def presets() -> list[str]:
     return preset_names()
 
 
-def check(scenario: Scenario | str, *overrides: str) -> Check:
+def check(scenario: AnyScenario, *overrides: str) -> Check:
     """Check whether a scenario is legal and fits into memory, without simulating it.
 
-    The arguments are those of `simulate`. Raises InputError for an illegal scenario.
+    Raises InputError for an illegal scenario.
     """
     from moesim.simulator.predict.check import check as run
 
-    return run(_scenario(scenario, *overrides))
+    return run(load(scenario, *overrides))
 
 
-def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0, action: int | None = None) -> Timeline:
+def timeline(scenario: AnyScenario, *overrides: str, rank: int = 0, action: int | None = None) -> Timeline:
     """The actions and critical path of a step, and action number `action` of `rank` phase by phase."""
     from moesim.simulator.predict.timeline import timeline as run
 
-    return run(_scenario(scenario, *overrides), rank, action)
+    return run(load(scenario, *overrides), rank, action)
 
 
 def neighbours(
-    scenario: Scenario, result: Result, progress: Callable[[float, str], None] = lambda share, text: None
+    scenario: AnyScenario,
+    result: Result,
+    *overrides: str,
+    progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> tuple[Neighbour, ...]:
     """Simulate all legal single changes of a scenario; those that fit come first, fastest first.
 
-    `result` is the scenario's own. `progress` is called with the share that is done and the next change.
+    `result` is the scenario's own, overrides included; raises InputError for one of another scenario.
+    `progress` is called with the share that is done and the next change.
     """
     from moesim.simulator.studies.neighbours import neighbours as run
+    from moesim.simulator.studies.reprice import check_same
 
-    return run(scenario, result, progress)
+    chosen = load(scenario, *overrides)
+    check_same(result, chosen, "neighbours")
+    return run(chosen, result, progress)
 
 
-def published(scenario: Scenario, result: Result) -> list[Row]:
-    """The published figures of a scenario's job with the predicted ones; empty if there are none."""
+def published(scenario: AnyScenario, result: Result, *overrides: str) -> list[Row]:
+    """The published figures of a scenario's job with the predicted ones; empty if there are none.
+
+    `result` is the scenario's own, overrides included; raises InputError for one of another scenario.
+    """
     from moesim.simulator.scoring.published import beside_published
+    from moesim.simulator.studies.reprice import check_same
 
-    return beside_published(scenario, result)
+    chosen = load(scenario, *overrides)
+    check_same(result, chosen, "published")
+    return beside_published(chosen, result)
 
 
-def reprice(result: Result, scenario: Scenario) -> Result:
+def reprice(result: Result, scenario: AnyScenario, *overrides: str) -> Result:
     """A finished prediction with the prices of `scenario`, which must not differ in anything else.
 
-    Raises InputError if a price choice fits no offer.
+    Raises InputError, with the keys, where it does, and where a price choice fits no offer.
     """
-    from moesim.simulator.studies.reprice import repriced
+    from moesim.simulator.studies.reprice import check_same_but_for_prices, repriced
 
-    return repriced(result, scenario)
+    chosen = load(scenario, *overrides)
+    check_same_but_for_prices(result, chosen)
+    return repriced(result, chosen)
 
 
 def simulate(
-    scenario: Scenario | str,
+    scenario: AnyScenario,
     *overrides: str,
     uncertainty: bool = False,
     engine_draws: int = 0,
@@ -229,12 +244,12 @@ def simulate(
 ) -> Result:
     """Predict one training step and the run made of it.
 
-    `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
-    `uncertainty`: the result carries P10, P50 and P90; `engine_draws`: also those of so many engine runs (20
-    to 10,000). `engine`: auto, simpy or compiled, all with the same result; None takes that of MOESIM_ENGINE,
-    else auto. Raises InputError for an illegal scenario, an unknown engine and draws out of range.
+    `scenario` and overrides: as for `load`. `uncertainty`: the result carries P10, P50 and P90;
+    `engine_draws`: also those of so many engine runs (20 to 10,000). `engine`: auto, simpy or compiled, all
+    with the same result; None takes that of MOESIM_ENGINE, else auto. Raises InputError for an illegal
+    scenario, an unknown engine and draws out of range.
     """
-    chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
+    chosen = load(scenario, *overrides)
     if uncertainty or engine_draws:
         from moesim.simulator.studies.uncertainty import with_uncertainty
 
@@ -244,93 +259,61 @@ def simulate(
     return predict(chosen, engine=engine).result
 
 
-def estimate(scenario: Scenario | str, *overrides: str) -> Estimate:
+def estimate(scenario: AnyScenario, *overrides: str) -> Estimate:
     """Estimate one training step in closed form, without running the engine.
 
     The estimate has step time, lower bound, memory and cost, and states the error of the closed form; it has
-    no breakdown, trace or interval. The arguments are those of `simulate`. Raises InputError for an illegal
-    scenario, and for what the closed form cannot price: a fleet, full resolution, faults, a schedule from a
-    file and a part of the model.
+    no breakdown, trace or interval. Raises InputError for an illegal scenario, and for what the closed form
+    cannot price: a fleet, full resolution, faults, a schedule from a file and a part of the model.
     """
     from moesim.simulator.planner.estimate import estimate as run
 
-    return run(_scenario(scenario, *overrides))
+    return run(load(scenario, *overrides))
 
 
-def explain(what: Scenario | Result | str, *, counterfactuals: bool = True) -> Explanation:
+def explain(what: AnyScenario, *overrides: str, counterfactuals: bool = True) -> Explanation:
     """Explain where the step time of a scenario, or of a finished prediction, goes and why.
 
     For a scenario, `counterfactuals` adds what each cause costs, by one short engine run without that cause;
-    a finished prediction does not hold the programs for such runs. Raises InputError for an illegal scenario.
+    a finished prediction does not hold the programs for such runs. A prediction with overrides is made anew.
+    Raises InputError for an illegal scenario.
     """
     from moesim.simulator.predict.result import Result as Finished
     from moesim.simulator.studies.explain import explain as run
 
-    if isinstance(what, Finished):
+    if isinstance(what, Finished) and not overrides:
         return run(what)
     from moesim.simulator.predict.driver import predict
     from moesim.simulator.studies.counterfactuals import counterfactuals as runs
 
-    prepared, _, result = predict(_scenario(what))
+    prepared, _, result = predict(load(what, *overrides))
     return run(result, runs(prepared, result.step.time_s) if counterfactuals else None)
 
 
 def compare(
-    scenarios: Sequence[Scenario | str],
-    *,
+    scenarios: Sequence[AnyScenario],
+    *overrides: str,
     names: Sequence[str | None] | None = None,
     uncertainty: bool = False,
 ) -> Comparison:
     """Compare two to four scenarios, and split the differences of their step times exactly by cause.
 
-    `names`: their names in the result; None stands for the scenario's own, to which the keys that differ
-    are added where two scenarios have the same name. `uncertainty`: add bands of the differences. Raises
-    InputError for an illegal scenario and for another number of scenarios.
+    Overrides apply to each of them. `names`: their names in the result; None stands for the scenario's own,
+    to which the keys that differ are added where two scenarios have the same name. `uncertainty`: add bands
+    of the differences. Raises InputError for an illegal scenario and for another number of scenarios.
     """
+    from moesim.hwmodels.errors import InputError
     from moesim.simulator.studies.compare import compare as run
 
-    return run([_scenario(s) for s in scenarios], names=names, uncertainty=uncertainty)
-
-
-def sweep(
-    scenario: Scenario | str,
-    space: Space,
-    *,
-    design: str = "grid",
-    count: int | None = None,
-    seed: int = 0,
-    workers: int | None = None,
-    scheduler: str | None = None,
-    store: str | Path | None = None,
-    uncertainty: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-) -> Sweep:
-    """Predict a scenario at every point of a space; see `moesim.simulator.studies.sweep.sweep`.
-
-    `space`: values by dotted scenario key, such as {"communication.sms": "4..32:4"}. `design`: grid, list,
-    random or sobol. `store`: a file that keeps every finished point. A script must call this below
-    `if __name__ == "__main__":`. Raises InputError for a malformed space or store.
-    """
-    from moesim.simulator.studies.sweep import sweep as run
-
-    return run(
-        _scenario(scenario),
-        space,
-        design=design,
-        count=count,
-        seed=seed,
-        workers=workers,
-        scheduler=scheduler,
-        store=store,
-        uncertainty=uncertainty,
-        progress=progress,
-    )
+    if not isinstance(scenarios, list | tuple):
+        raise InputError(f"compare takes a list of two to four scenarios, not {type(scenarios).__name__}")
+    return run([load(s, *overrides) for s in scenarios], names=names, uncertainty=uncertainty)
 
 
 def sensitivity(
-    scenario: Scenario | str,
+    scenario: AnyScenario,
+    *overrides: str,
     ranges: Mapping[str, tuple[object, object]] | None = None,
-    *,
     seeds: int = 0,
     exact: int = 0,
     engine_draws: int = 0,
@@ -344,14 +327,14 @@ def sensitivity(
     """
     from moesim.simulator.studies.sensitivity import sensitivity as run
 
-    return run(_scenario(scenario), ranges, seeds=seeds, exact=exact, engine_draws=engine_draws)
+    return run(load(scenario, *overrides), ranges, seeds=seeds, exact=exact, engine_draws=engine_draws)
 
 
 def interval(
-    scenario: Scenario | str,
+    scenario: AnyScenario,
+    *overrides: str,
     metric: str = "step_time_s",
     level: float = 0.8,
-    *,
     left_out: float | None = None,
     engine_draws: int = 0,
 ) -> tuple[float, float, float]:
@@ -366,11 +349,11 @@ def interval(
     from moesim.simulator.studies.uncertainty import interval as run
 
     rest = MODEL_ERROR if left_out is None else left_out
-    return run(_scenario(scenario), metric, level, left_out=rest, engine_draws=engine_draws)
+    return run(load(scenario, *overrides), metric, level, left_out=rest, engine_draws=engine_draws)
 
 
 def run(
-    scenario: Scenario | str,
+    scenario: AnyScenario,
     *overrides: str,
     step_time_s: float | None = None,
     uncertainty: bool | None = None,
@@ -384,8 +367,7 @@ def run(
     """
     from moesim.simulator.studies.whole_run import predict_run
 
-    chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
-    return predict_run(chosen, step_time_s, uncertainty)
+    return predict_run(load(scenario, *overrides), step_time_s, uncertainty)
 
 
 def __getattr__(name: str) -> object:

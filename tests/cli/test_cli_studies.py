@@ -42,7 +42,7 @@ def test_sweep_prints_json_and_a_table(run: Run, tmp_path: Path) -> None:
 def test_sensitivity_prints_json_and_a_table(run: Run) -> None:
     shown = run("sensitivity", PAIR, "--range", "communication.sms=16,24", "--json")
     assert shown.code == 0
-    expected = moesim.sensitivity(PAIR, {"communication.sms": (16, 24)})
+    expected = moesim.sensitivity(PAIR, ranges={"communication.sms": (16, 24)})
     assert json.loads(shown.out) == expected.to_dict()
     table = run("sensitivity", PAIR, "--top", "2")
     assert table.code == 0

@@ -9,7 +9,6 @@ from typing import Any
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.dispatch_limits import check_group
-from moesim.simulator.scenario.machine import check_profile
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
     PoolSlice,
@@ -25,6 +24,7 @@ from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import PlanSpace, Space, with_defaults
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.machine import check_profile
 from moesim.simulator.schedules import fleet_defaults
 
 SEARCHED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
@@ -57,16 +57,15 @@ class Understanding:
         }
 
 
-def load_base(base: Scenario | str) -> Scenario:
-    """A scenario, or that of a preset or file, as the base of a launch file, which says the plan.
+def load_base(base: AnyScenario, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario that stands under a launch file, which says the plan (see `load_scenario`).
 
     A file may leave `parallel` out. Raises InputError as `load_scenario` does.
     """
-    if isinstance(base, Scenario):
-        return base
-    if base.lower().endswith(EXTENSIONS) and "parallel" not in load_mapping(Path(base)):
-        return load_scenario(base, ["parallel={}"])
-    return load_scenario(base)
+    path = str(base) if isinstance(base, (str, Path)) else ""
+    if path.lower().endswith(EXTENSIONS) and "parallel" not in load_mapping(Path(path)):
+        return load_scenario(base, ["parallel={}", *overrides])
+    return load_scenario(base, overrides)
 
 
 def understand(

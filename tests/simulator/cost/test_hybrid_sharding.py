@@ -7,7 +7,7 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases
 from moesim.simulator.layout.in_flight import RankChunks
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.scenario.scenario import load_scenario
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import build
 
 DENSE = ("model=llama-3-8b", "schedule=1f1b", "recompute=none", "batch.sequences=2048")

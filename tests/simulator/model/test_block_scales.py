@@ -12,12 +12,12 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.scenario.machine import check_precision
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.scenario.machine import check_precision
 
 MX, FP4, BF16 = Precision(linear="fp8", scaling="mx"), Precision(linear="fp4"), Precision(linear="bf16")
 TOKENS = 4096

@@ -6,7 +6,7 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.overlap_checks import check_overlaps
-from moesim.simulator.scenario.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build
 
 HOME = "deepseek-v3-2048xh800"

@@ -184,7 +184,7 @@ def test_only_the_model_error_is_left_without_entries(small: Scenario) -> None:
 def test_interval_widens_with_its_level(small: Scenario) -> None:
     narrow, wide = interval(small, level=0.5), interval(small, level=0.9)
     assert wide[0] < narrow[0] < narrow[1] == wide[1] < narrow[2] < wide[2]
-    days = moesim.interval(small, "days")
+    days = moesim.interval(small, metric="days")
     assert days[1] / days[0] == pytest.approx(interval(small)[1] / interval(small)[0])
 
 
