@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
+from textwrap import wrap
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.layout.parallel import Layout, microbatches
 from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import WIDTH, inputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,10 @@ class PlanSummary:
 
     @property
     def headline(self) -> str:
-        """Model, GPUs, schedule and degrees in one line."""
-        plan = self.scenario.parallel
+        """Name, model, GPUs, source, overrides and plan, in lines of at most 80 columns."""
         machines = " + ".join(f"{c.n_gpus:,} x {c.accelerator.title}" for c in self.clusters)
-        degrees = (("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep), ("dp", self.dp))
-        shown = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
-        return (
-            f"{self.scenario.name}: {self.model} on {machines}, {self.schedule}, "
-            f"{shown or 'no parallelism'}, {self.microbatches} micro-batches"
-        )
+        title = f"{self.scenario.name}: {self.model} on {machines}, {self.microbatches:,} micro-batches"
+        return "\n".join([*wrap(title, WIDTH, subsequent_indent="  "), *inputs_of(self.scenario).lines()])
 
 
 def summary_of_prepared(prepared: Prepared) -> PlanSummary:

@@ -29,6 +29,8 @@ CLOSED_FORM = "closed form"
 
 WIDTH = 80
 """Columns of a printed line."""
+MOST_LINES = 2
+"""Most lines of a row of the printed inputs; `Inputs` itself has all of it."""
 
 
 class PlanInputs(Section):
@@ -94,18 +96,24 @@ class Inputs(Section):
 
     def lines(self, width: int = WIDTH, *, plan: bool = True) -> list[str]:
         """Source, overrides and plan (unless it is not wanted) as text of at most `width` columns."""
-        name = self.scenario.get("name")
-        rows = {"of": self.source if self.source not in (None, name) else "", "with": ", ".join(
-            text if len(text) <= width // 2 else f"{text[: width // 2 - 3]}..." for text in self.overrides
-        ), "by rule": ", ".join(self.left_to_rules), "plan": str(self.plan) if plan else ""}  # fmt: skip
+        name, most = self.scenario.get("name"), width // 2
+        texts = [text if len(text) <= most else f"{text[: most - 3]}..." for text in self.overrides]
+        rows = {
+            "of": self.source if self.source not in (None, name) else "",
+            "with": ", ".join(texts),
+            "by rule": ", ".join(self.left_to_rules),
+            "plan": str(self.plan) if plan else "",
+        }
         lines = []
         for title, text in rows.items():
             lines += wrap(
-                text,
+                text or "",
                 width,
                 initial_indent=f"  {title:<8}",
                 subsequent_indent=" " * 10,
                 break_on_hyphens=False,
+                max_lines=MOST_LINES,
+                placeholder=" ...",
             )
         return lines
 

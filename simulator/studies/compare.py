@@ -236,7 +236,8 @@ def _text(comparison: Comparison) -> str:
     sides = comparison.sides
     rows = [["scenario", "step (s)", "change (s)", "MFU", "memory (GiB)", "days", "cost"]]
     rows += [_printed_row(side, sides[0]) for side in sides]
-    lines = [f"comparison of {len(sides)} scenarios with {sides[0].name}", *table_lines(rows)]
+    title = f"comparison of {len(sides)} scenarios with {sides[0].name}"
+    lines = [title, *sides[0].inputs.lines(), *table_lines(rows)]
     differing = [w for w in comparison.waterfall if max(w.seconds) != min(w.seconds)][:MOST_PRINTED]
     if differing:
         lines.append("  largest differences on the critical path, seconds:")

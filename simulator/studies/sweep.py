@@ -271,6 +271,7 @@ def _text(sweep: Sweep) -> str:
     by_status = Counter(point.status for point in sweep.points)
     counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
     lines = [f"sweep of {sweep.scenario}: {count(len(sweep.points), 'point')} ({counted})"]
+    lines += sweep.inputs.lines()
     timed = [point for point in sweep.points if point.status == "ok"]
     if timed:
         best = min(timed, key=lambda point: float(point.figures["step_time_s"] or 0.0))

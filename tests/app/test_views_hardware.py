@@ -18,6 +18,7 @@ from moesim.app.views import hardware_table
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.simulator.planner.hardware import ClusterRow, HardwareComparison
 from moesim.simulator.predict.band import Band
+from moesim.simulator.scenario.inputs import inputs_of
 
 HOME = "deepseek-v3-2048xh800"
 JOB = (
@@ -148,7 +149,12 @@ def test_a_table_escapes_what_it_shows_mutes_a_roofline_and_greys_what_is_uncert
         "c", plan="TP1", confidence="published", figures=figures, differences={"days": band(-1.0, -3.0, 1.0)}
     )
     found = hardware_table.text(
-        HardwareComparison(scenario="s", payment="as stated", clusters=(first, sure, unsure))
+        HardwareComparison(
+            scenario="s",
+            inputs=inputs_of(moesim.load(HOME)),
+            payment="as stated",
+            clusters=(first, sure, unsure),
+        )
     )
     assert "a&lt;b&gt;" in found and "<script>" not in found
     assert "class=roofline" in found and ">roofline</span>" in found

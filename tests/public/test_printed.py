@@ -9,7 +9,7 @@ import pytest
 import moesim
 from moesim.simulator.scenario import Scenario
 
-MOST_LINES = 13
+MOST_LINES = 15
 MOST_LETTERS = 1500
 FIVE_LINES = Path(__file__).parents[2] / "examples" / "five-lines.yaml"
 FLEET = Path(__file__).parents[2] / "examples" / "mixed.yaml"

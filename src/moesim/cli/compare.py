@@ -59,6 +59,7 @@ def compare(
     for number, side in enumerate(found.sides):
         changes = [f"{key}: {old} -> {new}" for key, (old, new) in side.differs.items()]
         print_text(f"{number}: {side.name}" + (f" ({'; '.join(changes)})" if changes else ""))
+        print_text("\n".join(side.inputs.lines()))
         if side.delta_s is not None:
             d = side.delta_s
             print_text(

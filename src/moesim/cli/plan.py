@@ -87,14 +87,14 @@ def plan(
         limit = trainer or (wanted.trainer if loaded.fleet is None else None)
         result = search(
             loaded,
-            load_space(space),
-            objective,
-            top,
-            deadline_days,
-            budget_usd,
-            _tenths(say),
-            processes,
-            limit,
+            space=load_space(space),
+            objective=objective,
+            top=top,
+            deadline_days=deadline_days,
+            budget_usd=budget_usd,
+            progress=_tenths(say),
+            workers=processes,
+            trainer=limit,
         )
     wanted.write(result.best)  # files first: a reader of the text may close its pipe
     if output is not None:
@@ -140,6 +140,8 @@ def _print(result: PlanResult) -> None:
     from moesim.cli.console import print_table, print_text
     from moesim.simulator.planner.step_mechanisms import difference
 
+    if result.inputs is not None:
+        print_text("\n".join([str(result.inputs.scenario["name"]), *result.inputs.lines(plan=False)]))
     print_text(
         f"{result.considered:,} plans: {result.legal:,} legal, {result.fitting:,} fit; {result.estimated:,} "
         f"in closed form, {result.simulated} simulated; {result.price_tables:,} price tables"

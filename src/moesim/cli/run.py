@@ -46,22 +46,24 @@ def run(
         from moesim.simulator.predict.compile import prepare
         from moesim.simulator.predict.step import execute
         from moesim.simulator.scenario import load_scenario
+        from moesim.simulator.scenario.inputs import inputs_of
         from moesim.simulator.studies.whole_run import uncertain_report, with_default_stops
 
         extra = [] if seed is None else [f"seed={seed}"]
         loaded = load_scenario(scenario, [*(overrides or []), *extra])
         try:
-            loaded, assumed = with_default_stops(loaded)
-            prepared = prepare(loaded)
+            with_stops, assumed = with_default_stops(loaded)
+            prepared = prepare(with_stops)
             say(f"{loaded.name}: steps, phases and interruptions")
             report = uncertain_report(prepared, execute(prepared).executions)
-            report = report.model_copy(update={"defaults": assumed})
+            report = report.model_copy(update={"inputs": inputs_of(loaded), "defaults": assumed})
         except (InputError, InfeasibleError) as error:
             raise type(error)(f"{scenario}: {error}") from None
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
-        print_text("\n".join([f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs", ""]))
+        title = f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs"
+        print_text("\n".join([title, *(report.inputs.lines() if report.inputs else ()), ""]))
         print_text("\n".join(report_lines(report)))
     if not prepared.memory.fits:
         raise InfeasibleError(shortage(loaded.name, prepared.memory))

@@ -57,6 +57,7 @@ def sensitivity(
         f"{found.scenario}: step {step.predicted:.3f} s; P10 {step.p10:.3f}, P50 {step.p50:.3f}, "
         f"P90 {step.p90:.3f} s"
     )
+    print_text("\n".join(found.inputs.lines()))
     if found.by_engine is not None:
         print_engine_bands(found.by_engine)
     headers = ("source", "low", "high", "change at low", "at high", "step at low", "step at high", "from")

@@ -83,6 +83,7 @@ def sweep(
     if as_json:
         print_json(found.to_dict())
     else:
+        print_text("\n".join([found.scenario, *found.inputs.lines()]))
         columns = ("step_time_s", "mfu_causal", "memory_bytes", "days", "cost_usd")
         headers = (*space, "status", "step (s)", "MFU", "GiB/GPU", "days", "cost ($)", "why not")
         rows = []
