@@ -39,13 +39,17 @@ def check_same(result: Result, scenario: Scenario, what: str) -> None:
         _refuse(result, differing_keys(load_scenario(result), load_scenario(own)), what)
 
 
-def check_same_but_for_prices(result: Result, scenario: Scenario) -> None:
-    """Raise InputError, with the keys, if a result differs from `scenario` in more than prices."""
-    for same in (scenario, without_prices(scenario)):
-        if result.inputs.scenario == inputs_of(same).scenario:
-            return
-    first, other = (without_prices(one) for one in (load_scenario(result), self_contained(scenario)))
-    _refuse(result, differing_keys(first, other), "reprice")
+def reprice(result: Result, scenario: Scenario) -> Result:
+    """Any result with the prices of `scenario`, after a check that nothing else differs.
+
+    Raises InputError, with the keys, where something does, and if a price choice fits no offer.
+    """
+    bare = without_prices(scenario)
+    if result.inputs.scenario == inputs_of(bare).scenario:
+        return repriced(result, scenario)
+    own = load_scenario(result)
+    _refuse(result, differing_keys(without_prices(own), without_prices(self_contained(scenario))), "reprice")
+    return repriced(unpriced(result, own), scenario)
 
 
 def _refuse(result: Result, differ: Mapping[str, tuple[object, object]], what: str) -> None:
@@ -70,8 +74,8 @@ def _short(value: object) -> str:
 def repriced(result: Result, scenario: Scenario) -> Result:
     """The result of `scenario`, made from a result of the same scenario with other prices (eqs. J7, J8).
 
-    `result` may come from `without_prices(scenario)`; `check_same_but_for_prices` checks it. Raises
-    InputError if a price choice fits no offer.
+    `result` comes from `without_prices(scenario)`, or from a scenario without prices of its own; `reprice`
+    takes any. Raises InputError if a price choice fits no offer.
     That of a fleet has its prices already.
     """
     if scenario.fleet is not None:

@@ -228,11 +228,9 @@ def reprice(result: Result, scenario: AnyScenario, *overrides: str) -> Result:
 
     Raises InputError, with the keys, where it does, and where a price choice fits no offer.
     """
-    from moesim.simulator.studies.reprice import check_same_but_for_prices, repriced
+    from moesim.simulator.studies.reprice import reprice as run
 
-    chosen = load(scenario, *overrides)
-    check_same_but_for_prices(result, chosen)
-    return repriced(result, chosen)
+    return run(result, load(scenario, *overrides))
 
 
 def simulate(
