@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Scenarios", ("load", "presets", "Scenario", "check", "Check")),
-    ("One step", ("simulate", "Result", "estimate", "Estimate", "reprice")),
+    ("One step", ("simulate", "Result", "Inputs", "estimate", "Estimate", "reprice")),
     ("Why", ("explain", "Explanation", "timeline", "Timeline")),
     (
         "Comparing and varying",
@@ -38,7 +38,8 @@ PARTS = ("StepResult", "Breakdown", "MemoryResult", "RunResult", "Utilisation", 
 HEAD = """# The Python interface
 
 Everything public is a name of `moesim`; other modules may change without notice. `import moesim` is fast: a
-name is loaded when it is first used. Scenarios are given as a `Scenario`, a preset's name or a file.
+name is loaded when it is first used. A scenario is given as a `Scenario`, a preset's name, a path, its keys as
+a mapping, or a result; overrides `"key=value"` follow it, and are applied or refused.
 Quantities are in SI units, and names end in the unit (`_s`, `_bytes`, `_usd`). Malformed input raises
 `InputError`, a plan that cannot be `InfeasibleError`. [Commands by example](commands.md#from-python) has a
 first script.

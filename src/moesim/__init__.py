@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from moesim.simulator.predict.timeline import Timeline
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import AnyScenario, Scenario
+    from moesim.simulator.scenario.inputs import Inputs
     from moesim.simulator.scoring.published import Row, score
     from moesim.simulator.studies.compare import Comparison
     from moesim.simulator.studies.explain import Explanation
@@ -53,6 +54,7 @@ __all__ = [
     "HardwareComparison",
     "InfeasibleError",
     "InputError",
+    "Inputs",
     "MoesimError",
     "PlanResult",
     "PlanSpace",
@@ -97,6 +99,7 @@ _LAZY = {
     "HardwareComparison": "moesim.simulator.planner.hardware",
     "InfeasibleError": "moesim.hwmodels.errors",
     "InputError": "moesim.hwmodels.errors",
+    "Inputs": "moesim.simulator.scenario.inputs",
     "MoesimError": "moesim.hwmodels.errors",
     "PlanResult": "moesim.simulator.planner.result",
     "PlanSpace": "moesim.simulator.planner.space",
