@@ -38,8 +38,8 @@ PARTS = ("StepResult", "Breakdown", "MemoryResult", "RunResult", "Utilisation", 
 HEAD = """# The Python interface
 
 Everything public is a name of `moesim`; other modules may change without notice. `import moesim` is fast: a
-name is loaded when it is first used. A scenario is given as a `Scenario`, a preset's name, a path, its keys as
-a mapping, or a result; overrides `"key=value"` follow it, and are applied or refused.
+name is loaded when it is first used. A scenario is given as a `Scenario`, a preset's name, a path, its keys
+as a mapping, or a result; overrides `"key=value"` follow it, and are applied or refused.
 Quantities are in SI units, and names end in the unit (`_s`, `_bytes`, `_usd`). Malformed input raises
 `InputError`, a plan that cannot be `InfeasibleError`. [Commands by example](commands.md#from-python) has a
 first script.

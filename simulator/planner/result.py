@@ -268,7 +268,7 @@ class PlanResult:
 def _of(result: PlanResult) -> list[str]:
     """What was planned, without the plan of its own, which the rows replace."""
     inputs = result.inputs
-    return [] if inputs is None else [f"{inputs.scenario['name']}:", *inputs.lines(plan=False)]
+    return [] if inputs is None else [f"{inputs.name}:", *inputs.lines(plan=False)]
 
 
 def _row_text(row: PlanRow) -> str:

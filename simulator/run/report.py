@@ -175,7 +175,7 @@ def _text(report: RunReport) -> str:
     """The whole run in about ten lines: duration, finish, goodput, interruptions, cost and energy."""
     hours, finish = report.gpu_hours, report.finish
     steps = sum(phase.steps for phase in report.phases)
-    of = f" of {report.inputs.scenario['name']}" if report.inputs else ""
+    of = f" of {report.inputs.name}" if report.inputs else ""
     intervals = "interruptions only" if report.step_factor is None else "interruptions and the step time"
     return titled(
         "\n".join(

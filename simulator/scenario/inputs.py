@@ -78,6 +78,8 @@ class PlanInputs(Section):
 class Inputs(Section):
     """What a result is of. `moesim.load` makes the scenario again, also from the JSON of a result."""
 
+    name: str
+    """Name of the scenario, as stated or by rule."""
     source: str | None
     """Name of the preset or path of the file; null for a scenario that was built in Python."""
     overrides: tuple[str, ...]
@@ -96,10 +98,10 @@ class Inputs(Section):
 
     def lines(self, width: int = WIDTH, *, plan: bool = True) -> list[str]:
         """Source, overrides and plan (unless it is not wanted) as text of at most `width` columns."""
-        name, most = self.scenario.get("name"), width // 2
+        most = width // 2
         texts = [text if len(text) <= most else f"{text[: most - 3]}..." for text in self.overrides]
         rows = {
-            "of": self.source if self.source not in (None, name) else "",
+            "of": self.source if self.source not in (None, self.name) else "",
             "with": ", ".join(texts),
             "by rule": ", ".join(self.left_to_rules),
             "plan": str(self.plan) if plan else "",
@@ -132,6 +134,7 @@ def inputs_of(scenario: Scenario, engine: str = EVENTS) -> Inputs:
     data = self_contained(scenario).to_dict()
     origin = scenario._origin
     return Inputs(
+        name=scenario.name,
         source=origin.source,
         overrides=origin.all_overrides(data),
         left_to_rules=tuple(key for key in origin.left if key.split(".")[0] not in origin.copied),

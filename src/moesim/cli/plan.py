@@ -141,7 +141,7 @@ def _print(result: PlanResult) -> None:
     from moesim.simulator.planner.step_mechanisms import difference
 
     if result.inputs is not None:
-        print_text("\n".join([str(result.inputs.scenario["name"]), *result.inputs.lines(plan=False)]))
+        print_text("\n".join([result.inputs.name, *result.inputs.lines(plan=False)]))
     print_text(
         f"{result.considered:,} plans: {result.legal:,} legal, {result.fitting:,} fit; {result.estimated:,} "
         f"in closed form, {result.simulated} simulated; {result.price_tables:,} price tables"
