@@ -27,11 +27,16 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "explain": lambda what, *texts: moesim.explain(what, *texts, counterfactuals=False).causes,
     "compare": lambda what, *texts: moesim.compare([what, what], *texts).sides[1].figures,
     "sweep": lambda what, *texts: moesim.sweep(what, {"seed": [1]}, *texts, workers=1).points[0].figures,
-    "sensitivity": lambda what, *texts: moesim.sensitivity(what, *texts).step,
+    "sensitivity": lambda what, *texts: moesim.sensitivity(what, *texts),
     "interval": lambda what, *texts: moesim.interval(what, *texts, metric="days"),
     "run": lambda what, *texts: moesim.run(what, *texts, uncertainty=False).days,
 }
 """Every function with its scenario first, as what it says of it."""
+SLOW = {
+    "sensitivity": "moesim.simulator.studies.sensitivity.sensitivity",
+    "interval": "moesim.simulator.studies.uncertainty.interval",
+}
+"""Functions of seconds: the test asks what scenario they are given."""
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +50,15 @@ def pair_result(pair: Scenario) -> Result:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_overrides_apply_to_a_scenario_as_to_a_name(name: str, pair: Scenario) -> None:
+def test_overrides_apply_to_a_scenario_as_to_a_name(
+    name: str, pair: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function = FUNCTIONS[name]
+    if name in SLOW:
+        monkeypatch.setattr(SLOW[name], lambda scenario, *rest, **more: scenario.to_dict())
     changed = function(pair, FEW)
     assert changed == function(PAIR, FEW)
-    if name != "check":
-        assert changed != function(pair)
+    assert changed != function(pair)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -68,7 +76,6 @@ def test_all_forms_of_a_scenario_are_the_same_one(tmp_path: Path, pair_result: R
     assert len({moesim.estimate(form, "recompute=full").step_time_s for form in forms}) == 1
     again = moesim.simulate(pair_result)
     assert again.model_dump_json() == pair_result.model_dump_json()
-    assert moesim.interval(pair_result) == moesim.interval(PAIR)
 
 
 @pytest.mark.parametrize("what", [3, None, ["deepseek-v3"], object()])
@@ -83,7 +90,6 @@ def test_plan_takes_overrides_beside_its_space() -> None:
     found = moesim.plan(FIVE_LINES, "batch.sequences=64", SPACE, top=1)
     assert found.inputs is not None and found.inputs.overrides == ("batch.sequences=64",)
     assert found.best.scenario.batch.sequences == 64
-    assert moesim.plan(moesim.load(FIVE_LINES), "batch.sequences=64", space=SPACE, top=1) == found
     with pytest.raises(InputError, match="unknown key"):
         moesim.plan(FIVE_LINES, "batch.sequence=64", SPACE)
     with pytest.raises(InputError, match="one space"):

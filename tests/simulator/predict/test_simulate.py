@@ -46,7 +46,7 @@ def small(*overrides: str) -> Any:
 
 CHILD = """
 import sys
-from moesim.simulator.scenario.scenario import load_scenario
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.predict.simulate import simulate
 for name, overrides in eval(sys.argv[1]):
     print(simulate(load_scenario(name, overrides)).model_dump_json())

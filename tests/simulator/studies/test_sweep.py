@@ -114,7 +114,7 @@ def test_another_sweep_that_was_faster_is_not_repeated(small: Scenario, tmp_path
 
 SCRIPT = """
 import sys
-from moesim.simulator.scenario.scenario import load_scenario
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.studies.sweep import sweep
 
 if __name__ == "__main__":
