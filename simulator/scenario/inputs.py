@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Protocol, runtime_checkable
@@ -214,12 +215,12 @@ def _digest(path: Path) -> str:
 def check_files(inputs: Inputs, base: str | None, place: str) -> None:
     """Raise InputError where a file that a result read is missing or has another content now."""
     for key, digest in inputs.files.items():
-        name: Any = inputs.scenario
-        for part in key.split("."):
-            name = name[int(part)] if isinstance(name, list) else name[part]
-        path = Path(str(name)) if base is None else Path(base) / str(name)
+        name = _value_at(inputs.scenario, key)
+        if not isinstance(name, str):
+            raise InputError(f"{place}: inputs.files names {key[:80]!r}, where the scenario names no file")
+        path = Path(name) if base is None else Path(base) / name
         if not is_there(path):
-            path = Path(str(name))
+            path = Path(name)
         if not is_there(path) or _digest(path) != digest:
             what = "has changed" if is_there(path) else "is not there"
             raise InputError(
@@ -227,6 +228,18 @@ def check_files(inputs: Inputs, base: str | None, place: str) -> None:
                 f"{digest[:12]}), or predict anew",
                 key=key,
             )
+
+
+def _value_at(data: object, key: str) -> object:
+    """The value at a dotted path of plain data; None where there is none."""
+    for part in key.split("."):
+        if isinstance(data, Mapping):
+            data = data.get(part)
+        elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        else:
+            return None
+    return data
 
 
 def _plan(scenario: Scenario) -> PlanInputs:

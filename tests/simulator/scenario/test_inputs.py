@@ -78,6 +78,26 @@ def test_a_file_that_a_result_names_must_not_have_changed(tmp_path: Path) -> Non
         moesim.load(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"files": {"profile.x": "0"}}, "inputs.files names 'profile.x', where the scenario names no file"),
+        ({"files": {"faults.0": "0"}}, "where the scenario names no file"),
+        ({"scenario": {"model": "x"}, "files": {}}, "the keys parallel, batch are missing"),
+        ({"plan": 3}, "result.json: inputs: plan=3"),
+        ({"engines": "x"}, "engines: unknown key .nearest: 'engine'."),
+    ],
+)
+def test_a_damaged_result_is_refused_in_words(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    inputs = inputs_of(moesim.load(PAIR)).model_dump(mode="json")
+    path.write_text(json.dumps({"inputs": inputs | change}), "utf-8")
+    with pytest.raises(InputError, match=message):
+        moesim.load(path)
+
+
 def test_overrides_are_told_whatever_the_way_they_were_given() -> None:
     ways = (
         moesim.load(PAIR, "communication.sms=16"),
