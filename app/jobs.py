@@ -294,7 +294,7 @@ class _Server:
         self._folder = tempfile.TemporaryDirectory(prefix="moesim-jobs-")  # readable for this user only
         self._path = str(Path(self._folder.name) / "jobs")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "moesim.app.job_server", self._path],
+            [sys.executable, "-P", "-m", "moesim.app.job_server", self._path],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

@@ -79,7 +79,7 @@ def chosen_port(port: int) -> int:
 
 def command(port: int) -> list[str]:
     """The command line of the server process."""
-    return [sys.executable, "-m", "moesim.app.server_process", str(port)]
+    return [sys.executable, "-P", "-m", "moesim.app.server_process", str(port)]
 
 
 def url(port: int) -> str:

@@ -109,4 +109,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29533")
+    os.environ["PYTHONSAFEPATH"] = "1"  # the ranks run nothing that lies in the current folder
     mp.spawn(rank_main, args=(options.ranks, options.sms), nprocs=options.ranks)

@@ -75,7 +75,7 @@ def engine(options: argparse.Namespace) -> Row:
 
 def shell(options: argparse.Namespace) -> Row:
     """From the shell to the answer, without a kept answer."""
-    command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
+    command = [sys.executable, "-P", "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
     fresh = {**os.environ, "MOESIM_CACHE": "off"}
     if fresh["MOESIM_ENGINE"] == COMPILED:
         fresh["MOESIM_ENGINE"] = "auto"  # what a user gets

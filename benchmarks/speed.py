@@ -53,7 +53,7 @@ def home_case(scenario: Scenario, repeats: int) -> None:
 
 def from_shell(repeats: int) -> None:
     """Shell to answer, and the peak memory of that process."""
-    command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
+    command = [sys.executable, "-P", "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
     fresh = {**os.environ, "MOESIM_CACHE": "off"}
     seconds = median_s(
         lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=fresh), repeats

@@ -36,7 +36,7 @@ class Tree:
         """Start it and wait until its imports and first runs are over."""
         environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "MOESIM_CACHE": "off"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, scenario],
+            [sys.executable, "-P", "-c", WORKER, scenario],
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,

@@ -9,12 +9,11 @@ what is compared includes their interaction.
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import numpy as np
 
 import moesim
+from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.step import run_step
@@ -47,7 +46,7 @@ def main() -> None:
     linear = result.step.time_s + sum(effect.draw_s(draws, 0) for effect in effects)
     by_source = {e.source.id: drawn_changes(e.source, draws, 0) for e in effects}
     points = [{name: float(values[n]) for name, values in by_source.items()} for n in range(draws)]
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+    with worker_pool(options.workers) as pool:
         full = np.array(list(pool.map(step_s, [scenario] * draws, points)))
     error = linear / full - 1.0
     print(f"{scenario.name}, {len(effects)} entries, {draws} draws; predicted {result.step.time_s:.3f} s")

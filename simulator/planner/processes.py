@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from multiprocessing.connection import wait as first_ready
 from typing import TypeVar
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import worker_pool
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -47,10 +47,8 @@ def engine_processes(workers: int) -> Iterator[Executor | None]:
     if workers == 1:
         yield None
         return
-    # Spawn, do not fork: forking a process that has threads (a notebook, a dashboard) can hang.
-    context = multiprocessing.get_context("spawn")
-    end, ending = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with, initargs=(end,))
+    end, ending = Pipe(duplex=False)
+    pool = worker_pool(workers, _end_with, (end,))
     try:
         for _ in range(workers):
             pool.submit(_warm)

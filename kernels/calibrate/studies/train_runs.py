@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -169,7 +170,8 @@ def nvidia_smi() -> list[str]:
     if not torch.cuda.is_available() or int(os.environ["RANK"]):
         return []
     query = "driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu"
-    return os.popen(f"nvidia-smi --query-gpu={query} --format=csv,noheader").read().splitlines()
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def environment() -> dict[str, Any]:

@@ -72,7 +72,7 @@ def start_in_background() -> None:
     folder = cache_folder()
     if folder is None or numba_version() is None or (folder / LOCK).exists():
         return
-    command = [sys.executable, "-m", "moesim.simulator.engine.compiled.warm"]
+    command = [sys.executable, "-P", "-m", "moesim.simulator.engine.compiled.warm"]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
         subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]

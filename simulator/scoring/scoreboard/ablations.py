@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from importlib import resources
 from statistics import median
@@ -15,6 +14,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
@@ -110,7 +110,7 @@ def score_ablations(
     """Errors of sampled rows with and without every mechanism, by set; rows without it keep their errors."""
     known = {row.id: row for row in sampled(scored)}
     chosen = [row for row in rows if row.id in known]
-    with ProcessPoolExecutor(workers) as pool:
+    with worker_pool(workers) as pool:
         steps = dict(zip((row.id for row in chosen), pool.map(steps_without, chosen), strict=True))
     scores: dict[str, tuple[AblationScore, ...]] = {}
     for ablation in ablations():

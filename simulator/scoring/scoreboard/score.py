@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from math import fsum
 from statistics import median
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.model.recompute import recompute_label
@@ -188,7 +188,7 @@ def score_all(
     """Score every row (by default all shipped rows); the order does not depend on `workers`."""
     chosen = open_rows() if rows is None else rows
     if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
+        with worker_pool(workers) as pool:
             scored = tuple(pool.map(score_row, chosen, [interval] * len(chosen), chunksize=4))
     else:
         scored = tuple(score_row(row, interval) for row in chosen)

@@ -1,0 +1,111 @@
+"""A folder of scenarios is data: whatever modules lie in it, no command and no process of a command runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from moesim.app import server_command
+from moesim.simulator.engine.compiled.warm import wait_until_warm
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = (
+    "json", "logging", "moesim", "multiprocessing", "numba", "numpy", "pandas", "pickle", "plotly", "pydantic",
+    "runpy", "simpy", "sitecustomize", "socket", "streamlit", "subprocess", "threading", "typing", "usercustomize",
+    "yaml",
+)  # fmt: skip
+PROGRAM = Path(sys.executable).with_name("moesim")
+SCRIPT = """
+import moesim
+if __name__ == "__main__":
+    swept = moesim.sweep("scenario-small.yaml", {"communication.sms": [8, 16]}, workers=2)
+    print(len(swept.points), "points")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A scenario among modules of which each leaves a mark when it is imported."""
+    place = tmp_path / "scenarios"
+    place.mkdir()
+    for name in HOSTILE:
+        mark = f"open({str(tmp_path / 'marks')!r}, 'a').write('{name} ')\n"
+        (place / f"{name}.py").write_text(mark)
+    (place / "scenario-small.yaml").write_bytes((ROOT / "tests/golden/scenario-small.yaml").read_bytes())
+    return place
+
+
+def ran(folder: Path) -> str:
+    """The modules of the folder that ran, by name."""
+    marks = folder.parent / "marks"
+    return marks.read_text() if marks.exists() else ""
+
+
+def run(folder: Path, *command: str, environment: Mapping[str, str] | None = None) -> str:
+    """Standard output of a command that is given in the folder."""
+    path = {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **path, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_modules_would_run(folder: Path) -> None:
+    run(folder, sys.executable, "-c", "import simpy")
+    assert ran(folder) == "simpy "
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "scenario-small.yaml"),
+        ("sweep", "scenario-small.yaml", "--vary", "communication.sms=8,16", "--workers", "2"),
+        ("plan", "scenario-small.yaml", "--top", "2", "--workers", "2", "--space", "space.yaml"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_and_their_workers(folder: Path, arguments: tuple[str, ...]) -> None:
+    (folder / "space.yaml").write_text("ep: [8]\npp: [2, 4]\nschedule: [1f1b]\n")
+    assert "failed" not in run(folder, str(PROGRAM), *arguments, environment={"MOESIM_CACHE": "off"})
+    assert not ran(folder)
+
+
+def test_workers_of_a_script_that_lies_elsewhere(folder: Path) -> None:
+    script = folder.parent / "study.py"
+    script.write_text(SCRIPT)
+    assert "2 points" in run(folder, sys.executable, str(script))
+    assert not ran(folder)
+
+
+def test_the_compiler_in_the_background(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moesim.simulator.engine.compiled import warm
+
+    if not wait_until_warm():
+        pytest.skip("there is no compiled code here")
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(warm, "popen", lambda *args, **more: started.append(popen(*args, **more)))
+    monkeypatch.chdir(folder)
+    warm.start_in_background()
+    assert [process.wait() for process in started] == [0]
+    assert not ran(folder)
+
+
+def test_the_dashboard_and_its_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+    monkeypatch.chdir(folder)
+    port = server_command.chosen_port(0)
+    with server_command.running(port) as process:
+        assert server_command.wait_until_healthy(process, port)
+    assert not ran(folder)
