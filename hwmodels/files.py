@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -131,6 +133,27 @@ def check_writable(path: Path, what: str) -> None:
         raise InputError(f"{what} {path}: this is a folder; give a file name inside it")
     if not has_folder:
         raise InputError(f"{what} {path}: the folder {path.parent} does not exist; create it first")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, each for its user alone whatever the umask; raises OSError.
+
+    `mkdir(mode=0o700, parents=True)` gives only the last one this mode: others could replace it.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def writable_by_others(path: Path) -> bool:
+    """Whether anyone but this user may change a file or folder, or it is a link or another user's."""
+    if not hasattr(os, "getuid"):  # Windows: what lies in a user's profile is theirs
+        return False
+    status = path.lstat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & others)
 
 
 def write_atomically(path: Path, chunks: Iterable[str]) -> None:

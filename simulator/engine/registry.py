@@ -6,9 +6,9 @@ import os
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
-from moesim.simulator.engine.compiled.engine import AutomaticEngine, CompiledEngine
-from moesim.simulator.engine.compiled.warm import start_in_background
+from moesim.simulator.engine.compiled.cache import cache_folder, is_ready
+from moesim.simulator.engine.compiled.engine import TASKS_BEFORE, AutomaticEngine, CompiledEngine
+from moesim.simulator.engine.compiled.warm import compiling, problem, start_in_background
 from moesim.simulator.engine.protocol import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
@@ -46,8 +46,41 @@ def is_compiling() -> bool:
     A process in the background then compiles it; this starts one where none does so yet. Raises
     InputError for an unknown engine.
     """
-    folder = cache_folder()
-    if engine_of() is _reference or numba_version() is None or folder is None or is_ready(folder):
+    if engine_of() is _reference or is_ready(cache_folder()) or problem() is not None:
         return False
     start_in_background()
     return True
+
+
+def engine_report() -> dict[str, str]:
+    """Which engine runs steps here, why, and where its code is in which state; for `moesim doctor`.
+
+    Starts and compiles nothing.
+    """
+    folder, why, process = cache_folder(), problem(), compiling()
+    state = f"{folder}: " if folder is not None else ""
+    if why is not None:
+        state += why if folder is None else f"not usable: {why}"
+    elif is_ready(folder):
+        state += "ready"
+    elif process is not None:
+        state += f"process {process} compiles now"
+    else:
+        state += "empty; the first prediction that could use compiled code compiles it in the background"
+    name = os.environ.get(VARIABLE) or DEFAULT
+    try:
+        engine = engine_of(name)
+    except InputError as error:
+        return {"engine": f"none: {VARIABLE}: {error}", "compiled code": state}
+    asked = f"{VARIABLE}={name}" if name != DEFAULT else ""
+    if engine is _reference:
+        text = f"simpy, because of {asked}"
+    elif why is not None:
+        text = f"simpy, because the compiled one cannot run: {why}"
+    elif engine is _compiled:
+        text = f"compiled, because of {asked}"
+    elif is_ready(folder):
+        text = f"compiled, after the first {TASKS_BEFORE:,} tasks of a process, which simpy runs"
+    else:
+        text = "simpy, until the code of the compiled one is ready"
+    return {"engine": text, "compiled code": state}

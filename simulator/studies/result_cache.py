@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import make_private_folder
 from moesim.simulator.studies.outcome import Key, PointOutcome
 from moesim.simulator.studies.store import Store
 from moesim.version import __version__
@@ -55,6 +56,16 @@ def folder() -> Path | None:
 
 def problem() -> str | None:
     """One sentence on why the cache does not work; None if it works or is turned off."""
+    return _problem
+
+
+def check() -> str | None:
+    """Open the cache, and say as `problem` does why it does not work; None if it works or is turned off."""
+    try:
+        with _opened():
+            pass
+    except _NotKeptError as error:
+        _told(error)
     return _problem
 
 
@@ -201,7 +212,7 @@ def _opened() -> Iterator[Store]:
     path = where / f"predictions-{__version__}-{program_hash()[:12]}.sqlite"
     try:
         if not path.exists():
-            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(where)
             _remove_old(where)
         with Store(path, durable=False, busy_s=BUSY_S) as store:
             yield store

@@ -186,7 +186,7 @@ def test_the_server_predicts_ahead_once_the_engine_is_compiled(monkeypatch: pyte
     monkeypatch.setattr(moesim, "simulate", lambda name: done.append(name))
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr(registry, "start_in_background", lambda: done.append("compile"))
-    monkeypatch.setattr(registry, "numba_version", lambda: "1")
+    monkeypatch.setattr(registry, "problem", lambda: None)
     monkeypatch.setattr(registry, "cache_folder", lambda: Path())
     monkeypatch.setattr(registry, "is_ready", lambda folder: len(done) > 1)
     tries = [3]

@@ -33,7 +33,8 @@ from moesim.app import server_command
 
 BROKEN = "from moesim.app.views import evidence; evidence.show = lambda: {}['the cause']; "
 SERVE = "import sys; from moesim.app import server_process; server_process.serve(int(sys.argv[1]))"
-server_command.command = lambda port: [sys.executable, "-c", BROKEN + SERVE, str(port)]
+option = server_command.command(0)[1]
+server_command.command = lambda port: [sys.executable, option, "-c", BROKEN + SERVE, str(port)]
 port = server_command.chosen_port(0)
 with server_command.running(port) as process:
     assert server_command.wait_until_healthy(process, port)
@@ -41,6 +42,20 @@ with server_command.running(port) as process:
     time.sleep(600)
 """
 """What `moesim app` does, with one page that fails."""
+
+HOSTILE = (
+    "json",
+    "multiprocessing",
+    "numba",
+    "numpy",
+    "pandas",
+    "plotly",
+    "pydantic",
+    "simpy",
+    "streamlit",
+    "yaml",
+)
+"""Modules that lie in the folder where the server starts, of which none may run."""
 
 
 class Started(NamedTuple):
@@ -55,10 +70,19 @@ class Started(NamedTuple):
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("server")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(folder)}
+    scenarios = folder / "scenarios"
+    scenarios.mkdir()
+    for name in HOSTILE:
+        (scenarios / f"{name}.py").write_text(f"open({str(folder / 'marks')!r}, 'a').write('{name} ')\n")
     with (folder / "log").open("w") as log:
         parent = subprocess.Popen(
-            [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            [sys.executable, "-P", "-c", STARTER],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            cwd=scenarios,
         )
     try:
         assert parent.stdout is not None
@@ -68,6 +92,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     finally:
         parent.kill()
         parent.wait()
+
+
+def test_nothing_in_the_folder_where_it_starts_runs(started: Started) -> None:
+    assert len(list((started.log.parent / "scenarios").iterdir())) == len(HOSTILE)
+    assert not (started.log.parent / "marks").exists()
 
 
 def test_every_answer_carries_the_headers(started: Started) -> None:

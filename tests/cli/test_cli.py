@@ -192,7 +192,8 @@ def test_schemas_describe_what_is_read_and_printed(run: Run, small: str) -> None
 def test_doctor(run: Run) -> None:
     code, out, _ = run("doctor")
     assert code == 0
-    for word in ("moesim", "python", "numpy", "GPU", "ptxas", "h800-trace"):
+    words = "engine", "compiled code", "kept predictions"
+    for word in (*words, "moesim", "python", "numpy", "numba", "GPU", "ptxas", "h800-trace"):
         assert word in out
     assert json.loads(run("doctor", "--json").out)["moesim"] == moesim.__version__
 

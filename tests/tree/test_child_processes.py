@@ -9,14 +9,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("hwmodels", "simulator", "kernels", "app", "src/moesim/cli", "benchmarks", "docs/writers", "examples")
+FOLDERS = (
+    "hwmodels",
+    "simulator",
+    "kernels",
+    "app",
+    "src/moesim/cli",
+    "benchmarks",
+    "docs/writers",
+    "examples",
+)
 STARTER = ROOT / "simulator" / "common" / "processes.py"
 """The one file that starts worker processes; its context keeps the current folder off their path."""
 
 WORKERS = {"ProcessPoolExecutor", "get_context", "Process", "Pool", "Manager", "set_start_method", "spawn"}
 """Calls that start Python processes in multiprocessing, concurrent.futures and torch.multiprocessing."""
 SHELLS = {"system", "popen", "posix_spawn", "posix_spawnp"} | {
-    f"{verb}{ending}" for verb in ("exec", "spawn") for ending in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")
+    f"{verb}{ending}"
+    for verb in ("exec", "spawn")
+    for ending in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")
 }
 """Calls of `os` that start a process without a list of arguments that this rule could read."""
 
@@ -43,12 +54,18 @@ def unsafe(tree: ast.AST, own_context: bool = False) -> Iterator[tuple[int, str]
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             of = getattr(node.func.value, "id", "") if isinstance(node.func, ast.Attribute) else ""
-            if not own_context and name in WORKERS and of in ("", "multiprocessing", "mp", "concurrent", "futures"):
+            if (
+                not own_context
+                and name in WORKERS
+                and of in ("", "multiprocessing", "mp", "concurrent", "futures")
+            ):
                 yield node.lineno, f"{name}: start workers with worker_pool"
             if of == "os" and name in SHELLS:
                 yield node.lineno, f"os.{name}: use subprocess with a list"
             for word in node.keywords:
-                if word.arg == "shell" and not (isinstance(word.value, ast.Constant) and not word.value.value):
+                if word.arg == "shell" and not (
+                    isinstance(word.value, ast.Constant) and not word.value.value
+                ):
                     yield node.lineno, "shell=True: use a list"
 
 

@@ -1,8 +1,8 @@
 """The folder of compiled code: private to its user, and one for each version of all that the code depends on.
 
-Whoever writes machine code decides what a process does that runs it. The folder is therefore
-used only if nobody but its user can write there, and its files only if they have the checksums that were
-written down when they were made.
+Whoever writes machine code decides what a process does that runs it. The folder is therefore used only if
+nobody but its user can write there, and its files only if they are those that were written down when they
+were made: for this key, with these checksums, none missing, and each a whole object file.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import json
 import os
 import platform
 import shutil
-import stat
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
+from moesim.hwmodels.files import make_private_folder, writable_by_others
 from moesim.simulator.engine.maxmin import LEVEL_TOLERANCE
 
 FOLDER = "MOESIM_COMPILED"
@@ -28,7 +30,14 @@ FOLDER = "MOESIM_COMPILED"
 SYMBOLS = "symbols.json"
 """Name of the file with the name of each function in its object file, and the kinds of its arguments."""
 READY = "ready.json"
-"""Name of the file with the checksums of all files of a complete cache."""
+"""Name of the file with the key of a complete cache and the checksums of all its files."""
+SAID = "said"
+"""Name of the file, beside the folders of all versions, whose time is that of the last notice on stderr."""
+FUNCTIONS = ("start", "advance", "fill_rows", "fill_payloads", "fill_noise")
+"""The compiled functions that Python calls; each has an object file of its name."""
+
+DAY_S = 86_400.0
+"""Seconds between two notices, and between two attempts to compile where compiling failed."""
 
 UNUSED_S = 30 * 86_400.0
 """Seconds after which code that no process has used is removed, when other code is written."""
@@ -41,37 +50,78 @@ SOURCES = (_ENGINE / "compiled", _ENGINE / "fair_share.py", _ENGINE / "durations
 
 @cache
 def numba_version() -> str | None:
-    """Version of Numba; None where it is not installed."""
+    """Version of Numba; None where it or LLVM's binding is not installed, or only its metadata is there."""
+    found = _version("numba")
+    with suppress(ValueError):  # a module that was put in its place has no description
+        return found if all(find_spec(name) for name in ("numba", "llvmlite")) else None
+    return None
+
+
+def _version(package: str) -> str | None:
     try:
-        return version("numba")
+        return version(package)
     except PackageNotFoundError:
         return None
 
 
-@cache
 def cache_folder() -> Path | None:
     """The folder for this version of the sources, of Python, of Numba and of the processor.
 
-    It is created, readable and writable by its user alone. None where that is not possible.
+    It is created, readable and writable by its user alone. None where that is not possible (`place`).
     """
-    named, base = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
+    return place()[0]
+
+
+@cache
+def place() -> tuple[Path | None, str]:
+    """(folder, ""), or (None, why compiled code can be kept nowhere and what helps)."""
     try:
-        shared = Path(base) if base else Path.home() / ".cache"
-        folder = (Path(named) if named else shared / "moesim-compiled") / _key()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private = _is_private(folder) and _is_private(folder.parent)
-    except (OSError, RuntimeError):  # a user without a home
-        return None
-    return folder if private and os.access(folder, os.W_OK) else None
+        base = _base()
+    except RuntimeError:
+        return None, f"this user has no home; set {FOLDER} to a folder for compiled code"
+    folder, named = base / _key(), FOLDER in os.environ
+    try:
+        make_private_folder(folder)
+        if not named and not base.is_symlink():  # one of an earlier version under umask 002; ours by name
+            base.chmod(0o700)
+        for path in (base, folder):
+            if writable_by_others(path):
+                return None, (
+                    f"others may write to {path}, or it is a link or another user's, and machine code in it "
+                    f"would run as yours: remove it, or set {FOLDER} to a folder of mode 0700"
+                )
+    except OSError as error:
+        return None, f"{error.filename or folder}: {error.strerror or error}; set {FOLDER} to another folder"
+    if not os.access(folder, os.W_OK):
+        return None, f"{folder} cannot be written to; set {FOLDER} to another folder"
+    return folder, ""
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether the user owns a folder and nobody else can write to it."""
-    if not hasattr(os, "getuid"):  # Windows: folders of a user's profile are theirs
+def _base() -> Path:
+    """The folder of the folders of all versions; raises RuntimeError for a user without a home."""
+    named, shared = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named)
+    return (Path(shared) if shared else Path.home() / ".cache") / "moesim-compiled"
+
+
+def first_today() -> bool:
+    """Whether no process has given a notice for a day; it counts as given now.
+
+    Where no time can be written down, every process may give it. Raises nothing.
+    """
+    try:
+        stamp = _base() / SAID
+        with suppress(FileNotFoundError):
+            if 0.0 <= time.time() - stamp.lstat().st_mtime < DAY_S:
+                return False
+        make_private_folder(stamp.parent)
+        handle = os.open(stamp, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        os.close(handle)
+        os.utime(stamp)
+    except (OSError, RuntimeError):
         return True
-    status = folder.lstat()
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & others
+    return True
 
 
 def _key() -> str:
@@ -79,7 +129,8 @@ def _key() -> str:
     about = (
         sys.version,
         numba_version(),
-        version("numpy"),
+        _version("llvmlite"),
+        _version("numpy"),
         platform.machine(),
         _processor(),
         LEVEL_TOLERANCE,
@@ -107,8 +158,8 @@ def is_ready(folder: Path | None) -> bool:
         return False
     try:
         listed = json.loads((folder / READY).read_text(encoding="utf-8"))
-        return bool(listed) and listed == _checksums(folder)
-    except (OSError, ValueError):
+        return bool(listed == _contents(folder))
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -123,7 +174,7 @@ def remove_unused(folder: Path) -> None:
     for other in folder.parent.iterdir():
         with suppress(OSError):
             name, age_s = other.name, time.time() - other.stat().st_mtime
-            if other != folder and _is_key(name) and age_s > UNUSED_S and _is_private(other):
+            if other != folder and _is_key(name) and age_s > UNUSED_S and not writable_by_others(other):
                 shutil.rmtree(other, ignore_errors=True)
 
 
@@ -132,22 +183,47 @@ def _is_key(name: str) -> bool:
 
 
 def write_down(folder: Path) -> None:
-    """Write the checksums of a complete cache, in one step."""
+    """Write down what a complete cache holds, in one step; raises ValueError where it is not complete."""
     handle, name = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(_checksums(folder), file)
+        json.dump(_contents(folder), file)
     Path(name).replace(folder / READY)
 
 
-def empty(folder: Path, but: str) -> None:
-    """Remove whatever a folder holds, but for one file."""
+def forget(folder: Path) -> None:
+    """Make a cache count as incomplete, so that it is made again."""
+    with suppress(OSError):
+        (folder / READY).unlink(missing_ok=True)
+
+
+def empty(folder: Path, but: Sequence[str]) -> None:
+    """Remove whatever a folder holds, but for files of these names."""
     for path in folder.iterdir():
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name != but:
+        elif path.name not in but:
             path.unlink(missing_ok=True)
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    code = [*folder.glob("*.o"), *folder.glob(SYMBOLS)]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(code)}
+def _contents(folder: Path) -> dict[str, object]:
+    """Key and checksums of a complete cache; raises ValueError where a file is missing, foreign or cut."""
+    code = {path.name: path.read_bytes() for path in sorted([*folder.glob("*.o"), *folder.glob(SYMBOLS)])}
+    if code.keys() != {SYMBOLS, *(f"{name}.o" for name in FUNCTIONS)}:
+        raise ValueError(f"{folder}: some functions are missing, or there are others")
+    for name, data in code.items():
+        if name != SYMBOLS and not _is_whole_object(data):
+            raise ValueError(f"{folder / name}: not a whole object file")
+    return {
+        "key": folder.name,
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in code.items()},
+    }
+
+
+def _is_whole_object(data: bytes) -> bool:
+    """Whether a file is an object of Linux that was not cut; LLVM crashes at others. Any on other systems."""
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        return bool(data)
+    sections, size, count = (
+        int.from_bytes(data[first:last], sys.byteorder) for first, last in ((40, 48), (58, 60), (60, 62))
+    )
+    return data[:5] == b"\x7fELF\x02" and 64 <= sections and sections + size * count <= len(data)

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
-from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
-from moesim.simulator.engine.compiled.warm import start_in_background, warm_once
+from moesim.simulator.engine.compiled.cache import cache_folder, first_today, is_ready, numba_version
+from moesim.simulator.engine.compiled.native import CannotCompileError, native
+from moesim.simulator.engine.compiled.warm import problem, start_in_background, warm_once
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.protocol import Engine
 from moesim.simulator.engine.records import Execution
@@ -24,6 +25,7 @@ class CompiledEngine:
     def __init__(self, reference: Engine) -> None:
         """`reference`: the engine that runs what the compiled loop cannot."""
         self.reference = reference
+        self.usable = True
 
     def execute(self, programs: Sequence[Program]) -> list[Execution]:
         """Run the programs, one a group; the records equal those of the reference to the nanosecond.
@@ -31,10 +33,8 @@ class CompiledEngine:
         Raises what the reference raises: RuntimeError where ranks wait for each other forever, InputError
         for a transfer over a link without bandwidth.
         """
-        if numba_version() is None:
-            _say("Numba is not installed, so the SimPy engine runs instead of the compiled one")
+        if not self.usable or not self._loads():
             return self.reference.execute(programs)
-        warm_once()
         from moesim.simulator.engine.compiled.execute import CannotRunError, run_compiled
 
         try:
@@ -42,6 +42,18 @@ class CompiledEngine:
         except CannotRunError as reason:
             _say(f"the SimPy engine runs this step, because {reason}")
             return self.reference.execute(programs)
+
+    def _loads(self) -> bool:
+        """Whether the compiled code is there or can be made; if not, one line says why."""
+        try:
+            if numba_version() is None:
+                raise CannotCompileError(problem())
+            warm_once()
+            native()
+        except CannotCompileError as reason:
+            self.usable = False
+            _say(f"the SimPy engine runs instead of the compiled one: {reason}")
+        return self.usable
 
 
 TASKS_BEFORE = 6_000
@@ -71,12 +83,21 @@ class AutomaticEngine:
         return (self.compiled if use_compiled else self.reference).execute(programs)
 
     def _is_ready(self) -> bool:
-        """Whether the cache is ready; the first time that it is not, a process starts to fill it."""
-        if not self.ready and numba_version() is not None:
+        """Whether the cache is ready; the first time that it is not, a process starts to fill it.
+
+        Where none could, one line on stderr says so, once a day.
+        """
+        if not self.ready:
             first, self.ready = self.ready is None, is_ready(cache_folder())
             if first and not self.ready:
                 start_in_background()
-        return bool(self.ready)
+                reason = problem()
+                if reason is not None and first_today():
+                    _say(
+                        "predictions run on the slower SimPy engine, with the same results, until this is "
+                        f"mended: {reason} (`moesim doctor` says more; this line comes once a day)"
+                    )
+        return self.ready
 
 
 @cache

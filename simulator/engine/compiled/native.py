@@ -14,9 +14,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from moesim.simulator.engine.compiled.cache import SYMBOLS, cache_folder, is_ready, mark_used
+from moesim.simulator.engine.compiled.cache import (
+    FUNCTIONS,
+    SYMBOLS,
+    cache_folder,
+    forget,
+    is_ready,
+    mark_used,
+)
 
 Call: TypeAlias = Callable[..., int]
+
+
+class CannotCompileError(RuntimeError):
+    """Numba cannot be imported or does not compile here, or compiled code cannot be loaded; the text is why."""
 
 
 class NativeCode(NamedTuple):
@@ -34,31 +45,60 @@ MODULES = {
     **dict.fromkeys(("fill_rows", "fill_payloads", "fill_noise"), "phases"),
 }
 """The module of each function."""
+assert NativeCode._fields == FUNCTIONS
 
 
 @cache
 def native() -> NativeCode:
-    """The compiled functions: from the cache's files, or where it has none compiled by this process."""
+    """The compiled functions: from the cache's files, or where it has none compiled by this process.
+
+    Raises CannotCompileError; a cache that cannot be loaded then counts as incomplete.
+    """
     folder = cache_folder()
-    return _from_files(folder) if folder is not None and is_ready(folder) else _in_memory()
+    if folder is None or not is_ready(folder):
+        return _in_memory()
+    try:
+        return _from_files(folder)
+    except (ImportError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        forget(folder)
+        raise CannotCompileError(f"compiled code in {folder} could not be loaded: {error}") from error
 
 
 def compile_to(folder: Path) -> None:
-    """Compile the functions that Python calls and write their machine code into a folder."""
+    """Compile the functions that Python calls, write their machine code into a folder and load it once.
+
+    Code that LLVM crashes at ends this process before anybody relies on it. Raises CannotCompileError.
+    """
     symbols = {}
-    for name in NativeCode._fields:
-        function, kinds = _strictly(_source(name)), _kinds(name)
-        function.compile(_types(kinds))
-        (compiled,) = function.overloads.values()
-        (folder / f"{name}.o").write_bytes(compiled.library._get_compiled_object())
-        symbols[name] = compiled.fndesc.llvm_func_name, kinds
-    (folder / SYMBOLS).write_text(json.dumps(symbols), encoding="utf-8")
+    try:
+        for name in NativeCode._fields:
+            function, kinds = _strictly(_source(name)), _kinds(name)
+            function.compile(_types(kinds))
+            (compiled,) = function.overloads.values()
+            (folder / f"{name}.o").write_bytes(compiled.library._get_compiled_object())
+            symbols[name] = compiled.fndesc.llvm_func_name, kinds
+        (folder / SYMBOLS).write_text(json.dumps(symbols), encoding="utf-8")
+        _from_files(folder)
+    except Exception as error:
+        raise CannotCompileError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """One line for people on why nothing was compiled."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'the cache'}: {error.strerror}"
+    text = (str(error).strip().splitlines() or [""])[0][:200]
+    what = "Numba cannot be imported" if isinstance(error, ImportError) else "Numba could not compile"
+    return f"{what} ({type(error).__name__}: {text})"
 
 
 def _in_memory() -> NativeCode:
-    functions = [_source(name) for name in NativeCode._fields]
-    for name, function in zip(NativeCode._fields, functions, strict=True):
-        function.compile(_types(_kinds(name)))
+    try:
+        functions = [_source(name) for name in NativeCode._fields]
+        for name, function in zip(NativeCode._fields, functions, strict=True):
+            function.compile(_types(_kinds(name)))
+    except Exception as error:
+        raise CannotCompileError(_reason(error)) from error
     return NativeCode(*functions)
 
 

@@ -1,4 +1,4 @@
-"""The findings of the command `doctor`: versions, data files, GPU and toolkit. Nothing is started."""
+"""The findings of the command `doctor`: versions, engine, data files, GPU and toolkit. Nothing is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import moesim
 
 PACKAGES = (
-    "simpy", "numpy", "networkx", "pydantic", "typer", "rich", "ruamel.yaml",
+    "simpy", "numba", "llvmlite", "numpy", "networkx", "pydantic", "typer", "rich", "ruamel.yaml",
     "streamlit", "plotly", "distributed", "nvidia-ml-py",
 )  # fmt: skip
 CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
@@ -22,6 +22,7 @@ def findings() -> dict[str, str]:
     """Names and values that matter for a bug report."""
     from moesim.hwmodels.calibration import list_profiles
     from moesim.hwmodels.cluster import list_clusters
+    from moesim.simulator.engine.registry import engine_report
     from moesim.simulator.model.library import shipped_models
     from moesim.simulator.scenario import preset_names
 
@@ -32,6 +33,8 @@ def findings() -> dict[str, str]:
     }
     found |= {name: _installed(name) or "not installed" for name in PACKAGES}
     found["cupy"] = next((f"{v} ({name})" for name in CUPY if (v := _installed(name))), "not installed")
+    found |= engine_report()
+    found |= {"kept predictions": _predictions()}
     found |= {
         "presets": ", ".join(preset_names()),
         "models": f"{len(shipped_models())} (moesim models)",
@@ -41,6 +44,16 @@ def findings() -> dict[str, str]:
         "ptxas": shutil.which("ptxas") or "not found (only kernel work needs it)",
     }
     return found
+
+
+def _predictions() -> str:
+    """Where predictions are kept, or why they are not."""
+    from moesim.simulator.studies import result_cache
+
+    folder = result_cache.folder()
+    if folder is None:
+        return f"off ({result_cache.FOLDER}=off)"
+    return result_cache.check() or f"{folder}: works"
 
 
 def _installed(name: str) -> str | None:
