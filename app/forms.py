@@ -13,6 +13,9 @@ from typing import Any
 
 import streamlit as st
 
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.file_limits import check
+
 PARAMETER = "form"
 MOST_FIELDS = 40
 MOST_CHARACTERS = 200
@@ -126,6 +129,8 @@ def read(texts: Sequence[str]) -> None:
     fields = {}
     for text in texts[:MOST_FIELDS]:
         name, _, data = text[:MOST_CHARACTERS].partition("=")
-        with suppress(ValueError, RecursionError):
-            fields[name] = json.loads(data)
+        with suppress(ValueError, RecursionError, InputError):
+            value = json.loads(data)
+            check(value, MOST_CHARACTERS, MOST_CHARACTERS)
+            fields[name] = value
     st.session_state[_FIELDS] = fields

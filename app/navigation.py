@@ -51,6 +51,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     _view("scenario_header").show_facts(facts)
     state.publish()
     scenario_list.remember()
+    scenario_list.notice()
     _view("job_tray").show()
 
 

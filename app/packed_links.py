@@ -16,6 +16,7 @@ from typing import Any
 
 from moesim.app import uploads
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.file_limits import check
 
 PARAMETER = "packed"
 """Query parameter that holds the text in the place of `preset` and `set`."""
@@ -25,6 +26,9 @@ MOST_CHARACTERS = 8_000
 
 MOST_BYTES = 1_000_000
 """Limit on what the text unpacks to, the same as for one uploaded file."""
+
+MOST_VALUES = 10_000
+"""Most texts and keys in it."""
 
 
 def pack(name: str, texts: Sequence[str]) -> str | None:
@@ -96,6 +100,9 @@ def _json_of(text: str) -> dict[str, Any]:
         raise _damaged("was cut")
     try:
         data = json.loads(found)
+        check(data, MOST_VALUES, MOST_VALUES)
+    except InputError as error:
+        raise _damaged(f"holds what no scenario can: {error}") from None
     except (ValueError, RecursionError):
         raise _damaged("holds no JSON") from None
     if not isinstance(data, dict):

@@ -14,6 +14,7 @@ from moesim.app import packed_links, uploads
 from moesim.hwmodels import list_clusters, load_cluster
 from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.file_limits import check
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.provenance import OWN, STATED_IN
@@ -139,6 +140,7 @@ def read(text: str) -> tuple[str, tuple[str, ...]]:
         return packed_links.unpack(text.removeprefix(PACKED))
     try:
         data = json.loads(text[:MOST_WRITTEN])
+        check(data, MOST_WRITTEN, MOST_WRITTEN)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, list) or not data or not all(isinstance(item, str) for item in data):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from moesim.app import scenario_links, scenario_store, state, visitors
+from moesim.app.escaping import escaped
 from moesim.hwmodels.errors import InputError
 
 
@@ -22,6 +23,13 @@ def remember() -> None:
 def recent() -> list[scenario_store.StoredScenario]:
     """The visitor's scenarios, the one changed last first."""
     return scenario_store.recent(visitors.current())
+
+
+def notice() -> None:
+    """Say in one sentence where the visitor's scenarios cannot be kept; the page works all the same."""
+    problem = scenario_store.problem()
+    if problem is not None:
+        st.warning(escaped(problem), icon=":material/warning:")
 
 
 def open_recent(number: str) -> None:

@@ -2,6 +2,8 @@
 
 A row holds a scenario as the text of a link (`scenario_links.written`), which carries uploaded files where
 they are short. It is untrusted like any link: whoever opens it builds the scenario under the usual limits.
+What cannot be written now (a locked file, a full disk) waits in memory and is written later; a damaged file
+is set aside, never deleted. No error of the file reaches a page: `problem` says what is wrong.
 """
 
 from __future__ import annotations
@@ -10,20 +12,34 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
+from moesim.hwmodels.files import make_private_folder
 from moesim.simulator.studies import result_cache
+from moesim.simulator.studies.store import is_full_disk
 
 FILE = "scenarios.sqlite"
 MOST_PER_OWNER = 40
 MOST_ROWS = 20_000
 """Limits on the scenarios of one visitor and of all; those changed longest ago are forgotten first."""
+MOST_WAITING = 1_000
+"""Most changes that wait in memory for a file that cannot be written; the oldest are given up."""
+BUSY_S, PAUSE_S = 0.5, 5.0
+"""Seconds to wait for another process that holds the file, and until the file is tried again after an error."""
+NOTICE_S = 600.0
+"""Seconds for which it is said that a damaged file was set aside."""
+DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_MISMATCH", "SQLITE_CONSTRAINT")
+"""Errors that a sound file of ours does not give."""
 
-_lock = threading.Lock()
+COLUMNS = "number, name, written, changed_s"
+
+T = TypeVar("T")
+
+_lock = threading.RLock()
 log = logging.getLogger("moesim.app")
 
 
@@ -37,66 +53,198 @@ class StoredScenario:
     changed_s: float
 
 
+_waiting: dict[tuple[str, str], StoredScenario | None] = {}
+"""Changes that are not on disk yet, by visitor and id; None: removed."""
+_connection: tuple[str, sqlite3.Connection] | None = None
+"""The open database and its folder."""
+_problem: tuple[str, float] | None = None
+"""What was wrong last, and when (s of the monotonic clock)."""
+_set_aside: tuple[str, float] | None = None
+"""What was said when a damaged file was set aside, and when."""
+
+
+def problem() -> str | None:
+    """One sentence on why scenarios are not kept on disk now, or a list may miss some; None if all is well."""
+    with _lock:
+        if _problem is not None:
+            return _problem[0]
+        recently = _set_aside is not None and time.monotonic() - _set_aside[1] < NOTICE_S
+        return _set_aside[0] if _set_aside is not None and recently else None
+
+
 def recent(owner: str) -> list[StoredScenario]:
-    """The scenarios of a visitor, the one changed last first."""
-    with _opened() as base:
-        rows = base.execute(
-            "SELECT number, name, written, changed_s FROM scenarios WHERE owner = ? "
-            "ORDER BY changed_s DESC LIMIT ?",
-            (owner, MOST_PER_OWNER),
-        ).fetchall()
-    return [StoredScenario(*row) for row in rows]
+    """The scenarios of a visitor, the one changed last first; those on disk only while it can be read."""
+
+    def read(base: sqlite3.Connection) -> list[tuple[Any, ...]]:
+        query = f"SELECT {COLUMNS} FROM scenarios WHERE owner = ? ORDER BY changed_s DESC LIMIT ?"
+        return base.execute(query, (owner, MOST_PER_OWNER)).fetchall()
+
+    with _lock:
+        rows = _on_disk(read) or []
+        found = {entry.number: entry for entry in map(_entry, rows) if entry is not None}
+        for (of, number), entry in _waiting.items():
+            if of == owner:
+                found.pop(number, None)
+                if entry is not None:
+                    found[number] = entry
+    return sorted(found.values(), key=lambda entry: -entry.changed_s)[:MOST_PER_OWNER]
 
 
 def put(owner: str, number: str, name: str, written: str) -> None:
     """Store a scenario, or its new state; rows beyond the limits are removed."""
-    with _opened() as base:
-        base.execute(
-            "INSERT OR REPLACE INTO scenarios VALUES (?, ?, ?, ?, ?)",
-            (owner, number, name, written, time.time()),
-        )
-        base.execute(
-            "DELETE FROM scenarios WHERE owner = ? AND number NOT IN (SELECT number FROM scenarios "
-            "WHERE owner = ? ORDER BY changed_s DESC LIMIT ?)",
-            (owner, owner, MOST_PER_OWNER),
-        )
-        base.execute(
-            "DELETE FROM scenarios WHERE rowid NOT IN (SELECT rowid FROM scenarios "
-            "ORDER BY changed_s DESC LIMIT ?)",
-            (MOST_ROWS,),
-        )
+    texts = (text.encode(errors="replace").decode() for text in (number, name, written))
+    _change(owner, number, StoredScenario(*texts, time.time()))
 
 
 def remove(owner: str, number: str) -> None:
     """Forget a scenario; another visitor's stays."""
-    with _opened() as base:
-        base.execute("DELETE FROM scenarios WHERE owner = ? AND number = ?", (owner, number))
+    _change(owner, number, None)
 
 
-@contextmanager
-def _opened() -> Iterator[sqlite3.Connection]:
-    """The database, in one transaction; in memory where the cache is off or its folder cannot be written."""
+def _change(owner: str, number: str, entry: StoredScenario | None) -> None:
     with _lock:
-        base = _base(str(result_cache.folder() or ""))
-        with base:
-            yield base
+        _waiting.pop((owner, number), None)
+        _waiting[owner, number] = entry
+        while len(_waiting) > MOST_WAITING:
+            del _waiting[next(iter(_waiting))]
+        _on_disk(lambda base: None)  # which writes whatever waits
 
 
-@lru_cache(maxsize=4)
-def _base(folder: str) -> sqlite3.Connection:
+def _on_disk(work: Callable[[sqlite3.Connection], T]) -> T | None:
+    """Write what waits, then do `work`, in one transaction; None, with `problem`, where the file fails.
+
+    The database is in memory where the cache is off. A damaged file is set aside and a new one begun.
+    """
+    global _problem
+    if _problem is not None and time.monotonic() - _problem[1] < PAUSE_S:
+        return None
+    folder = str(result_cache.folder() or "")
+    for _ in range(2):
+        try:
+            base = _connected(folder)
+            with base:
+                _write(base)
+                found = work(base)
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            _disconnect()
+            _problem = _sentence(folder, error), time.monotonic()
+            log.warning("%s", _problem[0])
+            if not (folder and _is_damage(error) and _put_aside(Path(folder) / FILE)):
+                return None
+        else:
+            _waiting.clear()
+            _problem = None
+            return found
+    return None
+
+
+def _write(base: sqlite3.Connection) -> None:
+    if not _waiting:
+        return
+    for (owner, number), entry in _waiting.items():
+        base.execute("DELETE FROM scenarios WHERE owner = ? AND number = ?", (owner, number))
+        if entry is not None:
+            row = (owner, number, entry.name, entry.written, entry.changed_s)
+            base.execute("INSERT INTO scenarios VALUES (?, ?, ?, ?, ?)", row)
+            base.execute(
+                "DELETE FROM scenarios WHERE owner = ? AND number NOT IN (SELECT number FROM scenarios "
+                "WHERE owner = ? ORDER BY changed_s DESC LIMIT ?)",
+                (owner, owner, MOST_PER_OWNER),
+            )
+    base.execute(
+        "DELETE FROM scenarios WHERE rowid NOT IN (SELECT rowid FROM scenarios "
+        "ORDER BY changed_s DESC LIMIT ?)",
+        (MOST_ROWS,),
+    )
+
+
+def _entry(row: tuple[Any, ...]) -> StoredScenario | None:
+    """The scenario of a row; None where a damaged file holds something else in it."""
+    *texts, changed_s = row
+    if not all(isinstance(text, str) for text in texts) or not isinstance(changed_s, int | float):
+        return None
+    return StoredScenario(*texts, changed_s)
+
+
+def _connected(folder: str) -> sqlite3.Connection:
+    """The open database of a folder; raises OSError and sqlite3.Error."""
+    global _connection
+    if _connection is not None and _connection[0] == folder:
+        return _connection[1]
+    _disconnect()
+    if folder:
+        make_private_folder(Path(folder))
+    path = Path(folder) / FILE if folder else ":memory:"
+    base = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    base.text_factory = lambda data: data.decode(errors="replace")
     try:
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            return _prepared(sqlite3.connect(Path(folder) / FILE, timeout=2.0, check_same_thread=False))
-    except (OSError, sqlite3.Error) as error:
-        log.warning("scenarios are kept in memory only: %s", error)
-    return _prepared(sqlite3.connect(":memory:", check_same_thread=False))
-
-
-def _prepared(base: sqlite3.Connection) -> sqlite3.Connection:
-    with closing(base.cursor()) as cursor:
-        cursor.execute(
-            "CREATE TABLE IF NOT EXISTS scenarios (owner TEXT, number TEXT, name TEXT, written TEXT, "
-            "changed_s REAL, PRIMARY KEY (owner, number))"
-        )
+        with base:
+            base.execute(
+                "CREATE TABLE IF NOT EXISTS scenarios (owner TEXT, number TEXT, name TEXT, written TEXT, "
+                "changed_s REAL, PRIMARY KEY (owner, number))"
+            )
+    except BaseException:
+        base.close()
+        raise
+    _connection = folder, base
     return base
+
+
+def _disconnect() -> None:
+    global _connection
+    if _connection is not None:
+        with suppress(sqlite3.Error):
+            _connection[1].close()
+    _connection = None
+
+
+def _is_damage(error: Exception) -> bool:
+    of_sqlite = getattr(error, "sqlite_errorname", "").startswith(DAMAGED)
+    return of_sqlite or isinstance(error, UnicodeDecodeError)  # of the names of tables
+
+
+def _put_aside(path: Path) -> bool:
+    """Give a damaged file another name, so that a new one can be begun; its sound rows are taken over."""
+    global _set_aside
+    rows = _sound_rows(path)
+    kept = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    try:
+        path.replace(kept)
+        for end in ("-journal", "-wal", "-shm"):
+            path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be set aside: %s", path, error)
+        return False
+    for owner, entry in rows:
+        _waiting.setdefault((owner, entry.number), entry)
+    _set_aside = (
+        f"the file of kept scenarios was damaged; it is now {kept}. {len(rows)} scenarios could be read "
+        "from it; lists may miss others",
+        time.monotonic(),
+    )
+    log.warning("%s", _set_aside[0])
+    return True
+
+
+def _sound_rows(path: Path) -> list[tuple[str, StoredScenario]]:
+    """(visitor, scenario) of the rows that can be read before the damage."""
+    found: list[tuple[str, StoredScenario]] = []
+    with suppress(sqlite3.Error, UnicodeDecodeError), closing(sqlite3.connect(path, timeout=BUSY_S)) as base:
+        base.text_factory = lambda data: data.decode(errors="replace")
+        for owner, *row in base.execute(f"SELECT owner, {COLUMNS} FROM scenarios LIMIT {MOST_ROWS}"):
+            entry = _entry(tuple(row))
+            if entry is not None and isinstance(owner, str):
+                found.append((owner, entry))
+    return found
+
+
+def _sentence(folder: str, error: Exception) -> str:
+    """What is wrong and what helps, for a page."""
+    where = Path(folder) / FILE
+    if is_full_disk(error, where.parent):
+        why = "the disk is full: make room"
+    elif getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        why = "another process holds it"
+    else:
+        why = str(getattr(error, "strerror", None) or error)
+    return f"your scenarios are kept in memory only for now, and lists may miss some: {where}: {why}"

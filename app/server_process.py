@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from moesim.app import jobs, pages, server_command, stale_timers
+from moesim.app import jobs, pages, server_command, stale_timers, upload_memory
 from moesim.hwmodels.files import READ_BELOW
 
 log = logging.getLogger("moesim.app")
@@ -80,6 +80,7 @@ def application() -> Any:
     from moesim.app import navigation
     from moesim.app.security_headers import SecurityHeaders
 
+    upload_memory.limit()
     index = Path(st.__file__).parent / "static" / "index.html"
     return st.App(
         MAIN, middleware=[Middleware(SecurityHeaders, index_page=index)], on_script_error=navigation.failed

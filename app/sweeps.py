@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +16,7 @@ import moesim
 from moesim.app import budget, uploads
 from moesim.app.predictions import Progress, read_below
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import oldest_beyond
 from moesim.simulator.common.lists import parse_values
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import evaluate
@@ -72,19 +74,17 @@ def store_of(visitor: str) -> Path:
 
 def stamp(store: Path) -> str:
     """Changes whenever a point is written to the store."""
-    parts = [path.stat() for path in (store, store.with_name(f"{store.name}-wal")) if path.is_file()]
+    parts = []
+    for path in (store, store.with_name(f"{store.name}-wal")):
+        with suppress(FileNotFoundError):
+            parts.append(path.stat())
     return "-".join(f"{part.st_size}.{part.st_mtime_ns}" for part in parts) or "none"
 
 
 def make_room(store: Path) -> None:
     """Remove the stores of other visitors that were not used for longest, where all take too much."""
-    found = sorted(store.parent.glob("*.sqlite"), key=lambda path: path.stat().st_mtime_ns)
-    total = sum(path.stat().st_size for path in found)
-    for path in found:
-        if total <= ALL_BYTES:
-            return
+    for path in oldest_beyond(ALL_BYTES, store.parent.glob("*.sqlite")):
         if path != store:
-            total -= path.stat().st_size
             for part in (path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))):
                 part.unlink(missing_ok=True)
 

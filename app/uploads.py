@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import READ_BELOW
+from moesim.hwmodels.files import READ_BELOW, oldest_beyond
 from moesim.hwmodels.importers import ImportedTopology, import_topology
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
@@ -87,6 +88,7 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     the visitor did, for a file that is too large, malformed, hostile or of another kind; nothing of a refused
     file is stored.
     """
+    name = name.encode(errors="replace").decode()
     shown = Path(name.replace("\\", "/")).name[:80] or "the file"
     plain = shown[:-3] if shown.lower().endswith(".gz") else shown
     ending = Path(plain).suffix.lower()
@@ -99,24 +101,24 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     data = _unpacked(data, shown, most) if plain != shown else data
     if len(data) > most:
         raise InputError(f"{shown}: larger than the limit of {most // 10**6} MB for a {kind} file")
-    path, is_new = _store(data, ending)
-    kept = None
+    # Under a name of its own while it is read: another upload of the same bytes may be refused meanwhile.
+    path = _written(data, f"upload-{secrets.token_hex(16)}{ending}")
     try:
         content, reading = _READERS[kind](path, **options), None
         if isinstance(content, ImportedModel):
             reading = _reading(content)
             content = _named(content.shape, path, plain)
         if isinstance(content, ImportedTopology | ModelShape):  # the parsed content is stored instead
-            kept, _ = _store(_text_of(content).replace(path.name, plain).encode(), ".yaml")
+            kept = _store(_text_of(content).replace(path.name, plain).encode(), ".yaml")
         else:
-            kept = path
+            kept = path.replace(_path_of_content(data, ending))
+        _forget_oldest(kept)
     except InputError as error:
         raise InputError(_renamed(str(error), path, shown)) from None
     except (RecursionError, MemoryError):
         raise InputError(f"{shown}: nested too deeply or too large to be a {kind} file") from None
     finally:
-        if is_new and kept != path:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     return Kept(kept.name, shown, content, reading)
 
 
@@ -143,7 +145,7 @@ def scenario_from(data: Mapping[str, Any], place: str = "the scenario") -> Scena
 def keep(scenario: Scenario) -> str:
     """Store a scenario as if it had been uploaded and return its token; it names other uploads by token."""
     data = portable_data(scenario.to_dict())
-    return _store(json.dumps(data).encode(), ".json")[0].name
+    return _store(json.dumps(data).encode(), ".json").name
 
 
 def keep_named(token: str, data: bytes) -> None:
@@ -224,27 +226,36 @@ def _own_folder() -> str:
     return tempfile.mkdtemp(prefix="moesim-uploads-")
 
 
-def _store(data: bytes, ending: str) -> tuple[Path, bool]:
-    """(file, whether it is new); it is named by hash, so equal uploads share it and none can be guessed."""
-    path = folder() / f"upload-{hashlib.sha256(data).hexdigest()[:32]}{ending}"
-    if path.exists():
-        return path, False
-    handle, name = tempfile.mkstemp(dir=folder())
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(name).replace(path)
+def _store(data: bytes, ending: str) -> Path:
+    """The file that holds the bytes, written anew, which makes it the newest one."""
+    path = _written(data, _path_of_content(data, ending).name)
     _forget_oldest(path)
-    return path, True
+    return path
+
+
+def _path_of_content(data: bytes, ending: str) -> Path:
+    """The file of these bytes: named by hash, so equal uploads share it and none can be guessed."""
+    return folder() / f"upload-{hashlib.sha256(data).hexdigest()[:32]}{ending}"
+
+
+def _written(data: bytes, name: str) -> Path:
+    """A file of the folder, in place as a whole or not at all; raises InputError where it cannot be kept."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=folder())
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            return Path(temporary).replace(folder() / name)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"the server cannot keep the file: {error.strerror or error}") from None
 
 
 def _forget_oldest(newest: Path) -> None:
-    kept = sorted(folder().glob("upload-*"), key=lambda p: p.stat().st_mtime_ns)
-    total = sum(p.stat().st_size for p in kept)
-    for path in kept:
-        if total <= MAX_KEPT_BYTES or path == newest:
-            return
-        total -= path.stat().st_size
-        path.unlink(missing_ok=True)
+    for path in oldest_beyond(MAX_KEPT_BYTES, folder().glob("upload-*")):
+        if path != newest:
+            path.unlink(missing_ok=True)
 
 
 def _unpacked(data: bytes, name: str, most: int) -> bytes:

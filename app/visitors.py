@@ -6,17 +6,22 @@ session. The address cannot hold the token, since people share addresses.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
-from contextlib import suppress
+import stat
+import tempfile
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
+from moesim.hwmodels.files import make_private_folder
 from moesim.simulator.studies import result_cache
 
 COOKIE = "moesim_visitor"
@@ -26,6 +31,10 @@ _TOKEN = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 _IN_HEADER = re.compile(rf"(?:^|;)\s*{COOKIE}_\d{{1,5}}=([0-9a-f]{{32}}\.[0-9a-f]{{32}})\s*(?=;|$)")
 SECRET = "visitor-secret"
 """File beside the kept predictions with what signs tokens: a restarted server knows its visitors."""
+
+SECRET_BYTES = 32
+
+log = logging.getLogger("moesim.app")
 
 KEPT_S = 180 * 24 * 3600
 """How long a browser keeps the cookie."""
@@ -86,18 +95,43 @@ def _signature(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _secret() -> bytes:
-    """What signs tokens: a file's that only its user can read, or this process's own where there is none."""
-    folder, fresh = result_cache.folder(), secrets.token_bytes(32)
+    """What signs tokens: a file's that only its user can read, or this process's own where there is none.
+
+    A file that is empty, cut or open to others is replaced, which makes its visitors new ones.
+    """
+    folder, fresh = result_cache.folder(), secrets.token_bytes(SECRET_BYTES)
     if folder is None:
         return fresh
     path = folder / SECRET
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(fresh)
-        found = path.read_bytes()
-        if len(found) == len(fresh):
+    try:
+        make_private_folder(folder)
+        found = _kept_secret(path)
+        if found is not None:
             return found
-    return fresh
+        if path.is_symlink() or path.exists():
+            log.warning("%s was damaged, or others could read or change it: it is replaced", path)
+        handle, name = tempfile.mkstemp(dir=folder)  # readable for this user only
+        with os.fdopen(handle, "wb") as file:
+            file.write(fresh)
+        Path(name).replace(path)
+        return _kept_secret(path) or fresh  # another server may have been later
+    except OSError as error:
+        log.warning("visitors are known until this server ends, as %s cannot be kept: %s", path, error)
+        return fresh
+
+
+def _kept_secret(path: Path) -> bytes | None:
+    """The secret in a file; None where there is none, or one that others may know or have written."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        own = not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
+        found = file.read(SECRET_BYTES + 1)
+    return found if own and stat.S_ISREG(status.st_mode) and len(found) == SECRET_BYTES else None

@@ -9,7 +9,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
@@ -154,6 +154,25 @@ def writable_by_others(path: Path) -> bool:
     status = path.lstat()
     others = stat.S_IWGRP | stat.S_IWOTH
     return stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & others)
+
+
+def oldest_beyond(most_bytes: int, paths: Iterable[Path]) -> list[Path]:
+    """The oldest of some files without which the others take at most `most_bytes`.
+
+    Another process may remove any of them meanwhile.
+    """
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    total, old = sum(size for _, size, _ in found), []
+    for _, size, path in sorted(found):
+        if total <= most_bytes:
+            break
+        total -= size
+        old.append(path)
+    return old
 
 
 def write_atomically(path: Path, chunks: Iterable[str]) -> None:

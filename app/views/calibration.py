@@ -7,7 +7,7 @@ from math import inf
 
 import streamlit as st
 
-from moesim.app import exports, forms, state, uploads, widgets
+from moesim.app import exports, forms, state, upload_memory, uploads, widgets
 from moesim.app.charts import calibration as charts
 from moesim.app.escaping import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
@@ -68,15 +68,16 @@ def show() -> None:
 
 
 def _upload() -> None:
-    given = st.file_uploader(
+    file = st.file_uploader(
         "Upload a profile that `moesim calibrate` wrote (YAML or JSON)",
         key="profile upload",
         max_upload_size=uploads.MAX_BYTES["profile"] // 10**6,
     )
-    if given is None:
-        return
     try:
-        kept = state.accept("profile", given.name, given.getvalue())
+        given = upload_memory.given(file)
+        if given is None:
+            return
+        kept = state.accept("profile", *given)
     except MoesimError as error:
         st.error(escaped(error), icon=":material/error:")
         return

@@ -8,7 +8,17 @@ from functools import lru_cache
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, page_switch, predictions, scenario_form, state, uploads, widgets
+from moesim.app import (
+    exports,
+    jobs,
+    page_switch,
+    predictions,
+    scenario_form,
+    state,
+    upload_memory,
+    uploads,
+    widgets,
+)
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
@@ -120,15 +130,15 @@ def _upload(kind: str, label: str) -> None:
 
 
 def _uploaded(kind: str, key: str) -> None:
-    file = st.session_state[key]
-    if file is None:
-        return
-    st.session_state.pop(REFUSED, None)
     try:
-        if kind == "scenario":
-            state.open_upload(file.name, file.getvalue())
+        given = upload_memory.given(st.session_state[key])
+        if given is None:
             return
-        kept = state.accept(kind, file.name, file.getvalue())
+        st.session_state.pop(REFUSED, None)
+        if kind == "scenario":
+            state.open_upload(*given)
+            return
+        kept = state.accept(kind, *given)
         state.set_override(kind, kept.token)
         if kind == "model":
             models.remember(kept)

@@ -9,7 +9,17 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import confidence, forms, jobs, page_switch, predictions, scenario_list, state, uploads
+from moesim.app import (
+    confidence,
+    forms,
+    jobs,
+    page_switch,
+    predictions,
+    scenario_list,
+    state,
+    upload_memory,
+    uploads,
+)
 from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
 from moesim.app.views import headline, planner
@@ -130,12 +140,11 @@ def _model() -> str | None:
 
 
 def _uploaded() -> None:
-    file = st.session_state["start upload"]
     st.session_state.pop(REFUSED, None)
-    if file is None:
-        return
     try:
-        forms.put(MODEL, state.accept("model", file.name, file.getvalue()).token)
+        given = upload_memory.given(st.session_state["start upload"])
+        if given is not None:
+            forms.put(MODEL, state.accept("model", *given).token)
     except MoesimError as error:
         st.session_state[REFUSED] = str(error)
 

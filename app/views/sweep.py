@@ -8,7 +8,7 @@ import re
 
 import streamlit as st
 
-from moesim.app import forms, jobs, long_work, state, sweeps, uploads, visitors
+from moesim.app import forms, jobs, long_work, state, sweeps, upload_memory, visitors
 from moesim.app.escaping import escaped
 from moesim.app.tray import tray
 from moesim.app.views import sweep_answer
@@ -220,13 +220,14 @@ def _store(scenario: Scenario) -> None:
             key="store download",
             on_click="ignore",
         )
-    given = st.file_uploader(
+    file = st.file_uploader(
         "Take over the points of another store", type=["sqlite", "db"], key="store upload", max_upload_size=4
     )
-    if given is None:
-        return
-    data = given.getvalue()
     try:
+        given = upload_memory.given(file)
+        if given is None:
+            return
+        _, data = given
         taken = state.compute(
             f"store/{visitors.current()}/{hashlib.sha256(data).hexdigest()}",
             "Reading the store",
@@ -239,6 +240,6 @@ def _store(scenario: Scenario) -> None:
         return
     damaged = f"; {taken.damaged:,} were damaged and left out" if taken.damaged else ""
     st.success(f"{taken.new:,} points are new, {taken.known:,} were known{damaged}.", icon=":material/check:")
-    if taken.new and st.session_state.get("store taken") != given.file_id:
-        st.session_state["store taken"] = given.file_id
+    if taken.new and st.session_state.get("store taken") != file.file_id:
+        st.session_state["store taken"] = file.file_id
         st.rerun()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -176,7 +178,7 @@ class Store:
             raise InputError(f"store {self.path}: the file is damaged; give another file name") from None
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
-            if name.startswith("SQLITE_FULL"):
+            if is_full_disk(error, self.path.parent):
                 text = "the disk is full; what was written before is safe: make room and start again"
             elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
                 text = (
@@ -187,6 +189,26 @@ class Store:
             else:
                 text = f"cannot be read or written: {error}"
             raise InputError(f"store {self.path}: {text}") from None
+
+
+def is_full_disk(error: Exception, folder: Path) -> bool:
+    """Whether an error of SQLite or of a file in `folder` means that its disk, or a quota, is full.
+
+    SQLite says "disk I/O error" where the log beside a database cannot grow: a file that is tried says why.
+    """
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if getattr(error, "errno", None) in full:
+        return True
+    name = getattr(error, "sqlite_errorname", "")
+    if not name.startswith("SQLITE_IOERR"):
+        return bool(name.startswith("SQLITE_FULL"))
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+    except OSError as tried:
+        return tried.errno in full
+    return False
 
 
 COLUMNS = ("key", "scenario_hash", "calibration_hash", "version", "scenario", "status", "reason", "figures")

@@ -70,7 +70,7 @@ def test_nothing_is_packed_without_uploads_or_where_it_would_be_long(servers: An
     servers("here")
     assert packed_links.pack(pages.HOME, ("parallel.ep=32",)) is None
     noise = json.dumps({"name": "noise", "text": [hash((n, "x")) for n in range(2_000)]}).encode()
-    path, _ = uploads._store(noise, ".json")
+    path = uploads._store(noise, ".json")
     assert packed_links.pack(pages.HOME, (f"model={path.name}",)) is None
     told = scenario_links.only_here(pages.HOME, (f"model={path.name}",))
     assert told is not None and "this server only" in told

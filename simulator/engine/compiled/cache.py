@@ -226,4 +226,4 @@ def _is_whole_object(data: bytes) -> bool:
     sections, size, count = (
         int.from_bytes(data[first:last], sys.byteorder) for first, last in ((40, 48), (58, 60), (60, 62))
     )
-    return data[:5] == b"\x7fELF\x02" and 64 <= sections and sections + size * count <= len(data)
+    return data[:5] == b"\x7fELF\x02" and sections >= 64 and sections + size * count <= len(data)

@@ -23,7 +23,6 @@ from moesim.simulator.engine.registry import engine_of, engine_report
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
 
-
 OBJECT = b"\x7fELF\x02" + bytes(35) + (64).to_bytes(8, sys.byteorder) + bytes(16)
 """The head of an object file, which ends where its table of no sections begins."""
 
