@@ -29,7 +29,7 @@ MOST_ROWS = 20_000
 MOST_WAITING = 1_000
 """Most changes that wait in memory for a file that cannot be written; the oldest are given up."""
 BUSY_S, PAUSE_S = 0.5, 5.0
-"""Seconds to wait for another process that holds the file, and until the file is tried again after an error."""
+"""Seconds to wait for another process that holds the file, and until it is tried again after an error."""
 NOTICE_S = 600.0
 """Seconds for which it is said that a damaged file was set aside."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_MISMATCH", "SQLITE_CONSTRAINT")
@@ -57,17 +57,19 @@ _waiting: dict[tuple[str, str], StoredScenario | None] = {}
 """Changes that are not on disk yet, by visitor and id; None: removed."""
 _connection: tuple[str, sqlite3.Connection] | None = None
 """The open database and its folder."""
-_problem: tuple[str, float] | None = None
-"""What was wrong last, and when (s of the monotonic clock)."""
+_problem: str | None = None
+"""What was wrong last."""
+_failed_s: dict[str, float] = {}
+"""When reading and when writing failed last (s of the monotonic clock)."""
 _set_aside: tuple[str, float] | None = None
 """What was said when a damaged file was set aside, and when."""
 
 
 def problem() -> str | None:
-    """One sentence on why scenarios are not kept on disk now, or a list may miss some; None if all is well."""
+    """One sentence on why scenarios are not kept on disk now, or lists may miss some; None if all is well."""
     with _lock:
         if _problem is not None:
-            return _problem[0]
+            return _problem
         recently = _set_aside is not None and time.monotonic() - _set_aside[1] < NOTICE_S
         return _set_aside[0] if _set_aside is not None and recently else None
 
@@ -80,7 +82,8 @@ def recent(owner: str) -> list[StoredScenario]:
         return base.execute(query, (owner, MOST_PER_OWNER)).fetchall()
 
     with _lock:
-        rows = _on_disk(read) or []
+        _flush()
+        rows = _on_disk("read", read) or []
         found = {entry.number: entry for entry in map(_entry, rows) if entry is not None}
         for (of, number), entry in _waiting.items():
             if of == owner:
@@ -107,40 +110,47 @@ def _change(owner: str, number: str, entry: StoredScenario | None) -> None:
         _waiting[owner, number] = entry
         while len(_waiting) > MOST_WAITING:
             del _waiting[next(iter(_waiting))]
-        _on_disk(lambda base: None)  # which writes whatever waits
+        _flush()
 
 
-def _on_disk(work: Callable[[sqlite3.Connection], T]) -> T | None:
-    """Write what waits, then do `work`, in one transaction; None, with `problem`, where the file fails.
+def _flush() -> None:
+    """Write what waits; where that fails it waits on."""
+    if _waiting:
+        _on_disk("write", _write)
+
+
+def _on_disk(what: str, work: Callable[[sqlite3.Connection], T]) -> T | None:
+    """Do `work` in one transaction; None, with `problem`, where the file fails, and for a while after that.
 
     The database is in memory where the cache is off. A damaged file is set aside and a new one begun.
     """
     global _problem
-    if _problem is not None and time.monotonic() - _problem[1] < PAUSE_S:
+    if time.monotonic() - _failed_s.get(what, -PAUSE_S) < PAUSE_S:
         return None
     folder = str(result_cache.folder() or "")
     for _ in range(2):
         try:
             base = _connected(folder)
             with base:
-                _write(base)
                 found = work(base)
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             _disconnect()
-            _problem = _sentence(folder, error), time.monotonic()
-            log.warning("%s", _problem[0])
+            _failed_s[what] = time.monotonic()
+            _problem = _sentence(folder, error)
+            log.warning("%s", _problem)
             if not (folder and _is_damage(error) and _put_aside(Path(folder) / FILE)):
                 return None
         else:
-            _waiting.clear()
-            _problem = None
+            _failed_s.pop(what, None)
+            if what == "write":
+                _waiting.clear()
+            if not _waiting:
+                _problem = None
             return found
     return None
 
 
 def _write(base: sqlite3.Connection) -> None:
-    if not _waiting:
-        return
     for (owner, number), entry in _waiting.items():
         base.execute("DELETE FROM scenarios WHERE owner = ? AND number = ?", (owner, number))
         if entry is not None:

@@ -1,4 +1,4 @@
-"""Bounds what the server holds in memory of the files that pages send to it, which it otherwise never forgets.
+"""Bounds what the server holds in memory of the files that pages send, which it otherwise never forgets.
 
 The framework takes a file by PUT, before any widget of a page names it, and holds it until the session ends.
 The dashboard needs it for one run of the script: what it accepts lies in the folder of `uploads`.

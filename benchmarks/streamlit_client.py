@@ -82,6 +82,17 @@ class Client:
         self._files[widget.id] = found
         await self._run("")
 
+    async def flood(self, count: int, data: bytes, label: str) -> None:
+        """Send files that no widget names; then have an uploader name the first one."""
+        for number in range(count):
+            path = f"/_stcore/upload_file/{self.session}/flood-{number}"
+            await asyncio.to_thread(_put, self.base, path, "flood.yaml", data)
+        widget = next(item for text, item in self.uploaders.items() if text.startswith(label))
+        found = FileUploaderState()
+        found.uploaded_file_info.add(name="flood.yaml", size=len(data), file_id="flood-0")
+        self._files[widget.id] = found
+        await self._run("")
+
     async def tick(self, page: str) -> None:
         """What a timer asks for in a browser that believes to be on this page (the framework's name)."""
         await self._ask(self.timers[-1], page, by_timer=True)

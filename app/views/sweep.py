@@ -8,7 +8,7 @@ import re
 
 import streamlit as st
 
-from moesim.app import forms, jobs, long_work, state, sweeps, upload_memory, visitors
+from moesim.app import forms, jobs, long_work, state, sweeps, upload_memory, uploads, visitors
 from moesim.app.escaping import escaped
 from moesim.app.tray import tray
 from moesim.app.views import sweep_answer

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("streamlit", reason="streamlit is not installed")
 
+from streamlit.testing import v1 as testing
+
 from moesim.app import packed_links, pages, scenario_links, state, uploads
 from moesim.hwmodels.errors import InputError
 
@@ -125,3 +127,35 @@ def test_an_address_with_many_changes_is_not_counted_with_its_files(servers: Any
     assert not scenario_links.is_long(pages.HOME, (*QWEN, f"model={token}"))
     assert scenario_links.is_long(pages.HOME, tuple(f"parallel.ep={n}" for n in range(200)))
     assert state.MOST_NAME < scenario_links.MOST_LINK_CHARACTERS
+
+
+HALF = json.loads(r'"\ud800"')
+"""Half of a pair of characters, which JSON can spell and no file or address can hold."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"preset": HALF, "set": [], "files": {}},
+        {"preset": pages.HOME, "set": [f"name={HALF}"], "files": {}},
+        {"preset": pages.HOME, "set": [], "files": {"upload-" + "0" * 32 + ".yaml": HALF}},
+        {"preset": pages.HOME, "set": [], "files": {HALF: "text"}},
+    ],
+)
+def test_half_of_a_pair_of_characters_is_refused_in_a_packed_link(servers: Any, data: object) -> None:
+    folder = servers("here")
+    with pytest.raises(InputError, match=r"packed holds what no scenario can: .*surrogate"):
+        packed_links.unpack(packed(data))
+    assert not list(folder.iterdir())
+
+
+def test_half_of_a_pair_of_characters_is_refused_in_a_written_scenario_and_a_field() -> None:
+    with pytest.raises(InputError, match="surrogate"):
+        scenario_links.read(json.dumps([pages.HOME, f"name={HALF}"]))
+    script = (
+        "import streamlit as st\nfrom moesim.app import forms\n"
+        r"""forms.read(['whole="a"', 'half="\ud800"', 'inside=[{"a": "\ud800"}]', 'large=1e999'])"""
+        "\nst.write(sorted(forms._fields()))"
+    )
+    app = testing.AppTest.from_string(script).run()
+    assert not app.exception and app.json[0].value == '["whole"]'

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,65 @@ def test_the_second_line_of_defence_holds_by_itself(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="not read by path"):
             read()
     assert moesim.load(HOME).name == HOME  # what ships is read as before
+
+
+# -- several at once --------------------------------------------------------------------------------------
+
+
+def test_files_that_another_process_removes_meanwhile_are_no_error(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "MAX_KEPT_BYTES", 1)
+    for number in range(5):
+        (own_folder / f"upload-{number}.yaml").write_text("old")
+    stat = Path.stat
+
+    def removed_first(path: Path, **how: bool) -> os.stat_result:
+        if path.name == "upload-3.yaml":
+            path.unlink(missing_ok=True)
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", removed_first)
+    kept = uploads.accept("scenario", "mine.yaml", SMALL.encode())
+    assert [path.name for path in own_folder.iterdir()] == [kept.token]
+
+
+def test_an_upload_takes_nothing_from_an_equal_one_that_is_read_meanwhile(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, read = json.dumps(CONFIG).encode(), uploads._READERS["model"]
+    first_is_done, second_reads = threading.Event(), threading.Event()
+    tokens: list[str] = []
+
+    def second() -> None:
+        tokens.append(uploads.accept("model", "equal.json", data).token)
+
+    other = threading.Thread(target=second)
+
+    def read_in_turn(path: Path) -> Any:
+        if threading.current_thread() is other:
+            second_reads.set()
+            assert first_is_done.wait(20.0)
+        else:
+            other.start()
+            assert second_reads.wait(20.0)
+        return read(path)
+
+    monkeypatch.setattr(uploads, "_READERS", {**uploads._READERS, "model": read_in_turn})
+    tokens.append(uploads.accept("model", "equal.json", data).token)
+    first_is_done.set()
+    other.join()
+    assert len(tokens) == 2 and len(set(tokens)) == 1
+    assert [path.name for path in own_folder.iterdir()] == tokens[:1]
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> tuple[int, str]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    refused("scenario", "mine.yaml", SMALL.encode(), "cannot keep the file: No space left on device")
+
+
+def test_a_name_that_no_text_can_hold_is_shown_without_it() -> None:
+    assert uploads.accept("scenario", "a\ud800.yaml", SMALL.encode()).name == "a?.yaml"

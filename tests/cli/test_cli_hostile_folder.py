@@ -1,4 +1,4 @@
-"""A folder of scenarios is data: whatever modules lie in it, no command and no process of a command runs them."""
+"""A folder of scenarios is data: no command and no process of a command runs the modules that lie in it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moesim.simulator.engine.compiled.warm import wait_until_warm
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = (
-    "json", "logging", "moesim", "multiprocessing", "numba", "numpy", "pandas", "pickle", "plotly", "pydantic",
-    "runpy", "simpy", "sitecustomize", "socket", "streamlit", "subprocess", "threading", "typing", "usercustomize",
-    "yaml",
+    "json", "logging", "moesim", "multiprocessing", "numba", "numpy", "pandas", "pickle", "plotly",
+    "pydantic", "runpy", "simpy", "sitecustomize", "socket", "streamlit", "subprocess", "threading", "typing",
+    "usercustomize", "yaml",
 )  # fmt: skip
 PROGRAM = Path(sys.executable).with_name("moesim")
 

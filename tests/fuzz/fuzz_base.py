@@ -67,7 +67,7 @@ def only_checked() -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
         (moesim.simulator.predict.compile, "assign_stages"),
         (moesim.simulator.planner.search, "VariantSearch"),
-        (moesim.simulator.planner.processes, "ProcessPoolExecutor"),
+        (moesim.simulator.planner.processes, "worker_pool"),
         (moesim.simulator.studies.sweep._Run, "compute"),
     )
     before = [getattr(owner, name) for owner, name in places]

@@ -1,4 +1,4 @@
-"""No process that the tree starts may import what lies in the current folder: a folder of scenarios is data."""
+"""No process that the tree starts imports what lies in the current folder: a folder of scenarios is data."""
 
 from __future__ import annotations
 

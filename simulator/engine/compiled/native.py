@@ -27,7 +27,7 @@ Call: TypeAlias = Callable[..., int]
 
 
 class CannotCompileError(RuntimeError):
-    """Numba cannot be imported or does not compile here, or compiled code cannot be loaded; the text is why."""
+    """Numba cannot be imported or cannot compile here, or its code cannot be loaded; the text is why."""
 
 
 class NativeCode(NamedTuple):

@@ -39,7 +39,7 @@ class _Lock(NamedTuple):
     held: bool
     """Whether another process compiles now."""
     attempts: tuple[str, ...]
-    """Numbers of the processes that compiled and did not end by themselves, with the one that compiles now."""
+    """Numbers of the processes that compiled and did not end by themselves, and of the one that compiles."""
     age_s: float
     """Seconds since the last attempt began."""
 

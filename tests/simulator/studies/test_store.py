@@ -13,7 +13,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.studies import store as store_module
 from moesim.simulator.studies.outcome import Key, PointOutcome
-from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.store import Store, is_full_disk
 
 KEY = Key("a" * 64, "b" * 64, moesim.__version__)
 OTHER = Key("c" * 64, "b" * 64, moesim.__version__)
@@ -190,3 +190,28 @@ def test_a_damaged_name_inside_the_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"sqlite_autoindex_meta_1", b"\x81qlite_autoindex_meta_1"))
     with pytest.raises(InputError, match=r"s\.sqlite: the file is damaged"):
         Store(path)
+
+
+@pytest.mark.parametrize(("number", "full"), [(28, True), (122, True), (5, False), (13, False)])
+def test_an_io_error_is_a_full_disk_where_a_file_cannot_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, full: bool
+) -> None:
+    """SQLite says "disk I/O error" where the shared memory of its log has no room."""
+
+    def tried(**_: object) -> None:
+        raise OSError(number, "why")
+
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+    monkeypatch.setattr("tempfile.TemporaryFile", tried)
+    assert is_full_disk(error, tmp_path) == full
+    with Store(tmp_path / "s.sqlite") as store, pytest.raises(InputError) as refused, store._told():
+        raise error
+    assert ("the disk is full" in str(refused.value)) == full
+
+
+def test_an_io_error_of_a_disk_with_room_is_none(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_READ"
+    assert not is_full_disk(error, tmp_path) and not is_full_disk(ValueError(), tmp_path)
+    assert is_full_disk(OSError(28, "No space left on device"), tmp_path)

@@ -133,7 +133,7 @@ def test_a_reason_not_to_compile_is_kept_for_a_day(folder: Path, monkeypatch: py
         raise OSError(28, "No space left on device", str(place / "start.o"))
 
     monkeypatch.setattr(warm, "compile_to", full)
-    with pytest.raises(CannotCompileError, match="start.o: No space left on device"):
+    with pytest.raises(CannotCompileError, match=r"start\.o: No space left on device"):
         warm.warm()
     assert "No space left on device" in (warm.problem() or "")
     day_ago_s = time.time() - 1.1 * cache.DAY_S
