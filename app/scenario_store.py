@@ -35,6 +35,10 @@ NOTICE_S = 600.0
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_MISMATCH", "SQLITE_CONSTRAINT")
 """Errors that a sound file of ours does not give."""
 
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS scenarios (owner TEXT, number TEXT, name TEXT, written TEXT, changed_s REAL, "
+    "PRIMARY KEY (owner, number))"
+)
 COLUMNS = "number, name, written, changed_s"
 
 T = TypeVar("T")
@@ -189,10 +193,7 @@ def _connected(folder: str) -> sqlite3.Connection:
     base.text_factory = lambda data: data.decode(errors="replace")
     try:
         with base:
-            base.execute(
-                "CREATE TABLE IF NOT EXISTS scenarios (owner TEXT, number TEXT, name TEXT, written TEXT, "
-                "changed_s REAL, PRIMARY KEY (owner, number))"
-            )
+            base.execute(TABLE)
     except BaseException:
         base.close()
         raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from fuzz_base import File, Target, described, from_file, pool, texts_of
 from fuzz_commands import command_line, run_command
+from fuzz_dashboard import kept, packed, read_kept, read_packed, read_sent, sent
 from fuzz_files import (
     count_texts,
     counts_json,
@@ -106,6 +107,9 @@ TARGETS: tuple[Target, ...] = (
     lambda: ("ep: [8, 16]\npp: 2..8:x2\nschedule: [1f1b]\nheadroom: 0.1\n",)), from_file(load_space)),
     Target("list of values", 2, values, read_values),
     Target("store", 1, store_case, read_store),
+    Target("uploads by PUT", 2, sent, read_sent),
+    Target("packed link", 2, packed, read_packed),
+    Target("file of scenarios", 2, kept, read_kept),
 )  # fmt: skip
 """Every reader; the weight is its share of the cases."""
 
