@@ -194,6 +194,9 @@ def _connected(folder: str) -> sqlite3.Connection:
     try:
         with base:
             base.execute(TABLE)
+            (state,) = base.execute("PRAGMA integrity_check(1)").fetchone()
+        if state != "ok":  # as where a row is missing from the index: it would never be found
+            raise _damage(str(state))
     except BaseException:
         base.close()
         raise
@@ -207,6 +210,12 @@ def _disconnect() -> None:
         with suppress(sqlite3.Error):
             _connection[1].close()
     _connection = None
+
+
+def _damage(text: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(text.splitlines()[-1][:200] if text else "damaged")
+    error.sqlite_errorname = "SQLITE_CORRUPT"
+    return error
 
 
 def _is_damage(error: Exception) -> bool:

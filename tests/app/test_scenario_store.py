@@ -172,3 +172,16 @@ def test_waiting_changes_are_bounded(file: Path, monkeypatch: pytest.MonkeyPatch
     for number in range(scenario_store.MOST_WAITING + 5):
         scenario_store.put(str(number), "1", "name", "[]")
     assert len(scenario_store._waiting) == scenario_store.MOST_WAITING and names("0") == []
+
+
+def test_a_row_that_the_index_lacks_is_damage(file: Path) -> None:
+    restart()
+    with sqlite3.connect(file) as base:
+        base.execute("PRAGMA writable_schema = ON")
+        root = base.execute("SELECT rootpage FROM sqlite_master WHERE type = 'index'").fetchone()[0]
+    base.close()
+    data, page = bytearray(file.read_bytes()), 4_096 * (root - 1)
+    data[page + 3 : page + 5] = b"\x00\x00"  # no cells on the page of the index
+    file.write_bytes(data)
+    scenario_store.put("one", "2", "second", "[]")
+    assert names() == ["second", "first"] and "was damaged" in (scenario_store.problem() or "")

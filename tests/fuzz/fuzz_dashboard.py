@@ -12,6 +12,7 @@ import tempfile
 import zlib
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,8 +84,8 @@ async def _answered(app: Any, request: Sent) -> int:
     kind = f"multipart/form-data; boundary={END}".encode()
     scope = {
         "type": "http", "http_version": "1.1", "method": request.method, "path": path, "root_path": "",
-        "raw_path": path.encode(), "query_string": b"", "headers": [(b"content-type", kind)], "scheme": "http",
-        "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
+        "raw_path": path.encode(), "query_string": b"", "headers": [(b"content-type", kind)],
+        "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     }  # fmt: skip
     status = 0
 
@@ -207,10 +208,8 @@ def read_kept(case: tuple[bytes, str], folder: Path, rng: random.Random) -> None
     (place / scenario_store.FILE).write_bytes(data)
     if statement:
         base = sqlite3.connect(place / scenario_store.FILE, isolation_level=None)
-        try:
+        with suppress(sqlite3.Error):  # such as a column of the key, which cannot be dropped
             base.execute(statement)
-        except sqlite3.Error:  # a column of the key
-            pass
         base.close()
     os.environ[result_cache.FOLDER] = str(place)
     try:
