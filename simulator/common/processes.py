@@ -50,7 +50,7 @@ class _SafeProcess(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name is that of multiprocessing
         with _safe_path():
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process_obj)
 
 
 class _SafeContext(SpawnContext):
