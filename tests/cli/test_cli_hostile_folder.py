@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,9 +79,13 @@ def test_the_compiler_in_the_background(folder: Path, monkeypatch: pytest.Monkey
 
     if not wait_until_warm():
         pytest.skip("there is no compiled code here")
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[Any]] = []
     popen = subprocess.Popen
-    monkeypatch.setattr(warm.subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)))
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        started.append(popen(*arguments, **options))
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
     monkeypatch.setattr(warm, "problem", lambda: None)
     monkeypatch.chdir(folder)
     warm.start_in_background()

@@ -49,7 +49,7 @@ def unsafe(tree: ast.AST, own_context: bool = False) -> Iterator[tuple[int, str]
         if isinstance(node, ast.List | ast.Tuple):
             for first, second in zip(node.elts, node.elts[1:], strict=False):
                 option = second.value if isinstance(second, ast.Constant) else ""
-                if is_python(first) and str(option).startswith("-") and option != "-P":
+                if is_python(first) and isinstance(option, str) and option[:1] == "-" and option != "-P":
                     yield node.lineno, f"{option} must come after -P"
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -104,7 +104,7 @@ def test_one_process_compiles_at_a_time_and_a_killed_one_holds_nothing_up(
     folder: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(warm.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
     assert not warm.warm() and warm.compiling() == "17" and warm.problem() is None
     warm.start_in_background()
     assert not started
