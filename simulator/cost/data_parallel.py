@@ -9,6 +9,7 @@ from typing import NamedTuple
 from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay, ring_price
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.software import Software
 
@@ -37,7 +38,7 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
 
 
 def shard_rings(pricer: Pricer) -> tuple[Ring, Ring]:
-    """Rings over which ZeRO-3 shards the dense parameters and the experts, by group where one is given."""
+    """Rings over which parameters or gradients are sharded inside a step, by group where one is given."""
     plan, node = pricer.scenario.parallel, pricer.links.gpus_per_node
     if plan.shard_group is None:
         return rings(pricer, 1)
@@ -84,7 +85,7 @@ def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: 
     Collectives that are not overlapped travel whole.
     """
     software = pricer.scenario.software
-    if not software.overlap_data_parallel:
+    if not GradientSync.of(pricer.scenario.parallel, software).hidden:
         return WHOLE
     bucket = bucket_size(software, rings(pricer, copies)[0].ranks)
     if bucket is not None:

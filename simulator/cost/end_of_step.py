@@ -16,10 +16,12 @@ from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.data_parallel import (
     WHOLE,
     Pieces,
+    Ring,
     bucket_size,
     data_parallel,
     group_rings,
     pieces_of,
+    shard_rings,
     slow_down_by_compute,
 )
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
@@ -30,6 +32,7 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.block import EMBEDDING, HEAD
@@ -112,20 +115,59 @@ def _collectives(
 ) -> tuple[PricedSeconds, PricedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
-    Both are 0 with ZeRO-3, which runs them block by block inside the step, but for the reduction over the
-    groups of hybrid FSDP. `update_s`: its optimizer.
+    What runs block by block inside the step is absent: ZeRO-3's gathers, and the reductions of gradients that
+    stay sharded while micro-batches accumulate. `update_s`: its optimizer.
     """
     plan, software, copies = pricer.scenario.parallel, pricer.scenario.software, len(schedule.routes)
+    sync = GradientSync.of(plan, software)
     if plan.zero_stage == 3:
-        return _over_groups(pricer, held.kinds, dense, expert)
+        groups = PricedSeconds(), PricedSeconds()
+        if not sync.groups_in_backward:
+            groups = _over_groups(pricer, held.kinds, dense, expert)
+        if sync.in_backward:
+            return groups
+        last = _last_scatter(pricer, held.kinds, schedule, dense, expert)
+        return PricedSeconds(last.seconds + groups[0].seconds, last.evidence | groups[0].evidence), groups[1]
     if by_chunk(software) and copies == 1:
-        return exposed_by_chunk(pricer, held, schedule, update_s if software.overlap_optimizer else 0.0)
-    pieces = pieces_of(pricer, held.kinds, dense, expert, copies)
-    reduction, gather = _alone(pricer, dense, expert, copies, pieces)
-    if software.overlap_data_parallel:
-        number = pieces.dense + (pieces.expert if expert else 0)
-        return exposed_behind_compute(pricer, held.kinds, schedule, reduction, gather, number)
+        update_s = update_s if software.overlap_optimizer else 0.0
+        reduction, gather = exposed_by_chunk(pricer, held, schedule, update_s)
+    else:
+        pieces = pieces_of(pricer, held.kinds, dense, expert, copies)
+        reduction, gather = _alone(pricer, dense, expert, copies, pieces)
+        if software.overlap_data_parallel:
+            number = pieces.dense + (pieces.expert if expert else 0)
+            reduction, gather = exposed_behind_compute(
+                pricer, held.kinds, schedule, reduction, gather, number
+            )
+    if sync.in_backward:
+        reduction = _between_copies(pricer, dense, expert, copies)
     return reduction, gather
+
+
+def _between_copies(pricer: Pricer, dense: float, expert: float, copies: int) -> PricedSeconds:
+    """Reduction of gradient shards between the pipeline ranks that hold the same stages (eq. X32).
+
+    Each of them scatters the gradients of its own micro-batches over its own replicas, because the others run
+    theirs at other times; their sums meet once, after the last micro-batch.
+    """
+    if copies == 1:
+        return PricedSeconds()
+    (expert_shards, shards), (reduced, _) = pricer.layout.shards, _element_bytes(pricer)
+    ring = Ring(copies, copies if pricer.cluster.nodes == 1 else 1)
+    sizes = dense / shards * reduced, expert / expert_shards * reduced
+    return data_parallel(pricer, "reduce_scatter", *sizes, 1, over=(ring, ring))
+
+
+def _last_scatter(
+    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
+) -> PricedSeconds:
+    """Exposed scatter of ZeRO-3's whole gradients after the last micro-batch (`software.gradient_sync`)."""
+    pieces, (reduced, _) = pieces_of(pricer, kinds, dense, expert, 1), _element_bytes(pricer)
+    scatter = data_parallel(
+        pricer, "reduce_scatter", dense * reduced, expert * reduced, 1, pieces, over=shard_rings(pricer)
+    )
+    number = pieces.dense + (pieces.expert if expert else 0)
+    return exposed_behind_compute(pricer, kinds, schedule, scatter, PricedSeconds(), number)[0]
 
 
 def _alone(

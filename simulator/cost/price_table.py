@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import fsum
 
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
@@ -14,8 +14,9 @@ from moesim.simulator.cost.layer_collectives import LayerCollectives
 from moesim.simulator.cost.load_clock import Waits, at_load, law_of
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.pricing_key import prices_key
-from moesim.simulator.cost.sharded import sharded_phases, slowed_by_overlap
-from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.sharded import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
+from moesim.simulator.cost.table import PAIR_MODES, CostTable, Mode, PhaseCost, TransferCost
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.groups import sends_on_a_link
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -47,7 +48,15 @@ def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> 
         compute |= inside[0]
         transfer |= inside[1]
     send_bytes, send_s, across = pipeline_send(pricer, schedule)
-    return CostTable(compute, transfer, send_bytes, send_s, step_end(pricer, schedule, stages), across)
+    ends = step_end(pricer, schedule, stages)
+    return CostTable(
+        compute, transfer, send_bytes, send_s, ends, across, scatters_wait=waits_for_scatters(pricer)
+    )
+
+
+def waits_for_scatters(pricer: Pricer) -> bool:
+    """Whether compute outside of overlapped pairs waits for the gradient scatters of its blocks."""
+    return not GradientSync.of(pricer.scenario.parallel, pricer.scenario.software).hidden
 
 
 def inside_step(
@@ -55,24 +64,31 @@ def inside_step(
 ) -> tuple[dict[tuple[BlockKind, Phase, Mode], PhaseCost], dict[tuple[BlockKind, Phase, Mode], TransferCost]]:
     """Prices of a block that change inside a step, and the transfers that the step adds.
 
-    The clock follows the load of the block, ZeRO-3 gathers parameters and scatters gradients beside the
-    compute, and launch stalls lengthen the compute. Raises InputError for an unknown host.
+    The clock follows the load of the block, collectives over the replicas run beside the compute or hold it
+    up, and launch stalls lengthen the compute. Raises InputError for an unknown host.
     """
-    moved: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
-    alone: dict[Phase, float] = {}
-    if pricer.scenario.parallel.zero_stage == 3:
-        sharded, alone = sharded_phases(pricer, kind)
-        moved = {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
+    sharded = sharded_block(pricer, kind)
+    moved: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {
+        (kind, phase, "alone"): cost for phase, cost in sharded.transfers.items()
+    }
+    each: list[tuple[ShardedBlock, tuple[Mode, ...]]] = [(sharded, ("alone",))]
+    if sharded.transfers and "overlapped" in modes:
+        pair = sharded_block(pricer, kind, paired=True)
+        moved |= {(kind, phase, "overlapped"): cost for phase, cost in pair.transfers.items()}
+        each.append((pair, PAIR_MODES))
 
     def stalled(prices: Compute) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-        slowed = slowed_by_overlap(kind, prices, alone, pricer.lost_beside_library) if alone else {}
+        slowed: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+        for block, own in each:
+            if block.transfers:
+                slowed |= slowed_by_overlap(kind, prices, block, pricer.lost_beside_library, own)
         return slowed | launch_stalls(pricer, kind, {**prices, **slowed}, {**transfer, **moved}, modes)
 
     if law_of(pricer) is None:
         return stalled(compute), moved
     host_s = _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0
-    unhidden, hidden = _beside(kind, compute, alone)
-    waits = Waits(host_s, unhidden, hidden + _tensor_beside(pricer, kind, compute))
+    waits_s, beside_s = sharded.beside(_pass_seconds(kind, compute))
+    waits = Waits(host_s, waits_s, beside_s + _tensor_beside(pricer, kind, compute))
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
     return clocked | stalled({**compute, **clocked}), moved
 
@@ -91,22 +107,16 @@ def _tensor_beside(pricer: Pricer, kind: BlockKind, compute: Compute) -> float:
     return max(0.0, collectives.tensor_s(pricer.shape, pricer.tokens) - exposed)
 
 
-def _beside(kind: BlockKind, compute: Compute, alone_s: Mapping[Phase, float]) -> tuple[float, float]:
-    """Seconds of ZeRO-3's collectives (longer than the pass of the block, beside its compute)."""
-    unhidden = hidden = 0.0
-    passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
-        (True, ("gather F",)), (False, ("gather B", "scatter W"))
-    )  # fmt: skip
-    for forward, collectives in passes:
-        own = (
+def _pass_seconds(kind: BlockKind, compute: Compute) -> dict[bool, float]:
+    """Seconds of a block's compute alone in the forward (True) and in the backward."""
+    return {
+        forward: fsum(
             cost.fixed_s + cost.row_s
             for (k, phase, mode), cost in compute.items()
             if k == kind and mode == "alone" and phase.endswith(" F") == forward
         )
-        passed, moved = fsum(own), fsum(alone_s.get(phase, 0.0) for phase in collectives)
-        unhidden += max(0.0, moved - passed)
-        hidden += min(moved, passed)
-    return unhidden, hidden
+        for forward, _ in PASSES
+    }
 
 
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:

@@ -29,6 +29,7 @@ from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.activations import stashed_bytes
+from moesim.simulator.layout.gradient_sync import keeps_whole_gradients
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
@@ -260,7 +261,15 @@ class Pricer(OfJob):
         dense, expert = self.block_parameters(kind)
         shards = self.layout.shards
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
-        adapted = apply_framework(operators, software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        adapted = apply_framework(
+            operators,
+            software,
+            s.recipe,
+            plan.zero_stage,
+            dense + expert,
+            sharded,
+            whole_gradients=keeps_whole_gradients(plan.pp, software),
+        )
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
         )

@@ -117,6 +117,8 @@ class CostTable:
     """One entry a pipeline rank."""
     send_across_nodes: bool = True
     """Whether a pipeline hop uses the NICs; inside a node it uses the scale-up ports."""
+    scatters_wait: bool = False
+    """Whether compute outside of overlapped pairs waits for the gradient scatters of its blocks."""
     _blends: dict[tuple[BlockKind, Phase, float], PhaseCost] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -27,6 +27,7 @@ from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.schedules.template import (
     EP_PHASES,
+    SHARDING_PHASES,
     WEIGHT_OF,
     ActionKind,
     Stream,
@@ -163,7 +164,7 @@ class _Compiler:
     def _part(self, kind: ActionKind, forward: int, backward: int) -> _TemplatePart:
         sides = (forward, backward)
         sets = [[self.phases[k] for k in self.blocks[s]] if s >= 0 else [] for s in sides]
-        template = build_template(kind, sets[0], sets[1], self.order)
+        template = build_template(kind, sets[0], sets[1], self.order, scatters_wait=self.costs.scatters_wait)
         key = (
             Same(template),
             tuple(self._side_key(stage, template.on_two_streams) if stage >= 0 else None for stage in sides),
@@ -255,6 +256,8 @@ class _Compiler:
             key: tuple[BlockKind, Phase, Mode] = (kind, task.phase, "overlapped")
             transfer, price = self.costs.transfer.get(key), self.costs.compute.get(key)
             pair = task.layer_pair
+            if task.phase in SHARDING_PHASES:
+                continue  # a library's collectives run on SMs of their own
             if transfer is not None:
                 before = price.fixed_s + price.row_s if price else 0.0
                 moved[pair] = moved.get(pair, 0.0) + transfer.payload_s + before

@@ -6,7 +6,9 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.model.software import Software
 
 MOST_MEMBERS = 256
 """Most GPUs that one program simulates where there is no expert-parallel group to set the number."""
@@ -17,29 +19,29 @@ def members_per_program(layout: Layout) -> int:
     return layout.plan.ep if layout.plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
 
 
-def gpus_in_step(layout: Layout) -> int:
+def gpus_in_step(layout: Layout, software: Software) -> int:
     """GPUs for which one member of a program stands, because they meet inside every layer (eq. E1a).
 
     Tensor and context parallelism make a member's GPUs wait for each other in every layer. Without expert
-    parallelism a member is a replica, which has all of them; under ZeRO-3, whose gathers and scatters all
-    replicas join, the simulated ones stand for all. With it a member is a GPU of the group, and stands for
+    parallelism a member is a replica, which has all of them; where collectives inside the step join all
+    replicas (ZeRO-3, sharded gradients), the simulated ones stand for all. With it a member is a GPU of the group, and stands for
     more only where tensor and context parallelism span several groups.
     """
     plan = layout.plan
     together = plan.tp * plan.cp
     if plan.ep > 1:
         return max(together, plan.ep * plan.expert_tp) // plan.ep
-    return together * (-(-layout.dp // MOST_MEMBERS) if plan.zero_stage == 3 else 1)
+    return together * (-(-layout.dp // MOST_MEMBERS) if GradientSync.of(plan, software).inside_step else 1)
 
 
-def independent_groups(layout: Layout) -> int:
+def independent_groups(layout: Layout, software: Software) -> int:
     """Groups of a pipeline rank that meet only at the end of the step; folded resolution simulates one.
 
     Without expert parallelism every member is a replica of its own, and one program holds them all.
     """
     if layout.plan.ep == 1:
         return 1
-    return max(1, layout.gpus_per_pipeline_rank // (layout.plan.ep * gpus_in_step(layout)))
+    return max(1, layout.gpus_per_pipeline_rank // (layout.plan.ep * gpus_in_step(layout, software)))
 
 
 def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:

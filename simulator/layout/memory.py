@@ -12,13 +12,13 @@ from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
+from moesim.simulator.layout.gradient_sync import keeps_whole_gradients
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     RankTerms,
     StateFormats,
-    adds_whole_gradients,
     bytes_freed_by_head,
     moments_of,
     placeholder_bytes,
@@ -194,7 +194,7 @@ class _OnePlan:
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)
         self.framework = FRAMEWORK_BYTES.value
         self.single_pass = inputs.single_pass
-        self.whole_gradients = adds_whole_gradients(plan.pp, inputs.software)
+        self.whole_gradients = keeps_whole_gradients(plan.pp, inputs.software)
         self._kept: dict[BlockKind, float] = {}
 
     def kept(self, kind: BlockKind) -> float:

@@ -99,7 +99,7 @@ class PlanNumbers(Protocol):
 
     @property
     def whole_gradients(self) -> bool:
-        """Whether micro-batches add into gradients that are not sharded (`adds_whole_gradients`)."""
+        """Whether gradients stay whole until the last micro-batch in every stage (`keeps_whole_gradients`)."""
 
     def kept(self, kind: BlockKind) -> Amount:
         """Activation bytes that a block keeps for one micro-batch."""
@@ -258,14 +258,6 @@ def workspace_bytes(
             return 0.0
         return tokens * row_bytes(shape.vocab, precision.head) / plan.tp
     return working_bytes(shape, kind, plan, precision, sequence, software)
-
-
-def adds_whole_gradients(pp: int, software: Software) -> bool:
-    """Whether micro-batches add into unsharded gradients, as torch's pipelines do with FSDP2 (eq. M45).
-
-    They switch its reductions off up to the end of the step (torch 2.11 `distributed/pipelining/stage.py`).
-    """
-    return pp > 1 and software.parameters_copied
 
 
 def placeholder_bytes(shape: ModelShape, kind: BlockKind, plan: ParallelPlan, software: Software) -> float:

@@ -198,12 +198,17 @@ def _narrow(op: Operator) -> Operator:
 
 
 def copied_parameters(
-    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, zero_stage: int
+    operators: Mapping[Phase, tuple[Operator, ...]],
+    parameters: float,
+    zero_stage: int,
+    *,
+    whole_gradients: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Add FSDP2's copies around its collectives, for `parameters` of a block on one GPU before sharding.
 
-    With ZeRO-3, gathered parameters are copied out of a buffer in both passes, and gradients are copied into
-    an FP32 buffer. With ZeRO-2, gradients are added to FP32 gradients after every micro-batch.
+    With ZeRO-3, gathered parameters are copied out of a buffer in both passes. Gradients are copied into an
+    FP32 buffer that every backward scatters, or with `whole_gradients` added to whole FP32 gradients after
+    every micro-batch.
     """
     if not parameters:
         return dict(operators)
@@ -213,11 +218,9 @@ def copied_parameters(
         "fsdp.accumulate", "copy", "W", parameters * (BF16 + FP32), parameters * FP32, variant="add_widened"
     )
     result = dict(operators)
-    extra: dict[Phase, Operator] = (
-        {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": into}
-        if zero_stage == 3
-        else {"mlp W": added}
-    )
+    extra: dict[Phase, Operator] = {"mlp W": added if whole_gradients else into}
+    if zero_stage == 3:
+        extra |= {"mlp F": out, "mlp I": replace(out, direction="I")}
     for phase, op in extra.items():
         if phase in result:
             result[phase] = (*result[phase], op)

@@ -30,11 +30,14 @@ def apply_framework(
     zero_stage: int,
     parameters: float,
     sharded: float,
+    *,
+    whole_gradients: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas; the groups of the others have one member.
+    replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
+    added up before they are reduced.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -62,7 +65,7 @@ def apply_framework(
         if software.expert_biases == "repeated":
             adapted = clamped_activations(adapted)
     if software.parameters_copied and zero_stage > 1:
-        adapted = copied_parameters(adapted, sharded, zero_stage)
+        adapted = copied_parameters(adapted, sharded, zero_stage, whole_gradients=whole_gradients)
         if software.single_groups_copied and zero_stage == 3:
             adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted

@@ -13,7 +13,14 @@ from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.replay import ActionTimes, Key
-from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
+from moesim.simulator.schedules.template import (
+    SHARDING_PHASES,
+    ActionKind,
+    OverlapOrder,
+    Task,
+    Template,
+    build_template,
+)
 
 ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
 """Phases whose compute grows with the received rows."""
@@ -61,9 +68,11 @@ class ActionBook:
 
     def _template(self, kind: ActionKind, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]) -> Template:
         forward, backward = (tuple(self._phases_of(k) for k in side) for side in sides)
-        key = (kind, forward, backward)
+        key = (kind, forward, backward, self.tables[0].scatters_wait)
         if key not in self.templates:
-            self.templates[key] = build_template(kind, forward, backward, self.order)
+            self.templates[key] = build_template(
+                kind, forward, backward, self.order, scatters_wait=self.tables[0].scatters_wait
+            )
         return self.templates[key]
 
     def _walk(
@@ -186,6 +195,8 @@ class ActionBook:
         zero = np.zeros(len(self.tables))
         for task in template.tasks:
             block, pair = sides[task.side][task.block], task.layer_pair
+            if task.phase in SHARDING_PHASES:
+                continue  # a library's collectives run on SMs of their own
             if self._moves(block, task.phase, "overlapped"):
                 costs = [table.transfer[block, task.phase, "overlapped"] for table in self.tables]
                 before = sum(self._price(block, task.phase, "overlapped"))
@@ -234,7 +245,7 @@ class ActionBook:
         key = (kind, phase, mode)
         if key not in self._read:
             costs = [table.transfer[kind, phase, mode] for table in self.tables]
-            routed = phase not in ("gather F", "gather B", "scatter W")
+            routed = phase not in SHARDING_PHASES
             rows = self._spread_of("kept") if routed else 1.0
             payload = payload_seconds(
                 (np.array([c.nic_s for c in costs]), rows + routed * self._spread_of("node_payload")),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
@@ -24,7 +25,9 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 STANDARD_ERRORS = 3.0
 """Standard errors by which a bound lets the mean of a rank's drawn GPU speeds lie below one."""
 
-ACTIONS_OF: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
+ACTIONS_OF: dict[str, tuple[str, ...]] = {
+    "F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W"), "F&I": ("F", "I"), "F&B": ("F", "I", "W"),
+}  # fmt: skip
 """Priced actions of which each action of a schedule consists."""
 
 
@@ -141,15 +144,13 @@ class BoundBook:
         """Least seconds of the end of the step, in two parts.
 
         The first is the reduction [frames, precisions, ZeRO stages, ranks]; the second is norm, optimizer
-        and gather of the slowest rank. Without ZeRO the gradients are all-reduced. ZeRO-2 costs the same as
-        ZeRO-1, and ZeRO-3 costs 0 s here, as its traffic is inside the step. If collectives hide behind
-        compute, the longest compute hides them: that with copied parameters and full recompute, or a list
+        and gather of the slowest rank. Without ZeRO the gradients are all-reduced. ZeRO-3 costs 0 s here, and
+        sharded gradients have no reduction here, as their traffic is inside the step (`sharded`). If
+        collectives hide behind compute, the longest compute hides them: that with full recompute, or a list
         of modules, whose nested checkpoints may repeat more than a layer.
         """
         layers = assignment.layers_per_stage
         software = self.book.scenario.software
-        sharded = 2 if software.parameters_copied else 1
-        stages = [zero if zero in (0, 3) else sharded for zero in self.zero_stages]
         seen: dict[tuple[int, ...], tuple[FloatArray, FloatArray]] = {}
         keys = [
             (f.plan.tp, f.plan.ep, f.plan.expert_tp)
@@ -158,8 +159,8 @@ class BoundBook:
         ]
         for key, frame in zip(keys, frames, strict=True):
             if key not in seen:
-                reduce, update = np.zeros((2, len(self.recipes), len(stages), pattern.pp))
-                for s, zero in enumerate(stages):
+                reduce, update = np.zeros((2, len(self.recipes), len(self.zero_stages), pattern.pp))
+                for s, zero in enumerate(self.zero_stages):
                     if zero == 3:
                         continue
                     plan = frame.plan.model_copy(update={"zero_stage": zero})
@@ -175,13 +176,34 @@ class BoundBook:
                 seen[key] = reduce, update.max(axis=-1)
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
-    def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
-        """Least seconds of ZeRO-3's gathers and scatters [frames, precisions, sms].
+    def with_sharding(
+        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
+    ) -> FloatArray:
+        """Least seconds of a step, also by the collectives over replicas inside it (eq. P1).
+
+        The axes are those of `step`.
+        """
+        bound = self.step(frames, pattern, assignment)
+        for z, stage in enumerate(self.zero_stages):
+            plan = frames[0].plan.model_copy(update={"zero_stage": stage})
+            refused = pattern.paired and stage == 3
+            if GradientSync.of(plan, self.book.scenario.software).inside_step and not refused:
+                moved = self.sharded(frames, pattern, assignment, stage)[:, :, None, :]
+                bound[..., z] = np.maximum(bound[..., z], moved)
+        return bound
+
+    def sharded(
+        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, zero_stage: int
+    ) -> FloatArray:
+        """Least seconds of the gathers and scatters inside the step [frames, precisions, sms].
 
         They run one after the other on a stream of their own.
         """
         kinds = self.book.kinds
-        plans = {(f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan for f in frames}  # all of one schedule
+        plans = {
+            (f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan.model_copy(update={"zero_stage": zero_stage})
+            for f in frames  # all of one schedule
+        }
         each = {
             key: np.array([[self.book.sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
             for key, plan in plans.items()
@@ -194,8 +216,9 @@ class BoundBook:
             for kind, forward, backward in sorted({*first, *last}):
                 key = (kind, forward, backward)
                 often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
-                held = [block.kind for block in assignment.stages[max(forward, backward)]]
                 for use in ACTIONS_OF[kind]:
+                    stage = forward if use == "F" else backward
+                    held = [block.kind for block in assignment.stages[stage]]
                     one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held)
                     moved = sum(one, np.zeros(price.shape[:2]))
                     total = total + often * moved[:, :, None]

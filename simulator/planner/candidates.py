@@ -202,17 +202,13 @@ class _Gathering:
 
     def _counted(self, group: FrameGroup, shape: tuple[int, ...]) -> _Counted:
         """Memory and bound of every plan in the group's layouts."""
-        frames, pattern, zero_stage = group.frames, group.pattern, self.space.zero_stage
+        frames, pattern = group.frames, group.pattern
         whole = (len(self.replicas), *shape)
         best, used, least = (np.full(whole, np.inf) for _ in range(3))
         chosen = np.zeros(whole, dtype=np.int8)
         for n, layout in enumerate(group.layouts):
             each = [self.memory.total(frames, pattern, layout, more) for more in self.replicas]
-            bound = self.bounds.step(frames, pattern, layout)[:, :, self.bounds.class_of]
-            if 3 in zero_stage and not pattern.paired:
-                z = zero_stage.index(3)
-                moved = self.bounds.sharded(frames, pattern, layout)[:, :, None, :]
-                bound[..., z] = np.maximum(bound[..., z], moved)
+            bound = self.bounds.with_sharding(frames, pattern, layout)[:, :, self.bounds.class_of]
             for k, bytes_ in enumerate(each):
                 better = (bytes_ <= self.capacity) & (bound < best[k])
                 best[k] = np.where(better, bound, best[k])

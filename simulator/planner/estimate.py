@@ -126,9 +126,7 @@ def estimate(scenario: Scenario) -> Estimate:
     order = scenario.communication.order_of(scenario.schedule)
     seconds = float(step_seconds([priced], frame.pattern, order)[0])
     bounds = BoundBook(book, [scenario.recipe], [policy], [sms], [plan.zero_stage], loads, [placement])
-    bound = float(bounds.step([frame], frame.pattern, stages).min())
-    if plan.zero_stage == 3:
-        bound = max(bound, float(bounds.sharded([frame], frame.pattern, stages).min()))
+    bound = float(bounds.with_sharding([frame], frame.pattern, stages).min())
     evidence = [priced.table.evidence, *(part.evidence for part in priced.sync)]
     notes = combined((part, 1.0) for part in evidence).notes
     return _finished(job, frame, stages, (seconds, bound), notes)

@@ -41,7 +41,9 @@ def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Member
     # All GPUs of a pipeline rank meet at the end of the step, so the slowest decides (eq. E1b).
     clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
     # Behind a member are GPUs that meet in every layer, so a phase lasts as long as on the latest (E1a).
-    clock += expected_maximum(gpus_in_step(frame.layout)) * scenario.variation.jitter_cv.value
+    clock += (
+        expected_maximum(gpus_in_step(frame.layout, scenario.software)) * scenario.variation.jitter_cv.value
+    )
     if frame.plan.ep == 1 or shape.moe is None:
         return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
     plan = frame.plan

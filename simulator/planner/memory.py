@@ -11,13 +11,13 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
+from moesim.simulator.layout.gradient_sync import keeps_whole_gradients
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, RankStages
 from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     Moment,
     StateFormats,
-    adds_whole_gradients,
     bytes_freed_by_head,
     moments_of,
     placeholder_bytes,
@@ -191,7 +191,7 @@ class _ManyPlans:
         self.framework = FRAMEWORK_BYTES.value
         once = [float(pattern.pp == 1 and f.microbatches == 1) for f in frames]
         self.single_pass = _by_frame(once) > 0.0
-        self.whole_gradients = adds_whole_gradients(pattern.pp, book.scenario.software)
+        self.whole_gradients = keeps_whole_gradients(pattern.pp, book.scenario.software)
 
     def kept(self, kind: BlockKind) -> FloatArray:
         return self._by_split(("kept", kind), lambda frame: self._book.activations(frame, kind))

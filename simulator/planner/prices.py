@@ -19,8 +19,9 @@ from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.phase_memo import PhaseKey
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.sharded import sharded_phases
+from moesim.simulator.cost.sharded import sharded_block
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
@@ -140,7 +141,7 @@ class PriceBook:
         if plan.zero_stage < 2 or not (software.parameters_copied or software.flat_parameters):
             return ()
         layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
-        return plan.zero_stage, layout.dp * plan.cp > 1, layout.expert_dp > 1
+        return plan.zero_stage, plan.pp > 1, layout.dp * plan.cp > 1, layout.expert_dp > 1
 
     def pricer(
         self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int | None = None
@@ -277,10 +278,11 @@ class PriceBook:
 
         Plans with equal prices get the same object.
         """
-        zero3 = plan.pp if plan.zero_stage == 3 else 0
+        # Collectives inside the step run over the replicas, whose number follows from the pipeline ranks.
+        replicas_meet = GradientSync.of(plan, self.scenario.software).inside_step
         key = (
             plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
-            self.numbers.of(recipe), self.arithmetic(policy), sms, paired, zero3, *self.copied(plan),
+            self.numbers.of(recipe), self.arithmetic(policy), sms, paired, (plan.zero_stage, plan.pp) if replicas_meet else (), *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)
         if table is not None:
@@ -291,14 +293,15 @@ class PriceBook:
         if paired:
             compute |= self.compute(plan, recipe, policy, ("sms_reserved", "overlapped"), sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if zero3 or self.scenario.software.host is not None or self.profile.power is not None:
+        if replicas_meet or self.scenario.software.host is not None or self.profile.power is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
             modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:
                 inside = self._inside_step(pricer, kind, compute, transfer, modes)
                 compute |= inside[0]
                 transfer |= inside[1]
-        table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
+        wait = not GradientSync.of(plan, self.scenario.software).hidden
+        table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, (), scatters_wait=wait)
         return table
 
     def _inside_step(
@@ -312,7 +315,8 @@ class PriceBook:
         """`inside_step`; that of a block which sends nothing depends on its own prices and its tokens."""
         plan = pricer.scenario.parallel
         inside = partial(inside_step, pricer, kind, compute, transfer, modes)
-        if kind in self.routed or plan.zero_stage == 3 or self.scenario.software.host is not None:
+        replicas_meet = GradientSync.of(plan, self.scenario.software).inside_step
+        if kind in self.routed or replicas_meet or self.scenario.software.host is not None:
             return inside()
         about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
         return self._shared.once(kind, compute, about, inside)
@@ -332,11 +336,12 @@ class PriceBook:
         return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
-        """Seconds of ZeRO-3's gather before F, gather before the backward pass, and scatter of a block."""
-        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, self.numbers.of(recipe), kind)
+        """Seconds of a block's gather before F, gather before the backward pass, and gradient scatter."""
+        key = (plan.zero_stage, plan.tp, plan.ep, plan.expert_tp, plan.pp, self.numbers.of(recipe), kind)
         if key not in self._sharded:
-            pricer = self.pricer(plan, recipe, "none")
-            first, second, third = (cost.nic_s for cost in sharded_phases(pricer, kind)[0].values())
+            moved = sharded_block(self.pricer(plan, recipe, "none"), kind).transfers
+            phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
+            first, second, third = (moved[p].payload_s if p in moved else 0.0 for p in phases)
             self._sharded[key] = first, second, third
         return self._sharded[key]
 
@@ -367,15 +372,16 @@ class PriceBook:
     ) -> tuple[SyncCost, ...]:
         """Costs of the end of the step on every pipeline rank.
 
-        ZeRO stages 1 and 2 cost the same. Context parallelism, micro-batch and recompute matter only if the
-        framework hides collectives behind compute.
+        ZeRO-2 costs as much as ZeRO-1 where gradients stay whole until the last micro-batch. Context
+        parallelism, micro-batch and recompute matter only if the framework hides collectives behind compute.
         """
-        zero = 1 if plan.zero_stage == 2 else plan.zero_stage
+        sync = GradientSync.of(plan, self.scenario.software)
+        zero = 1 if plan.zero_stage == 2 and not sync.in_backward else plan.zero_stage
         schedule = shape.samples[0]
         shared: tuple[object, ...] = (
             plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, self.numbers.of(recipe), shape.copies
         )  # fmt: skip
-        if self.scenario.software.overlap_data_parallel:
+        if sync.hidden:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
             shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
         pricer_of = partial(self.pricer, plan, recipe, self.arithmetic(policy))

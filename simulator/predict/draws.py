@@ -12,6 +12,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.engine.program import MemberVariation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.groups import gpus_in_step, independent_groups, members_per_program
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.block import may_route
@@ -74,7 +75,7 @@ class Draws:
         All groups meet at the end of the step, which therefore waits for the slowest. `rank_s`: compute of a
         micro-batch on every pipeline rank.
         """
-        count = min(independent_groups(self.job.layout), MOST_GROUPS)
+        count = min(independent_groups(self.job.layout, self.job.scenario.software), MOST_GROUPS)
         if count == 1 or self.job.scenario.variation.clock_cv.value == 0.0:
             return 0
         members = members_per_program(self.job.layout)
@@ -93,10 +94,22 @@ class Draws:
         spread, seed = self.job.scenario.variation, self.job.scenario.seed
         loads = self.loads(group) if group else self.first_loads
         key = (
-            (self.job.layout, seed, spread.clock_cv.value, spread.jitter_cv.value, group, members),
+            (
+                self.job.layout,
+                self._sync,
+                seed,
+                spread.clock_cv.value,
+                spread.jitter_cv.value,
+                group,
+                members,
+            ),
             (self.layers, self.microbatches, None if loads is None else Same(loads)),
         )
         return _VARIATIONS.get(key, lambda: self._variation(group, members, loads))
+
+    @property
+    def _sync(self) -> GradientSync:
+        return GradientSync.of(self.job.scenario.parallel, self.job.scenario.software)
 
     def _variation(self, group: int, members: int | None, loads: RankLoads | None) -> MemberVariation:
         scenario, layout, folded = self.job.scenario, self.job.layout, members is None
@@ -104,12 +117,12 @@ class Draws:
         if members is None:
             members = members_per_program(layout)
         clock_cv, jitter_cv = spread.clock_cv.value, spread.jitter_cv.value
-        stands_for, in_step = gpus_in_step(layout), 1
+        stands_for, in_step = gpus_in_step(layout, scenario.software), 1
         if not folded and layout.plan.ep == 1:  # every GPU is a member of its own
             together = layout.plan.tp * layout.plan.cp
             stands_for, in_step = 1, together if members % together == 0 else 1
         clock = self._clock(group, members // in_step, stands_for * in_step)
-        if folded and layout.plan.ep == 1 and layout.plan.zero_stage < 3:
+        if folded and layout.plan.ep == 1 and not self._sync.inside_step:
             clock = self._with_slowest(clock)
         clock = np.repeat(clock, in_step, axis=1)
         full = (self.layers, self.microbatches, members)
@@ -127,7 +140,7 @@ class Draws:
     def _clock(self, group: int, members: int, gpus: int | None = None) -> FloatArray:
         """Time factors [pipeline ranks, members]; a member is as slow as the slowest of its `gpus` GPUs."""
         scenario, layout = self.job.scenario, self.job.layout
-        gpus = gpus_in_step(layout) if gpus is None else gpus
+        gpus = gpus_in_step(layout, scenario.software) if gpus is None else gpus
         rng = np.random.default_rng([scenario.seed, 1, *([group] if group else [])])
         drawn = rng.standard_normal((layout.plan.pp, members, gpus)).min(axis=2)
         return np.asarray(1.0 / np.maximum(1.0 + scenario.variation.clock_cv.value * drawn, 0.1))

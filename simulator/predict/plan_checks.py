@@ -10,6 +10,7 @@ from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.dispatch_limits import check_kernels
+from moesim.simulator.layout.gradient_sync import check_gradient_sync
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.overlap_checks import check_overlaps
 from moesim.simulator.scenario import Scenario
@@ -124,6 +125,7 @@ def check_combination(scenario: Scenario, schedule: Schedule, shape: ModelShape,
     check_overlaps(scenario, shape, schedule, gpus_per_node)
     kernels, ep = scenario.communication.kernels, scenario.parallel.ep
     check_kernels(kernels, ep, shape, schedule.name, schedule.paired)
+    check_gradient_sync(scenario.parallel, scenario.software)
     if scenario.parallel.zero_stage == 3 and schedule.paired:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "

@@ -10,8 +10,10 @@ from moesim.hwmodels.frozen import Section
 from moesim.simulator.model.operator import Phase
 
 EP_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
-SHARDING_PHASES: frozenset[str] = frozenset({"gather F", "gather B", "scatter W"})
-"""ZeRO-3's parameter gathers and gradient scatters, which have a communicator and a stream of their own."""
+SCATTER: Phase = "scatter W"
+"""Reduce-scatter of the gradients of a block and micro-batch."""
+SHARDING_PHASES: frozenset[str] = frozenset({"gather F", "gather B", SCATTER})
+"""Parameter gathers and gradient scatters over the replicas, with a communicator and a stream of their own."""
 COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | SHARDING_PHASES
 
 FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")

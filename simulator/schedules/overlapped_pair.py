@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules.overlap_order import (
-    COMMUNICATION_PHASES,
     EP_PHASES,
     FORWARD_CHAIN,
     INPUT_CHAIN,
+    SCATTER,
     WEIGHT_OF,
     OverlapOrder,
 )
@@ -34,26 +35,31 @@ def pair_template(
 ) -> Template:
     """Return the tasks of a forward and a backward, either of which may be empty, on two streams in `order`.
 
-    Raises InputError for an order that deadlocks, ValueError for phases of ZeRO-3.
+    Gradient scatters run beside both on a stream of their own, each after the last compute of its block's
+    backward; nothing waits for them. Raises InputError for an order that deadlocks, ValueError for parameter
+    gathers, for which compute would wait at a place that no order names.
     """
-    sharded = sorted(
-        {p for have in (*forward, *backward) for p in have if p in COMMUNICATION_PHASES - EP_PHASES}
-    )
-    if sharded:
+    gathers = sorted({p for have in (*forward, *backward) for p in have if p.startswith("gather")})
+    if gathers:
         raise ValueError(
-            f"an overlapped pair has no slot for {', '.join(sharded)}: ZeRO-3 needs another schedule"
+            f"an overlapped pair has no slot for {', '.join(gathers)}: ZeRO-3 needs another schedule"
         )
     rows = _layer_pairs(forward, backward, order)
     chain = _dependencies(forward, backward, order)
     shares, number = _shares(rows), _numbers(rows)
     tasks: list[Task] = []
     at: dict[_Slot, int] = {}
+    scattered = {slot for slot in chain if slot.side == 1 and SCATTER in backward[slot.block]}
+    last = Counter((slot.side, slot.block) for slot in chain if slot.phase not in EP_PHASES)
     for slot in _issued(rows, chain, order, at):
         place = slot.side, slot.block
         deps = tuple(at[d] for d in chain[slot])
         at[slot] = len(tasks)
         stream = stream_of(slot.phase)
         tasks.append(Task(slot.phase, stream, *place, deps, shares[place], number[place]))
+        last[place] -= slot.phase not in EP_PHASES
+        if last[place] == 0 and slot.phase not in EP_PHASES and slot in scattered:
+            tasks.append(Task(SCATTER, stream_of(SCATTER), *place, (at[slot],), shares[place], number[place]))
     forward_last = [at[s] for s in at if s.side == 0]
     backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]
     if order.weight_gradients == "with-input":

@@ -1,8 +1,8 @@
 """The phases inside one schedule action as plain data, with their streams, order and dependencies.
 
 A pipeline action (F, B, I, W or an overlapped F&B pair) becomes a `Template`: a list of `Task`s on in-order
-streams: `compute`, `communication` for expert-parallel transfers, and `sharding` for the collectives of
-ZeRO-3. The engine walks the template; nothing here knows time.
+streams: `compute`, `communication` for expert-parallel transfers, and `sharding` for the collectives over
+replicas inside the step. The engine walks the template; nothing here knows time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from moesim.simulator.schedules.overlap_order import (
     FORWARD_CHAIN,
     INPUT_CHAIN,
     OVERLAP_ORDERS,
+    SCATTER,
     SHARDING_PHASES,
     WEIGHT_OF,
     OverlapOrder,
@@ -45,25 +46,28 @@ def build_template(
     forward: BlockPhases = (),
     backward: BlockPhases = (),
     order: OverlapOrder | None = None,
+    *,
+    scatters_wait: bool = False,
 ) -> Template:
     """Return the task template of an action.
 
     Actions outside of pairs run serially: every task waits for the one before it, except ZeRO-3's parameter
-    gathers, which run one block ahead, and its gradient scatters, for which no task waits. Both run in order
-    on a stream of their own, beside compute and expert-parallel transfers. In an overlapped pair, and in a
-    backward without a partner where `order` says so and which gathers no parameters, two streams run
-    concurrently in `order`, and only data dependencies join them. Sources: `OVERLAP_ORDERS`; docs/model.md,
-    section "Inside an action". Raises InputError for an order that deadlocks, ValueError for a pair without
-    an order or with ZeRO-3 phases.
+    gathers, which run one block ahead, and gradient scatters, for which no task waits unless `scatters_wait`.
+    Both run in order on a stream of their own, beside compute and expert-parallel transfers; an action ends
+    when they have ended. In an overlapped pair, and in a backward without a partner where `order` says so and
+    which gathers no parameters, two streams run concurrently in `order`, and only data dependencies join
+    them; scatters run beside both. Sources: `OVERLAP_ORDERS`; docs/model.md, section "Inside an action".
+    Raises InputError for an order that deadlocks, ValueError for a pair without an order or with parameter
+    gathers.
     """
     paired = kind in ("F&B", "F&I")
     if paired and order is None:
         raise ValueError("an overlapped pair needs an overlap order")
-    sharded = any(SHARDING_PHASES & have for have in backward)
-    streams = kind == "B" and order is not None and order.lone_backward == "streams" and not sharded
+    gathers = any("gather B" in have for have in backward)
+    streams = kind == "B" and order is not None and order.lone_backward == "streams" and not gathers
     used = order if paired or streams else None
-    key = (kind, tuple(forward), tuple(backward), used)
-    return _TEMPLATES.get(key, lambda: _template(kind, forward, backward, used))
+    key = (kind, tuple(forward), tuple(backward), used, scatters_wait)
+    return _TEMPLATES.get(key, lambda: _template(kind, forward, backward, used, scatters_wait))
 
 
 _TEMPLATES: BoundedCache[Template] = BoundedCache(100_000, lambda template: len(template.tasks) + 1)
@@ -71,14 +75,18 @@ _TEMPLATES: BoundedCache[Template] = BoundedCache(100_000, lambda template: len(
 
 
 def _template(
-    kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: OverlapOrder | None
+    kind: ActionKind,
+    forward: BlockPhases,
+    backward: BlockPhases,
+    order: OverlapOrder | None,
+    scatters_wait: bool,
 ) -> Template:
     if order is None:
-        return _serial(kind, forward if kind == "F" else backward)
+        return _serial(kind, forward if kind == "F" else backward, scatters_wait)
     if kind == "B":
         return pair_template(kind, (), backward, order)
     weights = kind == "F&B"
-    kept = [have if weights else have - set(WEIGHT_OF) for have in backward]
+    kept = [have if weights else have - {*WEIGHT_OF, SCATTER} for have in backward]
     return pair_template(kind, forward, kept, order)
 
 
@@ -90,7 +98,7 @@ _SERIAL: dict[str, tuple[Phase, ...]] = {
 }
 
 
-def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
+def _serial(kind: ActionKind, blocks: BlockPhases, scatters_wait: bool) -> Template:
     order = list(range(len(blocks)) if kind == "F" else range(len(blocks) - 1, -1, -1))
     gather = next((phase for phase in _SERIAL[kind] if phase.startswith("gather")), None)
     side = 0 if kind == "F" else 1
@@ -114,8 +122,9 @@ def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
         for phase in (p for p in _SERIAL[kind] if p in blocks[block] and p not in SHARDING_PHASES):
             chain = add(phase, block, chain, gathered.get(block))
             out = chain if kind == "F" or phase in INPUT_CHAIN else out
-        if "scatter W" in _SERIAL[kind] and "scatter W" in blocks[block]:
-            add("scatter W", block, chain)
+        if SCATTER in _SERIAL[kind] and SCATTER in blocks[block]:
+            scattered = add(SCATTER, block, chain)
+            chain = scattered if scatters_wait else chain
     if kind == "B":
         out = chain  # autograd passes the gradient on when the whole chunk has ended
     return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)

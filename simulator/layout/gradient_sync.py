@@ -1,0 +1,89 @@
+"""When gradients are reduced over the replicas, and in which form they wait for that (docs/model.md, eq. M47).
+
+One question decides the memory of gradients, the bytes on the links and the end of the step: does a GPU keep
+the sums of all its gradients until the last micro-batch, or only those of its shard, which takes a
+reduce-scatter in every backward? Engine, closed form, bounds and memory all ask `GradientSync`.
+
+What frameworks do (the table is in docs/model/05-transfers.md):
+
+- Megatron core's distributed optimizer starts its reduction on the last micro-batch only
+  (NVIDIA/Megatron-LM@core_v0.14.0 `megatron/core/distributed/param_and_grad_buffer.py`, `register_grad_ready`).
+  Megatron-FSDP with `optim_grads` or `optim_grads_params` scatters in every backward, and reduces over its
+  outer groups on the last one (`fsdp/src/megatron_fsdp/experimental/fully_shard.py`, `microbatch`).
+- FSDP2 reduces in every backward, all-reduces HSDP's groups then too, and waits for both before the backward
+  returns; `set_requires_gradient_sync(False)` keeps whole gradients instead (torch 2.11
+  `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `post_backward`, `finalize_backward`). torch's
+  pipelines switch the reductions off up to the end of the step (`distributed/pipelining/stage.py`).
+- DeepSpeed's ZeRO-2 reduces every bucket to its owner in every backward (deepspeedai/DeepSpeed@v0.16
+  `deepspeed/runtime/zero/stage_1_and_2.py`, `reduce_independent_p_g_buckets_and_remove_grads`); its
+  pipeline engine refuses ZeRO-2 and 3 (`deepspeed/runtime/pipe/engine.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.software import Software
+from moesim.simulator.scenario.parallel import ParallelPlan
+
+
+def keeps_whole_gradients(pp: int, software: Software) -> bool:
+    """Whether micro-batches add into whole gradients, which are reduced after the last, in every ZeRO stage.
+
+    ZeRO stages 0 and 1 do so anyway. `software.gradient_sync` says it for stages 2 and 3; where it is absent,
+    torch's pipelines with FSDP2 do (eq. M45).
+    """
+    if software.gradient_sync is None:
+        return pp > 1 and software.parameters_copied
+    return software.gradient_sync == "last-microbatch"
+
+
+class GradientSync(NamedTuple):
+    """When the gradients of a plan are reduced over its replicas."""
+
+    in_backward: bool
+    """Every backward of a block reduce-scatters its gradients; GPUs keep the sums of their shards."""
+    hidden: bool
+    """Collectives inside the step run beside the compute of other blocks; else compute waits for them."""
+    groups_in_backward: bool
+    """Every backward also all-reduces the shards over the groups of hybrid FSDP (HSDP)."""
+    inside_step: bool
+    """Collectives over the replicas run inside the step, so that replicas meet there."""
+
+    @classmethod
+    def of(cls, plan: ParallelPlan, software: Software) -> GradientSync:
+        """The rule for a plan and its software.
+
+        Hybrid FSDP with optimizer states over all GPUs is Megatron-FSDP's, which reduces over the groups on
+        the last micro-batch; with states over each group it is HSDP, which does so in every backward.
+        """
+        in_backward = plan.zero_stage >= 2 and not keeps_whole_gradients(plan.pp, software)
+        return cls(
+            in_backward,
+            plan.zero_stage == 3 or software.overlap_data_parallel,
+            in_backward and plan.shard_group is not None and not plan.shard_optimizer_over_groups,
+            in_backward or plan.zero_stage == 3,
+        )
+
+
+def check_gradient_sync(plan: ParallelPlan, software: Software) -> None:
+    """Raise InputError where `software.gradient_sync` contradicts the ZeRO stage or the framework."""
+    chosen, key = software.gradient_sync, "software.gradient_sync"
+    if chosen is None:
+        return
+    if plan.zero_stage < 2:
+        raise InputError(
+            f"{key}={chosen} with parallel.zero_stage={plan.zero_stage}: stages 0 and 1 keep whole gradients "
+            "and reduce them once, after the last micro-batch; leave the key out, or use zero_stage 2 or 3",
+            key=key,
+            nearest=(None,),
+        )
+    if chosen == "every-microbatch" and plan.pp > 1 and software.parameters_copied:
+        raise InputError(
+            f"{key}={chosen} with parallel.pp={plan.pp} and software.parameters_copied=true: torch's pipelines "
+            "switch FSDP2's reductions off up to the last micro-batch; leave the key out or use "
+            "last-microbatch",
+            key=key,
+            nearest=("last-microbatch",),
+        )
