@@ -49,14 +49,8 @@ def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> 
         transfer |= inside[1]
     send_bytes, send_s, across = pipeline_send(pricer, schedule)
     ends = step_end(pricer, schedule, stages)
-    return CostTable(
-        compute, transfer, send_bytes, send_s, ends, across, scatters_wait=waits_for_scatters(pricer)
-    )
-
-
-def waits_for_scatters(pricer: Pricer) -> bool:
-    """Whether compute outside of overlapped pairs waits for the gradient scatters of its blocks."""
-    return not GradientSync.of(pricer.scenario.parallel, pricer.scenario.software).hidden
+    waits = not GradientSync.of(pricer.scenario.parallel, pricer.scenario.software).hidden
+    return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
 
 
 def inside_step(

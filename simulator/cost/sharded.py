@@ -1,7 +1,7 @@
 """Prices collectives over the replicas inside the step, block by block, and compute beside them (eq. O5).
 
-These are ZeRO-3's parameter gathers, and the gradient scatters of every plan whose gradients stay sharded while
-micro-batches accumulate (`layout.gradient_sync`).
+These are ZeRO-3's parameter gathers, and the gradient scatters of every plan whose gradients stay sharded
+while micro-batches accumulate (`layout.gradient_sync`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.data_parallel import Ring, data_parallel, group_rings, shard_rings
 from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.profile_use import collective_residual
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -86,8 +87,8 @@ def _collective(
 ) -> tuple[TransferCost, TransferCost]:
     """A collective of a block's (dense, expert) parameters inside the step, and the same alone.
 
-    `size`: bytes of an element. `shares`: shares of the parameters that travel over the groups of hybrid FSDP;
-    absent: all of them travel over the shards.
+    `size`: bytes of an element. `shares`: parts of the parameters that travel over the groups of hybrid
+    FSDP; absent: all of them travel over the shards.
     """
     over: tuple[Ring, Ring] = shard_rings(pricer) if shares is None else group_rings(pricer)
     parts = shares or (1.0, 1.0)
@@ -101,8 +102,15 @@ def _collective(
     if hidden:
         delay = overlap_delay(name, dense, *over[0], pricer.links, pricer.profile)
         seconds, evidence = seconds + delay.seconds, evidence | delay.evidence
+    links = pricer.links
+    nominal_s = max(
+        nic / links.nic_bytes_per_s if nic else 0.0,
+        scale_up / links.scale_up_bytes_per_s if scale_up else 0.0,
+    )
+    residual = 1.0 + collective_residual(pricer.profile, links.curves)
     as_priced, as_alone = (
-        TransferCost(0.0, each, each, nic, scale_up, 0.0, each, evidence) for each in (seconds, alone.seconds)
+        TransferCost(0.0, each, each, nic, scale_up, min(each, nominal_s), each * residual, evidence)
+        for each in (seconds, alone.seconds)
     )
     return as_priced, as_alone
 
@@ -111,7 +119,8 @@ def _added(one: TransferCost, two: TransferCost) -> TransferCost:
     """Two collectives, one after the other, as one."""
     seconds = one.nic_s + two.nic_s
     nic, scale_up = one.nic_bytes + two.nic_bytes, one.scale_up_bytes + two.scale_up_bytes
-    return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds, one.evidence | two.evidence)
+    best, worst = one.best_s + two.best_s, one.worst_s + two.worst_s
+    return TransferCost(0.0, seconds, seconds, nic, scale_up, best, worst, one.evidence | two.evidence)
 
 
 def slowed_by_overlap(
@@ -139,6 +148,8 @@ def slowed_by_overlap(
             hidden = min(total, fsum(sharded.alone_s.get(phase, 0.0) for phase in collectives))
             factor = 1.0 + lost * hidden / total if total else 1.0
             for key, cost in own.items():
-                out[key] = replace(cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor,
-                                   worst_s=max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor))  # fmt: skip
+                worst_s = max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor)
+                out[key] = replace(
+                    cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor, worst_s=worst_s
+                )
     return out

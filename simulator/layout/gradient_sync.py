@@ -1,4 +1,4 @@
-"""When gradients are reduced over the replicas, and in which form they wait for that (docs/model.md, eq. M47).
+"""When gradients are reduced over the replicas, and in which form they wait for that (eq. X32).
 
 One question decides the memory of gradients, the bytes on the links and the end of the step: does a GPU keep
 the sums of all its gradients until the last micro-batch, or only those of its shard, which takes a
@@ -7,8 +7,8 @@ reduce-scatter in every backward? Engine, closed form, bounds and memory all ask
 What frameworks do (the table is in docs/model/05-transfers.md):
 
 - Megatron core's distributed optimizer starts its reduction on the last micro-batch only
-  (NVIDIA/Megatron-LM@core_v0.14.0 `megatron/core/distributed/param_and_grad_buffer.py`, `register_grad_ready`).
-  Megatron-FSDP with `optim_grads` or `optim_grads_params` scatters in every backward, and reduces over its
+  (NVIDIA/Megatron-LM@core_v0.14.0 `megatron/core/distributed/param_and_grad_buffer.py`,
+  `register_grad_ready`). Megatron-FSDP with `optim_grads` or `optim_grads_params` scatters in every backward, and reduces over its
   outer groups on the last one (`fsdp/src/megatron_fsdp/experimental/fully_shard.py`, `microbatch`).
 - FSDP2 reduces in every backward, all-reduces HSDP's groups then too, and waits for both before the backward
   returns; `set_requires_gradient_sync(False)` keeps whole gradients instead (torch 2.11
@@ -81,8 +81,8 @@ def check_gradient_sync(plan: ParallelPlan, software: Software) -> None:
         )
     if chosen == "every-microbatch" and plan.pp > 1 and software.parameters_copied:
         raise InputError(
-            f"{key}={chosen} with parallel.pp={plan.pp} and software.parameters_copied=true: torch's pipelines "
-            "switch FSDP2's reductions off up to the last micro-batch; leave the key out or use "
+            f"{key}={chosen} with parallel.pp={plan.pp} and software.parameters_copied=true: torch's "
+            "pipelines switch FSDP2's reductions off up to the last micro-batch; leave the key out or use "
             "last-microbatch",
             key=key,
             nearest=("last-microbatch",),

@@ -24,8 +24,8 @@ def gpus_in_step(layout: Layout, software: Software) -> int:
 
     Tensor and context parallelism make a member's GPUs wait for each other in every layer. Without expert
     parallelism a member is a replica, which has all of them; where collectives inside the step join all
-    replicas (ZeRO-3, sharded gradients), the simulated ones stand for all. With it a member is a GPU of the group, and stands for
-    more only where tensor and context parallelism span several groups.
+    replicas (ZeRO-3, sharded gradients), the simulated ones stand for all. With it a member is a GPU of the
+    group, and stands for more only where tensor and context parallelism span several groups.
     """
     plan = layout.plan
     together = plan.tp * plan.cp

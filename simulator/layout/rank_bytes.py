@@ -99,7 +99,7 @@ class PlanNumbers(Protocol):
 
     @property
     def whole_gradients(self) -> bool:
-        """Whether gradients stay whole until the last micro-batch in every stage (`keeps_whole_gradients`)."""
+        """Whether gradients stay whole until the last micro-batch (`keeps_whole_gradients`)."""
 
     def kept(self, kind: BlockKind) -> Amount:
         """Activation bytes that a block keeps for one micro-batch."""

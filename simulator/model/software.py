@@ -133,10 +133,10 @@ class Software(Section):
     forward. ZeRO-3 needs no such key inside the step: its collectives always run beside the compute of other
     blocks."""
     gradient_sync: Literal["every-microbatch", "last-microbatch"] | None = None
-    """With ZeRO-2 and 3, micro-batch whose backward reduces the gradients: `every-microbatch` scatters them in
-    every backward and keeps sums of shards; `last-microbatch` keeps whole sums and reduces them once a step
-    (`no_sync`, `set_requires_gradient_sync`). Absent: every one, and with FSDP2 in a pipeline the last. ZeRO-0
-    and 1 always reduce once a step."""
+    """With ZeRO-2 and 3, micro-batches whose backward reduces the gradients: `every-microbatch` scatters them
+    in every backward and keeps sums of shards; `last-microbatch` keeps whole sums and reduces them once a
+    step (`no_sync`, `set_requires_gradient_sync`). Absent: every one, and with FSDP2 in a pipeline the last.
+    ZeRO-0 and 1 always reduce once a step."""
     data_parallel_buckets: Literal["layer", "megatron"] = "layer"
     """With `overlap_data_parallel`: `layer` hides both collectives of a rank by block behind one pass over
     its blocks; `megatron` by model chunk and rank, as Megatron core does: buckets on the first pipeline

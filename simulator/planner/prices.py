@@ -280,9 +280,10 @@ class PriceBook:
         """
         # Collectives inside the step run over the replicas, whose number follows from the pipeline ranks.
         replicas_meet = GradientSync.of(plan, self.scenario.software).inside_step
+        inside = (plan.zero_stage, plan.pp) if replicas_meet else ()
         key = (
             plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
-            self.numbers.of(recipe), self.arithmetic(policy), sms, paired, (plan.zero_stage, plan.pp) if replicas_meet else (), *self.copied(plan),
+            self.numbers.of(recipe), self.arithmetic(policy), sms, paired, inside, *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)
         if table is not None:

@@ -13,7 +13,7 @@ EP_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "
 SCATTER: Phase = "scatter W"
 """Reduce-scatter of the gradients of a block and micro-batch."""
 SHARDING_PHASES: frozenset[str] = frozenset({"gather F", "gather B", SCATTER})
-"""Parameter gathers and gradient scatters over the replicas, with a communicator and a stream of their own."""
+"""Parameter gathers and gradient scatters over replicas, with a communicator and a stream of their own."""
 COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | SHARDING_PHASES
 
 FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moesim.simulator.cost.end_of_step import rank_step_end
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.sharded import sharded_phases
+from moesim.simulator.cost.sharded import sharded_block
 from moesim.simulator.layout.in_flight import RankChunks
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.scenario import load_scenario
@@ -25,7 +25,7 @@ def end_of_step(own: Pricer) -> tuple[float, float]:
 
 
 def test_a_group_on_one_node_leaves_the_network_alone() -> None:
-    whole, inside = (sharded_phases(pricer(group), "dense")[0] for group in ("null", "8"))
+    whole, inside = (sharded_block(pricer(group), "dense").transfers for group in ("null", "8"))
     assert all(cost.nic_bytes > 0.0 for cost in whole.values())
     assert all(cost.nic_bytes == 0.0 for cost in inside.values())
     assert inside["gather F"].payload_s < whole["gather F"].payload_s
