@@ -8,8 +8,9 @@ What frameworks do (the table is in docs/model/05-transfers.md):
 
 - Megatron core's distributed optimizer starts its reduction on the last micro-batch only
   (NVIDIA/Megatron-LM@core_v0.14.0 `megatron/core/distributed/param_and_grad_buffer.py`,
-  `register_grad_ready`). Megatron-FSDP with `optim_grads` or `optim_grads_params` scatters in every backward, and reduces over its
-  outer groups on the last one (`fsdp/src/megatron_fsdp/experimental/fully_shard.py`, `microbatch`).
+  `register_grad_ready`). Megatron-FSDP with `optim_grads` or `optim_grads_params` scatters in every
+  backward, and reduces over its outer groups on the last one
+  (`fsdp/src/megatron_fsdp/experimental/fully_shard.py`, `microbatch`).
 - FSDP2 reduces in every backward, all-reduces HSDP's groups then too, and waits for both before the backward
   returns; `set_requires_gradient_sync(False)` keeps whole gradients instead (torch 2.11
   `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `post_backward`, `finalize_backward`). torch's
@@ -37,6 +38,17 @@ def keeps_whole_gradients(pp: int, software: Software) -> bool:
     if software.gradient_sync is None:
         return pp > 1 and software.parameters_copied
     return software.gradient_sync == "last-microbatch"
+
+
+def makes_gradients_in_backward(software: Software) -> bool:
+    """Whether the first backward of a step makes the gradients; else they have buffers all along (eq. M47).
+
+    PyTorch's autograd makes a parameter's gradient in the backward after `zero_grad(set_to_none=True)`, and
+    so does FSDP. GEMMs that accumulate need a buffer (Megatron core's and Megatron-FSDP's), and DeepSpeed's BF16
+    optimizer has one in FP32 (`deepspeed/runtime/bf16_optimizer.py`, `fp32_groups_gradients_flat`).
+    """
+    sharded = software.parameters_copied or software.flat_parameters
+    return sharded or software.weight_gradients in ("written", "added")
 
 
 class GradientSync(NamedTuple):

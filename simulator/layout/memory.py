@@ -12,7 +12,7 @@ from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
-from moesim.simulator.layout.gradient_sync import keeps_whole_gradients
+from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.rank_bytes import (
@@ -135,7 +135,7 @@ class MemoryInputs:
     """Replicas beyond one per expert; each takes the memory of an expert, states included (eq. M6)."""
     software: Software = PLAIN
     single_pass: bool = False
-    """Whether there is one micro-batch and no pipeline, so that gradients replace activations one by one."""
+    """Whether there is one micro-batch and no pipeline."""
 
 
 def memory_by_kind(
@@ -193,7 +193,7 @@ class _OnePlan:
         self.expert_buffers = expert.total_bytes
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)
         self.framework = FRAMEWORK_BYTES.value
-        self.single_pass = inputs.single_pass
+        self.single_pass = inputs.single_pass and makes_gradients_in_backward(inputs.software)
         self.whole_gradients = keeps_whole_gradients(plan.pp, inputs.software)
         self._kept: dict[BlockKind, float] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import fsum
 from typing import Protocol, TypeAlias
 
@@ -95,7 +96,10 @@ class PlanNumbers(Protocol):
 
     @property
     def single_pass(self) -> bool | BoolArray:
-        """Whether gradients replace activations one by one (one micro-batch, no pipeline)."""
+        """Whether gradients come into being in the only backward, while it frees activations.
+
+        There is one micro-batch and no pipeline, and no buffer of gradients is allocated beforehand.
+        """
 
     @property
     def whole_gradients(self) -> bool:
@@ -131,6 +135,8 @@ class RankTerms:
 
     weights: Amount
     gradients: Amount
+    grown: Amount
+    """Bytes of gradients beyond activations and workspace at the peak of a backward that makes them (M47)."""
     optimizer: Amount
     kept: tuple[Amount, ...]
     workspace: Amount
@@ -155,15 +161,16 @@ def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
             workspace = np.maximum(workspace, plan.working(kind))
     if HEAD in different:  # the loss runs backward before any layer, so layers reuse the bytes that it frees
         workspace = np.maximum(plan.working(HEAD), workspace - plan.freed())
-        workspace = workspace + plan.placeholders(HEAD)
-    placeholders: Amount = 0.0
+    placeholders: Amount = plan.placeholders(HEAD) if HEAD in different else 0.0
+    layers: Amount = 0.0
     for kind in different:
         if kind != HEAD:  # kinds of layers share most of their shapes, so the largest stands for all
-            placeholders = np.maximum(placeholders, plan.placeholders(kind))
-    workspace = workspace + placeholders
+            layers = np.maximum(layers, plan.placeholders(kind))
+    grown = _grown_gradients(plan, stages, workspace) if np.any(plan.single_pass) else gradients
+    workspace = workspace + placeholders + layers
     kept = tuple(total_of(plan.kept(kind) for kind in stage.kinds) for stage in stages)
     buffers = plan.expert_buffers * has_experts(plan.shape, different)
-    return RankTerms(weights, gradients, optimizer, kept, workspace, buffers)
+    return RankTerms(weights, gradients, grown, optimizer, kept, workspace, buffers)
 
 
 def rank_bytes(plan: PlanNumbers, terms: RankTerms, moments: Iterable[Moment]) -> dict[str, Amount]:
@@ -171,10 +178,9 @@ def rank_bytes(plan: PlanNumbers, terms: RankTerms, moments: Iterable[Moment]) -
     activations: Amount = 0.0
     for moment in moments:
         activations = np.maximum(activations, total_of(terms.kept[place] * n for place, n in moment))
-    gradients = terms.gradients
-    if np.any(plan.single_pass):  # gradients grow while activations shrink: the larger of the two counts
-        left = np.maximum(0.0, gradients - activations)
-        gradients = np.where(plan.single_pass, left, gradients)
+    gradients: Amount = terms.gradients
+    if np.any(plan.single_pass):
+        gradients = np.where(plan.single_pass, terms.grown, gradients)
     return {
         "weights": terms.weights,
         "gradients": gradients,
@@ -201,20 +207,24 @@ def _state_bytes(
     parts = [plan.parameters(stage.kinds) for stage in stages]
     all_other = total_of(part.other for part in parts)
     duplicates = all_other - plan.parameters(kinds).other
-    # Where gradients stay whole no level counts shards of them; else every level does.
+    # Level 2 cuts gradients; where they stay whole until the last micro-batch no ZeRO stage does.
     levels = (1, UNSHARDED, 3) if plan.whole_gradients else (1, 2, 3)
     elements: dict[int, Amount] = dict.fromkeys(levels, 0.0)
+    (expert_shards, other_shards), (expert_states, other_states) = plan.shards, plan.optimizer_shards
     for stage, part in zip(stages, parts, strict=True):
         if not stage.kinds:
             continue  # a stage that only passes activations on holds nothing
         other = part.other - duplicates * part.other / all_other
         whole = part.experts + other
-        states, weights = (
-            part.experts / (experts * stage.copies) + other / (others * stage.copies)
-            for experts, others in (plan.optimizer_shards, plan.shards)
-        )
+        cuts = {
+            1: part.experts / (expert_states * stage.copies) + other / (other_states * stage.copies),
+            # Ranks that hold the same stage scatter their own micro-batches, each over its own replicas.
+            2: part.experts / expert_shards + other / other_shards,
+            3: part.experts / (expert_shards * stage.copies) + other / (other_shards * stage.copies),
+            UNSHARDED: whole,
+        }
         for level in levels:
-            cut = states if level == 1 else weights
+            cut = cuts[level]
             elements[level] = elements[level] + np.where(plan.zero_stage >= level, cut, whole)
     largest: Amount = 0.0
     for kind in dict.fromkeys(kinds):
@@ -234,6 +244,31 @@ def _state_bytes(
         gradients,
         elements[1] * formats.optimizer,
     )
+
+
+def _grown_gradients(plan: PlanNumbers, stages: Sequence[HeldStage], workspace: Amount) -> Amount:
+    """Bytes of gradients at the peak of the only backward, beyond all activations and `workspace` (eq. M47).
+
+    Before a block runs backward, its activations and those of the blocks before it are left and the gradients
+    of the blocks behind it are made; while it runs, its own gradient is whole. The loss frees its tensors
+    before the head's gradient is made. After the last block all gradients are there.
+    """
+    kinds = [kind for stage in stages for kind in stage.kinds]
+    held = left = total_of(plan.kept(kind) for kind in kinds)
+    made: Amount = 0.0
+    peak: Amount = 0.0
+    experts, others = plan.shards
+    for kind, run in groupby(reversed(kinds)):
+        count, own = len(list(run)), plan.parameters((kind,))
+        whole = (own.experts + own.other) * plan.formats.gradient
+        shard = (own.experts / experts + own.other / others) * plan.formats.gradient
+        kept = whole if plan.whole_gradients else np.where(plan.zero_stage >= 2, shard, whole)
+        beside = whole - plan.freed() if kind == HEAD else whole + plan.working(kind)
+        each = plan.kept(kind)
+        for done in (0, count - 1):  # in between it grows or shrinks evenly
+            peak = np.maximum(peak, left - done * each + made + done * kept + beside)
+        left, made = left - count * each, made + count * kept
+    return np.maximum(0.0, np.maximum(peak, made) - held - workspace)
 
 
 def workspace_bytes(

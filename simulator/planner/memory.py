@@ -11,7 +11,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
-from moesim.simulator.layout.gradient_sync import keeps_whole_gradients
+from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, RankStages
 from moesim.simulator.layout.rank_bytes import (
@@ -189,7 +189,8 @@ class _ManyPlans:
             [pipeline_buffer_bytes(book.shape, f.plan, sequence) for f in frames]
         )
         self.framework = FRAMEWORK_BYTES.value
-        once = [float(pattern.pp == 1 and f.microbatches == 1) for f in frames]
+        made = makes_gradients_in_backward(book.scenario.software)
+        once = [float(made and pattern.pp == 1 and f.microbatches == 1) for f in frames]
         self.single_pass = _by_frame(once) > 0.0
         self.whole_gradients = keeps_whole_gradients(pattern.pp, book.scenario.software)
 

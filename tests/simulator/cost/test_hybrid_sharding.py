@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moesim.simulator.cost.end_of_step import rank_step_end
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_block
@@ -35,12 +37,23 @@ def test_groups_reduce_over_each_other_once_a_step() -> None:
     assert end_of_step(pricer("null")) == (0.0, 0.0)
     reduce_s, gather_s = end_of_step(pricer("8"))
     assert reduce_s > gather_s > 0.0  # FP32 gradients, BF16 parameters
-    held = "parallel.shard_optimizer_over_groups=false"
-    all_reduce_s, nothing = end_of_step(pricer("8", held))
+    held = "parallel.shard_optimizer_over_groups=false", "software.gradient_sync=last-microbatch"
+    all_reduce_s, nothing = end_of_step(pricer("8", *held))
     assert nothing == 0.0
     assert all_reduce_s > reduce_s
     hidden = end_of_step(pricer("8", "software.overlap_data_parallel=true"))
     assert hidden[0] < reduce_s
+
+
+def test_hsdp_reduces_over_its_groups_in_every_backward() -> None:
+    fsdp2 = pricer("8", "parallel.shard_optimizer_over_groups=false")
+    assert end_of_step(fsdp2) == (0.0, 0.0)
+    every, megatron = (sharded_block(own, "dense").transfers["scatter W"] for own in (fsdp2, pricer("8")))
+    assert megatron.nic_bytes == 0.0  # inside the group of a node
+    dense, _ = fsdp2.block_parameters("dense")
+    shard, groups = dense / 8 * 4, 2048 // 8  # an FP32 shard, all-reduced over the groups
+    assert every.nic_bytes == pytest.approx(2 * shard * (groups - 1) / groups)
+    assert every.payload_s > megatron.payload_s
 
 
 def test_few_sms_cost_less_compute_beside_a_collective() -> None:
