@@ -170,6 +170,7 @@ def build_toy(
     sync: Sequence[SyncCost] | None = None,
     order: OverlapOrder | None = None,
     sharding_ns: float = 0.0,
+    scatters_wait: bool = False,
     link_map: LinkMap | None = None,
     group: int = 0,
     jitter_cv: float = 0.0,
@@ -178,7 +179,9 @@ def build_toy(
 
     MoE blocks have transfers where `transfer_ns` is above 0; transfers and sends move `bytes_` each over
     links of `rate` bytes/s. `clock[rank][member]` are time factors, `loads[block][member]` relative rows.
-    Collectives of ZeRO-3 last `sharding_ns` each. `link_map` replaces the folded one, for a group of several.
+    Collectives over replicas inside the step last `sharding_ns` each: those of ZeRO-3, or in a schedule with
+    pairs gradient scatters alone, for which compute outside of pairs waits if `scatters_wait`. `link_map`
+    replaces the folded one, for a group of several.
     """
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
     from moesim.simulator.engine.compilation import compile_program
@@ -204,7 +207,10 @@ def build_toy(
         for mode in MODES
         if transfer_ns(phase, mode != "alone") > 0.0
     }
-    sharded: list[Phase] = ["gather F", "gather B", "scatter W"] if sharding_ns > 0.0 else []
+    every: list[Phase] = (
+        ["scatter W"] if schedule.paired or scatters_wait else ["gather F", "gather B", "scatter W"]
+    )
+    sharded = every if sharding_ns > 0.0 else []
     gather = TransferCost(launch_ns / NS, sharding_ns / NS, 0.0, bytes_, 0.0)
     transfer |= {(kind, phase, mode): gather for kind in kinds for phase in sharded for mode in MODES}
     pp = schedule.pp
@@ -214,7 +220,8 @@ def build_toy(
     rows = np.ones((routed, schedule.microbatches, members))
     for number, values in (loads or {}).items():
         rows[number] = np.array(values)[None, :]
-    costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
+    ends = tuple(sync or [SyncCost(0, 0, 0, 0)] * pp)
+    costs = CostTable(compute, transfer, bytes_, send_ns / NS, ends, scatters_wait=scatters_wait)
     chosen = order or OVERLAP_ORDERS["deepseek-v3"]
     links = link_map or FoldedLinkMap(schedule.pp, rate, rate, costs.send_across_nodes)
     priced = PricedSchedule(schedule, tuple(tuple(stage) for stage in blocks), costs, chosen)

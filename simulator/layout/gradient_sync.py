@@ -44,8 +44,8 @@ def makes_gradients_in_backward(software: Software) -> bool:
     """Whether the first backward of a step makes the gradients; else they have buffers all along (eq. M47).
 
     PyTorch's autograd makes a parameter's gradient in the backward after `zero_grad(set_to_none=True)`, and
-    so does FSDP. GEMMs that accumulate need a buffer (Megatron core's and Megatron-FSDP's), and DeepSpeed's BF16
-    optimizer has one in FP32 (`deepspeed/runtime/bf16_optimizer.py`, `fp32_groups_gradients_flat`).
+    so does FSDP. GEMMs that accumulate need a buffer (Megatron core's and Megatron-FSDP's), and DeepSpeed's
+    BF16 optimizer has one in FP32 (`deepspeed/runtime/bf16_optimizer.py`, `fp32_groups_gradients_flat`).
     """
     sharded = software.parameters_copied or software.flat_parameters
     return sharded or software.weight_gradients in ("written", "added")

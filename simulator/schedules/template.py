@@ -125,6 +125,7 @@ def _serial(kind: ActionKind, blocks: BlockPhases, scatters_wait: bool) -> Templ
         if SCATTER in _SERIAL[kind] and SCATTER in blocks[block]:
             scattered = add(SCATTER, block, chain)
             chain = scattered if scatters_wait else chain
-    if kind == "B":
-        out = chain  # autograd passes the gradient on when the whole chunk has ended
+    if kind == "B":  # autograd passes the gradient on when the whole chunk has ended
+        ended_by_scatter = chain is not None and tasks[chain].phase == SCATTER
+        out = None if ended_by_scatter else chain
     return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)

@@ -22,7 +22,7 @@ from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Barriers, Execution
 from moesim.simulator.model.operator import BlockKind, Phase
-from moesim.simulator.schedules import SCHEDULES, Overlap, build
+from moesim.simulator.schedules import SCHEDULES, build
 
 if TYPE_CHECKING:
     from moesim.simulator.schedules import Schedule
@@ -103,7 +103,8 @@ def random_step(toy: Toy, seed: int) -> list[Program]:
         "send_ns": float(random.choice([0.0, 0.4, 1.0, 10.0, 33.3])),
         "bytes_": float(random.choice([0.0, *BYTES])),
         "rate": float(random.choice([1e8, 1e9, 2e9, 1e30])),
-        "sharding_ns": 0.0 if has_pairs(schedule) else float(random.choice([0.0, 10.0, 37.5])),
+        "sharding_ns": float(random.choice([0.0, 10.0, 37.5])),
+        "scatters_wait": bool(random.random() < 0.3),
         "jitter_cv": float(random.choice([0.0, 0.0, 0.05])),
         "clock": random.choice([1.0] if even else [0.8, 1.0, 1.1], (schedule.pp, members)).tolist(),
         "loads": {n: random.choice([0.0, 0.5, 1.0, 1.5], members).tolist() for n in range(routed)}
@@ -137,11 +138,6 @@ def random_schedule(random: np.random.Generator) -> Schedule:
             return build(name, pp, int(random.choice([1, 2, 3, 4, 6, 8, 12])))
         except (InputError, ValueError):
             continue
-
-
-def has_pairs(schedule: Schedule) -> bool:
-    """Whether a schedule overlaps two micro-batches, in whose pairs ZeRO-3 has no slot."""
-    return any(isinstance(step, Overlap) for steps in schedule.ranks for step in steps)
 
 
 def differences(ours: Sequence[Execution], reference: Sequence[Execution]) -> list[str]:

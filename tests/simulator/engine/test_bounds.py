@@ -93,7 +93,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
     nodes = pp * replicas // 8
     per_rank = draw(st.sampled_from(["moe*2", "dense moe", "moe"]))
     stages = pp * (2 if schedule in ("dualpipev", "zbv") or schedule.startswith("interleaved") else 1)
-    zero_stages = [0, 1] if SCHEDULES[schedule].overlapped_pairs else [0, 1, 3]
+    zero_stages = [0, 1, 2] if SCHEDULES[schedule].overlapped_pairs else [0, 1, 2, 3]
     unit = st.floats(0.0, 1.0)
     load = draw(st.sampled_from([0.0, 0.16, 1.0]))
     routing: dict[str, Any] = {"expert_load_cv": load}
