@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, fsum
 
+from moesim.simulator.cost.block_prices import block_transfers
 from moesim.simulator.cost.chunked_overlap import (
     ChunkPlace,
     ChunkTimes,
@@ -21,6 +22,7 @@ from moesim.simulator.cost.data_parallel import (
     data_parallel,
     group_rings,
     pieces_of,
+    rings,
     shard_rings,
     slow_down_by_compute,
 )
@@ -123,7 +125,7 @@ def _collectives(
     if plan.zero_stage == 3:
         groups = PricedSeconds(), PricedSeconds()
         if not sync.groups_in_backward:
-            groups = _over_groups(pricer, held.kinds, dense, expert)
+            groups = _over_groups(pricer, held.kinds, schedule, dense, expert)
         if sync.in_backward:
             return groups
         last = _last_scatter(pricer, held.kinds, schedule, dense, expert)
@@ -186,7 +188,7 @@ def _alone(
 
 
 def _over_groups(
-    pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float
+    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
 ) -> tuple[PricedSeconds, PricedSeconds]:
     """Reduction of gradient shards over the groups of hybrid FSDP, and gather of parameter shards (eq. X24).
 
@@ -205,12 +207,11 @@ def _over_groups(
         gather = data_parallel(pricer, "all_gather", own[0] * gathered, own[1] * gathered, 1, over=over)
     if not software.overlap_data_parallel:
         return reduction, gather
-    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
     slow = OverlapSlowDown(pricer.lost_beside_library)
-    forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+    forward, backward = _windows(pricer, kinds, schedule)
     left = [
-        replace(part, seconds=exposed_behind_window(part.seconds, window_s, len(kinds), slow))
-        for part, window_s in ((reduction, backward_s), (gather, forward_s))
+        replace(part, seconds=exposed_behind_window(part.seconds, own[0], len(kinds), slow, own[1]))
+        for part, own in ((reduction, backward), (gather, forward))
     ]
     return left[0], left[1]
 
@@ -227,10 +228,8 @@ def exposed_by_chunk(
         for chunk in held.chunks
     ]
     alone = [_alone(pricer, dense, expert, 1) for dense, expert in parameters]
-    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(held.kinds))}
-    forwards, backwards = (
-        tuple(fsum(seconds[kind][i] for kind in chunk) for chunk in held.chunks) for i in (0, 1)
-    )
+    windows = [_windows(pricer, chunk, schedule) for chunk in held.chunks]
+    forwards, backwards = (tuple(fsum(window[i]) for window in windows) for i in (0, 1))
     software, layout = pricer.scenario.software, pricer.layout
     ranks = layout.dp * pricer.scenario.parallel.cp
     size = bucket_size(software, ranks)
@@ -297,24 +296,25 @@ def exposed_behind_compute(
     """
     plan = pricer.scenario.parallel
     copies, lost = len(schedule.routes), pricer.lost_beside_library
-    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
     passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-    forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+    forward, backward = _windows(pricer, kinds, schedule)
     # Without ZeRO the reduction is an all-reduce, which runs both rings over the gradients.
     reductions: tuple[RingOperation, ...] = ("reduce_scatter",)
     if plan.zero_stage == 0:
         reductions = ("reduce_scatter", "all_gather")
     gathers: tuple[RingOperation, ...] = ("all_gather",)
     left = []
-    for collective, window_s, names, element_bytes in zip(
+    for collective, window, names, element_bytes in zip(
         (reduction, gather),
-        (backward_s, forward_s),
+        (backward, forward),
         (reductions, gathers),
         _element_bytes(pricer),
         strict=True,
     ):
         factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
-        exposed_s = exposed_behind_window(collective.seconds, window_s, pieces, OverlapSlowDown(lost, factor))
+        slow_down = OverlapSlowDown(lost, factor)
+        compute_s, free_s = (passes * part for part in window)
+        exposed_s = exposed_behind_window(collective.seconds, compute_s, pieces, slow_down, free_s)
         left.append(replace(collective, seconds=exposed_s, evidence=collective.evidence | evidence))
     return left[0], left[1]
 
@@ -330,3 +330,30 @@ def pass_seconds(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
     priced = {phase: pricer.phase(kind, phase, "alone") for phase in pricer.operators(kind)}
     forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
     return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward
+
+
+def _windows(
+    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(compute, free) seconds of one forward and of one backward of a rank's blocks (docs/model.md, eq. O4).
+
+    `free`: expert-parallel transfers outside of pairs, as far as they leave the port free that data-parallel
+    collectives fill: the NIC where these cross nodes, else the scale-up port.
+    """
+    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
+    forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+    links, routed = pricer.links, [kind for kind in kinds if pricer.shape.block(kind).routed]
+    free = {True: 0.0, False: 0.0}
+    if routed and not schedule.paired:
+        crosses = any(ring.ranks > ring.ranks_per_node for ring in rings(pricer, 1))
+        for (_, phase, _), cost in block_transfers(pricer, routed[0], ("alone",)).items():
+            filled_s = (
+                cost.nic_bytes / links.nic_bytes_per_s
+                if crosses and cost.nic_bytes
+                else 0.0
+                if crosses
+                else cost.scale_up_bytes / links.scale_up_bytes_per_s
+            )
+            free[phase.endswith(" F")] += cost.launch_s + max(0.0, cost.payload_s - filled_s)
+    count = len(routed)
+    return (forward_s, count * free[True]), (backward_s, count * free[False])

@@ -117,11 +117,13 @@ def exposed_backward(
 
 
 def exposed_behind_window(
-    collective_s: float, window_s: float, parts: int, slow_down: OverlapSlowDown
+    collective_s: float, window_s: float, parts: int, slow_down: OverlapSlowDown, free_s: float = 0.0
 ) -> float:
     """Eq. O4: exposed seconds of a gradient reduction or parameter gather in parts behind `window_s`.
 
-    `window_s`: seconds of compute that hide it. The part that becomes ready last is exposed.
+    `window_s`: seconds of compute that hide it. `free_s`: seconds of other transfers that leave its port free,
+    and hide it at no cost to compute. The part that becomes ready last is exposed.
     """
     last = collective_s / max(1, parts)
-    return last + exposed_overlapped(collective_s - last, window_s, slow_down)
+    beside_transfers = min(collective_s - last, free_s)
+    return last + exposed_overlapped(collective_s - last - beside_transfers, window_s, slow_down)

@@ -146,8 +146,8 @@ class BoundBook:
         The first is the reduction [frames, precisions, ZeRO stages, ranks]; the second is norm, optimizer
         and gather of the slowest rank. Without ZeRO the gradients are all-reduced. ZeRO-3 costs 0 s here, and
         sharded gradients have no reduction here, as their traffic is inside the step (`sharded`). If
-        collectives hide behind compute, the longest compute hides them: that with full recompute, or a list
-        of modules, whose nested checkpoints may repeat more than a layer.
+        collectives hide, they hide behind the longest passes: those with full recompute, or a list of
+        modules, whose nested checkpoints may repeat more than a layer, and with the slowest transfers.
         """
         layers = assignment.layers_per_stage
         software = self.book.scenario.software
@@ -165,8 +165,9 @@ class BoundBook:
                         continue
                     plan = frame.plan.model_copy(update={"zero_stage": zero})
                     for r, recipe in enumerate(self.recipes):
+                        sms = max(self.sms, key=lambda sms: self.book.transfer_s(plan, recipe, sms)[0])
                         ends = [
-                            self.book.sync(plan, recipe, policy, pattern, layers, assignment)
+                            self.book.sync(plan, recipe, policy, pattern, layers, assignment, sms)
                             for policy in self._longest
                         ]
                         reduce[r, s] = np.min([[c.reduce_s for c in end] for end in ends], axis=0)

@@ -121,7 +121,7 @@ class PriceBook:
             self.table(plan, recipe, recompute, sms, frame.pattern.paired),
             spread,
             self.send_s(plan, frame.pattern),
-            self.sync(plan, recipe, recompute, frame.pattern, layers, stages),
+            self.sync(plan, recipe, recompute, frame.pattern, layers, stages, sms),
             self.ports,
         )
 
@@ -370,11 +370,12 @@ class PriceBook:
         shape: Pattern,
         layers: tuple[int, ...],
         stages: StageAssignment,
+        sms: int,
     ) -> tuple[SyncCost, ...]:
-        """Costs of the end of the step on every pipeline rank.
+        """Costs of the end of the step on every pipeline rank with `sms` communication SMs.
 
         ZeRO-2 costs as much as ZeRO-1 where gradients stay whole until the last micro-batch. Context
-        parallelism, micro-batch and recompute matter only if the framework hides collectives behind compute.
+        parallelism, micro-batch, recompute and SMs matter only if the framework hides collectives.
         """
         sync = GradientSync.of(plan, self.scenario.software)
         zero = 1 if plan.zero_stage == 2 and not sync.in_backward else plan.zero_stage
@@ -385,7 +386,8 @@ class PriceBook:
         if sync.hidden:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
             shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
-        pricer_of = partial(self.pricer, plan, recipe, self.arithmetic(policy))
+            shared = (*shared, sms if plan.ep > 1 and self.routed else None)
+        pricer_of = partial(self.pricer, plan, recipe, self.arithmetic(policy), sms)
         return self._ends.of(shared, shape, layers, stages, pricer_of)
 
     def send_s(self, plan: ParallelPlan, shape: Pattern) -> tuple[float, float]:

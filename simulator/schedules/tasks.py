@@ -41,7 +41,7 @@ class Template:
 
     `forward_out` is the position of the task after which the activation leaves for the next stage, and
     `backward_out` that of the task after which the input gradient leaves; None where the action produces
-    none, or the stage has no such phase.
+    none, it leaves at the end of the action, or the stage has no such phase.
     """
 
     kind: ActionKind

@@ -29,6 +29,7 @@ __all__ = [
     "FORWARD_CHAIN",
     "INPUT_CHAIN",
     "OVERLAP_ORDERS",
+    "SCATTER",
     "SHARDING_PHASES",
     "WEIGHT_OF",
     "ActionKind",

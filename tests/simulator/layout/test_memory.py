@@ -17,12 +17,13 @@ from moesim.simulator.layout.memory import (
     FRAMEWORK_BYTES,
     MemoryInputs,
     MemoryReport,
+    RankMemory,
     RankStages,
     memory_by_kind,
 )
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.rank_bytes import workspace_bytes
-from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.layout.stages import Block, StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.library import load_model
@@ -91,6 +92,72 @@ def test_home_case_weights_by_hand() -> None:
     assert inner.gradients == pytest.approx(4 * (experts + other), rel=1e-3)
     # FP32 master and two BF16 moments over 2 x 2 copies of the experts, 128 x 2 of the rest
     assert inner.optimizer == pytest.approx(8 * (experts / 4 + other / 256), rel=1e-3)
+
+
+def passes(zero: int = 0, sequences: int = 1, **software: object) -> RankMemory:
+    """Llama 3 8B on one GPU of eight, with one micro-batch or several."""
+    layout = Layout(ParallelPlan(zero_stage=zero), 8, 8)
+    inputs = MemoryInputs(
+        LLAMA, layout, PRECISIONS["bf16"], "none", 4096, 20, "nccl",
+        software=Software.model_validate(software), single_pass=sequences == 1,
+    )  # fmt: skip
+    ranks = [RankStages((0,), ({0: 1},))]
+    return memory_by_kind(inputs, StageAssignment((blocks_of(LLAMA),)), ranks, 80e9).by_rank[0]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize(
+    "software", [{}, {"step_kernels": "megatron-ddp"}, {"weight_gradients": "added-fp32"}]
+)
+def test_gradients_with_buffers_count_whole_with_one_microbatch(
+    zero: int, software: dict[str, object]
+) -> None:
+    """A buffer that GEMMs add into is there before the first forward (eq. M47)."""
+    one, many = (passes(zero, sequences, **software) for sequences in (1, 16))
+    assert one == many
+    assert one.gradients >= 4 * parameters_total(LLAMA) / (8 if zero == 2 else 1)
+
+
+def test_gradients_of_autograd_replace_activations_up_to_the_fullest_moment() -> None:
+    """By hand, block after block: activations that are left, gradients that are made, the block's own."""
+    layout = Layout(ParallelPlan(), 8, 8)
+    recipe, plain = PRECISIONS["bf16"], Software(weight_gradients="written")
+
+    def sizes(kind: BlockKind) -> tuple[float, float, float]:
+        held = local_parameters(LLAMA, layout, [Block(kind)], 0)
+        kept = activation_bytes(LLAMA, kind, recipe, "none", layout.plan, 4096, plain)
+        beside = workspace_bytes(LLAMA, kind, layout.plan, recipe, 4096, plain)
+        return kept, (held.experts + held.other) * recipe.gradient_bytes, beside
+
+    blocks = [block.kind for block in blocks_of(LLAMA)]
+    left, made = math.fsum(sizes(kind)[0] for kind in blocks), 0.0
+    peak = left + sizes("head")[2]
+    for kind in reversed(blocks):
+        kept, gradient, beside = sizes(kind)
+        peak = max(peak, left + made + gradient + (0.0 if kind == "head" else beside))
+        left, made = left - kept, made + gradient
+    found = passes(weight_gradients="written")
+    assert found.gradients + found.activations + found.workspace == pytest.approx(max(peak, made))
+    assert 0.0 < found.gradients < passes().gradients
+    assert passes(sequences=2, weight_gradients="written").gradients == passes().gradients
+
+
+def test_gradients_that_wait_for_the_last_microbatch_are_whole() -> None:
+    whole, shard = (passes(2, 16, gradient_sync=sync) for sync in ("last-microbatch", "every-microbatch"))
+    assert whole.gradients == passes(1, 16).gradients
+    assert shard == passes(2, 16)
+    assert shard.gradients < whole.gradients / 4
+
+
+def test_copies_of_a_stage_scatter_their_own_microbatches() -> None:
+    """Each of DualPipe's two ranks keeps the sums of its own micro-batches, cut over its own replicas."""
+    reports = [home(zero).by_rank[5] for zero in (1, 2)]
+    held = local_parameters(V3, Layout(ParallelPlan(pp=16, ep=64), 2048, 8), HOME_STAGES.stages[5], 0)
+    other = local_parameters(V3, Layout(ParallelPlan(pp=16, ep=64), 2048, 8), HOME_STAGES.stages[10], 0)
+    cut = (held.experts + other.experts) / 2 + (held.other + other.other) / 128
+    largest = (held.experts + held.other) / 4  # one of the stage's four blocks, before its scatter
+    assert reports[1].gradients == pytest.approx(4 * (cut + largest), rel=1e-6)
+    assert reports[0].optimizer == reports[1].optimizer
 
 
 def test_zero_stages_shrink_their_states() -> None:

@@ -97,7 +97,7 @@ def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str, zero: int) -> None:
     if zero == 3 and SCHEDULES[name].overlapped_pairs:
         return  # refused: no slot for parameter gathers in a pair

@@ -17,6 +17,7 @@ from moesim.simulator.schedules.template import (
     FORWARD_CHAIN,
     INPUT_CHAIN,
     OVERLAP_ORDERS,
+    SCATTER,
     WEIGHT_OF,
     ActionKind,
     OverlapOrder,
@@ -329,6 +330,37 @@ def test_a_backward_alone_that_gathers_parameters_runs_serially() -> None:
     template = build_template("B", backward=[sharded, sharded], order=MEGATRON)
     assert template == build_template("B", backward=[sharded, sharded])
     assert not template.on_two_streams and {t.stream for t in template.tasks} > {"sharding"}
+
+
+def test_a_gradient_scatter_runs_beside_a_pair_after_its_blocks_backward() -> None:
+    scattered = MOE | {SCATTER}
+    plain = build_template("F&B", [MOE, MOE], [MOE, MOE], DEFAULT)
+    template = build_template("F&B", [scattered] * 2, [scattered] * 2, DEFAULT)
+    at, graph = at_of(template), graph_of(template)
+    assert len(template.tasks) == len(plain.tasks) + 2
+    for block in (0, 1):
+        number = at[1, block, SCATTER]
+        assert template.tasks[number].stream == "sharding"
+        assert {at[1, block, phase] for phase in INPUT_CHAIN} <= nx.ancestors(graph, number)
+        own = [
+            n for n, t in enumerate(template.tasks) if (t.side, t.block, t.stream) == (1, block, "compute")
+        ]
+        assert template.tasks[number].deps == (max(own),)  # the last one of a stream in order
+        assert not any(number in task.deps for task in template.tasks)  # nothing waits for it
+    without = build_template("F&I", [scattered] * 2, [scattered] * 2, DEFAULT)
+    assert SCATTER not in {task.phase for task in without.tasks}  # the weight gradients come later
+    alone = build_template("B", backward=[scattered] * 2, order=MEGATRON)
+    assert alone.on_two_streams and sum(task.phase == SCATTER for task in alone.tasks) == 2
+
+
+def test_compute_waits_for_scatters_that_nothing_hides() -> None:
+    scattered = MOE | {SCATTER}
+    template = build_template("B", backward=[scattered] * 2, scatters_wait=True)
+    at = at_of(template)
+    assert template.tasks[at[1, 0, "combine B"]].deps == (at[1, 1, SCATTER],)
+    assert template.backward_out is None  # the gradient leaves at the end of the action
+    weights = build_template("W", backward=[scattered] * 2, scatters_wait=True)
+    assert [task.phase for task in weights.tasks] == ["mlp W", "attn W", SCATTER] * 2
 
 
 def test_joined_weight_gradients_hold_the_transfer_back() -> None:
