@@ -9,7 +9,6 @@ from typing import NamedTuple
 from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay, ring_price
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.software import Software
 
@@ -85,7 +84,7 @@ def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: 
     Collectives that are not overlapped travel whole.
     """
     software = pricer.scenario.software
-    if not GradientSync.of(pricer.scenario.parallel, software).hidden:
+    if not pricer.gradient_sync.hidden:
         return WHOLE
     bucket = bucket_size(software, rings(pricer, copies)[0].ranks)
     if bucket is not None:

@@ -34,7 +34,6 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.block import EMBEDDING, HEAD
@@ -121,7 +120,7 @@ def _collectives(
     stay sharded while micro-batches accumulate. `update_s`: its optimizer.
     """
     plan, software, copies = pricer.scenario.parallel, pricer.scenario.software, len(schedule.routes)
-    sync = GradientSync.of(plan, software)
+    sync = pricer.gradient_sync
     if plan.zero_stage == 3:
         groups = PricedSeconds(), PricedSeconds()
         if not sync.groups_in_backward:

@@ -18,7 +18,6 @@ from moesim.simulator.cost.host import (
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
-from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -162,7 +161,7 @@ def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward:
     elif plan.zero_stage == 3:
         seconds += times.call_s("collective", True)
         seconds += 0.0 if forward else times.call_s("collective", False)
-    elif GradientSync.of(plan, software).in_backward and not forward:
+    elif pricer.gradient_sync.in_backward and not forward:
         seconds += times.call_s("collective", False)
     if block.layer is not None:
         seconds += (recompute == "op" and not traced) * times.call_s("policy", forward)

@@ -121,8 +121,8 @@ def exposed_behind_window(
 ) -> float:
     """Eq. O4: exposed seconds of a gradient reduction or parameter gather in parts behind `window_s`.
 
-    `window_s`: seconds of compute that hide it. `free_s`: seconds of other transfers that leave its port free,
-    and hide it at no cost to compute. The part that becomes ready last is exposed.
+    `window_s`: seconds of compute that hide it. `free_s`: seconds of other transfers that leave its port
+    free, and hide it at no cost to compute. The part that becomes ready last is exposed.
     """
     last = collective_s / max(1, parts)
     beside_transfers = min(collective_s - last, free_s)

@@ -16,7 +16,6 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.pricing_key import prices_key
 from moesim.simulator.cost.sharded import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
 from moesim.simulator.cost.table import PAIR_MODES, CostTable, Mode, PhaseCost, TransferCost
-from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.groups import sends_on_a_link
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -49,7 +48,7 @@ def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> 
         transfer |= inside[1]
     send_bytes, send_s, across = pipeline_send(pricer, schedule)
     ends = step_end(pricer, schedule, stages)
-    waits = not GradientSync.of(pricer.scenario.parallel, pricer.scenario.software).hidden
+    waits = not pricer.gradient_sync.hidden
     return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
 
 

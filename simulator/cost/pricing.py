@@ -29,7 +29,7 @@ from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.activations import stashed_bytes
-from moesim.simulator.layout.gradient_sync import keeps_whole_gradients
+from moesim.simulator.layout.gradient_sync import GradientSync, keeps_whole_gradients
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
@@ -132,6 +132,13 @@ class Pricer(OfJob):
         if self.shape.moe is None or self.scenario.parallel.ep == 1:
             return None
         return self.ep_tokens * self.targets().distinct_gpus
+
+    @cached_property
+    def gradient_sync(self) -> GradientSync:
+        """When the gradients of the job's plan are reduced over its replicas."""
+        scenario = self.scenario
+        count = scenario.batch.sequences // (self.layout.dp * scenario.parallel.microbatch)
+        return GradientSync.of(scenario.parallel, scenario.software, count)
 
     @property
     def ep_nodes(self) -> int:

@@ -16,7 +16,6 @@ from moesim.simulator.cost.library_collectives import RingOperation, overlap_del
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
-from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 
@@ -55,7 +54,7 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
     `paired`: inside an overlapped pair, whose transfers always run beside compute.
     """
     plan, software, recipe = pricer.scenario.parallel, pricer.scenario.software, pricer.scenario.recipe
-    sync = GradientSync.of(plan, software)
+    sync = pricer.gradient_sync
     hidden = sync.hidden or paired
     gathered, reduced = (BYTES_PER_ELEMENT[of] for of in (recipe.parameter_gather, recipe.gradient_reduce))
     phases: list[tuple[Phase, RingOperation, float]] = []

@@ -53,7 +53,7 @@ def amax_exposed_s(
     if reduced == "none" or not delayed or pricer.shape.block(kind).layer is None:
         return {}
     plan = scenario.parallel
-    together = gpus_in_step(layout, scenario.software)
+    together = gpus_in_step(layout, pricer.gradient_sync)
     ranks = plan.tp if reduced == "tensor-parallel" else plan.tp * plan.cp * layout.dp
     latency_s = small_all_reduce_s(ranks, min(ranks, pricer.links.gpus_per_node))
     layers = max(1.0, pricer.shape.n_layers / (plan.pp * plan.vpp))

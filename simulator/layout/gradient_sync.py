@@ -64,13 +64,15 @@ class GradientSync(NamedTuple):
     """Collectives over the replicas run inside the step, so that replicas meet there."""
 
     @classmethod
-    def of(cls, plan: ParallelPlan, software: Software) -> GradientSync:
-        """The rule for a plan and its software.
+    def of(cls, plan: ParallelPlan, software: Software, microbatches: int) -> GradientSync:
+        """The rule for a plan, its software and the number of micro-batches of a pipeline.
 
-        Hybrid FSDP with optimizer states over all GPUs is Megatron-FSDP's, which reduces over the groups on
-        the last micro-batch; with states over each group it is HSDP, which does so in every backward.
+        With one micro-batch nothing accumulates, so ZeRO-2 reduces once, as ZeRO-1 does. Hybrid FSDP with
+        optimizer states over all GPUs is Megatron-FSDP's, which reduces over the groups on the last
+        micro-batch; with states over each group it is HSDP, which does so in every backward.
         """
-        in_backward = plan.zero_stage >= 2 and not keeps_whole_gradients(plan.pp, software)
+        accumulates = microbatches > 1 or plan.zero_stage == 3
+        in_backward = plan.zero_stage >= 2 and accumulates and not keeps_whole_gradients(plan.pp, software)
         return cls(
             in_backward,
             plan.zero_stage == 3 or software.overlap_data_parallel,

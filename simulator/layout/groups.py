@@ -8,7 +8,6 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.model.software import Software
 
 MOST_MEMBERS = 256
 """Most GPUs that one program simulates where there is no expert-parallel group to set the number."""
@@ -19,7 +18,7 @@ def members_per_program(layout: Layout) -> int:
     return layout.plan.ep if layout.plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
 
 
-def gpus_in_step(layout: Layout, software: Software) -> int:
+def gpus_in_step(layout: Layout, sync: GradientSync) -> int:
     """GPUs for which one member of a program stands, because they meet inside every layer (eq. E1a).
 
     Tensor and context parallelism make a member's GPUs wait for each other in every layer. Without expert
@@ -31,17 +30,17 @@ def gpus_in_step(layout: Layout, software: Software) -> int:
     together = plan.tp * plan.cp
     if plan.ep > 1:
         return max(together, plan.ep * plan.expert_tp) // plan.ep
-    return together * (-(-layout.dp // MOST_MEMBERS) if GradientSync.of(plan, software).inside_step else 1)
+    return together * (-(-layout.dp // MOST_MEMBERS) if sync.inside_step else 1)
 
 
-def independent_groups(layout: Layout, software: Software) -> int:
+def independent_groups(layout: Layout, sync: GradientSync) -> int:
     """Groups of a pipeline rank that meet only at the end of the step; folded resolution simulates one.
 
     Without expert parallelism every member is a replica of its own, and one program holds them all.
     """
     if layout.plan.ep == 1:
         return 1
-    return max(1, layout.gpus_per_pipeline_rank // (layout.plan.ep * gpus_in_step(layout, software)))
+    return max(1, layout.gpus_per_pipeline_rank // (layout.plan.ep * gpus_in_step(layout, sync)))
 
 
 def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:

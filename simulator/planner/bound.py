@@ -155,6 +155,7 @@ class BoundBook:
         keys = [
             (f.plan.tp, f.plan.ep, f.plan.expert_tp)
             + ((f.plan.cp, f.plan.microbatch) if software.overlap_data_parallel else ())
+            + (f.microbatches > 1,)
             for f in frames
         ]
         for key, frame in zip(keys, frames, strict=True):
@@ -185,10 +186,11 @@ class BoundBook:
         The axes are those of `step`.
         """
         bound = self.step(frames, pattern, assignment)
+        software = self.book.scenario.software
         for z, stage in enumerate(self.zero_stages):
-            plan = frames[0].plan.model_copy(update={"zero_stage": stage})
-            refused = pattern.paired and stage == 3
-            if GradientSync.of(plan, self.book.scenario.software).inside_step and not refused:
+            plans = [(f.plan.model_copy(update={"zero_stage": stage}), f.microbatches) for f in frames]
+            inside = any(GradientSync.of(plan, software, count).inside_step for plan, count in plans)
+            if inside and not (pattern.paired and stage == 3):
                 moved = self.sharded(frames, pattern, assignment, stage)[:, :, None, :]
                 bound[..., z] = np.maximum(bound[..., z], moved)
         return bound
@@ -201,15 +203,16 @@ class BoundBook:
         They run one after the other on a stream of their own.
         """
         kinds = self.book.kinds
+        of_frames = [(f.plan.tp, f.plan.ep, f.plan.expert_tp, f.microbatches > 1) for f in frames]
         plans = {
-            (f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan.model_copy(update={"zero_stage": zero_stage})
-            for f in frames  # all of one schedule
+            key: f.plan.model_copy(update={"zero_stage": zero_stage})
+            for key, f in zip(of_frames, frames, strict=True)  # all of one schedule
         }
         each = {
             key: np.array([[self.book.sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
             for key, plan in plans.items()
         }
-        price = np.array([each[f.plan.tp, f.plan.ep, f.plan.expert_tp] for f in frames])
+        price = np.array([each[key] for key in of_frames])
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
         for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from moesim.simulator.common.order_statistics import expected_maximum
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.groups import gpus_in_step, members_per_program
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.model.shape import ModelShape
@@ -36,14 +37,15 @@ class MemberLag:
 
 def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> MemberLag:
     """The lag of a plan's slowest member from clocks, jitter and expert load (eq. R3)."""
-    n = members_per_program(frame.layout)
+    n, sync = (
+        members_per_program(frame.layout),
+        GradientSync.of(frame.plan, scenario.software, frame.microbatches),
+    )
     z = expected_maximum(n)
     # All GPUs of a pipeline rank meet at the end of the step, so the slowest decides (eq. E1b).
     clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
     # Behind a member are GPUs that meet in every layer, so a phase lasts as long as on the latest (E1a).
-    clock += (
-        expected_maximum(gpus_in_step(frame.layout, scenario.software)) * scenario.variation.jitter_cv.value
-    )
+    clock += expected_maximum(gpus_in_step(frame.layout, sync)) * scenario.variation.jitter_cv.value
     if frame.plan.ep == 1 or shape.moe is None:
         return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
     plan = frame.plan

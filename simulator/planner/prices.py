@@ -143,6 +143,10 @@ class PriceBook:
         layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
         return plan.zero_stage, plan.pp > 1, layout.dp * plan.cp > 1, layout.expert_dp > 1
 
+    def gradient_sync(self, plan: ParallelPlan) -> GradientSync:
+        """When the gradients of a plan are reduced over its replicas."""
+        return self.pricer(plan, self.scenario.recipe, "none").gradient_sync
+
     def pricer(
         self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int | None = None
     ) -> Pricer:
@@ -279,8 +283,9 @@ class PriceBook:
         Plans with equal prices get the same object.
         """
         # Collectives inside the step run over the replicas, whose number follows from the pipeline ranks.
-        replicas_meet = GradientSync.of(plan, self.scenario.software).inside_step
-        inside = (plan.zero_stage, plan.pp) if replicas_meet else ()
+        sync = self.gradient_sync(plan)
+        replicas_meet = sync.inside_step
+        inside = (plan.zero_stage, plan.pp, sync) if replicas_meet else ()
         key = (
             plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
             self.numbers.of(recipe), self.arithmetic(policy), sms, paired, inside, *self.copied(plan),
@@ -301,7 +306,7 @@ class PriceBook:
                 inside = self._inside_step(pricer, kind, compute, transfer, modes)
                 compute |= inside[0]
                 transfer |= inside[1]
-        wait = not GradientSync.of(plan, self.scenario.software).hidden
+        wait = not sync.hidden
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, (), scatters_wait=wait)
         return table
 
@@ -316,7 +321,7 @@ class PriceBook:
         """`inside_step`; that of a block which sends nothing depends on its own prices and its tokens."""
         plan = pricer.scenario.parallel
         inside = partial(inside_step, pricer, kind, compute, transfer, modes)
-        replicas_meet = GradientSync.of(plan, self.scenario.software).inside_step
+        replicas_meet = pricer.gradient_sync.inside_step
         if kind in self.routed or replicas_meet or self.scenario.software.host is not None:
             return inside()
         about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
@@ -338,7 +343,17 @@ class PriceBook:
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
         """Seconds of a block's gather before F, gather before the backward pass, and gradient scatter."""
-        key = (plan.zero_stage, plan.tp, plan.ep, plan.expert_tp, plan.pp, self.numbers.of(recipe), kind)
+        sync = self.gradient_sync(plan)
+        key = (
+            plan.zero_stage,
+            sync,
+            plan.tp,
+            plan.ep,
+            plan.expert_tp,
+            plan.pp,
+            self.numbers.of(recipe),
+            kind,
+        )
         if key not in self._sharded:
             moved = sharded_block(self.pricer(plan, recipe, "none"), kind).transfers
             phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
@@ -377,7 +392,7 @@ class PriceBook:
         ZeRO-2 costs as much as ZeRO-1 where gradients stay whole until the last micro-batch. Context
         parallelism, micro-batch, recompute and SMs matter only if the framework hides collectives.
         """
-        sync = GradientSync.of(plan, self.scenario.software)
+        sync = self.gradient_sync(plan)
         zero = 1 if plan.zero_stage == 2 and not sync.in_backward else plan.zero_stage
         schedule = shape.samples[0]
         shared: tuple[object, ...] = (

@@ -75,7 +75,7 @@ class Draws:
         All groups meet at the end of the step, which therefore waits for the slowest. `rank_s`: compute of a
         micro-batch on every pipeline rank.
         """
-        count = min(independent_groups(self.job.layout, self.job.scenario.software), MOST_GROUPS)
+        count = min(independent_groups(self.job.layout, self._sync), MOST_GROUPS)
         if count == 1 or self.job.scenario.variation.clock_cv.value == 0.0:
             return 0
         members = members_per_program(self.job.layout)
@@ -109,7 +109,7 @@ class Draws:
 
     @property
     def _sync(self) -> GradientSync:
-        return GradientSync.of(self.job.scenario.parallel, self.job.scenario.software)
+        return GradientSync.of(self.job.scenario.parallel, self.job.scenario.software, self.microbatches)
 
     def _variation(self, group: int, members: int | None, loads: RankLoads | None) -> MemberVariation:
         scenario, layout, folded = self.job.scenario, self.job.layout, members is None
@@ -117,7 +117,7 @@ class Draws:
         if members is None:
             members = members_per_program(layout)
         clock_cv, jitter_cv = spread.clock_cv.value, spread.jitter_cv.value
-        stands_for, in_step = gpus_in_step(layout, scenario.software), 1
+        stands_for, in_step = gpus_in_step(layout, self._sync), 1
         if not folded and layout.plan.ep == 1:  # every GPU is a member of its own
             together = layout.plan.tp * layout.plan.cp
             stands_for, in_step = 1, together if members % together == 0 else 1
@@ -140,7 +140,7 @@ class Draws:
     def _clock(self, group: int, members: int, gpus: int | None = None) -> FloatArray:
         """Time factors [pipeline ranks, members]; a member is as slow as the slowest of its `gpus` GPUs."""
         scenario, layout = self.job.scenario, self.job.layout
-        gpus = gpus_in_step(layout, scenario.software) if gpus is None else gpus
+        gpus = gpus_in_step(layout, self._sync) if gpus is None else gpus
         rng = np.random.default_rng([scenario.seed, 1, *([group] if group else [])])
         drawn = rng.standard_normal((layout.plan.pp, members, gpus)).min(axis=2)
         return np.asarray(1.0 / np.maximum(1.0 + scenario.variation.clock_cv.value * drawn, 0.1))

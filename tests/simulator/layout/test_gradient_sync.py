@@ -26,24 +26,29 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 def test_gradients_are_reduced_as_the_framework_does(
     plan: dict[str, int], software: dict[str, object], in_backward: bool
 ) -> None:
-    sync = GradientSync.of(ParallelPlan(**plan), Software.model_validate(software))
+    sync = GradientSync.of(ParallelPlan(**plan), Software.model_validate(software), 16)
     assert sync.in_backward is in_backward
     assert sync.inside_step is (in_backward or plan["zero_stage"] == 3)
 
 
 def test_hsdp_crosses_its_groups_in_every_backward_and_megatron_once_a_step() -> None:
     plan = ParallelPlan(zero_stage=3, shard_group=8)
-    assert not GradientSync.of(plan, Software()).groups_in_backward
+    assert not GradientSync.of(plan, Software(), 16).groups_in_backward
     hsdp = plan.model_copy(update={"shard_optimizer_over_groups": False})
-    assert GradientSync.of(hsdp, Software()).groups_in_backward
-    assert not GradientSync.of(hsdp, Software(gradient_sync="last-microbatch")).groups_in_backward
+    assert GradientSync.of(hsdp, Software(), 16).groups_in_backward
+    assert not GradientSync.of(hsdp, Software(gradient_sync="last-microbatch"), 16).groups_in_backward
 
 
 def test_scatters_hide_where_data_parallel_collectives_overlap() -> None:
     two, three = ParallelPlan(zero_stage=2), ParallelPlan(zero_stage=3)
-    assert not GradientSync.of(two, Software()).hidden
-    assert GradientSync.of(two, Software(overlap_data_parallel=True)).hidden
-    assert GradientSync.of(three, Software()).hidden
+    assert not GradientSync.of(two, Software(), 16).hidden
+    assert GradientSync.of(two, Software(overlap_data_parallel=True), 16).hidden
+    assert GradientSync.of(three, Software(), 16).hidden
+
+
+def test_nothing_accumulates_with_one_microbatch() -> None:
+    assert not GradientSync.of(ParallelPlan(zero_stage=2), Software(), 1).in_backward
+    assert GradientSync.of(ParallelPlan(zero_stage=3), Software(), 1).in_backward
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What sharding gradients costs: bytes in every backward and never a faster step, in engine and closed form."""
+"""What sharding gradients costs: bytes in every backward, and never a faster step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_closed_form_and_engine_agree_on_sharded_gradients(name: str, overlap: s
     own = job(*PLANS[name], *EVEN, "parallel.zero_stage=2", f"software.overlap_data_parallel={overlap}")
     simulated, estimated = moesim.simulate(own), estimate(own)
     assert estimated.step_time_s == pytest.approx(simulated.step.time_s, rel=0.02)
-    assert estimated.lower_bound_s <= simulated.step.time_s
+    assert estimated.lower_bound_s <= simulated.step.time_s * (1.0 + 1e-6)  # the engine rounds to ns
     assert estimated.memory.total_bytes == pytest.approx(simulated.memory.total_bytes)
 
 
