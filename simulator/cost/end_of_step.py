@@ -128,7 +128,7 @@ def _collectives(
         if sync.in_backward:
             return groups
         last = _last_scatter(pricer, held.kinds, schedule, dense, expert)
-        return PricedSeconds(last.seconds + groups[0].seconds, last.evidence | groups[0].evidence), groups[1]
+        return _one_after_other(last, groups[0]), groups[1]
     if by_chunk(software) and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
         reduction, gather = exposed_by_chunk(pricer, held, schedule, update_s)
@@ -169,6 +169,15 @@ def _last_scatter(
     )
     number = pieces.dense + (pieces.expert if expert else 0)
     return exposed_behind_compute(pricer, kinds, schedule, scatter, PricedSeconds(), number)[0]
+
+
+def _one_after_other(first: PricedSeconds, then: PricedSeconds) -> PricedSeconds:
+    return PricedSeconds(
+        first.seconds + then.seconds,
+        first.evidence | then.evidence,
+        first.nic_bytes + then.nic_bytes,
+        first.scale_up_bytes + then.scale_up_bytes,
+    )
 
 
 def _alone(

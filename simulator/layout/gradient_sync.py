@@ -10,12 +10,12 @@ What frameworks do (the table is in docs/model/05-transfers.md):
   (NVIDIA/Megatron-LM@core_v0.14.0 `megatron/core/distributed/param_and_grad_buffer.py`,
   `register_grad_ready`). Megatron-FSDP with `optim_grads` or `optim_grads_params` scatters in every
   backward, and reduces over its outer groups on the last one
-  (`fsdp/src/megatron_fsdp/experimental/fully_shard.py`, `microbatch`).
+  (`fsdp/src/megatron_fsdp/experimental/fully_shard.py`, `microbatch`; NVIDIA/Megatron-LM#7186, 2026-09-12).
 - FSDP2 reduces in every backward, all-reduces HSDP's groups then too, and waits for both before the backward
   returns; `set_requires_gradient_sync(False)` keeps whole gradients instead (torch 2.11
   `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `post_backward`, `finalize_backward`). torch's
   pipelines switch the reductions off up to the end of the step (`distributed/pipelining/stage.py`).
-- DeepSpeed's ZeRO-2 reduces every bucket to its owner in every backward (deepspeedai/DeepSpeed@v0.16
+- DeepSpeed's ZeRO-2 reduces every bucket to its owner in every backward (deepspeedai/DeepSpeed@02aa38c3a551
   `deepspeed/runtime/zero/stage_1_and_2.py`, `reduce_independent_p_g_buckets_and_remove_grads`); its
   pipeline engine refuses ZeRO-2 and 3 (`deepspeed/runtime/pipe/engine.py`).
 """
