@@ -31,6 +31,7 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario.parallel import ParallelPlan, PlanDefault, expert_tp_of, sequence_parallel_of
 
 FILE = "data/defaults.yaml"
 
@@ -326,12 +327,11 @@ def default_spread(key: str) -> Callable[[], SourcedFraction]:
 
 def _load(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     if shape.moe is None:
-        even = SourcedFraction(
-            value=0.0, kind="derived", source="the model has no routed experts", date="2026-11-22"
-        )
+        why = "the model has no routed experts"
+        even = SourcedFraction(value=0.0, kind="derived", source=why, date="2026-11-22")
         return _number("routing.expert_load_cv", even, f"{shape.name} has no routed experts")
-    number, _ = spread("routing.expert_load_cv")
-    return _number("routing.expert_load_cv", number, "the one published measurement of it, carried over")
+    why = "the one published measurement of it, carried over"
+    return _number("routing.expert_load_cv", spread("routing.expert_load_cv")[0], why)
 
 
 def _varied(key: str) -> Callable[[ModelShape, Sequence[Cluster]], Chosen]:
@@ -362,28 +362,37 @@ def _chosen(key: str, value: str | float, why: str, kind: Kind, source: str) -> 
 
 
 def _number(key: str, number: SourcedFraction, why: str) -> Chosen:
-    return Chosen(
-        number,
-        Default(
-            key=key,
-            value=number.value,
-            why=why,
-            kind=number.kind,
-            source=number.source,
-            range=number.range,
-        ),
-    )
+    kind, source, of = number.kind, number.source, number.range
+    return Chosen(number, Default(key=key, value=number.value, why=why, kind=kind, source=source, range=of))
 
 
-RULES: Mapping[str, Callable[[ModelShape, Sequence[Cluster]], Chosen]] = {
-    "profile": _profile,
-    "precision": _precision,
-    "communication.sms": _sms,
-    "communication.kernels": _kernels,
-    "routing.expert_load_cv": _load,
-    "variation.clock_cv": _varied("variation.clock_cv"),
-    "variation.jitter_cv": _varied("variation.jitter_cv"),
-    "run.tokens": _tokens,
-    "name": _name,
+Rule = Callable[[ModelShape, Sequence[Cluster], ParallelPlan], Chosen]
+
+
+def _of_machines(rule: Callable[[ModelShape, Sequence[Cluster]], Chosen]) -> Rule:
+    return lambda shape, machines, plan: rule(shape, machines)
+
+
+def _of_plan(key: str, rule: Callable[[ParallelPlan, int | None], PlanDefault]) -> Rule:
+    def choose(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
+        value, why, source = rule(plan, shape.moe.expert_ffn if shape.moe else None)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        return Chosen(value, _chosen(key, shown, why, "published", source).default)
+
+    return choose
+
+
+RULES: Mapping[str, Rule] = {
+    "profile": _of_machines(_profile),
+    "precision": _of_machines(_precision),
+    "parallel.sequence_parallel": _of_plan("parallel.sequence_parallel", sequence_parallel_of),
+    "parallel.expert_tp": _of_plan("parallel.expert_tp", expert_tp_of),
+    "communication.sms": _of_machines(_sms),
+    "communication.kernels": _of_machines(_kernels),
+    "routing.expert_load_cv": _of_machines(_load),
+    "variation.clock_cv": _of_machines(_varied("variation.clock_cv")),
+    "variation.jitter_cv": _of_machines(_varied("variation.jitter_cv")),
+    "run.tokens": _of_machines(_tokens),
+    "name": _of_machines(_name),
 }
-"""Keys that may be left out, each with the function that chooses it from the model and the clusters."""
+"""Keys that may be left out, each with the function that chooses it from model, clusters and plan."""

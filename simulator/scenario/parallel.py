@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pydantic import Field, PositiveInt
 
 from moesim.hwmodels.frozen import Section
+
+
+class PlanDefault(NamedTuple):
+    """A degree or option that a rule chose, with the reason and its source."""
+
+    value: int | bool
+    why: str
+    source: str
 
 
 class ParallelPlan(Section, strict=True):
     """Degrees of parallelism; the data-parallel degree follows from the number of GPUs.
 
     `ep` and `expert_tp` divide the GPUs of one pipeline rank (tp x cp x dp) a second time, for the
-    experts only (folding, as in Megatron-Core). Every degree is 1, and every option off, unless given.
+    experts only (folding, as in Megatron-Core). Every degree is 1, and every option off, unless given; with
+    tp > 1 and experts, rules choose `sequence_parallel` and `expert_tp` (shown among the defaults).
     """
 
     tp: PositiveInt = 1
@@ -35,6 +46,28 @@ class ParallelPlan(Section, strict=True):
     """With `shard_group`: optimizer states are sharded over all GPUs (Megatron's Hybrid-FSDP) instead of over
     each group (HSDP)."""
     sequence_parallel: bool = False
-    """Needed for tp > 1 with experts."""
+    """Activations split along the sequence between tensor-parallel collectives. Absent: on for tp > 1 with
+    experts, which need it, else off."""
     expert_tp: PositiveInt = 1
-    """Tensor parallel inside an expert."""
+    """Tensor parallel inside an expert. Absent: tp without expert parallelism, where Megatron core and
+    torchtitan split experts over it; else 1 (torchtitan's default and Megatron's recipes, while Megatron core
+    itself takes tp)."""
+
+
+def sequence_parallel_of(plan: ParallelPlan, expert_ffn: int | None) -> PlanDefault:
+    """Sequence parallelism of a plan that does not state it; `expert_ffn`: None for no experts."""
+    on = plan.tp > 1 and expert_ffn is not None
+    why = "tensor parallelism with experts needs it, in Megatron core as in torchtitan" if on else "off"
+    return PlanDefault(
+        on, why, "NVIDIA/Megatron-LM@d98e8a64 megatron/core/transformer/moe/moe_layer.py, forward"
+    )
+
+
+def expert_tp_of(plan: ParallelPlan, expert_ffn: int | None) -> PlanDefault:
+    """Tensor parallelism inside experts of `expert_ffn` columns of a plan that does not state it."""
+    source = "NVIDIA/Megatron-LM@d98e8a64 megatron/training/arguments.py, validate_args"
+    if expert_ffn is not None and plan.ep == 1 and expert_ffn % plan.tp == 0:
+        why = "without expert parallelism, Megatron core and torchtitan split experts over parallel.tp"
+        return PlanDefault(plan.tp, why, source)
+    why = "whole experts, as torchtitan and Megatron's recipes; Megatron core itself takes parallel.tp"
+    return PlanDefault(1, why, source)

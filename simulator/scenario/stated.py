@@ -18,6 +18,7 @@ from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.fleet import Fleet
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 
 class Stated(Protocol):
@@ -40,6 +41,10 @@ class Fillable(Stated, Protocol):
         """One cluster, or None."""
 
     @property
+    def parallel(self) -> ParallelPlan:
+        """The degrees of parallelism."""
+
+    @property
     def shape(self) -> ModelShape:
         """The model."""
 
@@ -51,7 +56,7 @@ class Fillable(Stated, Protocol):
 def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
     """Set the keys that a scenario under construction leaves out; return those worth reporting.
 
-    The usual dispatcher and number of communication SMs are not reported. Raises InputError, with the `place`
+    Those of `_goes_without_saying` are not reported. Raises InputError, with the `place`
     that the scenario was read from, where its model or cluster cannot be found.
     """
     missing = [key for key in rules.RULES if not is_stated(scenario, key)]
@@ -61,7 +66,7 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
         return ()
     try:
         shape, machines = scenario.shape, scenario.machines
-        choices = [(key, rules.RULES[key](shape, machines)) for key in missing]
+        choices = [(key, rules.RULES[key](shape, machines, scenario.parallel)) for key in missing]
     except InputError as error:
         raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
     for key, chosen in choices:
@@ -70,8 +75,18 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
         if section:
             value = rules.without_mark(getattr(scenario, section), name, value)
         scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
-    usual = (("communication.sms", rules.SMS), ("communication.kernels", rules.KERNELS))
-    return tuple(chosen.default for key, chosen in choices if (key, chosen.value) not in usual)
+    return tuple(
+        chosen.default
+        for key, chosen in choices
+        if not _goes_without_saying(key, chosen.value, shape, scenario.parallel)
+    )
+
+
+def _goes_without_saying(key: str, value: object, shape: ModelShape, plan: ParallelPlan) -> bool:
+    """Whether a value is the usual kernel or number of SMs, or an option of a plan that splits nothing."""
+    if key.startswith("parallel."):
+        return plan.tp == 1 or shape.moe is None
+    return (key, value) in (("communication.sms", rules.SMS), ("communication.kernels", rules.KERNELS))
 
 
 def list_defaults(

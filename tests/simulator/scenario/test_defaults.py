@@ -20,6 +20,7 @@ from moesim.hwmodels.price import RentChoice, load_prices
 from moesim.hwmodels.profile_choice import accelerators_of
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.defaults import RULES, network_of, node_of, price_of
 from moesim.simulator.scenario.outline import ClusterOutline
@@ -389,6 +390,44 @@ def definition(schema: dict[str, Any], section: str | None = None) -> dict[str, 
         "routing": "Routing",
         "variation": "Variation",
         "run": "RunPlan",
+        "parallel": "ParallelPlan",
     }
     found: dict[str, Any] = schema if section is None else schema["$defs"][titles[section]]
     return found
+
+
+# -- tensor parallelism with experts ---------------------------------------------------------------------
+
+
+def shown(scenario: Scenario) -> dict[str, Any]:
+    return {item.key: item.value for item in scenario.defaults if item.key.startswith("parallel.")}
+
+
+def test_experts_of_a_tensor_parallel_plan_are_split_without_expert_parallelism() -> None:
+    """Megatron core and torchtitan split them; whole ones take 276 GiB of Mixtral 8x7B on 32 H100."""
+    plan = five(model="mixtral-8x7b", parallel={"tp": 8, "zero_stage": 1})
+    assert (plan.parallel.expert_tp, plan.parallel.sequence_parallel) == (8, True)
+    assert shown(plan) == {"parallel.sequence_parallel": "true", "parallel.expert_tp": 8}
+    assert run_step(plan).prepared.memory.total_bytes < 80 * 2**30
+    whole = plan.overridden("parallel.expert_tp=1")
+    assert whole.parallel.expert_tp == 1
+    assert "parallel.expert_tp" not in shown(whole)
+
+
+def test_experts_are_whole_beside_expert_parallelism_and_the_sequence_is_split() -> None:
+    plan = five(parallel={"tp": 4, "ep": 8, "zero_stage": 1})
+    assert (plan.parallel.expert_tp, plan.parallel.sequence_parallel) == (1, True)
+    assert shown(plan) == {"parallel.sequence_parallel": "true", "parallel.expert_tp": 1}
+    assert run_step(plan).time_s > 0.0  # was refused until sequence_parallel: true was written
+    assert plan.to_dict()["parallel"] == {**plan.to_dict()["parallel"], "tp": 4, "ep": 8}
+    assert not {"expert_tp", "sequence_parallel"} & set(plan.to_dict()["parallel"])
+    with pytest.raises(InputError, match="sequence_parallel: true"):
+        run_step(plan.overridden("parallel.sequence_parallel=false"))
+
+
+def test_options_of_split_experts_follow_the_plan_that_an_override_makes() -> None:
+    plan = five().overridden("parallel.tp=8", "parallel.ep=1")
+    assert (plan.parallel.expert_tp, plan.parallel.sequence_parallel) == (8, True)
+    assert shown(five()) == {}
+    dense = five(model="llama-3-8b", parallel={"tp": 8})
+    assert (dense.parallel.expert_tp, dense.parallel.sequence_parallel, shown(dense)) == (1, False, {})
