@@ -40,6 +40,10 @@ class CommunicationEngine(Frozen):
     note: str | None = None
 
 
+RECIPE_FORMATS = ("bf16", "fp8", "fp4")
+"""Number formats of the products of linear layers in precision recipes."""
+
+
 class Accelerator(Frozen):
     """Data of one accelerator (`data/accelerators/*.yaml`).
 
@@ -122,9 +126,16 @@ class Accelerator(Frozen):
         """
         figure = next((value for key, value in self.peak.items() if key == dtype), None)
         if figure is None:
+            usable = sorted(set(self.peak) & set(RECIPE_FORMATS))
+            trained = f"precisions that it has are {', '.join(usable)}: choose one of them, "
+            if not usable:
+                trained = (
+                    f"it has {', '.join(sorted(self.peak))} alone, and recipes multiply in "
+                    f"{', '.join(RECIPE_FORMATS)}: no precision runs on it; choose "
+                )
             raise InputError(
-                f"accelerator {self.name!r} has no peak.{dtype}; it has {', '.join(sorted(self.peak))}: "
-                f"choose one of these precisions, another accelerator, or add the figure to its file"
+                f"accelerator {self.name!r} has no peak.{dtype}; {trained}another accelerator, or add the "
+                "figure, with its source, to its file"
             )
         return figure.value
 

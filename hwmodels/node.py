@@ -121,6 +121,29 @@ class Node(Frozen):
         return figure
 
 
+def part_of_node(node: Node, gpus: int) -> Node:
+    """`gpus` of a node's GPUs with their links and NICs, and their share of its power and storage NICs.
+
+    Raises InputError for a node whose links are a grid of fixed dimensions.
+    """
+    share, source = gpus / node.n_gpus, f"{gpus} of the {node.n_gpus} GPUs of {node.name}"
+    if hasattr(node.scale_up and node.scale_up.fabric, "dimensions"):
+        raise InputError(
+            f"{source}: its links are a grid, and a part of it is a slice with dimensions of its own; give "
+            "cluster.node as data, with gpus and scale_up.fabric.dimensions of the slice",
+            key="cluster.gpus",
+        )
+    parts: dict[str, Sourced] = {"gpus": node.gpus.model_copy(update={"value": float(gpus)})}
+    for key in ("power", "storage_nic_bandwidth"):
+        figure = getattr(node, key)
+        if figure is not None:
+            text = f"{source}; {figure.source}"
+            parts[key] = figure.model_copy(
+                update={"value": figure.value * share, "kind": "derived", "source": text}
+            )
+    return node.model_copy(update={**parts, "title": f"{source} ({node.title})"})
+
+
 def list_nodes() -> tuple[str, ...]:
     """Names of the shipped nodes."""
     return shipped_names(FOLDER)

@@ -37,7 +37,10 @@ class MeshShares(ScaleUpShares):
 
     def all_to_all(self, group: int) -> float:
         """Share of a uniform all-to-all of `group` GPUs, which uses the links to the other members."""
-        return 1.0 if group <= 1 else (group - 1) / (self.gpus - 1)
+        if group <= 1:
+            return 1.0
+        # The links of a part of a node do not add up to the whole rate of a GPU.
+        return min(1.0, (group - 1) * min(self.link, 1.0 / (self.gpus - 1)))
 
     def pair(self) -> float:
         """Share of two neighbours, which is one link."""

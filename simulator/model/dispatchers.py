@@ -63,10 +63,15 @@ class Dispatcher(Frozen):
         where = ", ".join(self.architectures)
         return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
 
-    def serves(self, node: Node) -> bool:
-        """Whether it serves NVLink domains as large as a node."""
-        dedicated = node.accelerator.communication_engine is not None
-        return dedicated or self.domain_ranks is None or node.n_gpus <= self.domain_ranks.n
+    def serves(self, node: Node, nodes: int) -> bool:
+        """Whether it serves NVLink domains of `node`, of which a cluster has `nodes`.
+
+        One domain may have fewer GPUs than `domain_ranks`; several may not where it needs whole ones.
+        """
+        if node.accelerator.communication_engine is not None or self.domain_ranks is None:
+            return True
+        size, most = node.n_gpus, self.domain_ranks.n
+        return size == most or (size < most and (nodes == 1 or not self.whole_domains))
 
 
 OWN = Dispatcher(transport="two-hop")

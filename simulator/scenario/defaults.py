@@ -1,7 +1,6 @@
 """Rules that choose the keys which a scenario leaves out (pure; decision 0033).
 
-The rules read `simulator/data/defaults.yaml`, the shipped calibration profiles and the shipped offers. They
-run whenever a scenario is built, from the keys that it states.
+They read `simulator/data/defaults.yaml` and the shipped profiles and offers whenever a scenario is built.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ class _Tokens(Frozen):
 
 
 class _Spread(SourcedFraction):
-    architecture: str | None = None
-    """Architecture of the accelerators on which it was measured; None for any."""
+    architecture: str | None = None  # on whose accelerators it was measured; None for any
 
 
 class _Defaults(Frozen):
@@ -157,7 +155,6 @@ def has_node(accelerator: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _nodes() -> dict[str, str]:
-    """The shipped node of every accelerator that has one."""
     return {load_node(name).accelerator.name: name for name in reversed(shipped_names("nodes"))}
 
 
@@ -280,8 +277,8 @@ def _precision(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
 
 
 def _sms(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    sms, why = sms_of(machines[0].accelerator)
-    return _chosen("communication.sms", sms, why, "derived", "hwmodels/data/accelerators")
+    chosen = sms_of(machines[0].accelerator)
+    return _chosen("communication.sms", *chosen, "derived", "hwmodels/data/accelerators")
 
 
 def sms_of(accelerator: Accelerator) -> tuple[int, str]:
@@ -294,8 +291,8 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
 
 
 def _kernels(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    kernels, why = kernels_of(machines)
-    return _chosen("communication.kernels", kernels, why, "derived", "data/communication_kernels.yaml")
+    chosen, source = kernels_of(machines), "data/communication_kernels.yaml"
+    return _chosen("communication.kernels", *chosen, "derived", source)
 
 
 def kernels_of(machines: Sequence[Cluster]) -> tuple[str, str]:
@@ -303,9 +300,9 @@ def kernels_of(machines: Sequence[Cluster]) -> tuple[str, str]:
     for machine in machines:
         if dispatcher(KERNELS).refuses(machine.accelerator) is not None:
             return "nccl", f"DeepEP does not run on {machine.accelerator.name}"
-    largest = max(machines, key=lambda machine: machine.node.n_gpus)
-    if not dispatcher(KERNELS).serves(largest.node):
-        return "hybridep", f"DeepEP does not serve NVLink domains of {largest.node.n_gpus} GPUs"
+    for machine in machines:
+        if not dispatcher(KERNELS).serves(machine.node, machine.nodes):
+            return "hybridep", f"DeepEP does not serve NVLink domains of {machine.node.n_gpus} GPUs"
     return KERNELS, "as DeepSeek-V3 trained"
 
 

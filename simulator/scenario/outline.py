@@ -16,9 +16,10 @@ from pydantic import (
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.energy import EnergySiteRef
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import Network, load_network
-from moesim.hwmodels.node import Node, load_node
+from moesim.hwmodels.node import Node, load_node, part_of_node
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario.defaults import network_of, node_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ClusterOutline(Frozen):
-    """A cluster by its accelerator or node and the number of nodes; rules choose the keys left out."""
+    """A cluster by its accelerator or node and the number of nodes or GPUs; rules choose what is left out."""
 
     accelerator: str | None = Field(
         None, description="Name of a shipped accelerator; its shipped node is taken."
@@ -37,7 +38,12 @@ class ClusterOutline(Frozen):
     node: str | Node | None = Field(
         None, description="In the place of accelerator: a node's name, path or data."
     )
-    nodes: Annotated[int, Field(ge=1, strict=True, description="Number of nodes.")]
+    nodes: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="Number of nodes. Absent: as many as gpus fill, or the part of one that they are."
+    )
+    gpus: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="All GPUs of the job, which may be a part of each node. Absent: all of the nodes."
+    )
     network: str | Network | None = Field(
         None, description="Absent: the smallest shipped network of such NICs that takes the nodes."
     )
@@ -56,8 +62,13 @@ class ClusterOutline(Frozen):
     def _one_machine(self) -> ClusterOutline:
         if (self.accelerator is None) == (self.node is None):
             raise ValueError(
-                "a cluster needs exactly one of accelerator and node, and the number of nodes, for example "
-                "{accelerator: h100-sxm, nodes: 16}"
+                "a cluster needs exactly one of accelerator and node, and the number of nodes or GPUs, for "
+                "example {accelerator: h100-sxm, nodes: 16} or {accelerator: h100-sxm, gpus: 1}"
+            )
+        if self.nodes is None and self.gpus is None:
+            raise ValueError(
+                "a cluster needs its number of nodes or of GPUs, for example {accelerator: h100-sxm, nodes: "
+                "16} or {accelerator: h100-sxm, gpus: 1}"
             )
         return self
 
@@ -71,18 +82,17 @@ class ClusterOutline(Frozen):
 
         Raises InputError for unknown names and for nodes that do not fit the network.
         """
-        node = self.node if self.node is not None else node_of(str(self.accelerator))
-        if isinstance(node, str):
-            node = load_node(node, base)
-        network = self.network if self.network is not None else network_of(node, self.nodes)
+        named = self.node if self.node is not None else node_of(str(self.accelerator))
+        node, nodes = self._used(load_node(named, base) if isinstance(named, str) else named)
+        network = self.network if self.network is not None else network_of(node, nodes)
         if isinstance(network, str):
             network = load_network(network, base)
-        name = self.name or f"{self.nodes * node.n_gpus}x{node.accelerator.name}"
+        name = self.name or f"{nodes * node.n_gpus}x{node.accelerator.name}"
         cluster = Cluster(
             name=name,
             title=self.title or name,
             node=node,
-            nodes=self.nodes,
+            nodes=nodes,
             network=network,
             energy=self.energy,
             kind=self.kind,
@@ -93,6 +103,28 @@ class ClusterOutline(Frozen):
         if "price_per_gpu_hour" in self.model_fields_set:
             return cluster.model_copy(update={"price_per_gpu_hour": self.price_per_gpu_hour})
         return cluster
+
+    def _used(self, node: Node) -> tuple[Node, int]:
+        """(the used part of each node, number of nodes); raises InputError for GPUs that do not fill them."""
+        whole = node.n_gpus
+        if self.gpus is None:
+            assert self.nodes is not None
+            return node, self.nodes
+        nodes = self.nodes or max(1, self.gpus // whole)
+        each, rest = divmod(self.gpus, nodes)
+        if rest or each > whole:
+            least, most = whole * max(1, self.gpus // whole), whole * (self.gpus // whole + 1)
+            near = tuple(dict.fromkeys((least, most))) if self.nodes is None else (nodes * min(each, whole),)
+            where = (
+                f"{nodes} x {node.name} of {whole}" if self.nodes else f"whole nodes {node.name} of {whole}"
+            )
+            raise InputError(
+                f"cluster.gpus={self.gpus} does not divide evenly over {where}; nearest: "
+                f"{', '.join(map(str, near))}; or state cluster.nodes too, or at most {whole} GPUs",
+                key="cluster.gpus",
+                nearest=near,
+            )
+        return (node if each == whole else part_of_node(node, each)), nodes
 
 
 def outline_naming(section: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -109,17 +141,18 @@ def outline_naming(section: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def data_for_other_accelerator(cluster: object) -> dict[str, Any]:
-    """Data of a cluster that remain when another accelerator is named: number of nodes, and energy site."""
+    """Data of a cluster that remain when another accelerator is named: nodes, GPUs and energy site."""
     if isinstance(cluster, str):
         return {"nodes": load_cluster(cluster).nodes}
     data = cluster if isinstance(cluster, Mapping) else {}
-    return {key: data[key] for key in ("nodes", "energy") if key in data}
+    return {key: data[key] for key in ("nodes", "gpus", "energy") if key in data}
 
 
 def _form(value: object) -> str:
     """Tag of a value in the union `AnyCluster`: a name, an outline or a full cluster."""
     if isinstance(value, Mapping):
-        whole = value.get("accelerator") is None and value.get("network") is not None
+        short = value.get("accelerator") is not None or value.get("gpus") is not None
+        whole = not short and value.get("network") is not None
         return "cluster" if whole else "outline"
     return "name" if isinstance(value, str) else "outline" if isinstance(value, ClusterOutline) else "cluster"
 

@@ -75,7 +75,7 @@ def test_figures_are_consistent(name: str) -> None:
 
 
 def test_a_missing_format_is_an_error_that_names_it() -> None:
-    with pytest.raises(InputError, match=r"'a100-sxm' has no peak\.fp8; it has bf16"):
+    with pytest.raises(InputError, match=r"'a100-sxm' has no peak\.fp8; precisions that it has are bf16"):
         load_accelerator("a100-sxm").peak_flop_per_s("fp8")
 
 

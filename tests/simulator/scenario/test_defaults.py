@@ -12,6 +12,7 @@ import pytest
 import moesim
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import list_profiles, load_profile
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import shipped_names
@@ -337,7 +338,7 @@ def test_every_pool_of_a_fleet_has_its_own() -> None:
     ("keys", "words"),
     [
         ({"batch": None}, r"five\.yaml: batch=None"),
-        ({"cluster": {"accelerator": "h100-sxm"}}, r"the key cluster\.nodes is missing"),
+        ({"cluster": {"accelerator": "h100-sxm"}}, "number of nodes or of GPUs"),
         ({"cluster": {"nodes": 4}}, "exactly one of accelerator and node"),
         ({"cluster": {"accelerator": "h100-sxm", "node": "hgx-h100", "nodes": 4}}, "exactly one of"),
         ({"cluster": {"accelerator": "h100-sxn", "nodes": 4}}, r"no shipped node \(nearest: 'h100-sxm'\)"),
@@ -431,3 +432,64 @@ def test_options_of_split_experts_follow_the_plan_that_an_override_makes() -> No
     assert shown(five()) == {}
     dense = five(model="llama-3-8b", parallel={"tp": 8})
     assert (dense.parallel.expert_tp, dense.parallel.sequence_parallel, shown(dense)) == (1, False, {})
+
+
+# -- a part of a node ------------------------------------------------------------------------------------
+
+
+def machine_of(**cluster: Any) -> Cluster:
+    return five(cluster=cluster).machine
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "each"),
+    [
+        ({"accelerator": "h100-sxm", "gpus": 1}, 1, 1),
+        ({"accelerator": "h100-sxm", "gpus": 16}, 2, 8),
+        ({"accelerator": "h100-sxm", "gpus": 8, "nodes": 2}, 2, 4),
+        ({"node": "gb200-nvl72", "gpus": 8}, 1, 8),
+        ({"accelerator": "mi300x", "gpus": 4}, 1, 4),
+    ],
+)
+def test_gpus_are_whole_nodes_or_a_part_of_each(cluster: dict[str, Any], nodes: int, each: int) -> None:
+    machine = machine_of(**cluster)
+    assert (machine.nodes, machine.node.n_gpus, machine.n_gpus) == (nodes, each, nodes * each)
+    whole = machine_of(**{key: value for key, value in cluster.items() if key != "gpus"} | {"nodes": 1})
+    if whole.node.power is not None:
+        assert machine.node.power_w_per_gpu == pytest.approx(whole.node.power_w_per_gpu)
+    assert machine.node.scale_out_bytes_per_s == whole.node.scale_out_bytes_per_s
+    assert run_step(five(cluster=cluster, parallel={"ep": each, "zero_stage": 1})).time_s > 0.0
+
+
+def test_parts_of_mesh_nodes_use_the_links_between_them_alone() -> None:
+    """Of 7 links of an MI300X one leads to the only other GPU of two."""
+    assert machine_of(accelerator="mi300x", gpus=2).node.scale_up_shares.all_to_all(2) == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "reason"),
+    [
+        ({"accelerator": "h100-sxm", "gpus": 12}, "cluster.gpus=12 .* nearest: 8, 16"),
+        ({"accelerator": "h100-sxm", "gpus": 8, "nodes": 3}, "cluster.gpus=8 .* nearest: 6"),
+        ({"accelerator": "h100-sxm", "gpus": 32, "nodes": 2}, "nearest: 16"),
+        ({"accelerator": "h100-sxm"}, "number of nodes or of GPUs"),
+        ({"accelerator": "h100-sxm", "gpus": 0}, "greater than or equal to 1"),
+        ({"accelerator": "tpu-v5p", "gpus": 8}, "dimensions of the slice"),
+    ],
+)
+def test_gpus_that_no_nodes_hold_are_refused(cluster: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        machine_of(**cluster)
+
+
+@pytest.mark.parametrize("name", ["m2-ultra", "m3-ultra", "m4-max"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_no_precision_is_advised_where_none_runs(name: str, precision: str) -> None:
+    with pytest.raises(InputError, match="no precision runs on it; choose another accelerator") as refused:
+        run_step(five(cluster={"accelerator": name, "nodes": 1}, parallel={}, precision=precision))
+    assert "choose one of" not in str(refused.value)
+
+
+def test_a_missing_precision_advises_those_that_run() -> None:
+    with pytest.raises(InputError, match="precisions that it has are bf16: choose one of them"):
+        run_step(five(cluster={"accelerator": "a100-sxm", "nodes": 4}, precision="fp8"))
