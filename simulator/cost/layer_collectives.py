@@ -22,7 +22,7 @@ from moesim.simulator.cost.overlap import (
     exposed_pipelined,
 )
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
-from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, HalfOverlap, methods_of
+from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, HalfOverlap, methods_note, methods_of
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -128,7 +128,10 @@ class LayerCollectives:
         priced = [*self._tensor(shape, tokens), self._context(block.layer.attention, tokens)]
         if block.routed:
             priced.append(self._rows(shape, tokens))
-        return combined((price.evidence, 1.0) for price in priced)
+        s = self.scenario
+        note = methods_note(s.software.overlap_tensor_parallel, s.recipe.linear) if s.parallel.tp > 1 else ""
+        assumed = PriceEvidence.of([], [note])
+        return combined((evidence, 1.0) for evidence in (*(price.evidence for price in priced), assumed))
 
     def moved(self, shape: ModelShape, kind: BlockKind, tokens: int) -> dict[Phase, tuple[Moved, ...]]:
         """Bytes by phase of the collectives that `exposed` prices, whether compute hides them or not."""

@@ -90,9 +90,25 @@ def load_methods() -> dict[str, TensorOverlapMethods]:
     }
 
 
+AS_FORMAT = {"fp4": "fp8"}
+"""Formats of GEMMs for which no configuration of user buffers is published, and whose methods they take."""
+
+
 def methods_of(overlap: str, linear: str) -> TensorOverlapMethods:
     """Methods of `software.overlap_tensor_parallel` for GEMMs of a format; user buffers differ by format."""
-    return load_methods()[f"userbuffers-{linear}" if overlap == "userbuffers" else overlap]
+    return load_methods()[
+        f"userbuffers-{AS_FORMAT.get(linear, linear)}" if overlap == "userbuffers" else overlap
+    ]
+
+
+def methods_note(overlap: str, linear: str) -> str:
+    """Assumption behind `methods_of`; empty where the methods of the format are published."""
+    if overlap != "userbuffers" or linear not in AS_FORMAT:
+        return ""
+    return (
+        f"user buffers of Transformer Engine with {linear} GEMMs: no configuration is published; methods, "
+        f"pieces and SMs are those of {AS_FORMAT[linear]}"
+    )
 
 
 def exposed_ring(

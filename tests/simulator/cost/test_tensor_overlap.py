@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.simulator.cost.overlap import HalfCollectives, lost_beside
 from moesim.simulator.cost.tensor_overlap import (
+    CUTS_GEMMS,
     EdgeGemms,
     HalfOverlap,
     SplitGemm,
     exposed_pipelined_scatter,
     exposed_ring,
     load_methods,
+    methods_note,
     methods_of,
 )
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.summarise import summarise
+from moesim.simulator.scenario import Scenario
 
 EVEN = SplitGemm(4.0, 1.0, 1.0)
 """A GEMM that loses nothing when it is cut into four pieces."""
@@ -93,3 +101,28 @@ def test_fused_operators_expose_what_two_gpus_measured(
     assert 0.83 * measured_us < exposed_us < measured_us
     without = HalfOverlap(methods.attention, methods.copies, moved, 2, 132, lost)
     assert exposed_us - without.forward_s(EdgeGemms(first, last)) > 5 * 5.0 - 1e-9
+
+
+def test_every_format_of_gemms_has_methods_and_those_of_another_format_say_so() -> None:
+    formats = get_args(Precision.model_fields["linear"].annotation)
+    for overlap in CUTS_GEMMS:
+        for linear in formats:
+            own = overlap in load_methods() or f"{overlap}-{linear}" in load_methods()
+            assert methods_of(overlap, linear).attention.gather.method == "ring"
+            assert (methods_note(overlap, linear) == "") == own
+
+
+def test_user_buffers_with_fp4_gemms_are_priced_as_an_assumption() -> None:
+    """This ended with KeyError: userbuffers-fp4."""
+    plan = Scenario.model_validate(
+        {
+            "model": "llama-3-8b",
+            "cluster": {"accelerator": "b200-sxm", "nodes": 1},
+            "precision": {"linear": "fp4"},
+            "parallel": {"tp": 4, "sequence_parallel": True},
+            "batch": {"sequences": 4, "sequence_length": 4096},
+            "software": {"overlap_tensor_parallel": "userbuffers"},
+        }
+    )
+    result = summarise(run_step(plan))
+    assert any("user buffers of Transformer Engine with fp4" in note for note in result.extrapolated)
