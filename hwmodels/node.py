@@ -52,9 +52,10 @@ class Node(Frozen):
     nic_bandwidth: SourcedBytesPerSecond | None = None
     """Nominal, per NIC and direction."""
     nic_bandwidth_effective: SourcedBytesPerSecond | None = None
-    """Payload that a NIC sustains per direction."""
+    """Payload that a NIC sustains per direction, as published. It describes the network and its pictures;
+    prices take `nic_bandwidth` times the share that the calibration profile states for each transfer."""
     storage_nic_bandwidth: SourcedBytesPerSecond | None = None
-    """All storage NICs of the node together, per direction."""
+    """All storage NICs of the node together, per direction; a description, which no prediction reads."""
     power: SourcedWatts | None = None
     """The whole node under load."""
     note: str | None = None

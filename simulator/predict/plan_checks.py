@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.hwmodels.provenance import sourced_numbers
+from moesim.hwmodels.provenance import OWN, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.dispatch_limits import check_kernels
 from moesim.simulator.layout.gradient_sync import check_gradient_sync
@@ -26,6 +28,36 @@ RANGED_KEYS = (
 """Keys of a scenario whose range intervals use."""
 SHIPPED_SECTIONS = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
 """Sections that mostly come from shipped data, whose numbers have ranges."""
+
+_SHARE = "prices take {} times the share that the profile's entries state; change one of these"
+UNREAD_FIGURES: Mapping[str, str] = MappingProxyType(
+    {
+        "node.nic_bandwidth_effective": _SHARE.format("nic_bandwidth") + " (*.nic_fraction)",
+        "node.storage_nic_bandwidth": "checkpoints go at the rates of run.checkpoint.storage",
+        "node.scale_up_switch": "scale_up describes the links",
+        "node.scale_up.fabric.link_bandwidth_effective": _SHARE.format("link_bandwidth")
+        + " (*.scale_up_fraction)",
+        "node.accelerator.scale_up_bandwidth_achievable": _SHARE.format("scale_up_bandwidth")
+        + " (*.scale_up_fraction)",
+        "node.accelerator.hbm_bandwidth_achievable": _SHARE.format("hbm_bandwidth"),
+        "node.accelerator.peak_sustained": "rates of products are the profile's",
+        "node.accelerator.clock": "rates of products are the profile's",
+        "node.accelerator.clock_sustained": "rates of products are the profile's",
+        "node.accelerator.l2": "rates of products are the profile's",
+    }
+)
+"""Figures of a cluster that describe it, and that no prediction reads, with what it reads in their place."""
+
+
+def unread_figures(cluster: Cluster) -> list[str]:
+    """A sentence for every figure that the user set and that no prediction reads."""
+    own = [path for path, figure in sourced_numbers(cluster) if figure.source == OWN]
+    return [
+        f"cluster.{path} is set and no prediction reads it: {why}"
+        for path in own
+        for key, why in UNREAD_FIGURES.items()
+        if path == key or path.startswith(f"{key}.")
+    ]
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:

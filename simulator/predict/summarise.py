@@ -17,6 +17,7 @@ from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.predict.fault_effects import fault_effects
 from moesim.simulator.predict.host_report import host_report
 from moesim.simulator.predict.imported_curves import unread_curves
+from moesim.simulator.predict.plan_checks import unread_figures
 from moesim.simulator.predict.pools import (
     joined_hash,
     mean_per_gpu,
@@ -190,6 +191,7 @@ def _warnings(prepared: Prepared) -> list[str]:
             f"routing.capacity drops {prepared.loads.dropped:.2%} of the expert rows: those tokens skip an "
             "expert, which the step time does not charge and the loss may"
         )
+    warnings += unread_figures(prepared.cluster)
     unread = unread_curves(prepared)
     if unread:
         warnings.append(f"imported curves that no price of this plan reads: {'; '.join(unread)}")
