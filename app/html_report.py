@@ -169,7 +169,7 @@ def _memory(result: Result) -> str:
     ]
     rows.append(("together", format_quantity(memory.total_bytes, "bytes")))
     rows.append(("capacity", format_quantity(memory.capacity_bytes, "bytes")))
-    verdict = "It fits." if memory.fits else "It does not fit."
+    verdict = {"fits": "It fits.", "does not fit": "It does not fit."}.get(memory.verdict, f"{memory.risk}.")
     return f"<p>{verdict}</p>{_table(('kind', 'size'), rows, right=(1,))}"
 
 

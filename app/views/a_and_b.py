@@ -52,7 +52,7 @@ def table(
     for letter, label, (_, result) in zip("AB", labels, sides, strict=True):
         shown = {name: value for _, value, name in headline.tiles(result)}
         memory = f"{in_unit(result.memory.total_bytes, 'GiB', 'bytes'):.1f} GiB"
-        fit = memory if result.memory.fits else f"{memory}, does not fit"
+        fit = memory if result.memory.verdict == "fits" else f"{memory}, {result.memory.verdict}"
         cells = [escaped(shown[name]) for name in names] + [fit, confidence.badge(result.confidence)]
         lines.append(f"| **{letter}** {_cell(label)} | " + " | ".join(cells) + " |")
     differ = changes(first, second)

@@ -75,7 +75,7 @@ def _profile(column: Column) -> str:
 def _memory(column: Column) -> str:
     memory = column.result.memory
     size = f"{in_unit(memory.total_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
-    return ("fits" if memory.fits else "<b>does not fit</b>") + figure_table.note(size)
+    return ("fits" if memory.verdict == "fits" else f"<b>{memory.verdict}</b>") + figure_table.note(size)
 
 
 def _written(name: str, value: float | None) -> str:

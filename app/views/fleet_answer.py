@@ -103,7 +103,7 @@ def _table(names: Sequence[str], pools: Sequence[PoolShare]) -> None:
                 "one layer": format_quantity(share.pool.layer_s, "s"),
                 "idle": share.idle_s,
                 "GiB a GPU": in_unit(share.pool.memory.total_bytes, "GiB", "bytes"),
-                "fits": "yes" if share.pool.memory.fits else "no",
+                "memory": share.pool.memory.verdict,
                 "rent of the run": headline.money(share.usd),
                 "profile": share.pool.profile,
                 "confidence": share.pool.confidence,

@@ -85,7 +85,7 @@ def _fits(row: ClusterRow) -> str:
     if row.memory_bytes is None:
         return ""
     size = f"{in_unit(row.memory_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
-    return f"{'yes' if row.fits else '<b>no</b>'}<small>{size}</small>"
+    return f"{'fits' if row.verdict == 'fits' else f'<b>{row.verdict}</b>'}<small>{size}</small>"
 
 
 def _price(row: ClusterRow) -> str:

@@ -84,6 +84,9 @@ def shortage(result: Result) -> None:
         )
 
 
+VERDICTS = {"fits": ("green", "check"), "at risk": ("orange", "warning"), "does not fit": ("red", "block")}
+"""Colour and icon of a verdict on memory."""
+
 DOES_NOT_FIT = "of a plan that does not fit"
 PRICED = frozenset({"days", "gpu_hours", "cost_usd"})
 """Figures of a run that are marked where the plan does not fit."""

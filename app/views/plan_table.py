@@ -104,6 +104,7 @@ def _line(row: PlanRow, band: Band | None) -> dict[str, Any]:
         "behind best": row.margin,
         "P10 to P90": _sure(band),
         "GiB": in_unit(row.memory_bytes, "GiB", "bytes"),
+        "memory": row.verdict,
         "cost": headline.money(row.cost_usd),
         "precision": row.precision,
         "recompute": row.recompute,

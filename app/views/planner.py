@@ -165,7 +165,7 @@ def _answer(found: PlanResult) -> None:
     known = _best(found)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{found.considered:,}")
-    counts[1].metric("Legal and fitting", f"{found.fitting:,}")
+    counts[1].metric("Legal, with head-room", f"{found.fitting:,}")
     counts[2].metric("Simulated", f"{found.simulated:,}")
     counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
     if found.trainer is not None:
@@ -214,6 +214,8 @@ def _best(found: PlanResult) -> list[FloatArray] | None:
         for place, (label, (written, value)) in zip(places, tiles.items(), strict=True):
             place.metric(label, headline.money(None) if value is None else written(value))
         last.metric("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB")
+        colour, icon = headline.VERDICTS[best.verdict]
+        last.caption(f":{colour}-badge[:material/{icon}: {best.verdict}]")
         with places[0]:
             known = plan_table.draws(found)
         for place, (written, value) in zip(places, tiles.values(), strict=True):

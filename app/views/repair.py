@@ -55,7 +55,7 @@ def offer(scenario: Scenario) -> None:
             )  # fmt: skip
             st.caption(
                 f"{headline.written('step_time_s', row.time_s)} a step, "
-                f"{in_unit(row.memory_bytes, 'GiB', 'bytes'):.1f} GiB"
+                f"{in_unit(row.memory_bytes, 'GiB', 'bytes'):.1f} GiB, {row.verdict}"
             )
 
 

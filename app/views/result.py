@@ -41,8 +41,6 @@ LETTERS = (
     "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "
     "carry tokens to their experts and back."
 )
-FITS = {"fits": ("green", "check"), "tight": ("orange", "warning"), "does not fit": ("red", "block")}
-"""Colour and icon of a verdict on memory."""
 
 
 def show() -> None:
@@ -110,7 +108,7 @@ def _sureness(scenario: Scenario, result: Result) -> None:
     reason = result.confidence_reason.removeprefix(level).lstrip(":, ")  # the badge says the level
     st.markdown(f"{confidence.badge(level)} {escaped(reason)}.")
     used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
-    colour, icon = FITS[memory.verdict]
+    colour, icon = headline.VERDICTS[memory.verdict]
     least, most = (in_unit(size, "GiB", "bytes") for size in memory.range_bytes)
     with st.container(gap=None):
         st.metric(
@@ -219,7 +217,7 @@ def _next(scenario: Scenario, result: Result) -> None:
     for number, row in enumerate(shown):
         left, middle, right = st.columns([3, 6, 1], vertical_alignment="center")
         left.code(row.override, language=None)
-        fit = "" if row.fits else " Does not fit into memory."
+        fit = {"fits": "", "at risk": " At risk: memory may not last.", "does not fit": " Does not fit."}[row.verdict]
         middle.markdown(f"{row.step_time_s:.3f} s, {_change(row, bands)}: {escaped(row.why)}.{fit}")
         key_, value = split_key_value(row.override)
         right.button(

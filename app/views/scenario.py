@@ -342,9 +342,14 @@ def _verdict(scenario: Scenario) -> None:
         f"{in_unit(size, 'GiB', 'bytes'):.1f} GiB" for size in (memory.total_bytes, memory.capacity_bytes)
     )
     plan = f"{found.n_gpus:,} x {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
-    if memory.fits:
+    if memory.verdict == "fits":
         st.success(
             f"Legal and fits: {used} of {limit} on the fullest GPU. {escaped(plan)}.", icon=":material/check:"
+        )
+    elif memory.risk is not None:
+        st.warning(
+            f"Legal, {escaped(memory.risk)}. {used} are in use on the fullest GPU. {escaped(plan)}.",
+            icon=":material/warning:",
         )
     else:
         largest = max(memory.by_kind_bytes, key=lambda kind: memory.by_kind_bytes[kind])

@@ -78,8 +78,8 @@ def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
     if result is not None:
         memory = result.memory
         used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
-        colour, word, icon = ("green", "fits", "check") if memory.fits else ("red", "does not fit", "memory")
-        parts.append(f":{colour}-badge[:material/{icon}: {word}, {used:.1f} of {limit:.1f} GiB]")
+        colour, icon = headline.VERDICTS[memory.verdict]
+        parts.append(f":{colour}-badge[:material/{icon}: {memory.verdict}, {used:.1f} of {limit:.1f} GiB]")
         parts.append(confidence.badge(result.confidence))
         parts.append(escaped(result.profile))
     return " · ".join([*parts, verdict] if verdict else parts)

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import fsum
+from typing import Any, Literal, TypeAlias, get_args
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
+from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
@@ -16,6 +17,7 @@ from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_g
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.rank_bytes import (
+    Amount,
     HeldStage,
     RankTerms,
     StateFormats,
@@ -24,6 +26,7 @@ from moesim.simulator.layout.rank_bytes import (
     placeholder_bytes,
     rank_bytes,
     rank_terms,
+    total_of,
     workspace_bytes,
 )
 from moesim.simulator.layout.stages import Block, StageAssignment
@@ -43,7 +46,7 @@ FRAMEWORK_BYTES = SourcedBytes(
     note="from a context and one communicator to a dozen communicators with their buffers",
 )
 """Bytes that a process holds outside the allocator of its tensors."""
-ALLOCATOR_SLACK = SourcedFraction(
+FSDP_SLACK = SourcedFraction(
     value=0.19,
     kind="measured",
     source="simulator/data/published/h200-runs.csv: reserved over active bytes less 1 at the peak of five "
@@ -52,7 +55,83 @@ ALLOCATOR_SLACK = SourcedFraction(
     between=(0.13, 0.37),
     note="none of the runs was short of memory: an allocator gives cached blocks back before it fails",
 )
-"""Bytes that the framework's allocator reserves beyond those in use, over those in use."""
+"""Bytes that the allocator reserves beyond those in use, over those in use, where parameters or gradients come
+and go within a step: ZeRO-3, FSDP1 and FSDP2."""
+BUFFERS_SLACK = SourcedFraction(
+    value=0.13,
+    kind="published",
+    source="simulator/data/published/allocator-peaks.csv: reserved over allocated bytes less 1 at the peaks that "
+    "Megatron-LM logged on six ranks of three runs, median; least and most of the six",
+    date="2026-11-25",
+    between=(0.05, 0.17),
+    note="without offloaded activations, which take up to 0.26; Megatron-LM before it had buffers of gradients "
+    "(issue 60, 2020) took 0.39",
+)
+"""The same where parameters, gradients and states stay in buffers that are allocated once, as in Megatron-LM."""
+REPLAY_ERRORS = {
+    "segments": SourcedFraction(
+        value=0.021,
+        kind="measured",
+        source="simulator/data/published/own-runs-measured.csv: reserved bytes of three torchtitan runs on 2x NVIDIA "
+        "H200 (driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
+        date="2026-11-22",
+        between=(0.001, 0.09),
+    ),
+    "expandable": SourcedFraction(
+        value=0.003,
+        kind="measured",
+        source="simulator/data/published/h200-runs.csv: reserved bytes of five torchtitan runs on 8x NVIDIA H200 "
+        "(driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
+        date="2026-11-20",
+        between=(0.001, 0.03),
+    ),
+}
+"""Bytes reserved beyond those of a replay (eq. M43), over those of the replay, by `software.allocator`."""
+Verdict: TypeAlias = Literal["fits", "at risk", "does not fit"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""The verdicts, best first. `at risk`: the bytes in use fit, but what the framework and its allocator may reserve does not."""
+
+
+def allocator_slack(software: Software, zero_stage: int) -> SourcedFraction:
+    """The slack of the allocator under a framework's way of holding parameters and gradients (eq. M10)."""
+    come_and_go = zero_stage == 3 or software.parameters_copied or software.flat_parameters
+    return FSDP_SLACK if come_and_go else BUFFERS_SLACK
+
+
+def most_reserved(by_kind: Mapping[str, Amount], slack: Amount) -> Amount:
+    """Most bytes that a process may take on a GPU (docs/model.md, eq. M10); numbers or arrays.
+
+    `slack`: most of what the allocator reserves beyond the tensors, over these. Communication buffers have
+    none: they are allocated once, outside the allocator of tensors.
+    """
+    tensors = total_of(n for kind, n in by_kind.items() if kind not in ("framework", "communication_buffers"))
+    return tensors * (1.0 + slack) + by_kind["communication_buffers"] + highest(FRAMEWORK_BYTES)
+
+
+def lowest(number: Sourced) -> float:
+    """The low end of a number's range; the number where it has none."""
+    return number.range[0] if number.range else number.value
+
+
+def highest(number: Sourced) -> float:
+    """The high end of a number's range; the number where it has none."""
+    return number.range[1] if number.range else number.value
+
+
+def verdict_of(total: float, most: float, capacity: float) -> Verdict:
+    """Whether a plan fits: `total` are the bytes in use and `most` those reserved at most (eq. M10)."""
+    if total > capacity:
+        return "does not fit"
+    return "fits" if most <= capacity else "at risk"
+
+
+def is_admitted(total: Amount, most: Amount, capacity: float, headroom: float | None) -> Any:
+    """Whether a plan leaves the head-room that a search keeps; numbers or arrays.
+
+    `headroom` None: the bytes reserved at most fit, so that the verdict is `fits`. Else it is the share of
+    the capacity that the bytes in use leave free; 0 admits plans at risk.
+    """
+    return most <= capacity if headroom is None else total <= capacity * (1.0 - headroom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +167,17 @@ class RankMemory:
         """Bytes of all kinds together."""
         return fsum(self.by_kind().values())
 
-    @property
-    def range(self) -> tuple[float, float]:
-        """Lowest and highest total bytes (docs/model.md, eq. M10).
+    def range(self, slack: SourcedFraction, replay: AllocatorBytes | None = None) -> tuple[float, float]:
+        """Lowest and highest bytes that the process may take on the device (docs/model.md, eq. M10).
 
-        The lowest total takes the low end of the framework's range and an allocator without slack, the
-        highest the high end and the most slack that was measured.
+        The lowest takes the low end of the framework's range and an allocator without slack; the highest is
+        `most_reserved`. With the peaks of a `replay`, `slack` is the error of its reserved bytes.
         """
-        low, high = FRAMEWORK_BYTES.between or (self.framework, self.framework)
-        slack = (ALLOCATOR_SLACK.between or (0.0, 0.0))[1]
-        tensors = self.total - self.framework - self.communication_buffers
-        other = self.total - self.framework
-        return other + low, other + high + slack * tensors
+        if replay is None:
+            used = self.total - self.framework
+            return used + lowest(FRAMEWORK_BYTES), float(most_reserved(self.by_kind(), highest(slack)))
+        reserved = replay.reserved * (1.0 + highest(slack)) + highest(FRAMEWORK_BYTES)
+        return replay.active + lowest(FRAMEWORK_BYTES), reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +194,10 @@ class MemoryReport:
     """Sentences about extrapolated inputs."""
     allocator: AllocatorBytes | None = None
     """Peaks of PyTorch's allocator on the fullest rank, where its steps were replayed (eq. M43)."""
+    slack: SourcedFraction = BUFFERS_SLACK
+    """Slack of the allocator under the plan's framework (eq. M10)."""
+    replay_error: SourcedFraction | None = None
+    """Error of the reserved bytes in `allocator`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +255,7 @@ def memory_by_kind(
         fullest_rank=fullest,
         by_rank=tuple(by_rank),
         notes=(plan.note,) if plan.note and assignment.stages_with_routed_layers else (),
+        slack=allocator_slack(inputs.software, inputs.layout.plan.zero_stage),
     )
 
 

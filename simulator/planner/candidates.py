@@ -16,6 +16,7 @@ from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.expert_overlap import hides_experts, repeats_experts
 from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.layout.memory import is_admitted
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
@@ -29,7 +30,7 @@ from moesim.simulator.planner.placements import price_key, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates, FrameGroup, inner_axes
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
-from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
+from moesim.simulator.planner.refusals import AT_RISK, FULL, NO_HEADROOM, TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.planner.split_pricing import price_splits
 from moesim.simulator.planner.trainer_limits import TrainerLimits
@@ -102,7 +103,8 @@ class _Counted:
     """Arrays over the plans of one group [replicas, frames, precisions, policies, sms, ZeRO stages].
 
     `bound` and `memory` belong to the layout with the lowest bound among those that fit, and `layout` is its
-    position. `least` is the least memory of any layout.
+    position. `least` are the bytes in use, and those reserved at most, in the layout that uses least
+    [replicas, 2, ...].
     """
 
     bound: FloatArray
@@ -129,13 +131,14 @@ class _Gathering:
             book, space.recipes, space.recompute, space.sms, space.zero_stage, self.loads, space.placement
         )
         self.memory = MemoryBook(job.scenario, job.shape, space)
-        self.capacity = job.cluster.accelerator.hbm_bytes * (1.0 - space.headroom)
+        self.capacity = job.cluster.accelerator.hbm_bytes
         self.replicas = tuple(sorted({price_key(p)[0] for p in space.placement}))
         self.groups: list[FrameGroup] = []
         self.legal = self.fitting = 0
         self._parts: list[tuple[FloatArray, ...]] = []
         self._families = 0
-        self._nearest: tuple[float, str] = (inf, "")
+        self._nearest: dict[str, tuple[float, str]] = {}
+        """The nearest miss of the plans refused for their memory, as (bytes, label) by reason."""
 
     def add(self, group: FrameGroup) -> None:
         """Count memory and bounds of one group's plans, and keep those that fit and may be fast enough.
@@ -152,7 +155,7 @@ class _Gathering:
         usable = np.zeros(legal.shape, dtype=bool)
         for k, counts in enumerate(places):
             often = counts[:, None, None, None, None]
-            over = legal & (counted.memory[k] > self.capacity) & (often > 0)
+            over = legal & np.isinf(counted.memory[k]) & (often > 0)
             counted.memory[k][over | (often == 0)] = np.inf
             fits = legal & ~over & (often > 0)
             usable |= fits
@@ -176,8 +179,7 @@ class _Gathering:
 
     def candidates(self, books: dict[tuple[int, bool], PriceBook]) -> Candidates:
         """All plans that were kept, as arrays."""
-        if self._nearest[1] and "out of memory" in self.refused.counts:
-            self.refused.examples["out of memory"] = self._nearest[1]
+        self.refused.examples.update({reason: label for reason, (_, label) in self._nearest.items()})
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
         columns = columns or [np.zeros(0)] * (4 + 2 * len(self.replicas))
         return Candidates(
@@ -204,29 +206,40 @@ class _Gathering:
         """Memory and bound of every plan in the group's layouts."""
         frames, pattern = group.frames, group.pattern
         whole = (len(self.replicas), *shape)
-        best, used, least = (np.full(whole, np.inf) for _ in range(3))
+        best, used = np.full(whole, np.inf), np.full(whole, np.inf)
+        least = np.full((len(self.replicas), 2, *shape), np.inf)
         chosen = np.zeros(whole, dtype=np.int8)
         for n, layout in enumerate(group.layouts):
-            each = [self.memory.total(frames, pattern, layout, more) for more in self.replicas]
+            each = [self.memory.fullest(frames, pattern, layout, more) for more in self.replicas]
             bound = self.bounds.with_sharding(frames, pattern, layout)[:, :, self.bounds.class_of]
-            for k, bytes_ in enumerate(each):
-                better = (bytes_ <= self.capacity) & (bound < best[k])
+            for k, held in enumerate(each):
+                better = is_admitted(*held, self.capacity, self.space.headroom) & (bound < best[k])
                 best[k] = np.where(better, bound, best[k])
-                used[k] = np.where(better, bytes_, used[k])
+                used[k] = np.where(better, held.used, used[k])
                 chosen[k][better] = n
-                least[k] = np.minimum(least[k], bytes_)
+                fewer = held.used < least[k][0]
+                least[k] = np.where(fewer, held, least[k])
         return _Counted(best, used, chosen, least)
 
     def _refuse_full(
         self, frames: Sequence[Frame], over: BoolArray, least: FloatArray, often: IntArray
     ) -> None:
-        if not over.any():
-            return
-        place = np.unravel_index(int(np.where(over, least, np.inf).argmin()), over.shape)
-        needs = f"{least[place] / GIB:.2f} of {self.capacity / GIB:.2f} GiB"
-        label = f"{frames[int(place[0])].label} needs {needs}"
-        self.refused.add("out of memory", int((over * often).sum()), label)
-        self._nearest = min(self._nearest, (float(least[place]), label))
+        """Refuse the plans that are `over`: those out of memory, and those that lack the head-room."""
+        used, reserved = least
+        full, headroom = used > self.capacity, self.space.headroom
+        for reason, refused, needed, verb, limit in (
+            (FULL, over & full, used, "needs", self.capacity),
+            (AT_RISK, over & ~full, reserved, "may reserve", self.capacity)
+            if headroom is None
+            else (NO_HEADROOM, over & ~full, used, "needs", self.capacity * (1.0 - headroom)),
+        ):
+            if not refused.any():
+                continue
+            place = np.unravel_index(int(np.where(refused, needed, np.inf).argmin()), refused.shape)
+            size = f"{needed[place] / GIB:.2f} of {limit / GIB:.2f} GiB"
+            miss = float(needed[place]), f"{frames[int(place[0])].label} {verb} {size}"
+            self.refused.add(reason, int((refused * often).sum()), miss[1])
+            self._nearest[reason] = min(self._nearest.get(reason, miss), miss)
 
     def _refuse_slow(
         self, frames: Sequence[Frame], slow: BoolArray, bound: FloatArray, often: IntArray

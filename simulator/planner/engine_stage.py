@@ -40,8 +40,8 @@ def simulate_own(scenario: Scenario) -> PlanStep | str:
     step = simulated(scenario)
     if isinstance(step, str):
         return step
-    used, capacity = step.memory_bytes / GIB, step.capacity_bytes / GIB
-    return step if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
+    used, capacity = step.memory.total_bytes / GIB, step.memory.capacity_bytes / GIB
+    return step if step.memory.fits else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
 
 
 def simulated(scenario: Scenario) -> PlanStep | str:
@@ -69,7 +69,7 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
     for (search, number), step in zip(todo, running.steps(), strict=True):
         if isinstance(step, str):
             problems.append(f"{search.row(number, None).label} is left out: {step}")
-        elif step.memory_bytes <= step.capacity_bytes and (step.time_s or 0.0) <= search.most_s:
+        elif step.keeps(search.headroom) and (step.time_s or 0.0) <= search.most_s:
             rows.append(search.row(number, step))
     return Ranking(goal.ranked(rows), problems)
 
@@ -137,11 +137,10 @@ def with_front(
         steps = dict(outcomes(pool, simulated, [shown[place].scenario for place in claims]))
         tried += len(claims)
         for n, place in enumerate(claims):
-            step = steps[n]
-            if isinstance(step, str):
+            step, (search, number, placement) = steps[n], place
+            if isinstance(step, str) or not step.keeps(search.headroom):
                 del shown[place]
                 continue
-            search, number, placement = place
             shown[place] = row = search.row(number, step, placement)
             if goal.value(row) < best and row.time_s <= search.most_s:
                 ranked = goal.ranked([*ranked, row])[: goal.top]

@@ -76,7 +76,6 @@ class Estimate(TableResult):
     def __str__(self) -> str:
         """The figures with their units and the error of the closed form, in about ten lines."""
         memory, cost = self.memory, self.cost_usd
-        fits = "fits" if memory.fits else "does not fit"
         return titled(
             "\n".join(
                 [
@@ -91,7 +90,7 @@ class Estimate(TableResult):
                 "throughput": f"{short(self.tokens_per_s)} tokens/s, {self.tokens_per_s_per_gpu:,.0f} "
                 "tokens/s/GPU",
                 "memory": f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB on the fullest "
-                f"GPU: {fits}",
+                f"GPU: {memory.verdict}",
                 "run": f"{self.days:.1f} days without interruptions, {short(self.gpu_hours)} GPU-hours, "
                 + ("no price known" if cost is None else f"${short(cost)}"),
                 "evidence": f"{len(self.extrapolated)} prices assumed or extrapolated",
@@ -103,7 +102,7 @@ class Estimate(TableResult):
         """One row with the figures."""
         fields = ("scenario", "method", "step_time_s", "error", "lower_bound_s", "tokens_per_s",
                   "tokens_per_s_per_gpu", "days", "gpu_hours", "cost_usd")  # fmt: skip
-        memory: Row = {"memory_bytes": self.memory.total_bytes, "fits": self.memory.fits}
+        memory: Row = {"memory_bytes": self.memory.total_bytes, "fits": self.memory.fits, "at_risk": self.memory.verdict == "at risk"}
         return [{name: getattr(self, name) for name in fields} | memory]
 
 

@@ -17,6 +17,7 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.layout.memory import Verdict
 from moesim.simulator.planner.other_cluster import even_nodes, machine_of, on_cluster
 from moesim.simulator.planner.payment import PAYMENTS, Payment, paid, price_under
 from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
@@ -94,6 +95,8 @@ class ClusterRow(Frozen):
     considered: int = 0
     """Plans that the search considered."""
     fits: bool | None = None
+    verdict: Verdict | None = None
+    """`fits`, `at risk` or `does not fit` (docs/model.md, eq. M10)."""
     memory_bytes: float | None = None
     profile: str | None = None
     confidence: Confidence | None = None
@@ -231,7 +234,8 @@ def plan_on(
         found = plan(alone, space, top=1 if search == "narrow" else 3, workers=workers,
                      progress=scaled(say, 0.0, SEARCHED))  # fmt: skip
         say(SEARCHED, f"how sure the best plan on {name} is")
-        own = () if found.own is None else (found.own,)  # a narrow space may lack the scenario's own plan
+        # A narrow space may lack the scenario's own plan.
+        own = (found.own,) if found.own is not None and found.own.verdict == "fits" else ()
         best = min((found.best, *own), key=lambda row: row.time_s)
         result, draws = predicted_with_draws(best.scenario)
     except (InputError, InfeasibleError) as error:
@@ -313,6 +317,7 @@ def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[Clus
             "recompute": found.plan.recompute,
             "considered": found.considered,
             "fits": result.memory.fits,
+            "verdict": result.memory.verdict,
             "memory_bytes": result.memory.total_bytes,
             "profile": result.profile,
             "confidence": result.confidence,
@@ -363,5 +368,5 @@ def _flat(row: ClusterRow) -> Row:
     }
     for name, band in row.figures.items():
         flat |= {name: band.predicted, f"{name}_p10": band.p10, f"{name}_p90": band.p90}
-    names = ("accelerator", "precision", "recompute", "fits", "memory_bytes", "profile", "usd_per_gpu_hour")
+    names = ("accelerator", "precision", "recompute", "fits", "verdict", "memory_bytes", "profile", "usd_per_gpu_hour")
     return {**flat, **{name: getattr(row, name) for name in names}}

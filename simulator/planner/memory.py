@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import local_parameters
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES, RankStages
+from moesim.simulator.layout.memory import (
+    FRAMEWORK_BYTES,
+    RankStages,
+    allocator_slack,
+    highest,
+    most_reserved,
+)
 from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     Moment,
@@ -37,6 +44,13 @@ from moesim.simulator.scenario import Scenario
 Kinds = tuple[BlockKind, ...]
 
 
+class FullestRank(NamedTuple):
+    """Bytes in use on the fullest rank of many plans, and those that it may reserve at most (eq. M10)."""
+
+    used: FloatArray
+    reserved: FloatArray
+
+
 @dataclass(slots=True)
 class MemoryBook:
     """Memory of the plans of a space; terms that plans share are counted once.
@@ -53,22 +67,24 @@ class MemoryBook:
     _of: tuple[Sequence[Frame], Pattern] | None = None
     """These frames and their pattern."""
 
-    def total(
+    def fullest(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
-    ) -> FloatArray:
-        """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages] (eq. M5).
+    ) -> FullestRank:
+        """The fullest rank [frames, precisions, policies, sms, ZeRO stages] (eqs. M5 and M10).
 
         `replicas`: number of redundant experts of the placement (eq. M6).
         """
         plans = self._inputs(frames, pattern, replicas)
-        most: FloatArray | None = None
-        for held, moments in _different_ranks(frames, pattern, assignment):
-            terms = rank_terms(plans, held)
-            total = np.asarray(total_of(rank_bytes(plans, terms, moments).values()))
-            most = total if most is None else np.maximum(most, total)
-        assert most is not None
         whole = (len(frames), *(len(axis) for axis in self.axes))
-        return np.array(np.broadcast_to(most, whole))
+        software, stages = self.scenario.software, self.space.zero_stage
+        slack = np.array([highest(allocator_slack(software, stage)) for stage in stages])
+        used, reserved = np.zeros(whole), np.zeros(whole)
+        for held, moments in _different_ranks(frames, pattern, assignment):
+            by_kind = rank_bytes(plans, rank_terms(plans, held), moments)
+            total, most = total_of(by_kind.values()), most_reserved(by_kind, slack)
+            fuller = total > used
+            used, reserved = np.where(fuller, total, used), np.where(fuller, most, reserved)
+        return FullestRank(used, reserved)
 
     def _inputs(self, frames: Sequence[Frame], pattern: Pattern, replicas: int) -> _ManyPlans:
         if self._of is None or self._of[0] is not frames or self._of[1] is not pattern:

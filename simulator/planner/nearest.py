@@ -121,7 +121,7 @@ def _simulated(
     for _, number, search in sorted(found, key=lambda item: item[:1]):
         candidate = scenario_of(scenario, search.candidates, number)
         step = simulated(candidate)
-        if isinstance(step, PlanStep) and step.memory_bytes <= step.capacity_bytes:
+        if isinstance(step, PlanStep) and step.keeps(search.headroom):
             changes = ((key, own[key], after) for key, after in own_plan(candidate).items())
             yield Repair(
                 search.row(number, step), tuple(change for change in changes if change[1] != change[2])

@@ -11,6 +11,13 @@ _DETAIL = re.compile(r"[;(:].*", re.DOTALL)
 TOO_SLOW = "too slow for the deadline or budget, whatever else"
 """Reason for a plan whose lower bound is above the longest allowed step."""
 
+FULL = "out of memory"
+AT_RISK = "at risk: in use it fits, but not with what framework and allocator may reserve"
+"""Reason for a plan that a search with its default head-room leaves out; a head-room of 0 admits it."""
+NO_HEADROOM = "less head-room than was asked for"
+FULL_OR_NO_HEADROOM = "out of memory, or without the head-room"
+"""Reason in a fleet, whose search does not tell the two apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

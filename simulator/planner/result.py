@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import html_table
+from moesim.simulator.layout.memory import Verdict, verdict_of
 from moesim.simulator.planner.refusals import Refusal
 from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.scenario import Scenario
@@ -60,6 +61,9 @@ class PlanRow:
     lower_bound_s: float | None
     """None for the scenario's own plan, which is not from the space."""
     memory_bytes: float
+    """Bytes in use on the fullest GPU."""
+    reserved_bytes: float
+    """Most bytes that framework and allocator may reserve there (docs/model.md, eq. M10)."""
     capacity_bytes: float
     memory_by_kind_bytes: Mapping[str, float]
     days: float
@@ -76,6 +80,11 @@ class PlanRow:
     scenario: Scenario = field(repr=False, compare=False)
     pools: tuple[PoolResult, ...] = ()
     """The simulated step of each pool of a fleet; empty for a single cluster."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fits`, `at risk` or `does not fit`, as in the memory of a prediction."""
+        return verdict_of(self.memory_bytes, self.reserved_bytes, self.capacity_bytes)
 
     @property
     def headroom_bytes(self) -> float:
@@ -103,7 +112,7 @@ class PlanRow:
         plain["layers"] = list(self.layers)
         if plain.pop("pools"):
             plain["pools"] = [pool.model_dump(mode="json") for pool in self.pools]
-        plain["headroom_bytes"] = self.headroom_bytes
+        plain |= {"headroom_bytes": self.headroom_bytes, "verdict": self.verdict}
         plain["scenario"] = self.scenario.model_dump(mode="json", exclude_none=True)
         return plain
 
@@ -288,7 +297,8 @@ def _cells(row: PlanRow) -> list[str]:
         f"{row.time_s:.3f}",
         row.source,
         percent(row.margin),
-        f"{gib(row.memory_bytes)} of {gib(row.capacity_bytes)}",
+        f"{gib(row.memory_bytes)} of {gib(row.capacity_bytes)}"
+        + ("" if row.verdict == "fits" else f", {row.verdict}"),
         f"{row.days:.1f}",
         "no price" if row.cost_usd is None else f"${short(row.cost_usd)}",
     ]

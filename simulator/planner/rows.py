@@ -9,6 +9,7 @@ from typing import Any
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.in_flight import rank_stages
+from moesim.simulator.layout.memory import is_admitted
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import recompute_label
@@ -17,7 +18,8 @@ from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.step_mechanisms import step_causes
-from moesim.simulator.predict.plan_memory import memory_of
+from moesim.simulator.predict.plan_memory import fullest_of, memory_of
+from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.scenario import Stages
@@ -29,12 +31,15 @@ class PlanStep:
     """Time, memory and layout of a plan's step; `time_s` is None if the plan was not simulated."""
 
     time_s: float | None
-    memory_bytes: float
-    capacity_bytes: float
-    by_kind: dict[str, float]
+    memory: MemoryResult
     causes: dict[str, float]
     layers: tuple[int, ...]
     microbatches: int
+
+    def keeps(self, headroom: float | None) -> bool:
+        """Whether the plan leaves the head-room of a search (see `is_admitted`)."""
+        memory = self.memory
+        return bool(is_admitted(memory.total_bytes, memory.range_bytes[1], memory.capacity_bytes, headroom))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,10 @@ class Estimates:
 def simulate_plan(scenario: Scenario) -> PlanStep:
     """Simulate a plan (in a worker process). Raises InputError for an illegal scenario."""
     step = run_step(scenario)
-    prepared, memory = step.prepared, step.prepared.memory
+    prepared = step.prepared
     return PlanStep(
         step.time_s,
-        memory.total_bytes,
-        memory.capacity_bytes,
-        memory.by_kind_bytes,
+        prepared.memory,
         step_causes(prepared, step.executions[0]),
         prepared.stages.layers_per_stage,
         prepared.schedule.microbatches,
@@ -107,9 +110,7 @@ def closed_form_memory(
     report = memory_of(scenario, shape, cluster, assignment, ranks, frame.microbatches)
     return PlanStep(
         None,
-        report.total_bytes,
-        report.capacity_bytes,
-        report.by_kind_bytes,
+        fullest_of(report, range(len(report.by_rank))),
         {},
         assignment.layers_per_stage,
         frame.microbatches,
@@ -154,9 +155,10 @@ def make_row(
         source="closed form" if found.time_s is None else "simulated",
         closed_form_s=known.closed_form_s,
         lower_bound_s=known.lower_bound_s,
-        memory_bytes=found.memory_bytes,
-        capacity_bytes=found.capacity_bytes,
-        memory_by_kind_bytes=found.by_kind,
+        memory_bytes=found.memory.total_bytes,
+        reserved_bytes=found.memory.range_bytes[1],
+        capacity_bytes=found.memory.capacity_bytes,
+        memory_by_kind_bytes=found.memory.by_kind_bytes,
         days=run_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,

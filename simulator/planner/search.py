@@ -117,7 +117,7 @@ def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow |
         search.explore(None, no_progress)
         for number in search.chosen:
             step = simulated(scenario_of(search.scenario, search.candidates, number))
-            if isinstance(step, str) or step.memory_bytes > step.capacity_bytes:
+            if isinstance(step, str) or not step.keeps(search.headroom):
                 continue
             if (step.time_s or 0.0) <= search.most_s:
                 rows.append(search.row(number, step))

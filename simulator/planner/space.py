@@ -63,7 +63,6 @@ class PlanSpace(BaseModel):
 
     Integers may be written as expressions ("1..16:2x"). `variants` crosses all of it with other scenario
     keys by dotted path (cluster.nodes, routing.expert_load_cv, ...), each with a list of values.
-    `headroom` is the share of the memory that must stay free.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,7 +89,9 @@ class PlanSpace(BaseModel):
     layout: Literal["balanced", "scenario"] = "balanced"
     """`balanced` balances the stages; `scenario` keeps the scenario's stages.layers, which fixes their
     number."""
-    headroom: float = Field(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
+    headroom: float | None = Field(None, ge=0.0, lt=1.0, allow_inf_nan=False)
+    """None: no plan at risk, so that what framework and allocator may reserve fits too (eq. M10); else the
+    share of the memory that the bytes in use leave free."""
     variants: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -145,7 +146,7 @@ class Space:
     precision: tuple[str | Precision, ...]
     sms: tuple[int, ...]
     placement: tuple[Placement, ...]
-    headroom: float
+    headroom: float | None
 
     @property
     def recipes(self) -> tuple[Precision, ...]:

@@ -46,7 +46,7 @@ class VariantSearch:
         pool: Executor | None = None,
     ) -> None:
         """`changed`: the variant's scenario keys and values. Raises InputError for an unusable space."""
-        self.changed, self.scenario = changed, scenario
+        self.changed, self.scenario, self.headroom = changed, scenario, wanted.headroom
         job = resolve(scenario)
         self.shape, self.cluster = job.shape, job.cluster
         fixed = scenario.stages.layers if wanted.layout == "scenario" else None

@@ -59,6 +59,7 @@ FIGURE_READERS: dict[str, Callable[[Figures], float | bool | None]] = {
     "pair_s": lambda r: r.forward_backward_pair_s,
     "memory_bytes": lambda r: r.memory.total_bytes,
     "fits": lambda r: r.memory.fits,
+    "at_risk": lambda r: r.memory.verdict == "at risk",
     "days": lambda r: r.run.days,
     "gpu_hours": lambda r: r.run.gpu_hours,
     "cost_usd": lambda r: r.run.cost_usd,

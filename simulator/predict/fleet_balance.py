@@ -25,20 +25,25 @@ class FleetMemory:
     parts: Sequence[PoolSlice]
     ranks: Sequence[RankStages]
     microbatches: int
-    headroom: float = 0.0
-    """Share of the memory that must stay free."""
+    headroom: float | None = 0.0
+    """Share of the memory that the bytes in use leave free; None: no rank at risk (eq. M10)."""
 
     def by_rank(self, stages: StageAssignment) -> list[tuple[float, float]]:
-        """(bytes, capacity) of every pipeline rank (docs/model.md, eq. M5)."""
+        """(bytes, capacity) of every pipeline rank (docs/model.md, eq. M5).
+
+        The bytes are those reserved at most if no rank may be at risk, else those in use.
+        """
         report, first = self._report(self.parts[0], stages), self._buffers(self.parts[0])
         rows = []
         for part in self.parts:  # pools differ only in the buffers of their communication kernels
             more = self._buffers(part) - first
-            capacity = part.cluster.accelerator.hbm_bytes * (1.0 - self.headroom)
+            capacity = part.cluster.accelerator.hbm_bytes * (1.0 - (self.headroom or 0.0))
             for rank in part.ranks:
                 kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
                 experts = any(self.shape.block(kind).routed for kind in kinds)
-                rows.append((report.by_rank[rank].total + more * experts, capacity))
+                own = report.by_rank[rank]
+                used = own.range(report.slack)[1] if self.headroom is None else own.total
+                rows.append((used + more * experts, capacity))
         return rows
 
     def _buffers(self, part: PoolSlice) -> int:

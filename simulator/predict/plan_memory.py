@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.layout.memory import MemoryInputs, MemoryReport, RankStages, memory_by_kind
+from moesim.simulator.layout.memory import REPLAY_ERRORS, MemoryInputs, MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.layout.step_replay import replayed_peaks
@@ -48,7 +48,8 @@ def memory_of(
     peaks = replayed_peaks(inputs, stages, schedule, report.fullest_rank)
     if isinstance(peaks, str):
         return replace(report, notes=(*report.notes, f"the allocator's memory is not predicted: {peaks}"))
-    return replace(report, allocator=peaks)
+    error = REPLAY_ERRORS[scenario.software.allocator]
+    return replace(report, allocator=peaks, replay_error=error)
 
 
 def fullest_of(report: MemoryReport, ranks: Iterable[int]) -> MemoryResult:
@@ -56,9 +57,10 @@ def fullest_of(report: MemoryReport, ranks: Iterable[int]) -> MemoryResult:
     rank = max(ranks, key=lambda r: (report.by_rank[r].total, -r))
     fullest = report.by_rank[rank]
     allocator = report.allocator if rank == report.fullest_rank else None
+    slack = report.slack if allocator is None else report.replay_error or report.slack
     return MemoryResult(
         total_bytes=fullest.total,
-        range_bytes=fullest.range,
+        range_bytes=fullest.range(slack, allocator),
         capacity_bytes=report.capacity_bytes,
         fits=fullest.total <= report.capacity_bytes,
         by_kind_bytes=fullest.by_kind(),

@@ -13,7 +13,7 @@ from moesim.hwmodels.host import CompiledBlock, HostCall, InBlock, load_host
 from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.predict.prepared import PreparedPool
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 
@@ -41,7 +41,7 @@ def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
         ),
         *_described(SameObject(prepared.profile), "profile"),
         *_described(SameObject(FRAMEWORK_BYTES), "memory.framework"),
-        *_described(SameObject(ALLOCATOR_SLACK), "memory.allocator_slack"),
+        *_described(SameObject(prepared.memory_by_rank.slack), "memory.allocator_slack"),
     ]
     entries += _host_provenance(prepared)
     used = prepared.programs[0].costs.evidence.entries

@@ -129,8 +129,6 @@ class Result(TableResult, Documented):
 def _text(result: Result) -> str:
     """The main figures of a prediction with their units, in about ten lines."""
     step, memory = result.step, result.memory
-    tight = memory.verdict == "tight"
-    fits = ("fits, tightly" if tight else "fits") if memory.fits else "does not fit"
     causes = ", ".join(f"{row.cause} {row.seconds:.2f}" for row in result.critical_path_s[:MOST_CAUSES])
     split, bands = result.breakdown_s, result.uncertainty.bands if result.uncertainty else {}
     band = bands.get("step_time_s")
@@ -153,7 +151,7 @@ def _text(result: Result) -> str:
             "tokens/s/GPU",
             "MFU": f"{percent(step.mfu_causal)} causal, {percent(step.mfu_noncausal)} non-causal",
             "memory": f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB on the fullest GPU: "
-            f"{fits}",
+            f"{memory.verdict}, {gib(memory.range_bytes[0])} to {gib(memory.range_bytes[1])} reserved",
             "run": str(result.run).replace("\n", "; "),
             "rank 0": f"bubble {split.bubble:.2f} s, waiting for communication "
             f"{split.exposed_communication:.2f} s",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.summary_text import short
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.layout.memory import Verdict, verdict_of
 from moesim.simulator.run.report import RunReport
 
 
@@ -47,8 +51,10 @@ class Breakdown(Finite):
 class MemoryResult(Finite):
     """Bytes of the fullest GPU.
 
-    `range_bytes`: least and most bytes, depending on the framework's own memory and the fragmentation of its
-    allocator; `total_bytes`, which decides `fits`, lies between them (docs/model.md, eq. M10).
+    `total_bytes`: bytes in use at the peak. `fits`: whether these fit. `range_bytes`: least and most bytes
+    that the process may take on the device, depending on the framework's own memory and its allocator
+    (docs/model.md, eq. M10). `verdict` weighs both: `fits` only if the most fits, `at risk` if only the bytes
+    in use do, else `does not fit`.
     `active_bytes` and `reserved_bytes`: peaks of PyTorch's allocator in a replay of the steps, as torch
     counts them (eq. M43); None unless `software.allocator` asks for them and the replay describes the plan.
     """
@@ -61,13 +67,28 @@ class MemoryResult(Finite):
     active_bytes: float | None = None
     reserved_bytes: float | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_verdict(cls, data: Any) -> Any:
+        """Drop the verdict of a printed result, which follows from its bytes."""
+        return {k: v for k, v in data.items() if k != "verdict"} if isinstance(data, Mapping) else data
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> Literal["fits", "tight", "does not fit"]:
-        """Whether the plan fits; it is `tight` where that depends on the framework and its allocator."""
-        least, most = self.range_bytes
-        if least > self.capacity_bytes:
-            return "does not fit"
-        return "fits" if most <= self.capacity_bytes else "tight"
+    def verdict(self) -> Verdict:
+        """Whether the plan fits; it is `at risk` where that depends on the framework and its allocator."""
+        return verdict_of(self.total_bytes, self.range_bytes[1], self.capacity_bytes)
+
+    @property
+    def risk(self) -> str | None:
+        """Why the plan is at risk, and what lowers it; None where it is not."""
+        if self.verdict != "at risk":
+            return None
+        most, has = (f"{in_unit(b, 'GiB', 'bytes'):.1f} GiB" for b in (self.range_bytes[1], self.capacity_bytes))
+        return (
+            f"at risk: its tensors fit, but framework and allocator may take up to {most} of {has}; an allocator "
+            "at its limit frees and takes memory in every step, which is slow, or fails"
+        )
 
     @property
     def shortage(self) -> str | None:

@@ -16,7 +16,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES, FSDP_SLACK
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.frozen_predictions import (
@@ -132,7 +132,7 @@ def prediction(name: str, *overrides: str) -> PredictedRun:
     active, reserved = memory.active_bytes, memory.reserved_bytes
     if active is None or reserved is None:  # flex_attention: its allocations are not replayed
         active = memory.total_bytes - FRAMEWORK_BYTES.value
-        reserved = active * (1.0 + ALLOCATOR_SLACK.value)
+        reserved = active * (1.0 + FSDP_SLACK.value)
     return PredictedRun(step, active, reserved)
 
 

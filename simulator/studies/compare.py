@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Any
 
@@ -245,6 +245,13 @@ def _text(comparison: Comparison) -> str:
     return "\n".join([*lines, "  more: .rows(), .waterfall_rows(), .to_pandas()"])
 
 
+def _fit(figure: Mapping[str, float | bool | None]) -> str:
+    """What a side's memory adds to its size: nothing where it fits."""
+    if not figure["fits"]:
+        return ", does not fit"
+    return ", at risk" if figure.get("at_risk") else ""
+
+
 def _printed_row(side: Side, first: Side) -> list[str]:
     figure = side.figures
     step, base = figure["step_time_s"] or 0.0, first.figures["step_time_s"] or 0.0
@@ -254,7 +261,7 @@ def _printed_row(side: Side, first: Side) -> list[str]:
         f"{step:.3f}",
         "" if side is first else f"{step - base:+.3f}",
         percent(figure["mfu_causal"] or 0.0),
-        gib(figure["memory_bytes"] or 0.0) + ("" if figure["fits"] else ", does not fit"),
+        gib(figure["memory_bytes"] or 0.0) + _fit(figure),
         f"{figure['days'] or 0.0:.1f}",
         "no price" if cost is None else f"${short(cost)}",
     ]

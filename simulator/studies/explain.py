@@ -83,7 +83,9 @@ def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> E
         f"scale-up ports {use.scale_up:.0%}.",
         f"The fullest GPU holds {memory.total_bytes / 2**30:.1f} of {memory.capacity_bytes / 2**30:.1f} GiB"
         + " ({:.1f} to {:.1f} by framework and allocator)".format(*(b / 2**30 for b in memory.range_bytes))
-        + ("." if memory.fits else ": it does not fit."),
+        + {"fits": ": it fits.", "at risk": ": it is at risk.", "does not fit": ": it does not fit."}[
+            memory.verdict
+        ],
     ]
     if result.host is not None:
         says.append(host_sentence(result.host, step.time_s))

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.layout.memory import VERDICTS, Verdict
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.run_report import run_report
@@ -35,12 +36,14 @@ class Neighbour(BaseModel):
     change: float
     memory_bytes: float
     fits: bool
+    verdict: Verdict
+    """`fits`, `at risk` or `does not fit` (docs/model.md, eq. M10)."""
 
 
 def neighbours(
     scenario: Scenario, result: Result, progress: Progress = lambda share, text: None
 ) -> tuple[Neighbour, ...]:
-    """Simulate all legal single changes of the plan; those that fit come first, fastest first.
+    """Simulate all legal single changes of the plan; those that fit come first, then those at risk, fastest first.
 
     `result` is the scenario's own. Illegal changes are left out.
     """
@@ -63,9 +66,10 @@ def neighbours(
                 change=step.time_s / result.step.time_s - 1.0,
                 memory_bytes=memory.total_bytes,
                 fits=memory.fits,
+                verdict=memory.verdict,
             )
         )
-    return tuple(sorted(found, key=lambda n: (not n.fits, n.step_time_s, n.override)))
+    return tuple(sorted(found, key=lambda n: (VERDICTS.index(n.verdict), n.step_time_s, n.override)))
 
 
 def change_bands(scenario: Scenario, result: Result, found: Sequence[Neighbour]) -> dict[str, Band]:

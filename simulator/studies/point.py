@@ -89,6 +89,6 @@ def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:
         row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
     memory, gib = result.memory, 2.0**30
     if memory.fits:
-        return PointOutcome("ok", "", row, result.model_dump_json())
+        return PointOutcome("ok", memory.risk or "", row, result.model_dump_json())
     short = f"needs {memory.total_bytes / gib:.1f} GiB of {memory.capacity_bytes / gib:.1f} GiB a GPU"
     return PointOutcome("does not fit", short, row, result.model_dump_json())

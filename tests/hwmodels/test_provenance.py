@@ -20,7 +20,7 @@ from moesim.hwmodels.provenance import (
 )
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.yaml_io import parse_mapping, validate_model
-from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
+from moesim.simulator.layout.memory import BUFFERS_SLACK, FRAMEWORK_BYTES, FSDP_SLACK, REPLAY_ERRORS
 
 GOOD = {"value": "50 GB/s", "kind": "spec", "source": "a data sheet", "date": "2024-12"}
 
@@ -223,9 +223,9 @@ def test_no_point_of_a_measurement_is_made_up() -> None:
 
 
 def test_numbers_of_the_code_follow_the_same_rules() -> None:
-    for number in (FRAMEWORK_BYTES, ALLOCATOR_SLACK, LOST_BESIDE_NCCL):
+    for number in (FRAMEWORK_BYTES, FSDP_SLACK, BUFFERS_SLACK, *REPLAY_ERRORS.values(), LOST_BESIDE_NCCL):
         assert number.range is not None
-        assert number.kind == "assumed" or "driver 580" in number.source
+        assert number.kind in ("assumed", "published") or "driver 580" in number.source
 
 
 @pytest.mark.parametrize(

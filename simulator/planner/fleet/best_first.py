@@ -23,7 +23,7 @@ from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, id
 from moesim.simulator.planner.fleet.space import FleetPools
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
+from moesim.simulator.planner.refusals import FULL, FULL_OR_NO_HEADROOM, TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
 from moesim.simulator.scenario import Scenario
@@ -191,8 +191,10 @@ class FleetSearch:
                 continue
             stages = None if full else self._stages(pools, node, zero)
             if stages is None:
-                full = True  # a lower ZeRO stage needs at least as much memory
-                self.refused.add("out of memory", 1, f"{self._label(node)} zero_stage={stage}")
+                # A lower ZeRO stage uses at least as much memory, but below 3 its allocator has less slack.
+                full = full or stage < 3 or self.space.headroom is not None
+                reason = FULL if self.space.headroom == 0.0 else FULL_OR_NO_HEADROOM
+                self.refused.add(reason, 1, f"{self._label(node)} zero_stage={stage}")
             else:
                 by_layout.setdefault(stages, []).append(zero)
         found = []
@@ -208,7 +210,10 @@ class FleetSearch:
         return found
 
     def _may_fit(self, node: _Node) -> bool:
-        """Whether the leanest plan of the node's frame and precision fits (full recompute, highest ZeRO)."""
+        """Whether a plan of the node's frame and precision fits with full recompute and any ZeRO stage.
+
+        The highest stage is leanest, but its allocator has more slack (eq. M10).
+        """
         if "full" not in self.space.recompute or self.fixed is not None:
             return True
         lean = replace(node, policy=self.space.recompute.index("full"))
@@ -216,9 +221,9 @@ class FleetSearch:
         if key not in self._lean:
             paired = self.frames[node.frame].pattern.paired
             zeros = [z for z, stage in enumerate(self.space.zero_stage) if stage < 3 or not paired]
-            most = max(zeros, key=lambda z: self.space.zero_stage[z], default=None)
+            zeros.sort(key=lambda z: -self.space.zero_stage[z])
             pools = self._seconds(self.frames[lean.frame], lean.recipe, lean.policy)
-            self._lean[key] = most is not None and self._stages(pools, lean, most) is not None
+            self._lean[key] = any(self._stages(pools, lean, zero) is not None for zero in zeros)
         return self._lean[key]
 
     def _label(self, node: _Node) -> str:

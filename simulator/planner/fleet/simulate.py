@@ -139,10 +139,17 @@ def _simulated(
     scenarios = [_scenario_of(scenario, study, plan) for plan in plans]
     run = map if pool is None else pool.map
     simulated = list(run(simulate_fleet_plan, scenarios))
-    rows = [_row(study, p, s, f, usd) for p, s, f in zip(plans, scenarios, simulated, strict=True)]
-    rows = [row for row in rows if row.memory_bytes <= row.capacity_bytes and row.time_s <= study.most_s]
+    done = [one for one in zip(plans, scenarios, simulated, strict=True) if _keeps(one[2], study)]
+    rows = [_row(study, plan, one, found, usd) for plan, one, found in done]
+    rows = [row for row in rows if row.time_s <= study.most_s]
     rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
     return [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
+
+
+def _keeps(simulated: SimulatedFleet, study: FleetSearch) -> bool:
+    """Whether every pool keeps the head-room of the search."""
+    headroom = study.space.headroom
+    return all(replace(simulated.found, memory=pool.memory).keeps(headroom) for pool in simulated.pools)
 
 
 def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
@@ -151,9 +158,7 @@ def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
     prepared, execution, memory = step.prepared, step.executions[0], step.prepared.memory
     found = PlanStep(
         step.time_s,
-        memory.total_bytes,
-        memory.capacity_bytes,
-        memory.by_kind_bytes,
+        memory,
         step_causes(prepared, execution),
         prepared.stages.layers_per_stage,
         prepared.schedule.microbatches,
@@ -204,7 +209,7 @@ def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float
     except InputError:
         return None
     found = simulated.found
-    if found.memory_bytes > found.capacity_bytes or found.time_s is None:
+    if not found.memory.fits or found.time_s is None:
         return None
     row = make_row(scenario, pools.parts[0].scenario.machine, found, Estimates())
     return replace(_billed(row, pools, usd, simulated.pools), margin=found.time_s / best_s - 1.0)

@@ -38,7 +38,7 @@ NUMBERS = (1, 3, 4, 5)
 
 def _cells(pool: PoolResult) -> tuple[str, ...]:
     memory = pool.memory
-    fits = "" if memory.fits else " DOES NOT FIT"
+    fits = {"fits": "", "at risk": " AT RISK", "does not fit": " DOES NOT FIT"}[memory.verdict]
     return (
         pool.accelerator,
         f"{pool.n_gpus:,}",

@@ -82,7 +82,7 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
         "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
         f"{short(run.gpu_hours)} GPU-hours, {cost}, without failures (moesim run adds them)",
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
-        f"{FITS[memory.fits, memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
+        f"{FITS[memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
         f"{_gib(memory.range_bytes[1])} by framework and allocator{_allocator(memory)}",
     }
 
@@ -95,13 +95,8 @@ def _allocator(memory: MemoryResult) -> str:
     return f"; {peaks} at the peaks of PyTorch's allocator"
 
 
-FITS = {
-    (True, "fits"): "fits",
-    (True, "tight"): "fits, tightly",
-    (False, "tight"): "DOES NOT FIT, narrowly",
-    (False, "does not fit"): "DOES NOT FIT",
-}
-"""Text by `MemoryResult.fits` and `verdict`."""
+FITS = {"fits": "fits", "at risk": "AT RISK", "does not fit": "DOES NOT FIT"}
+"""Text of a verdict on memory."""
 
 CATEGORIES = {
     "forward": "forward",
