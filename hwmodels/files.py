@@ -124,7 +124,7 @@ def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) ->
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Raise InputError where `path` is a folder or its folder does not exist."""
+    """Raise InputError where `path` is a folder, or its folder does not exist or cannot be written to."""
     try:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
     except (OSError, ValueError) as error:
@@ -133,6 +133,8 @@ def check_writable(path: Path, what: str) -> None:
         raise InputError(f"{what} {path}: this is a folder; give a file name inside it")
     if not has_folder:
         raise InputError(f"{what} {path}: the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{what} {path}: the folder {path.parent} cannot be written to; give another one")
 
 
 def make_private_folder(folder: Path) -> None:

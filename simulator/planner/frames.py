@@ -108,7 +108,8 @@ def _layouts(
 ) -> Iterator[tuple[ParallelPlan, Layout]]:
     for tp, pp, cp, ep, etp in product(space.tp, space.pp, space.cp, space.ep, space.expert_tp):
         # Megatron-LM requires sequence parallelism beside tensor parallelism for MoE models; so does moesim.
-        plan = ParallelPlan(tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=etp, sequence_parallel=tp > 1)
+        cut = tp > 1 and space.sequence_parallel
+        plan = ParallelPlan(tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=etp, sequence_parallel=cut)
         try:
             layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(plan, shape, sequence, 1)

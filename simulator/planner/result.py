@@ -231,6 +231,10 @@ class PlanResult:
     """What limiting the search to a trainer costs; None for a search over all plans."""
     inputs: Inputs | None = None
     """What was planned: the scenario with its own plan. Each row has the scenario of its plan."""
+    headroom: float | None = None
+    """Share of the memory that the bytes in use leave free; None: no plan is at risk."""
+    kept: tuple[str, ...] = ()
+    """Sentences on the head-room, and on what the search kept or left unused of what the scenario states."""
 
     @property
     def best(self) -> PlanRow:
@@ -259,6 +263,8 @@ class PlanResult:
             "own": None if self.own is None else self.own.to_dict(),
             "own_rank": self.own_rank,
             **{key: getattr(self, key) for key in counts},
+            "headroom": self.headroom,
+            "kept": list(self.kept),
             "notes": list(self.notes),
             **({} if self.fleet is None else {"fleet": self.fleet.to_dict()}),
             **({} if self.trainer is None else {"trainer": self.trainer.to_dict()}),
@@ -319,5 +325,6 @@ def _text(result: PlanResult) -> str:
         lines.append(f"  the scenario's own plan{rank}: {_row_text(result.own)}")
     if result.rivals:
         lines.append(f"  {result.rivals:,} further families are within the error of the closed form")
+    lines += [f"  {sentence}" for sentence in result.kept]
     lines += [f"  note: {note}" for note in result.notes[:2]]
     return "\n".join([*lines, "  more: .best, .ranked, .pareto, .refused, .to_pandas()"])

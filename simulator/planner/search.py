@@ -20,10 +20,16 @@ from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.kernel_sms import RISK, published_sms
 from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, rising, scaled
-from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.refusals import AT_RISK, Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
 from moesim.simulator.planner.rows import PlanStep, scenario_of
-from moesim.simulator.planner.space import PlanSpace, load_space
+from moesim.simulator.planner.space import (
+    PlanSpace,
+    headroom_sentence,
+    kept_as_stated,
+    load_space,
+    with_headroom,
+)
 from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario, with_overrides
 from moesim.simulator.scenario.inputs import inputs_of
@@ -46,6 +52,7 @@ def plan(
     progress: OnProgress | None = None,
     workers: int = 1,
     trainer: str | None = None,
+    headroom: float | None = None,
 ) -> PlanResult:
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
@@ -58,7 +65,8 @@ def plan(
     (1 = this process); the result does not depend on it, and a script that asks for more than one must guard
     its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
     "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
-    says what the best of all plans would gain. `progress` is called with the share of the work that is done
+    says what the best of all plans would gain. `headroom`: share of the memory that the bytes in use leave
+    free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called with the share of the work that is done
     (0 to 1) and a text, also while it waits for the engine; an exception that it raises ends the search and
     its processes. Raises InputError for a malformed or empty space and for contradictory limits, and
     InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
@@ -69,7 +77,7 @@ def plan(
     space = spaces[0] if spaces else space
     scenario = load_scenario(scenario, [text for text in overrides if not isinstance(text, PlanSpace)])
     say = rising(progress or no_progress)
-    wanted, goal = load_space(space), Goal(objective, top, deadline_days, budget_usd)
+    wanted, goal = with_headroom(load_space(space), headroom), Goal(objective, top, deadline_days, budget_usd)
     goal.check(scenario)
     framework = None if trainer is None else trainer_of(trainer)
     if framework is not None and scenario.fleet is not None:
@@ -83,7 +91,8 @@ def plan(
             found = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
             found = _plan_cluster(scenario, wanted, goal, say, pool)
-    return replace(found, inputs=inputs_of(scenario))
+    kept = (headroom_sentence(wanted, scenario), *kept_as_stated(wanted, scenario))
+    return replace(found, inputs=inputs_of(scenario), headroom=wanted.headroom, kept=kept)
 
 
 def _plan_for_trainer(
@@ -265,4 +274,5 @@ def _saved_sms(searches: Sequence[VariantSearch], best: PlanRow, wanted: PlanSpa
 def _nothing(refused: Refusals, first: str = "no plan of the space is legal and fits") -> str:
     rows = refused.rows()
     listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
-    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the cluster or the limits"
+    remedy = "; a head-room of 0 admits plans at risk" if AT_RISK in refused.counts else ""
+    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the cluster or the limits{remedy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,8 +14,10 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
+from moesim.simulator.common.key_values import key_and_text, value_of
 from moesim.simulator.common.lists import parse_integers
 from moesim.simulator.layout.activations import RECOMPUTED
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES, allocator_slack, highest
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import MODULES, Recompute, RecomputeKey
@@ -24,6 +27,7 @@ from moesim.simulator.planner.kernel_sms import published_sms
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.routing import Eplb
+from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
 
 
@@ -129,6 +133,52 @@ def load_space(source: PlanSpace | str | Path | None) -> PlanSpace:
     return validate_model(PlanSpace, load_mapping(Path(source)), str(source))
 
 
+def varied(space: PlanSpace, texts: Sequence[str]) -> PlanSpace:
+    """The space with further values to try, each a text KEY=VALUES such as precision=bf16,fp8.
+
+    Raises InputError for an unknown key, one that the space already has, and malformed values.
+    """
+    known: dict[str, Any] = {key: getattr(space, key) for key in space.model_fields_set}
+    for text in texts:
+        key, values = key_and_text(text, "--vary", "KEY=VALUES, for example precision=bf16,fp8")
+        if key not in LISTS:
+            raise InputError(
+                f"--vary {key}: no key of a space{nearest(key, list(LISTS))}; other scenario keys belong under "
+                "variants in a file for --space"
+            )
+        if key in known:
+            raise InputError(f"--vary {key} is given twice, or beside the same key of --space; give one of them")
+        as_yaml = values.lstrip().startswith("[")
+        names = tuple(name.strip() for name in values.split(","))
+        whole = key in ("schedule", "recompute", "precision", "placement")
+        known[key] = value_of(text, "--vary") if as_yaml else names if whole else values
+    return validate_model(PlanSpace, known, "--vary") if texts else space
+
+
+def with_headroom(space: PlanSpace, headroom: float | None) -> PlanSpace:
+    """The space with another head-room. Raises InputError for one out of range, or unlike the space's own."""
+    if headroom is None:
+        return space
+    if isinstance(headroom, bool) or not 0.0 <= headroom < 1.0:
+        raise InputError(f"headroom={headroom} must be a share of the memory, at least 0 and below 1")
+    if space.headroom not in (None, headroom):
+        raise InputError(f"headroom={headroom}, but the space states {space.headroom}: give one of them")
+    return space.model_copy(update={"headroom": float(headroom)})
+
+
+def headroom_sentence(space: PlanSpace, scenario: Scenario) -> str:
+    """What memory a search keeps free, and how to change it (docs/model.md, eq. M10)."""
+    if space.headroom is not None:
+        risk = "plans at risk are admitted" if space.headroom == 0.0 else "plans may still be at risk"
+        return f"head-room: the bytes in use leave {space.headroom:.0%} of the memory free; {risk}"
+    own, sharded = (highest(allocator_slack(scenario.software, stage)) for stage in (0, 3))
+    more = "" if own == sharded else f" ({sharded:.0%} with zero_stage 3)"
+    return (
+        f"head-room: no plan is at risk; an allocator may reserve up to {own:.0%} beyond the tensors{more}, a "
+        f"framework {highest(FRAMEWORK_BYTES) / 1e9:.0f} GB; --headroom 0 admits plans at risk"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """A space in which every key has a list of values."""
@@ -147,6 +197,8 @@ class Space:
     sms: tuple[int, ...]
     placement: tuple[Placement, ...]
     headroom: float | None
+    sequence_parallel: bool = True
+    """Whether plans with tensor parallelism cut sequences too; models with experts need it."""
 
     @property
     def recipes(self) -> tuple[Precision, ...]:
@@ -180,20 +232,17 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     """Fill in the defaults for a model on a cluster (docs/planner.md lists them).
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs, at most two more than the layers. ep:
-    divisors of the number of experts. cp: 1, 2, 4 and 8. vpp and microbatch: 1, 2 and 4. schedule and
-    zero_stage: all. recompute: every policy that changes compute or memory, and the scenario's modules.
-    precision: the scenario's, bf16, and fp8 if the accelerator has it. sms: the scenario's, and
-    for a MoE those with which its communication kernels were published; 0 if a dedicated engine moves them.
-    placement: see `default_placements`.
+    divisors of the number of experts. cp: 1, 2, 4 and 8. vpp and microbatch: 1, 2 and 4. Each of these has
+    the scenario's own value too, and so has expert_tp, otherwise 1. schedule and zero_stage: all. recompute:
+    every policy that changes compute or memory, and the scenario's modules. precision: see
+    `default_precisions`. sms: the scenario's, and for a MoE those with which its communication kernels were
+    published; 0 if a dedicated engine moves them. placement: see `default_placements`.
     Raises InputError if communication would take every SM, or any SM beside a dedicated engine, and for a
     module to recompute that the model does not have.
     """
     n = cluster.n_gpus
-    own = scenario.precision
+    own = scenario.parallel
     in_memory = scenario.software.attention == "unfused"  # the policy attention recomputes the scores
-    hardware: list[str | Precision] = ["bf16"]
-    if "fp8" in cluster.accelerator.peak:
-        hardware.insert(0, "fp8")
     most_stages = shape.n_layers + MOST_WITHOUT_LAYERS
     moe, engine = shape.moe, cluster.accelerator.communication_engine
     published = published_sms(scenario.communication.kernels) if moe else None
@@ -217,10 +266,13 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
             *(p for p in RECOMPUTED if p != "attention" or in_memory),
             *(() if isinstance(scenario.recompute, str) else (scenario.recompute,)),
         ),
-        "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
+        "precision": default_precisions(scenario, cluster),
         "placement": default_placements(scenario, shape),
         "sms": tuple(sorted(sms)),
     }
+    experts = ("ep", "expert_tp") if moe else ()
+    for key in ("tp", "pp", "cp", "vpp", "microbatch", *experts):
+        defaults[key] = tuple(sorted({*defaults[key], getattr(own, key)}))
     wanted = {key: getattr(space, key) for key in LISTS}
     if space.placement:
         wanted["placement"] = tuple(map(parse_placement, space.placement))
@@ -228,7 +280,52 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     for choice in chosen["recompute"]:
         check_recompute(shape, choice)
     _check_sms(max(chosen["sms"]), cluster)
-    return Space(**chosen, headroom=space.headroom)
+    whole = own.tp > 1 and not own.sequence_parallel and is_stated(scenario, "parallel.sequence_parallel")
+    return Space(**chosen, headroom=space.headroom, sequence_parallel=not whole or moe is not None)
+
+
+def default_precisions(scenario: Scenario, cluster: Cluster) -> tuple[str | Precision, ...]:
+    """Precisions that a search tries by default: the scenario's, and all others if nobody stated that.
+
+    A stated precision decides accuracy as well as time, so that it stays unless the space varies it.
+    """
+    return (scenario.precision,) if is_stated(scenario, "precision") else all_precisions(scenario, cluster)
+
+
+def all_precisions(scenario: Scenario, cluster: Cluster) -> tuple[str | Precision, ...]:
+    """The scenario's precision, fp8 where the accelerator has it, and bf16."""
+    own, hardware = scenario.precision, ["bf16"]
+    if "fp8" in cluster.accelerator.peak:
+        hardware.insert(0, "fp8")
+    return (own, *(p for p in hardware if p != own and PRECISIONS[p] != scenario.recipe))
+
+
+def kept_as_stated(wanted: PlanSpace, scenario: Scenario) -> tuple[str, ...]:
+    """Sentences on what a search keeps because the scenario states it, and on what it does not use of it."""
+    said = []
+    if wanted.precision is None and scenario.fleet is None and is_stated(scenario, "precision"):
+        own = scenario.precision if isinstance(scenario.precision, str) else scenario.recipe.linear
+        others = [str(p) for p in all_precisions(scenario, scenario.machine)[1:]]
+        if others:
+            vary = ",".join([own, *others])
+            said.append(
+                f"precision={own} is kept, as the scenario states it; to vary it: --vary precision={vary}, or "
+                "precision in a space"
+            )
+    own_plan = scenario.parallel
+    if not scenario.parallel.sequence_parallel and own_plan.tp > 1 and scenario.shape.moe is None:
+        if is_stated(scenario, "parallel.sequence_parallel"):
+            said.append("parallel.sequence_parallel=false is kept, as the scenario states it beside its tp")
+    if own_plan.shard_group is not None:
+        said.append(
+            f"parallel.shard_group={own_plan.shard_group} is not used: the search shards over all ranks that hold "
+            "a parameter"
+        )
+    if scenario.stages.mtp is not None:
+        said.append("stages.mtp is not used: the search keeps MTP modules on the last stage")
+    if scenario.stages.layers is not None and wanted.layout == "balanced" and scenario.fleet is None:
+        said.append("stages.layers is not used: the search balances the stages; layout=scenario in a space keeps it")
+    return tuple(said)
 
 
 def _check_sms(taken: int, cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules.spec import Project
 from moesim.simulator.trainers.export import Export
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
@@ -130,7 +131,10 @@ class Trainer:
         update: dict[str, Any] = {"software": Software.model_validate(software)} if more else {}
         if changed:
             update["precision"] = recipe
-        return scenario.model_copy(update=update), (*changed, *more)
+        adapted = scenario.model_copy(update=update)
+        if not is_stated(scenario, "precision"):
+            adapted.model_fields_set.discard("precision")  # still the choice of a rule, which a search may vary
+        return adapted, (*changed, *more)
 
     def adapted_recipe(self, recipe: Precision) -> tuple[Precision, tuple[str, ...]]:
         """A precision recipe as the trainer would run it, with a sentence for each field that differs."""

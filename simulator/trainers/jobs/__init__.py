@@ -11,11 +11,16 @@ from moesim.simulator.trainers.jobs.kubernetes import kubernetes_text
 from moesim.simulator.trainers.jobs.slurm import slurm_text
 from moesim.simulator.trainers.jobs.template import JobTemplate, load_template
 
-__all__ = ["KINDS", "JobKind", "JobTemplate", "job_text", "load_template"]
+__all__ = ["KINDS", "JobKind", "JobTemplate", "check_job", "job_text", "load_template"]
 
 JobKind = Literal["slurm", "kubernetes"]
 KINDS: tuple[JobKind, ...] = ("slurm", "kubernetes")
 """Schedulers that a job file can be written for."""
+
+
+def check_job(kind: str, scenario: Scenario, template: JobTemplate | None = None) -> None:
+    """Raise InputError where no job file can be written for the scenario's cluster, whatever its plan is."""
+    job_text(kind, scenario, ("script.py",), {}, template)
 
 
 def job_text(

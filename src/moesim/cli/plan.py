@@ -28,6 +28,13 @@ def plan(
     space: Annotated[
         Path | None, typer.Option(help="YAML file with lists of values by key; see docs/planner.md.")
     ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Values of one key of the space, such as precision=bf16,fp8 or sms=8..24:+4; repeatable.",
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a scenario key first.")
     ] = None,
@@ -37,6 +44,14 @@ def plan(
     ] = 10,
     deadline_days: Annotated[float | None, typer.Option(help="Days that the run may take.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Dollars that the run may cost.")] = None,
+    headroom: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the memory that the bytes in use leave free; 0 admits plans at risk. Absent: what "
+            "framework and allocator may reserve stays free.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes for the engine; as many as there are cores, up to 4.")
     ] = None,
@@ -72,22 +87,21 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Find the best plans that are legal and fit: bound all, estimate some, simulate the best."""
-    from moesim.cli.console import print_json, say_written, working
-    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.cli.console import print_json, working
     from moesim.simulator.planner.search import plan as search
-    from moesim.simulator.planner.space import load_space
+    from moesim.simulator.planner.space import load_space, varied, with_headroom
     from moesim.simulator.scenario import load_scenario
 
-    wanted = Wanted.checked(trainer, arguments, job, job_template, job_file)
-    if output is not None:
-        check_writable(output, "output file")
+    wanted = Wanted.checked(trainer, arguments, job, job_template, job_file, output)
     processes = min(os.cpu_count() or 1, 4) if workers is None else workers
     with working(f"planning {scenario}") as say:
+        values = with_headroom(varied(load_space(space), vary or []), headroom)
         loaded = load_scenario(scenario, overrides or [])
+        wanted.check(loaded)
         limit = trainer or (wanted.trainer if loaded.fleet is None else None)
         result = search(
             loaded,
-            space=load_space(space),
+            space=values,
             objective=objective,
             top=top,
             deadline_days=deadline_days,
@@ -96,15 +110,14 @@ def plan(
             workers=processes,
             trainer=limit,
         )
-    wanted.write(result.best)  # files first: a reader of the text may close its pipe
-    if output is not None:
-        write_atomically(output, [scenario_yaml(result.best.scenario)])
-        say_written(str(output), "simulate it, or start another search from it")
+    exports = wanted.exports(result.best)
+    exports.write()  # before the text, as its reader may close the pipe
     if as_json:
-        print_json({**result.to_dict(), **wanted.plain(result.best)})
+        print_json({**result.to_dict(), **exports.plain})
     else:
         _print(result)
-        wanted.show(result.best)
+        exports.show()
+    exports.check()
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
@@ -153,6 +166,8 @@ def _print(result: PlanResult) -> None:
         )
     if result.trainer is not None:
         _print_trainer(result.trainer)
+    for sentence in result.kept:
+        print_text(sentence)
     print_text("")
     rows = [_cells(row) for row in result.ranked]
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
@@ -209,7 +224,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         str(row.zero_stage),
         f"{row.time_s:.2f}" + ("" if row.source == "simulated" else "*"),
         f"{100 * row.margin:+.1f} %",
-        f"{row.memory_bytes / GIB:.1f}",
+        f"{row.memory_bytes / GIB:.1f}" + ("" if row.verdict == "fits" else f", {row.verdict}"),
         f"{row.days:.1f}",
         "" if row.cost_usd is None else f"{row.cost_usd / 1e6:.2f}",
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanRow
+    from moesim.simulator.scenario import Scenario
     from moesim.simulator.trainers.jobs import JobTemplate
 
 KUBERNETES = "k8s"
@@ -18,13 +21,14 @@ KUBERNETES = "k8s"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The trainer to write for, and which of its texts the user asked for."""
+    """The trainer to write for, and which texts and files of the best plan the user asked for."""
 
     trainer: str | None
     arguments: bool
     job: str | None
     template: JobTemplate | None
     job_file: Path | None
+    output: Path | None
 
     @staticmethod
     def checked(
@@ -33,6 +37,7 @@ class Wanted:
         job: str | None,
         template: Path | None,
         job_file: Path | None,
+        output: Path | None = None,
     ) -> Wanted:
         """Read the options before the search starts; raises InputError where they do not go together."""
         from moesim.hwmodels.files import check_writable
@@ -51,40 +56,59 @@ class Wanted:
             raise InputError(f"--job {job} needs the trainer that the job starts: add --trainer megatron")
         if kind is None and (template or job_file):
             raise InputError("--job-template and --job-file belong to --job slurm or --job k8s; add it")
-        if job_file is not None:
-            check_writable(job_file, "job file")
+        for path, what in ((output, "output file"), (job_file, "job file")):
+            if path is not None:
+                check_writable(path, what)
+        if output is not None and job_file is not None and output.resolve() == job_file.resolve():
+            raise InputError(f"--output and --job-file both name {output}; give each its own file")
         site = None if template is None else load_template(template)
-        return Wanted(chosen, arguments is not None, kind, site, job_file)
+        return Wanted(chosen, arguments is not None, kind, site, job_file, output)
 
-    def plain(self, best: PlanRow) -> dict[str, Any]:
-        """The arguments and the job file of the best plan as plain data, for JSON."""
+    def check(self, scenario: Scenario) -> None:
+        """Raise InputError for a job or arguments that cannot be written whatever plan the search finds.
+
+        The trainer's arguments for the scenario's own plan stand for those of any plan.
+        """
+        from moesim.simulator.trainers.jobs import check_job
         from moesim.simulator.trainers.registry import trainer_of
 
-        texts: dict[str, Any] = {}
-        if self.trainer is not None and self.arguments:
-            texts["arguments"] = trainer_of(self.trainer).arguments(best.scenario).to_dict()
-        if self.job is not None and self.job_file is None:
-            texts["job"] = self._job_text(best)
-        return texts
+        if self.trainer is None:
+            return
+        if self.job is not None:
+            check_job(self.job, scenario, self.template)
+        try:
+            export = trainer_of(self.trainer).arguments(scenario)
+        except InputError:
+            if scenario.fleet is not None:
+                raise
+            return  # a reason of this plan, which the search replaces
+        if self.job is not None:
+            export.command()
 
-    def show(self, best: PlanRow) -> None:
-        """Print the arguments of the best plan, and the job file if it goes to no file."""
-        from moesim.cli.console import print_raw
+    def exports(self, best: PlanRow) -> Exports:
+        """Write the texts of the best plan; what fails is kept as a problem, so that the plan is not lost."""
+        from moesim.cli.plan import scenario_yaml
         from moesim.simulator.trainers.registry import trainer_of
 
+        made = Exports()
+        if self.output is not None:
+            with made.guard():
+                hint = "simulate it, or start another search from it"
+                made.files.append((self.output, scenario_yaml(best.scenario), hint))
         if self.trainer is not None and self.arguments:
-            print_raw("\n" + trainer_of(self.trainer).arguments(best.scenario).text())
-        if self.job is not None and self.job_file is None:
-            print_raw("\n" + self._job_text(best))
-
-    def write(self, best: PlanRow) -> None:
-        """Write the job file that starts the best plan."""
-        from moesim.cli.console import say_written
-        from moesim.hwmodels.files import write_atomically
-
-        if self.job is not None and self.job_file is not None:
-            write_atomically(self.job_file, [self._job_text(best)])
-            say_written(str(self.job_file), "set the variables that it asks for, and submit it")
+            with made.guard():
+                export = trainer_of(self.trainer).arguments(best.scenario)
+                made.shown.append(export.text())
+                made.plain["arguments"] = export.to_dict()
+        if self.job is not None:
+            with made.guard():
+                text = self._job_text(best)
+                if self.job_file is not None:
+                    made.files.append((self.job_file, text, "set the variables that it asks for, and submit it"))
+                else:
+                    made.shown.append(text)
+                    made.plain["job"] = text
+        return made
 
     def _job_text(self, best: PlanRow) -> str:
         from moesim.hwmodels.units import SECONDS_PER_DAY
@@ -95,3 +119,46 @@ class Wanted:
         export = trainer_of(self.trainer).arguments(best.scenario)
         run_s = best.days * SECONDS_PER_DAY
         return job_text(self.job, best.scenario, export.command(), export.environment, self.template, run_s)
+
+
+@dataclass(slots=True)
+class Exports:
+    """Texts of the best plan: `plain` for JSON, `shown` for people, `files` with their hints.
+
+    `problems` are the errors of those that could not be written.
+    """
+
+    plain: dict[str, Any] = field(default_factory=dict)
+    shown: list[str] = field(default_factory=list)
+    files: list[tuple[Path, str, str]] = field(default_factory=list)
+    problems: list[Exception] = field(default_factory=list)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Keep an error as a problem, to be raised by `check` once the plan has been printed."""
+        try:
+            yield
+        except Exception as error:
+            self.problems.append(error)
+
+    def write(self) -> None:
+        """Write the files."""
+        from moesim.cli.console import say_written
+        from moesim.hwmodels.files import write_atomically
+
+        for path, text, hint in self.files:
+            with self.guard():
+                write_atomically(path, [text])
+                say_written(str(path), hint)
+
+    def show(self) -> None:
+        """Print the texts that go to no file."""
+        from moesim.cli.console import print_raw
+
+        for text in self.shown:
+            print_raw("\n" + text)
+
+    def check(self) -> None:
+        """Raise the first problem."""
+        if self.problems:
+            raise self.problems[0]

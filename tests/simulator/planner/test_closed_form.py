@@ -149,7 +149,7 @@ def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
     scenario = load_scenario(SCENARIO_SMALL, [f"routing={{expert_load_cv: 0.1, {routing}}}"])
     wanted = PlanSpace(
         tp=(1,), pp=(4,), ep=(8,), cp=(1,), vpp=(1,), microbatch=(1,), schedule=(name,), zero_stage=(1,),
-        recompute=("full",), precision=("bf16",), sms=(20,), placement=("in order",),
+        recompute=("full",), precision=("bf16",), sms=(20,), placement=("in order",), headroom=0.0,
     )  # fmt: skip
     found, study = candidates_of(scenario, wanted)
     study.estimate([0])

@@ -91,7 +91,7 @@ def test_memory_and_step_of_random_plans_are_those_of_the_engines_path(job: str)
         plan = scenario_of(scenario, found, number)
         simulated = simulate_plan(plan)
         label = f"{found.axes(number)[0].label} {plan.precision} {plan.recompute} {plan.parallel.zero_stage}"
-        assert found.memory[number] == pytest.approx(simulated.memory_bytes, rel=1e-9), label
+        assert found.memory[number] == pytest.approx(simulated.memory.total_bytes, rel=1e-9), label
         assert simulated.time_s is not None
         assert found.bound[number] <= simulated.time_s + ROUNDING_S, label
         errors.append((abs(found.time_s[number] / simulated.time_s - 1.0), label))

@@ -80,7 +80,7 @@ def test_memory_and_time_are_those_of_simulate_whatever_the_framework_does(softw
         report = prepare(chosen).memory
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), label
         alone = closed_form_memory(chosen, study.shape, chosen.machine, found, number)
-        assert alone.by_kind == report.by_kind_bytes
+        assert alone.memory.by_kind_bytes == report.by_kind_bytes
     for number in numbers[:2]:
         simulated = simulate_plan(scenario_of(scenario, found, number)).time_s
         assert found.time_s[number] == pytest.approx(simulated, rel=0.05)
