@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import load_scenario
 
 SPACE = """tp: 1
@@ -105,3 +106,87 @@ def test_plan_refuses_in_one_paragraph(
     assert out.code == code
     assert named in out.err and "Traceback" not in out.err
     assert len(out.err.strip().splitlines()) == 1
+
+
+GB200 = "deepseek-v3-256xgb200"
+FOR_MEGATRON = ("--trainer", "megatron")
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that starts fails the test."""
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the search began before the options were checked")
+
+    monkeypatch.setattr("moesim.simulator.planner.search.plan", never)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([GB200, *FOR_MEGATRON, "--job", "slurm"], "gpus_per_host"),
+        ([GB200, *FOR_MEGATRON, "--job", "k8s"], "gpus_per_host"),
+        ([GB200, "--trainer", "deepspeed", "--job", "slurm"], "gpus_per_host"),
+        (["small.yaml", "--trainer", "deepspeed", "--job", "slurm"], "script of your own"),
+        (["small.yaml", *FOR_MEGATRON, "--job", "k8s", "--job-template", "site.yaml"], "image is missing"),
+        (["small.yaml", *FOR_MEGATRON, "--job", "slurm", "--job-file", "a", "-o", "./a"], "its own file"),
+        (["small.yaml", "--headroom", "1.5"], "below 1"),
+        (["small.yaml", "--headroom", "nan"], "below 1"),
+        (["small.yaml", "--vary", "precison=fp8"], "precision"),
+        (["small.yaml", "--vary", "precision=fp9"], "fp9"),
+        (["small.yaml", "--space", "space.yaml", "--vary", "tp=2"], "beside the same key"),
+    ],
+)
+@pytest.mark.usefixtures("small", "no_search")
+def test_what_cannot_be_written_is_refused_before_the_search(
+    run: Callable[..., Any], tmp_path: Path, arguments: list[str], named: str
+) -> None:
+    (tmp_path / "site.yaml").write_text("partition: big\n")
+    out = run("plan", *arguments)
+    assert out.code == 2 and named in out.err and "Traceback" not in out.err
+    assert not out.out and not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("error", [InputError("the plan has no words"), KeyError("a fault")])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_export_that_fails_late_does_not_lose_the_plan(
+    run: Callable[..., Any],
+    small: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    as_json: bool,
+) -> None:
+    scenario, space = small
+
+    def fails(*args: object) -> str:
+        raise error
+
+    monkeypatch.setattr("moesim.cli.plan_exports.Wanted._job_text", fails)
+    extra = ["--json"] if as_json else []
+    out = run(
+        "plan", scenario, "--space", space, "--top", "1", "--workers", "1", *extra, "-o", "best.yaml",
+        "--arguments", "megatron", "--job", "slurm",
+    )  # fmt: skip
+    assert out.code == (2 if isinstance(error, InputError) else 1)
+    assert str(error) in out.err
+    assert load_scenario(str(tmp_path / "best.yaml")).parallel.pp in (2, 4)
+    if as_json:
+        assert json.loads(out.out)["ranked"] and "job" not in json.loads(out.out)
+    else:
+        assert "2 plans" in out.out and "--pipeline-model-parallel-size" in out.out
+
+
+def test_plan_says_its_head_room_and_what_it_keeps(run: Callable[..., Any], small: tuple[str, str]) -> None:
+    scenario, _ = small
+    narrow = [f"--vary={text}" for text in ("pp=4", "ep=8", "cp=1", "tp=1", "microbatch=1", "vpp=2", "sms=20")]
+    common = ("plan", scenario, "--top", "1", "--workers", "1", *narrow, "--vary", "schedule=1f1b")
+    out = run(*common)
+    assert "head-room: no plan is at risk" in out.out
+    assert "precision=bf16 is kept, as the scenario states it" in out.out
+    best = json.loads(run(*common, "--json").out)
+    assert best["ranked"][0]["precision"] == "bf16" and best["ranked"][0]["verdict"] == "fits"
+    assert best["headroom"] is None and len(best["kept"]) == 2
+    other = json.loads(run(*common, "--json", "--vary", "precision=bf16,fp8", "--headroom", "0").out)
+    assert other["ranked"][0]["precision"] == "fp8" and other["headroom"] == 0.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,10 +16,18 @@ from moesim.simulator.common.lists import parse_integers
 from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.refusals import Refusals, reason_of
-from moesim.simulator.planner.space import PlanSpace, load_space, with_defaults
+from moesim.simulator.planner.space import (
+    PlanSpace,
+    Space,
+    kept_as_stated,
+    load_space,
+    varied,
+    with_defaults,
+)
 from moesim.simulator.predict.compile import prepare
-from moesim.simulator.scenario import load_scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.registry import trainer_of
 
 
 @pytest.mark.parametrize(
@@ -91,6 +101,110 @@ def test_defaults_hold_the_scenario_s_own_plan() -> None:
     assert set(space.schedule) == set(SCHEDULES)
     dense = load_model("llama-3-8b")
     assert with_defaults(PlanSpace(), scenario, dense, scenario.machine).ep == (1,)
+
+
+FIVE_LINES: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "cluster": {"node": "hgx-h100", "nodes": 4, "network": "mrft-ib-400g"},
+    "parallel": {"ep": 8},
+    "batch": {"sequences": 512, "sequence_length": 4096},
+}
+
+
+def defaults_of(scenario: Scenario, wanted: PlanSpace | None = None) -> Space:
+    return with_defaults(wanted or PlanSpace(), scenario, scenario.shape, scenario.machine)
+
+
+def test_a_stated_precision_is_kept_and_one_by_rule_is_searched() -> None:
+    left_open = Scenario.model_validate(FIVE_LINES)
+    assert left_open.precision == "bf16" and set(defaults_of(left_open).precision) == {"bf16", "fp8"}
+    assert not [text for text in kept_as_stated(PlanSpace(), left_open) if "precision" in text]
+    stated = left_open.replace(precision="bf16")
+    assert defaults_of(stated).precision == ("bf16",)
+    (said,) = kept_as_stated(PlanSpace(), stated)
+    assert "precision=bf16 is kept" in said and "--vary precision=bf16,fp8" in said
+    wanted = varied(PlanSpace(), ["precision=bf16,fp8"])
+    assert defaults_of(stated, wanted).precision == ("bf16", "fp8") and not kept_as_stated(wanted, stated)
+
+
+def test_a_trainer_does_not_turn_a_precision_by_rule_into_a_stated_one() -> None:
+    left_open = Scenario.model_validate(FIVE_LINES)
+    adapted, replaced = trainer_of("megatron").adapted(left_open, any_plan=True)
+    assert any("precision" in text for text in replaced)
+    assert len(defaults_of(adapted).precision) > 1
+    stated, _ = trainer_of("megatron").adapted(left_open.replace(precision="bf16"), any_plan=True)
+    assert len(defaults_of(stated).precision) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("microbatch", 8), ("cp", 3), ("vpp", 5), ("tp", 16), ("expert_tp", 2), ("pp", 48)]
+)
+def test_the_space_holds_the_scenario_s_own_degrees(key: str, value: int) -> None:
+    scenario = Scenario.model_validate({**FIVE_LINES, "parallel": {"ep": 8, key: value}})
+    space = defaults_of(scenario)
+    assert value in getattr(space, key) and 1 in getattr(space, key)
+    assert defaults_of(scenario, PlanSpace(**{key: (1,)})).sequence_parallel
+    assert getattr(defaults_of(scenario, PlanSpace(**{key: (1,)})), key) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "cut"),
+    [
+        ("llama-3-8b", {"tp": 2, "sequence_parallel": False}, False),
+        ("llama-3-8b", {"tp": 2}, True),
+        ("llama-3-8b", {"tp": 1, "sequence_parallel": False}, True),
+        ("llama-3-8b", {"tp": 2, "sequence_parallel": True}, True),
+        ("mixtral-8x7b", {"tp": 1, "sequence_parallel": False}, True),
+    ],
+)
+def test_stated_whole_sequences_of_a_dense_model_stay_whole(
+    model: str, plan: dict[str, Any], cut: bool
+) -> None:
+    scenario = Scenario.model_validate({**FIVE_LINES, "model": model, "parallel": plan})
+    space = replace(defaults_of(scenario, PlanSpace(pp=(1,), ep=(1,), cp=(1,), microbatch=(1,))), tp=(1, 2))
+    frames, _ = legal_frames(space, scenario.shape, scenario.machine, 512, 4096, "nccl")
+    assert {f.plan.sequence_parallel for f in frames if f.plan.tp == 2} == {cut}
+    assert not any(f.plan.sequence_parallel for f in frames if f.plan.tp == 1)
+    said = any("sequence_parallel" in text for text in kept_as_stated(PlanSpace(), scenario))
+    assert said is not cut
+
+
+def test_what_a_search_does_not_use_of_a_scenario_is_named() -> None:
+    plan = {"zero_stage": 3, "shard_group": 8}
+    scenario = Scenario.model_validate(
+        {**FIVE_LINES, "model": "llama-3-8b", "parallel": plan, "stages": {"layers": [32]}}
+    )
+    said = " ".join(kept_as_stated(PlanSpace(), scenario))
+    assert "parallel.shard_group=8 is not used" in said and "stages.layers is not used" in said
+    assert "stages.layers" not in " ".join(kept_as_stated(PlanSpace(layout="scenario"), scenario))
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [
+        (["precison=fp8"], "precision"),
+        (["cluster.nodes=2,4"], "variants"),
+        (["sms"], "KEY=VALUES"),
+        (["sms=8", "sms=20"], "twice"),
+        (["precision=fp9"], "fp9"),
+        (["tp=1..x"], "tp"),
+        (["schedule=1f1b,"], "schedule"),
+    ],
+)
+def test_values_on_the_command_line_are_checked(texts: list[str], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        varied(PlanSpace(), texts)
+
+
+def test_values_on_the_command_line_are_those_of_a_file() -> None:
+    texts = ["tp=1..4:2x", "schedule=1f1b,zbv", "recompute=[none, [layernorm, moe_act]]", "precision=fp8"]
+    space = varied(PlanSpace(headroom=0.1), texts)
+    assert space == PlanSpace(
+        headroom=0.1, tp=(1, 2, 4), schedule=("1f1b", "zbv"), precision=("fp8",),
+        recompute=("none", ("layernorm", "moe_act")),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="beside the same key"):
+        varied(PlanSpace(tp=(1,)), ["tp=2"])
 
 
 def test_every_considered_plan_is_legal_or_refused_with_a_reason() -> None:
