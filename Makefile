@@ -36,6 +36,7 @@ pages: $(VENV)/.core
 proof: $(VENV)/.test
 	$(BIN)/python tests/fuzz/fuzz.py --cases 200000 --seed 0 --table docs/proof/fuzz.md
 	$(BIN)/python tests/simulator/engine/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table docs/proof/engines.md
+	$(BIN)/python tests/simulator/planner/prove_plans.py
 	$(BIN)/python tests/proof_trainers/prove.py $(TREES)
 	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest tests/app/e2e
 

@@ -17,6 +17,7 @@ from moesim.app.views import headline, plan_table
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
+from moesim.simulator.planner.space import all_precisions
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
@@ -28,6 +29,8 @@ OBJECTIVES = {
     "memory": "most free memory",
     "energy": "least energy",
 }
+HEADROOM = {"kept": "no plan at risk", "none": "none: plans at risk too"}
+"""What may be asked of the memory."""
 ANY = "any"
 """Choice of no training framework."""
 KEPT = {
@@ -123,7 +126,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             help="None chosen: all of them",
             **forms.some_of("plan.schedules", list(SCHEDULES), key="schedules"),
         )
-    left, right = st.columns(2)
+    left, middle, right = st.columns(3)
     with left:
         trainer = st.selectbox(
             "Training framework",
@@ -140,7 +143,17 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             help="Fewer open questions make the search faster",
             **forms.some_of("plan.keep", list(KEPT), ALWAYS_KEPT, "kept keys"),
         )
+    with middle:
+        headroom = st.selectbox(
+            "Memory head-room",
+            list(HEADROOM),
+            format_func=HEADROOM.__getitem__,
+            help="A plan is at risk where what framework and allocator may reserve does not fit",
+            **forms.one_of("plan.headroom", list(HEADROOM), "kept", "head-room"),
+        )
     options: dict[str, Any] = {"objective": objective, "top": TOP}
+    if headroom == "none":
+        options["headroom"] = 0.0
     if trainer != ANY:
         options["trainer"] = trainer
     if days is not None:
@@ -158,6 +171,8 @@ def _space(scenario: Scenario, schedules: Sequence[str], kept: Sequence[str]) ->
         "sms": scenario.communication.sms,
     }
     space: dict[str, Any] = {name: (own[name],) for name in kept if name != "sms" or own[name]}
+    if "precision" not in kept and scenario.fleet is None:  # else a stated one would stay
+        space["precision"] = all_precisions(scenario, scenario.machine)
     return {**space, "schedule": tuple(schedules)} if schedules else space
 
 
@@ -165,9 +180,11 @@ def _answer(found: PlanResult) -> None:
     known = _best(found)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{found.considered:,}")
-    counts[1].metric("Legal, with head-room", f"{found.fitting:,}")
+    counts[1].metric("Legal and fitting", f"{found.fitting:,}")
     counts[2].metric("Simulated", f"{found.simulated:,}")
     counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
+    if found.kept:
+        st.caption(escaped(". ".join(found.kept)))
     if found.trainer is not None:
         st.caption(escaped(" ".join((*found.trainer.replaced, *found.trainer.sentences))))
     st.header("The best plans")

@@ -286,6 +286,11 @@ def _of(result: PlanResult) -> list[str]:
     return [] if inputs is None else [f"{inputs.name}:", *inputs.lines(plan=False)]
 
 
+def step_text(seconds: float) -> str:
+    """Seconds of a step with four digits, so that a printed step is exact to 0.05 %."""
+    return f"{seconds:#.4g}".rstrip(".") if seconds < 1e4 else f"{seconds:.0f}"
+
+
 def _row_text(row: PlanRow) -> str:
     """One plan in a line: step time with its source, memory, duration and cost."""
     figures = dict(zip(PLAN_COLUMNS, _cells(row), strict=True))
@@ -300,7 +305,7 @@ def _cells(row: PlanRow) -> list[str]:
     """The cells of a plan below `PLAN_COLUMNS`."""
     return [
         row.label,
-        f"{row.time_s:.3f}",
+        step_text(row.time_s),
         row.source,
         percent(row.margin),
         f"{gib(row.memory_bytes)} of {gib(row.capacity_bytes)}"

@@ -37,7 +37,7 @@ def test_the_dashboard_opens_with_the_home_case_solved() -> None:
         "Published step": f"{published.published:.3f} s",
         "Error": f"{expected.step.time_s / published.published - 1.0:+.1%}",
     }
-    assert any("fits, 66.9 of 80.0 GiB" in text.value for text in app.markdown)
+    assert any("at risk, 66.9 of 80.0 GiB" in text.value for text in app.markdown)
 
 
 def test_a_shared_link_opens_its_scenario() -> None:
@@ -263,7 +263,7 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
     assert table["GPUs"] == ["2,048", "1,024"]
     assert [cell.split()[0] for cell in table["Price of a GPU-hour"]] == ["$2/h", "$2/h"]
     assert [cell.split()[0] for cell in table["Profile"]] == ["h800-trace", "generic-roofline"]
-    assert [cell.split(" GiB")[0].rsplit(" ", 1)[0] for cell in table["Memory"]] == ["fits", "does not fit"]
+    assert [cell.split(" GiB")[0].rsplit(" ", 1)[0] for cell in table["Memory"]] == ["at risk", "does not fit"]
     assert {"Tokens per $", "Cost of a B tokens", "GPU-hours per B tokens"} <= set(table)
     result = moesim.simulate(HOME, *SMALL, uncertainty=True)
     assert result.uncertainty is not None

@@ -49,7 +49,7 @@ def test_the_planner_searches_what_a_framework_can_run() -> None:
 def _row(label: str, margin: float) -> Any:
     return SimpleNamespace(
         label=label, time_s=10.0 * (1.0 + margin), source="simulated", margin=margin, memory_bytes=6e10,
-        cost_usd=1e6, precision="bf16", recompute="none", zero_stage=1, sms=20,
+        cost_usd=1e6, precision="bf16", recompute="none", zero_stage=1, sms=20, verdict="fits",
     )  # fmt: skip
 
 

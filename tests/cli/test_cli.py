@@ -44,7 +44,7 @@ def test_simulate_prints_the_answer(run: Run, small: str) -> None:
     assert 20 <= len(out.splitlines()) <= 30
     for word in (
         "small: mixtral-8x22b on 32 x", "step time", "bounds", "tokens/s/GPU", "causal", "GPU-hours", "$",
-        "fits", "bubble", "critical path", "assumed (", "extrapolated (",
+        "GiB on the fullest GPU", "bubble", "critical path", "assumed (", "extrapolated (",
     ):  # fmt: skip
         assert word in out
 

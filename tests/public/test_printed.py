@@ -45,8 +45,14 @@ def test_a_result_prints_its_headline_figures(result: moesim.Result) -> None:
 
 
 def test_a_result_that_does_not_fit_says_so(result: moesim.Result) -> None:
-    full = result.memory.model_copy(update={"fits": False})
-    assert "GiB on the fullest GPU: does not fit" in repr(result.model_copy(update={"memory": full}))
+    memory = result.memory
+    for verdict, size in (
+        ("fits", memory.range_bytes[1]),
+        ("at risk", memory.total_bytes),
+        ("does not fit", 0.9 * memory.total_bytes),
+    ):
+        other = result.model_copy(update={"memory": memory.model_copy(update={"capacity_bytes": size})})
+        assert f"GiB on the fullest GPU: {verdict}, " in repr(other)
 
 
 def test_a_run_prints_days_hours_and_cost(result: moesim.Result, small: Scenario) -> None:

@@ -215,6 +215,8 @@ def _print_trainer(verdict: TrainerVerdict) -> None:
 
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
+    from moesim.simulator.planner.result import step_text
+
     changed = "".join(f" {key}={value}" for key, value in row.changed.items())
     return (
         row.label + changed,
@@ -222,7 +224,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         row.recompute,
         str(row.sms),
         str(row.zero_stage),
-        f"{row.time_s:.2f}" + ("" if row.source == "simulated" else "*"),
+        step_text(row.time_s) + ("" if row.source == "simulated" else "*"),
         f"{100 * row.margin:+.1f} %",
         f"{row.memory_bytes / GIB:.1f}" + ("" if row.verdict == "fits" else f", {row.verdict}"),
         f"{row.days:.1f}",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from math import fsum
 from typing import Any
 
 import pytest
+from prove_plans import faults_of
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.planner import candidate_search, closed_form, engine_stage, rows
 from moesim.simulator.planner.processes import engine_processes
-from moesim.simulator.planner.result import PlanResult
+from moesim.simulator.planner.result import PlanResult, step_text
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.planner.step_mechanisms import CAUSES, difference
@@ -245,3 +247,41 @@ def test_the_public_names() -> None:
     assert moesim.plan is plan
     assert moesim.PlanSpace is PlanSpace
     assert moesim.PlanResult is PlanResult
+
+
+def test_printed_steps_are_exact_to_a_thousandth() -> None:
+    for seconds in (0.0123456, 0.74449, 9.99951, 18.4049, 123.456, 1234.56, 98765.4):
+        assert float(step_text(seconds)) == pytest.approx(seconds, rel=5.1e-4)
+    assert [step_text(s) for s in (0.7, 18.4, 1234.5)] == ["0.7000", "18.40", "1234"]
+
+
+def test_the_best_plans_simulate_again_from_their_files_as_printed(found: PlanResult) -> None:
+    """Within 0.1 %, with the verdict of their row, and with no link busy for longer than the step."""
+    assert faults_of(found) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=llama-3-8b", "parallel={pp: 2, zero_stage: 1}", "communication.kernels=nccl"],
+        ["model=olmoe-1b-7b", "routing.load={kind: zipf, exponent: 0.5}"],
+    ],
+)
+def test_so_do_those_of_other_models(overrides: list[str]) -> None:
+    scenario = small().overridden("batch.sequences=64", *overrides)
+    experts = (1,) if scenario.shape.moe is None else (8,)
+    wanted = PlanSpace(
+        tp=(1,), pp=(2, 4), ep=experts, cp=(1,), microbatch=(1,), vpp=(2,), schedule=("1f1b", "zbv"),
+        zero_stage=(1, 2, 3), recompute=("full",), sms=(20,), placement=("in order", "hierarchical"),
+    )  # fmt: skip
+    again = plan(scenario, wanted, top=10, workers=1)
+    assert len(again.ranked) == 4
+    assert faults_of(again) == []
+
+
+def test_the_proof_finds_a_plan_that_is_printed_wrongly(found: PlanResult) -> None:
+    best = found.best
+    wrong = replace(best, time_s=best.time_s * 1.002)
+    assert "are printed" in faults_of(replace(found, ranked=(wrong,)))[0]
+    risky = replace(best, reserved_bytes=2.0 * best.capacity_bytes)
+    assert "is said to be at risk" in faults_of(replace(found, ranked=(risky,)))[0]

@@ -60,6 +60,7 @@ def test_a_change_has_an_interval_of_its_own_narrower_than_that_of_the_step() ->
         change=other.step.time_s / result.step.time_s - 1.0,
         memory_bytes=0.0,
         fits=True,
+        verdict="fits",
     )
     same = row.model_copy(update={"override": "seed=0", "step_time_s": result.step.time_s, "change": 0.0})
     bands = change_bands(scenario, result, [row, same])
