@@ -217,7 +217,9 @@ def _next(scenario: Scenario, result: Result) -> None:
     for number, row in enumerate(shown):
         left, middle, right = st.columns([3, 6, 1], vertical_alignment="center")
         left.code(row.override, language=None)
-        fit = {"fits": "", "at risk": " At risk: memory may not last.", "does not fit": " Does not fit."}[row.verdict]
+        fit = {"fits": "", "at risk": " At risk: memory may not last.", "does not fit": " Does not fit."}[
+            row.verdict
+        ]
         middle.markdown(f"{row.step_time_s:.3f} s, {_change(row, bands)}: {escaped(row.why)}.{fit}")
         key_, value = split_key_value(row.override)
         right.button(

@@ -55,33 +55,33 @@ FSDP_SLACK = SourcedFraction(
     between=(0.13, 0.37),
     note="none of the runs was short of memory: an allocator gives cached blocks back before it fails",
 )
-"""Bytes that the allocator reserves beyond those in use, over those in use, where parameters or gradients come
-and go within a step: ZeRO-3, FSDP1 and FSDP2."""
+"""Bytes that the allocator reserves beyond those in use, over those in use, where parameters or gradients
+come and go within a step: ZeRO-3, FSDP1 and FSDP2."""
 BUFFERS_SLACK = SourcedFraction(
     value=0.13,
     kind="published",
-    source="simulator/data/published/allocator-peaks.csv: reserved over allocated bytes less 1 at the peaks that "
-    "Megatron-LM logged on six ranks of three runs, median; least and most of the six",
+    source="simulator/data/published/allocator-peaks.csv: reserved over allocated bytes less 1 at the peaks "
+    "that Megatron-LM logged on six ranks of three runs, median; least and most of the six",
     date="2026-11-25",
     between=(0.05, 0.17),
-    note="without offloaded activations, which take up to 0.26; Megatron-LM before it had buffers of gradients "
-    "(issue 60, 2020) took 0.39",
+    note="without offloaded activations, which take up to 0.26; Megatron-LM before it had buffers of "
+    "gradients (issue 60, 2020) took 0.39",
 )
-"""The same where parameters, gradients and states stay in buffers that are allocated once, as in Megatron-LM."""
+"""The same where parameters, gradients and states stay in buffers that are allocated once (Megatron-LM)."""
 REPLAY_ERRORS = {
     "segments": SourcedFraction(
         value=0.021,
         kind="measured",
-        source="simulator/data/published/own-runs-measured.csv: reserved bytes of three torchtitan runs on 2x NVIDIA "
-        "H200 (driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
+        source="simulator/data/published/own-runs-measured.csv: reserved bytes of three torchtitan runs on "
+        "2x NVIDIA H200 (driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
         date="2026-11-22",
         between=(0.001, 0.09),
     ),
     "expandable": SourcedFraction(
         value=0.003,
         kind="measured",
-        source="simulator/data/published/h200-runs.csv: reserved bytes of five torchtitan runs on 8x NVIDIA H200 "
-        "(driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
+        source="simulator/data/published/h200-runs.csv: reserved bytes of five torchtitan runs on 8x NVIDIA "
+        "H200 (driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
         date="2026-11-20",
         between=(0.001, 0.03),
     ),
@@ -89,7 +89,8 @@ REPLAY_ERRORS = {
 """Bytes reserved beyond those of a replay (eq. M43), over those of the replay, by `software.allocator`."""
 Verdict: TypeAlias = Literal["fits", "at risk", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-"""The verdicts, best first. `at risk`: the bytes in use fit, but what the framework and its allocator may reserve does not."""
+"""The verdicts, best first. `at risk`: the bytes in use fit, but not all that framework and allocator may
+reserve."""
 
 
 def allocator_slack(software: Software, zero_stage: int) -> SourcedFraction:

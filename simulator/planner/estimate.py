@@ -102,7 +102,11 @@ class Estimate(TableResult):
         """One row with the figures."""
         fields = ("scenario", "method", "step_time_s", "error", "lower_bound_s", "tokens_per_s",
                   "tokens_per_s_per_gpu", "days", "gpu_hours", "cost_usd")  # fmt: skip
-        memory: Row = {"memory_bytes": self.memory.total_bytes, "fits": self.memory.fits, "at_risk": self.memory.verdict == "at risk"}
+        memory: Row = {
+            "memory_bytes": self.memory.total_bytes,
+            "fits": self.memory.fits,
+            "at_risk": self.memory.verdict == "at risk",
+        }
         return [{name: getattr(self, name) for name in fields} | memory]
 
 

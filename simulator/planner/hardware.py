@@ -368,5 +368,14 @@ def _flat(row: ClusterRow) -> Row:
     }
     for name, band in row.figures.items():
         flat |= {name: band.predicted, f"{name}_p10": band.p10, f"{name}_p90": band.p90}
-    names = ("accelerator", "precision", "recompute", "fits", "verdict", "memory_bytes", "profile", "usd_per_gpu_hour")
+    names = (
+        "accelerator",
+        "precision",
+        "recompute",
+        "fits",
+        "verdict",
+        "memory_bytes",
+        "profile",
+        "usd_per_gpu_hour",
+    )
     return {**flat, **{name: getattr(row, name) for name in names}}

@@ -66,9 +66,9 @@ def plan(
     its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
     "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
     says what the best of all plans would gain. `headroom`: share of the memory that the bytes in use leave
-    free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called with the share of the work that is done
-    (0 to 1) and a text, also while it waits for the engine; an exception that it raises ends the search and
-    its processes. Raises InputError for a malformed or empty space and for contradictory limits, and
+    free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called
+    with the share of the work that is done (0 to 1) and a text, also while it waits for the engine; an
+    exception that it raises ends the search and its processes. Raises InputError for a malformed or empty space and for contradictory limits, and
     InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
     """
     spaces = [one for one in (space, *overrides) if isinstance(one, PlanSpace)]

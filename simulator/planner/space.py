@@ -143,11 +143,13 @@ def varied(space: PlanSpace, texts: Sequence[str]) -> PlanSpace:
         key, values = key_and_text(text, "--vary", "KEY=VALUES, for example precision=bf16,fp8")
         if key not in LISTS:
             raise InputError(
-                f"--vary {key}: no key of a space{nearest(key, list(LISTS))}; other scenario keys belong under "
-                "variants in a file for --space"
+                f"--vary {key}: no key of a space{nearest(key, list(LISTS))}; other scenario keys belong "
+                "under variants in a file for --space"
             )
         if key in known:
-            raise InputError(f"--vary {key} is given twice, or beside the same key of --space; give one of them")
+            raise InputError(
+                f"--vary {key} is given twice, or beside the same key of --space; give one of them"
+            )
         as_yaml = values.lstrip().startswith("[")
         names = tuple(name.strip() for name in values.split(","))
         whole = key in ("schedule", "recompute", "precision", "placement")
@@ -174,8 +176,8 @@ def headroom_sentence(space: PlanSpace, scenario: Scenario) -> str:
     own, sharded = (highest(allocator_slack(scenario.software, stage)) for stage in (0, 3))
     more = "" if own == sharded else f" ({sharded:.0%} with zero_stage 3)"
     return (
-        f"head-room: no plan is at risk; an allocator may reserve up to {own:.0%} beyond the tensors{more}, a "
-        f"framework {highest(FRAMEWORK_BYTES) / 1e9:.0f} GB; --headroom 0 admits plans at risk"
+        f"head-room: no plan is at risk; an allocator may reserve up to {own:.0%} beyond the tensors{more}, "
+        f"a framework {highest(FRAMEWORK_BYTES) / 1e9:.0f} GB; --headroom 0 admits plans at risk"
     )
 
 
@@ -280,8 +282,7 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     for choice in chosen["recompute"]:
         check_recompute(shape, choice)
     _check_sms(max(chosen["sms"]), cluster)
-    whole = own.tp > 1 and not own.sequence_parallel and is_stated(scenario, "parallel.sequence_parallel")
-    return Space(**chosen, headroom=space.headroom, sequence_parallel=not whole or moe is not None)
+    return Space(**chosen, headroom=space.headroom, sequence_parallel=cuts_sequences(scenario))
 
 
 def default_precisions(scenario: Scenario, cluster: Cluster) -> tuple[str | Precision, ...]:
@@ -300,31 +301,42 @@ def all_precisions(scenario: Scenario, cluster: Cluster) -> tuple[str | Precisio
     return (own, *(p for p in hardware if p != own and PRECISIONS[p] != scenario.recipe))
 
 
+def cuts_sequences(scenario: Scenario) -> bool:
+    """Whether plans with tensor parallelism cut sequences too.
+
+    They do not where a scenario without experts states so beside a degree of its own.
+    """
+    own = scenario.parallel
+    stated = own.tp > 1 and is_stated(scenario, "parallel.sequence_parallel")
+    return own.sequence_parallel or not stated or scenario.shape.moe is not None
+
+
 def kept_as_stated(wanted: PlanSpace, scenario: Scenario) -> tuple[str, ...]:
     """Sentences on what a search keeps because the scenario states it, and on what it does not use of it."""
     said = []
-    if wanted.precision is None and scenario.fleet is None and is_stated(scenario, "precision"):
+    varies = wanted.precision is not None or "precision" in wanted.variants
+    if not varies and scenario.fleet is None and is_stated(scenario, "precision"):
         own = scenario.precision if isinstance(scenario.precision, str) else scenario.recipe.linear
         others = [str(p) for p in all_precisions(scenario, scenario.machine)[1:]]
         if others:
             vary = ",".join([own, *others])
             said.append(
-                f"precision={own} is kept, as the scenario states it; to vary it: --vary precision={vary}, or "
-                "precision in a space"
+                f"precision={own} is kept, as the scenario states it; to vary it: --vary precision={vary}, "
+                "or precision in a space"
             )
-    own_plan = scenario.parallel
-    if not scenario.parallel.sequence_parallel and own_plan.tp > 1 and scenario.shape.moe is None:
-        if is_stated(scenario, "parallel.sequence_parallel"):
-            said.append("parallel.sequence_parallel=false is kept, as the scenario states it beside its tp")
-    if own_plan.shard_group is not None:
+    if not cuts_sequences(scenario):
+        said.append("parallel.sequence_parallel=false is kept, as the scenario states it beside its tp")
+    if scenario.parallel.shard_group is not None:
         said.append(
-            f"parallel.shard_group={own_plan.shard_group} is not used: the search shards over all ranks that hold "
-            "a parameter"
+            f"parallel.shard_group={scenario.parallel.shard_group} is not used: the search shards over all "
+            "ranks that hold a parameter"
         )
     if scenario.stages.mtp is not None:
         said.append("stages.mtp is not used: the search keeps MTP modules on the last stage")
     if scenario.stages.layers is not None and wanted.layout == "balanced" and scenario.fleet is None:
-        said.append("stages.layers is not used: the search balances the stages; layout=scenario in a space keeps it")
+        said.append(
+            "stages.layers is not used: the search balances the stages; layout=scenario in a space keeps it"
+        )
     return tuple(said)
 
 

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.layout.memory import REPLAY_ERRORS, MemoryInputs, MemoryReport, RankStages, memory_by_kind
+from moesim.simulator.layout.memory import (
+    REPLAY_ERRORS,
+    MemoryInputs,
+    MemoryReport,
+    RankStages,
+    memory_by_kind,
+)
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.layout.step_replay import replayed_peaks

@@ -84,10 +84,12 @@ class MemoryResult(Finite):
         """Why the plan is at risk, and what lowers it; None where it is not."""
         if self.verdict != "at risk":
             return None
-        most, has = (f"{in_unit(b, 'GiB', 'bytes'):.1f} GiB" for b in (self.range_bytes[1], self.capacity_bytes))
+        most, has = (
+            f"{in_unit(b, 'GiB', 'bytes'):.1f} GiB" for b in (self.range_bytes[1], self.capacity_bytes)
+        )
         return (
-            f"at risk: its tensors fit, but framework and allocator may take up to {most} of {has}; an allocator "
-            "at its limit frees and takes memory in every step, which is slow, or fails"
+            f"at risk: its tensors fit, but framework and allocator may take up to {most} of {has}; an "
+            "allocator at its limit frees and takes memory in every step, which is slow, or fails"
         )
 
     @property

@@ -43,7 +43,7 @@ class Neighbour(BaseModel):
 def neighbours(
     scenario: Scenario, result: Result, progress: Progress = lambda share, text: None
 ) -> tuple[Neighbour, ...]:
-    """Simulate all legal single changes of the plan; those that fit come first, then those at risk, fastest first.
+    """Simulate all legal single changes of the plan: those that fit, then those at risk, fastest first.
 
     `result` is the scenario's own. Illegal changes are left out.
     """

@@ -133,7 +133,9 @@ class Trainer:
             update["precision"] = recipe
         adapted = scenario.model_copy(update=update)
         if not is_stated(scenario, "precision"):
-            adapted.model_fields_set.discard("precision")  # still the choice of a rule, which a search may vary
+            adapted.model_fields_set.discard(
+                "precision"
+            )  # still the choice of a rule, which a search may vary
         return adapted, (*changed, *more)
 
     def adapted_recipe(self, recipe: Precision) -> tuple[Precision, tuple[str, ...]]:

@@ -263,7 +263,10 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
     assert table["GPUs"] == ["2,048", "1,024"]
     assert [cell.split()[0] for cell in table["Price of a GPU-hour"]] == ["$2/h", "$2/h"]
     assert [cell.split()[0] for cell in table["Profile"]] == ["h800-trace", "generic-roofline"]
-    assert [cell.split(" GiB")[0].rsplit(" ", 1)[0] for cell in table["Memory"]] == ["at risk", "does not fit"]
+    assert [cell.split(" GiB")[0].rsplit(" ", 1)[0] for cell in table["Memory"]] == [
+        "at risk",
+        "does not fit",
+    ]
     assert {"Tokens per $", "Cost of a B tokens", "GPU-hours per B tokens"} <= set(table)
     result = moesim.simulate(HOME, *SMALL, uncertainty=True)
     assert result.uncertainty is not None

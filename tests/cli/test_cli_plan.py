@@ -180,7 +180,9 @@ def test_an_export_that_fails_late_does_not_lose_the_plan(
 
 def test_plan_says_its_head_room_and_what_it_keeps(run: Callable[..., Any], small: tuple[str, str]) -> None:
     scenario, _ = small
-    narrow = [f"--vary={text}" for text in ("pp=4", "ep=8", "cp=1", "tp=1", "microbatch=1", "vpp=2", "sms=20")]
+    narrow = [
+        f"--vary={text}" for text in ("pp=4", "ep=8", "cp=1", "tp=1", "microbatch=1", "vpp=2", "sms=20")
+    ]
     common = ("plan", scenario, "--top", "1", "--workers", "1", *narrow, "--vary", "schedule=1f1b")
     out = run(*common)
     assert "head-room: no plan is at risk" in out.out

@@ -104,7 +104,9 @@ class Wanted:
             with made.guard():
                 text = self._job_text(best)
                 if self.job_file is not None:
-                    made.files.append((self.job_file, text, "set the variables that it asks for, and submit it"))
+                    made.files.append(
+                        (self.job_file, text, "set the variables that it asks for, and submit it")
+                    )
                 else:
                     made.shown.append(text)
                     made.plain["job"] = text

@@ -40,7 +40,9 @@ def _faults(row: PlanRow, headroom: float | None) -> list[str]:
         faults.append(f"{row.label} is {row.verdict} in a search that keeps a head-room")
     for link, busy in (("NIC", result.utilisation.nic), ("scale-up port", result.utilisation.scale_up)):
         if busy > 1.0:
-            faults.append(f"{row.label}: a {link} is busy for {busy * step_s:.3f} s of a step of {step_s:.3f} s")
+            faults.append(
+                f"{row.label}: a {link} is busy for {busy * step_s:.3f} s of a step of {step_s:.3f} s"
+            )
     return faults
 
 
