@@ -5,6 +5,7 @@ Pure functions of bytes, links and a calibration profile; the engine adds conten
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,8 +25,14 @@ EpOperation = Literal["dispatch", "combine"]
 DEEPEP = "deepep"
 """Family of kernels whose rates stand for those of a generation that a profile does not know."""
 
-IN_THE_RATE = ("call_time", "row_time")
+ROW_LAW = ("token_time", "token_rate", "row_time", "row_rate", "ragged_factor")
+"""Figures of the law by which the SM time of other rows follows from that of the measured ones (eq. X22)."""
+
+IN_THE_RATE = ("call_time", *ROW_LAW)
 """Figures that the rate of kernels measured as a whole contains."""
+
+WHOLE_ROW_BYTES = 512
+"""Bytes that a warp adds up at a time: combines of rows that are no multiple of it take longer."""
 
 NOTIFY_ROUNDS = 2
 """Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
@@ -86,7 +93,8 @@ def ep_transfer(
     generation needs some (its SM curve does not begin at 0).
     """
     sms, curves = kernels.sms, CurveReader(profile, kernels.generation)
-    sm_s, sm_residual = _sm_seconds(operation, traffic.logical_nvlink_bytes, kernels, curves)
+    ranks = links.ep_per_node if nodes == 1 else None
+    sm_s, sm_residual = _sm_seconds(operation, traffic.logical_nvlink_bytes, kernels, curves, ranks)
     # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
     fraction, link_residual = curves.read(f"ep.{operation}.scale_up_fraction", max(20, sms))
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
@@ -204,18 +212,81 @@ def sm_rate(operation: EpOperation, sms: int, curves: CurveReader) -> tuple[floa
 
 
 def _sm_seconds(
-    operation: EpOperation, received_bytes: float, kernels: EpKernels, curves: CurveReader
+    operation: EpOperation,
+    received_bytes: float,
+    kernels: EpKernels,
+    curves: CurveReader,
+    ranks: int | None,
 ) -> tuple[float, float]:
-    """Seconds for which the communication SMs move the rows, and its relative error (eq. X22)."""
+    """Seconds for which the communication SMs move the rows, and its relative error (eq. X22).
+
+    `ranks`: those of the group inside one node; None across nodes, where only the width of a row is carried.
+    """
     rate, residual = sm_rate(operation, kernels.sms, curves)
-    seconds = received_bytes / rate
-    name = f"ep.{operation}.row_time"
-    if not kernels.row_bytes or not curves.has(name):
+    if not kernels.row_bytes or not curves.has(f"ep.{operation}.token_time"):
+        return received_bytes / rate, residual
+    curve = curves.curve(f"ep.{operation}.sm_rate")
+    was = curve.conditions
+    if was.row_bytes is None or was.rows_a_token is None or was.ranks is None:
+        raise InputError(
+            f"{curve.id}: its conditions must state ranks, row_bytes and rows_a_token, because the profile has "
+            f"ep.{operation}.token_time, which carries it to other rows"
+        )
+    rows = received_bytes / kernels.row_bytes
+    measured = Rows(rows / was.rows_a_token, rows, was.row_bytes, was.ranks)
+    here = replace(measured, row_bytes=kernels.row_bytes)
+    if ranks is not None and kernels.tokens:
+        here = replace(here, tokens=kernels.tokens, ranks=ranks)
+    seconds = rows * was.row_bytes / rate
+    if here.like(measured):
         return seconds, residual
-    row_s, row_residual = curves.read(name, max(kernels.sms, curves.curve(name).curve.xs[0]))
-    rows_s = received_bytes / kernels.row_bytes * row_s / kernels.sms
-    whole = seconds + rows_s
-    return whole, (residual * seconds + row_residual * rows_s) / whole if whole else residual
+    factor, law_residual = _carried(operation, here, measured, curves)
+    note = (
+        f"{curve.id}: measured with {was.ranks} ranks and rows of {was.row_bytes:,.0f} bytes, "
+        f"{was.rows_a_token:.2f} a token; {here.ranks} ranks and rows of {here.row_bytes:,.0f} bytes, "
+        f"{here.rows / here.tokens:.2f} a token, are assumed to follow the law that DeepEP v1.2.1 showed on H100"
+    )
+    curves.notes.append(note)
+    return seconds * factor, residual + law_residual
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens of a rank, the rows that it sends for them or gets back, and the ranks of its group on a node."""
+
+    tokens: float
+    rows: float
+    row_bytes: float
+    ranks: int
+
+    def like(self, other: Rows) -> bool:
+        """Whether the SMs take as long as for other rows, up to rounding of the published counts."""
+        close = math.isclose(self.tokens, other.tokens, rel_tol=2e-3) and self.ranks == other.ranks
+        return close and math.isclose(self.row_bytes, other.row_bytes)
+
+
+def _carried(
+    operation: EpOperation, here: Rows, measured: Rows, curves: CurveReader
+) -> tuple[float, float]:
+    """SM time of rows over that of the measured rows by the law, and its relative error."""
+    errors = [0.0]
+
+    def read(figure: str, x: float) -> float:
+        value, residual = curves.read(f"ep.{operation}.{figure}", x)
+        errors.append(residual)
+        return value
+
+    def seconds(of: Rows) -> float:
+        a_token = read("token_time", of.ranks)
+        if curves.has(f"ep.{operation}.token_rate"):
+            a_token += of.row_bytes / read("token_rate", of.ranks)
+        a_row = read("row_time", of.ranks) + of.row_bytes / read("row_rate", of.ranks)
+        whole = of.tokens * a_token + of.rows * a_row
+        if of.row_bytes % WHOLE_ROW_BYTES and curves.has(f"ep.{operation}.ragged_factor"):
+            whole *= read("ragged_factor", of.ranks)
+        return whole
+
+    return seconds(here) / seconds(measured), max(errors)
 
 
 def _call_seconds(operation: EpOperation, kernels: EpKernels, curves: CurveReader) -> tuple[float, float]:
