@@ -1,23 +1,19 @@
-"""What a row costs in dispatch and combine, by its width and the choices of a token, on the GPUs of one host.
+"""What a row costs in dispatch and combine of DeepEP, by its width and the choices of a token.
 
-    python benchmarks/row_costs.py deepep --out deepep.jsonl --ranks 2 --seconds 150
-    python benchmarks/row_costs.py ours --out ours.jsonl --seconds 90
-    python benchmarks/row_costs.py law deepep.jsonl            # the fit, on any machine
+    python benchmarks/row_costs.py --ranks 2 --out deepep-2.jsonl --seconds 180
 
-`deepep` needs PyTorch, CuPy and the extension `deep_ep_cpp` of DeepEP v1.2.1, built without NVSHMEM for ranks of one
-process: its three calls of cudaIpc* hand the pointer through (`-include` of a header that defines them so), and
-`attr[0].val.cooperative` in csrc/kernels/launch.cuh is 0, so that kernels of several ranks run on one GPU at a time.
-With more ranks than GPUs, ranks share them: SMs of their own, but memory and links together. `ours` needs CuPy. A time is the median over repeats of the slowest rank's, notify included, and each
-repeat follows a write of 256 MB, so that nothing is left in L2. DeepEP runs in its cached mode, with every chunk size
-listed; all launches are queued behind a waiting kernel, so that no launch is timed. The first line of the output is
-the machine, every other line one row. Routings: `top-k` takes the k best of 256 random scores; `share p` sends each
-token to each rank with probability p, as a rank of a larger group sees it.
+It needs PyTorch, CuPy and the extension `deep_ep_cpp` of DeepEP v1.2.1, built without NVSHMEM for ranks of
+one process: its three calls of cudaIpc* hand the pointer through (`-include` of a header that defines them
+so), and `attr[0].val.cooperative` in csrc/kernels/launch.cuh is 0, so that kernels of several ranks run on
+one GPU at a time. CUDA_MODULE_LOADING=EAGER and CUDA_DEVICE_MAX_CONNECTIONS=32 must be set. With more ranks
+than GPUs, ranks share them: they have SMs of their own, but memory and links together.
 
-`law` fits, for each operation, the SM time of a token that a rank sends, of a row, and of their bytes:
-
-    n (t - call) = tokens (token + token_byte * row bytes) + rows (row + byte * row bytes)
-
-It leaves widths 3,072 and 6,144 out of the fit and prints what it says of them.
+A time is the median over repeats of the slowest rank's, notify included. Each repeat follows a write of 256
+MB, so that nothing is left in L2. DeepEP runs in its cached mode, with every chunk size listed, and the
+fastest counts. All launches are queued behind a waiting kernel, so that no launch is timed. The first line
+of the output is the machine, every other line one row. Routings: `top-k` takes the k best of 256 random
+scores; `share p` sends each token to each rank with probability p, as a rank of a larger group sees it.
+`our_row_costs.py` runs our kernels on the same points, `row_law.py` fits the law.
 """
 
 from __future__ import annotations
@@ -74,7 +70,13 @@ def deepep_points() -> Iterator[Point]:
     yield from ((n, 4096, r, h) for n in both for r in ROUTINGS for h in WIDTHS)
     yield from ((n, 4096, r, h) for n in both for r in ("top-8", "top-1", "share 0.125") for h in LEFT_OUT)
     yield from ((n, 4096, r, h) for n in (12, 16, 24) for r in ("top-8", "top-1") for h in (7168, 2048, 4096))
-    yield from ((n, t, r, h) for n in both for t in (512, 2048, 8192) for r in ("top-8", "top-1") for h in (7168, 2048))
+    yield from (
+        (n, t, r, h)
+        for n in both
+        for t in (512, 2048, 8192)
+        for r in ("top-8", "top-1")
+        for h in (7168, 2048)
+    )
     yield from ((n, 4096, "top-6", h) for n in both for h in (7168, 2048))
     yield from ((8, 4096, "top-8", h) for h in (1280, 1536, 1920, 2816, 2944, 3200))
 
@@ -84,13 +86,6 @@ def shared_points() -> Iterator[Point]:
     for sms in (8, 4):
         for hidden in (7168, 2048, 4096, 1024, 5120, *LEFT_OUT):
             yield from ((sms, 4096, routing, hidden) for routing in ("top-8", "top-1", "top-4", "top-2"))
-
-
-def our_points() -> Iterator[Point]:
-    """The points of a sweep over our kernels; those of one set-up follow each other."""
-    for hidden in (7168, 2048, 4096, 1024, 5120, *LEFT_OUT):
-        for routing in ("top-8", "top-1", "top-2", "share 0.25"):
-            yield from ((n, 4096, routing, hidden) for n in (2, 4, 8, 16, 20, 24))
 
 
 def machine() -> dict[str, Any]:
@@ -108,7 +103,7 @@ def machine() -> dict[str, Any]:
 
 
 class DeepEp:
-    """All ranks of DeepEP in this process, spread over its GPUs: buffers, inputs, a handle for each routing."""
+    """All ranks of DeepEP in this process, on all GPUs: buffers, inputs, a handle for each routing."""
 
     def __init__(self, ranks: int) -> None:
         """Allocate buffers and random rows of the largest size on every rank."""
@@ -217,7 +212,9 @@ class DeepEp:
             for rank, result in enumerate(results):
                 _, _, _, _, _, rank_prefix, prefix, received_prefix, source, head, _ = result
                 n = int(sum(((i // per_rank == rank) & (i >= 0)).any(axis=1).sum() for i in ids))
-                in_rank = [((ids[rank] // per_rank == r) & (ids[rank] >= 0)).any(axis=1) for r in range(self.ranks)]
+                in_rank = [
+                    ((ids[rank] // per_rank == r) & (ids[rank] >= 0)).any(axis=1) for r in range(self.ranks)
+                ]
                 with self.on(rank):
                     sent = self.torch.from_numpy(np.stack(in_rank, axis=1)).to(self.gpu[rank])
                 handles.append((rank_prefix, prefix, received_prefix, source[:n].clone(), sent, head, n))
@@ -241,7 +238,21 @@ class DeepEp:
         def dispatch(rank: int) -> Any:
             rank_prefix, prefix, _, _, in_rank, _, n = handles[rank]
             return self.buffers[rank].intranode_dispatch(
-                *rows[rank], None, None, None, in_rank, None, n, rank_prefix, prefix, 1, 0, config, None, False, False
+                *rows[rank],
+                None,
+                None,
+                None,
+                in_rank,
+                None,
+                n,
+                rank_prefix,
+                prefix,
+                1,
+                0,
+                config,
+                None,
+                False,
+                False,
             )
 
         return combine if operation.startswith("combine") else dispatch
@@ -286,7 +297,7 @@ class DeepEp:
         return statistics.median(found) * 1e3, min(found) * 1e3
 
 
-def deepep_main(out: Path, seconds: float, ranks: int) -> None:
+def sweep(out: Path, seconds: float, ranks: int) -> None:
     """The sweep over DeepEP with `ranks` ranks in this process."""
     import torch
 
@@ -312,88 +323,35 @@ def deepep_rows(one: DeepEp, operation: str, point: Point) -> Iterator[tuple[str
     rows = sum(handle[-1] for handle in one.handle(routing, tokens, sms)) / one.ranks
     row: dict[str, Any] = {"operation": operation, "sms": sms, "tokens": tokens, "hidden": hidden}
     row |= {"row_bytes": row_bytes(operation, hidden), "routing": routing, "rows": rows, "ranks": one.ranks}
-    times = {c: one.slowest_us(one.work(operation, point, c)) for c in CHUNKS[operation.split()[0], one.ranks]}
+    times = {
+        c: one.slowest_us(one.work(operation, point, c)) for c in CHUNKS[operation.split()[0], one.ranks]
+    }
     best = min(times, key=lambda c: times[c][0])
     by_chunk = {str(c): round(t[0], 1) for c, t in times.items()}
-    yield "deepep", row | {"us": round(times[best][0], 2), "least_us": round(times[best][1], 2), "by_chunk": by_chunk}
+    yield (
+        "deepep",
+        row | {"us": round(times[best][0], 2), "least_us": round(times[best][1], 2), "by_chunk": by_chunk},
+    )
     if not operation.startswith("dispatch") or (tokens, hidden) not in ((4096, 2048), (4096, 7168)):
         return
     if routing in ("top-8", "top-1"):
         fresh = one.slowest_us(one.fresh(operation, point, best))
-        yield "deepep, with choices", row | {"us": round(fresh[0], 2), "least_us": round(fresh[1], 2), "chunk": best}
-
-
-def ours_main(out: Path, seconds: float, repeats: int = 15) -> None:
-    """The sweep over our kernels, all GPUs in this process; received rows are checked at every set-up."""
-    import kernel_stages as stages
-
-    from moesim.kernels.catalog import KERNELS
-    from moesim.kernels.expert_parallel import ExpertParallel, Shape
-    from moesim.kernels.launch import GpuGroup
-    from moesim.kernels.loader import cupy
-    from moesim.kernels.timing import StartGate, time_collective
-
-    cp, began = cupy(), time.monotonic()
-    group = GpuGroup(range(cp.cuda.runtime.getDeviceCount()))
-    gate, flushed = StartGate(group), group.symmetric((FLUSHED_BYTES,), "u1")
-    kept: dict[tuple[Any, ...], Any] = {}
-
-    def set_up(tokens: int, routing: str, hidden: int, fp8: bool) -> tuple[Any, float]:
-        ids = [chosen(routing, tokens, group.ranks, np.random.default_rng([SEED, r, tokens])) for r in range(group.ranks)]
-        ep = ExpertParallel(group, Shape(tokens, hidden, ids[0].shape[1], EXPERTS, fp8))
-        stages.fill_inputs(ep, "balanced", SEED)
-        group.write(ep.topk_idx, [i.astype(np.int32) for i in ids])
-        stages.check(ep, 8)
-        return ep, sum(map(sum, ep.copies())) / group.ranks
-
-    def flush(ep: Any) -> None:
-        for rank, array in enumerate(flushed):
-            with cp.cuda.Device(group.devices[rank]):
-                array.data.memset_async(1, array.nbytes, group.streams[rank])
-        ep.group.barrier()
-
-    def dispatched(ep: Any, sms: int) -> None:
-        ep.notify()
-        ep.dispatch(sms)
-
-    with out.open("w") as file:
-        facts = {"kernels_sha256": {n: KERNELS[n].digest() for n in ("dispatch", "combine", "notify")}}
-        file.write(json.dumps({"kernels": "ours", "cupy": cp.__version__, **facts, **machine()}) + "\n")
-        for sms, tokens, routing, hidden in our_points():
-            if time.monotonic() - began > seconds:
-                break
-            for operation in OPERATIONS:
-                key = tokens, routing, hidden, operation.endswith("fp8")
-                if key not in kept:
-                    kept = {k: v for k, v in kept.items() if k[:3] == key[:3]}
-                    cp.get_default_memory_pool().free_all_blocks()
-                    kept[key] = set_up(*key)
-                ep, rows = kept[key]
-                work = (lambda i, n=sms, e=ep: e.combine(n)) if operation.startswith("combine") else (
-                    lambda i, n=sms, e=ep: dispatched(e, n))  # fmt: skip
-                found = time_collective(group, work, repeats=repeats, gate=gate, before=lambda i, e=ep: flush(e))
-                row = {"kernels": "ours", "operation": operation, "sms": sms, "tokens": tokens, "hidden": hidden}
-                row |= {"row_bytes": row_bytes(operation, hidden), "routing": routing, "rows": rows}
-                row |= {"ranks": group.ranks, "us": round(found.median_s * 1e6, 2), "least_us": round(found.least_s * 1e6, 2)}
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-        file.write(json.dumps({"end": machine()["nvidia_smi"]}) + "\n")
+        yield (
+            "deepep, with choices",
+            row | {"us": round(fresh[0], 2), "least_us": round(fresh[1], 2), "chunk": best},
+        )
 
 
 def main() -> None:
-    """Run the part named on the command line."""
+    """Run the sweep."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("deepep", "ours"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 4, 8), help="ranks of DeepEP")
     parser.add_argument("--seconds", type=float, default=150.0, help="begin no point after this time")
     options = parser.parse_args()
-    if options.part == "deepep":
-        deepep_main(options.out, options.seconds, options.ranks)
-    else:
-        ours_main(options.out, options.seconds)
+    sweep(options.out, options.seconds, options.ranks)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Conditions(PlainPart):
     own_group_only: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     """Whether a curve of bus bandwidth serves groups of its own size alone; so do those that are shipped."""
     row_bytes: Annotated[float | None, Field(gt=0, exclude_if=lambda value: value is None)] = None
-    """Bytes of the rows that a dispatcher moved, where its time for other rows follows from a law (eq. X22)."""
+    """Bytes of the rows that a dispatcher moved, where a law gives its time for other rows (eq. X22)."""
     rows_a_token: Annotated[float | None, Field(gt=0, exclude_if=lambda value: value is None)] = None
     """Ranks that a token went to in that measurement, its own included."""
 

@@ -229,8 +229,8 @@ def _sm_seconds(
     was = curve.conditions
     if was.row_bytes is None or was.rows_a_token is None or was.ranks is None:
         raise InputError(
-            f"{curve.id}: its conditions must state ranks, row_bytes and rows_a_token, because the profile has "
-            f"ep.{operation}.token_time, which carries it to other rows"
+            f"{curve.id}: its conditions must state ranks, row_bytes and rows_a_token, because the profile "
+            f"has ep.{operation}.token_time, which carries it to other rows"
         )
     rows = received_bytes / kernels.row_bytes
     measured = Rows(rows / was.rows_a_token, rows, was.row_bytes, was.ranks)
@@ -244,7 +244,7 @@ def _sm_seconds(
     note = (
         f"{curve.id}: measured with {was.ranks} ranks and rows of {was.row_bytes:,.0f} bytes, "
         f"{was.rows_a_token:.2f} a token; {here.ranks} ranks and rows of {here.row_bytes:,.0f} bytes, "
-        f"{here.rows / here.tokens:.2f} a token, are assumed to follow the law that DeepEP v1.2.1 showed on H100"
+        f"{here.rows / here.tokens:.2f} a token, are assumed to follow the law that v1.2.1 showed on H100"
     )
     curves.notes.append(note)
     return seconds * factor, residual + law_residual
@@ -252,7 +252,7 @@ def _sm_seconds(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens of a rank, the rows that it sends for them or gets back, and the ranks of its group on a node."""
+    """Tokens of a rank, the rows that it sends or gets back, and the ranks of its group on a node."""
 
     tokens: float
     rows: float
@@ -265,9 +265,7 @@ class Rows:
         return close and math.isclose(self.row_bytes, other.row_bytes)
 
 
-def _carried(
-    operation: EpOperation, here: Rows, measured: Rows, curves: CurveReader
-) -> tuple[float, float]:
+def _carried(operation: EpOperation, here: Rows, measured: Rows, curves: CurveReader) -> tuple[float, float]:
     """SM time of rows over that of the measured rows by the law, and its relative error."""
     errors = [0.0]
 

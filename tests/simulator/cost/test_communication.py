@@ -139,23 +139,6 @@ def test_faster_links_and_fewer_bytes_are_never_slower(
     assert transfer(moved(ib / nic, nvlink / scale_up), operation).payload_s <= base.payload_s
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_call_and_its_rows_cost_time_beyond_the_bytes(operation: EpOperation) -> None:
-    def of(tokens: float, row: float, sms: int) -> TransferCost:
-        traffic = moved(0.0, 4 * tokens * row, 5 * tokens * row)
-        kernels = EpKernels(sms, "deepep-2025-04", tokens=tokens, row_bytes=row)
-        return ep_transfer(operation, traffic, H200, PROFILE, kernels, nodes=1)
-
-    rate = value(f"ep.{operation}.sm_rate.deepep", 4)
-    for row in (1024.0, 14336.0):
-        time = of(4096, row, 4)
-        assert time.payload_s == pytest.approx(5 * 4096 * (230e-9 / 4 + row / rate))
-        call_s = value(f"ep.{operation}.call_time.deepep", 1024)
-        assert time.launch_s == pytest.approx(notify_seconds(H200, 1) + call_s)
-    assert of(16, 7392.0, 4).launch_s < of(4096, 7392.0, 4).launch_s
-    assert of(16, 7392.0, 4).launch_s > 20e-6 + notify_seconds(H200, 1)
-
-
 def test_kernels_measured_as_a_whole_get_no_call_and_no_row_on_top() -> None:
     own = PROFILE.model_copy(
         update={"curves": (curve("ep.dispatch.sm_rate", [(4, 90.0), (20, 300.0)]), *PROFILE.curves)}
