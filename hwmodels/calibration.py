@@ -218,6 +218,9 @@ class CalibrationProfile(PlainPart):
     power: Annotated[PowerLaw | None, Field(exclude_if=lambda value: value is None)] = None
     """Power of classes of kernels, by which the clock follows the load; without it the clock is that of GEMMs
     back to back."""
+    dispatchers: Annotated[tuple[str, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Kernels of one's own that the curves `ep.*.<name>` describe; they move tokens in two hops and hold
+    buffers as DeepEP's normal ones do."""
     in_situ_groups: tuple[AnyLawGroup, ...] = ()
     """Groups whose rates were measured beside communication and are also used where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
@@ -365,6 +368,7 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     update |= {
         f: getattr(other, f) for f in ("launch_gap", "kernel_floor", "power") if getattr(profile, f) is None
     }
+    update["dispatchers"] = tuple(dict.fromkeys((*profile.dispatchers, *other.dispatchers)))
     if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
         update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)

@@ -37,7 +37,9 @@ from moesim.hwmodels.yaml_io import dump_mapping, parse_mapping
 SIGNIFICANT_DIGITS = 5
 """Digits of a measured number in the file: finer than any spread, and still readable."""
 
-_FLOW_KEYS = frozenset({"residual", "conditions", "include", "used_for", "also_for", "in_situ_groups"})
+_FLOW_KEYS = frozenset(
+    {"residual", "conditions", "include", "used_for", "also_for", "in_situ_groups", "dispatchers"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,18 @@ def file_date(path: Path) -> str:
 
 
 def imported_profile(
-    name: str, accelerator: Accelerator, curves: Iterable[MeasuredCurve], *, software: str, description: str
+    name: str,
+    accelerator: Accelerator,
+    curves: Iterable[MeasuredCurve],
+    *,
+    software: str,
+    description: str,
+    dispatchers: tuple[str, ...] = (),
 ) -> CalibrationProfile:
-    """A profile of imported curves only, which another profile includes or which is merged into one."""
+    """A profile of imported curves only, which another profile includes or which is merged into one.
+
+    `dispatchers`: names that the curves give to kernels.
+    """
     return CalibrationProfile(
         name=name,
         accelerator=accelerator.name,
@@ -59,5 +68,6 @@ def imported_profile(
             "Imported as printed, nothing fitted: every entry says which tool printed it and under which "
             "conditions. Operators that it does not cover need the entries of another profile."
         ),
+        dispatchers=dispatchers,
         curves=tuple(curves),
     )

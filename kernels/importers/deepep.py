@@ -114,6 +114,7 @@ def deepep_profile(
         curves,
         software=f"DeepEP generation {' and '.join(map(str, generations))}",
         description="Dispatch and combine as DeepEP's own tests print them.",
+        dispatchers=(kernels,) if any(c.id.endswith(f".{kernels}") for c in curves) else (),
     )
 
 

@@ -31,6 +31,7 @@ def merge(
     for kind in ("gemm_tables", "curves", "laws", "priors"):
         fresh = tuple(_replacing(entry, old.get(entry.id), base.name) for entry in getattr(added, kind))
         fields[kind] = fresh + tuple(entry for entry in getattr(base, kind) if entry.id not in new)
+    fields["dispatchers"] = tuple(dict.fromkeys((*added.dispatchers, *base.dispatchers)))
     # Both profiles already hold the entries of their includes; including these again would define the
     # replaced entries twice.
     fields |= {"name": name or base.name, "include": ()}

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.model.dispatchers import dispatcher, dispatchers
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
-
-DEEPEP = "deepep"
-"""Prefix of the values of `communication.kernels` that name a generation of DeepEP."""
 
 PEERS = 8
 """NVLink peers that DeepEP's normal kernels are written for."""
@@ -33,7 +30,7 @@ RDMA ring is rounded up to a whole number of send chunks, as csrc/config.hpp doe
 
 @dataclass(frozen=True, slots=True)
 class ExpertBuffers:
-    """Bytes of DeepEP's two buffers, with a `note` where the ring sizes were extrapolated."""
+    """Bytes of a dispatcher's two buffers, with a `note` where the ring sizes were extrapolated."""
 
     nvlink_bytes: int
     rdma_bytes: int
@@ -43,6 +40,9 @@ class ExpertBuffers:
     def total_bytes(self) -> int:
         """Bytes of both buffers."""
         return self.nvlink_bytes + self.rdma_bytes
+
+
+NO_BUFFERS = ExpertBuffers(0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,32 @@ def group_tokens(layout: Layout, shape: ModelShape, sequence: int) -> GroupToken
 def expert_buffers(
     ep: int, row: int, sms: int, kernels: str, group: GroupTokens | None = None
 ) -> ExpertBuffers:
-    """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows of `row` elements (377.7 and 336.0 MB
-    for EP64, 20 SMs and rows of 7,168), or of Hybrid-EP's or low-latency ones for a `group` (eq. M12, M13).
+    """Bytes of the buffers of a dispatcher, for BF16 rows of `row` elements, by its transport (eq. M12, M13).
 
-    Both are 0 without expert parallelism and for kernels that are not DeepEP's: NCCL's all-to-all sends from
-    and receives into the tensors of the block, and its channels count as the framework's memory
-    (`layout.memory`); dedicated engines take no SMs.
+    Those of two hops are the rings of DeepEP's normal kernels. Both are 0 without expert parallelism, for
+    dispatchers by NCCL, whose all-to-all sends from and receives into the tensors of the block and whose
+    channels count as the framework's memory (`layout.memory`), and without SMs: dedicated engines take none.
+    """
+    if ep <= 1:
+        return NO_BUFFERS
+    transport = dispatcher(kernels).transport
+    if transport in ("all-to-all", "all-gather"):
+        return NO_BUFFERS
+    if transport in ("domain", "direct"):
+        assert group is not None, f"buffers of {kernels} depend on the tokens of its group"
+        return _domain_buffers(ep, row, group) if transport == "domain" else _direct_buffers(row, group)
+    if sms == 0 and kernels in dispatchers():  # kernels of one's own may run without an SM, and have rings
+        return NO_BUFFERS
+    return _ring_buffers(ep, row, sms)
+
+
+def _ring_buffers(ep: int, row: int, sms: int) -> ExpertBuffers:
+    """Rings of DeepEP's normal kernels: 377.7 and 336.0 MB for EP64, 20 SMs and rows of 7,168 elements.
 
     Two SMs form one channel; each channel has a ring for each NVLink peer, and a send and a receive ring
     for each node. A slot holds the row, its source, 128 expert indices, weights and scales (DeepEP@
     567632dd5981 csrc/config.hpp).
     """
-    if ep > 1 and group is not None and dispatcher(kernels).transport == "domain":
-        return _domain_buffers(ep, row, group)
-    if ep > 1 and group is not None and dispatcher(kernels).transport == "direct":
-        return _direct_buffers(row, group)
-    if ep <= 1 or sms == 0 or not (kernels.startswith(DEEPEP) or dispatcher(kernels).curves == DEEPEP):
-        return ExpertBuffers(0, 0, None)
     size = next((s for s in RING_TOKENS if s >= ep), max(RING_TOKENS))
     note = None
     if ep > max(RING_TOKENS):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.buffers import DEEPEP
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
-from moesim.simulator.model.dispatchers import Dispatcher, dispatcher, dispatchers
+from moesim.simulator.model.dispatchers import KEY, Dispatcher, dispatcher, dispatchers
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
-
-KEY = "communication.kernels"
 
 
 def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> None:
@@ -55,7 +52,7 @@ def check_kernels(name: str, ep: int, shape: ModelShape, schedule: str, paired: 
     elif kind.fills_the_gpu and paired:
         problem = f"its kernels fill the GPU, and schedule={schedule} computes beside transfers"
     if problem is not None:
-        others = [other for other, one in dispatchers().items() if one.curves == DEEPEP]
+        others = [other for other, one in dispatchers().items() if one.curves == "deepep"]
         raise InputError(f"{KEY}={name}: {problem}; use {KEY}={others[0]}", key=KEY, nearest=others)
 
 

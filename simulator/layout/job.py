@@ -93,8 +93,8 @@ def resolve(
     """Load the model, cluster and profile that a scenario names.
 
     `profile` replaces the scenario's profile; `shape` is its model, if it was loaded already. Raises
-    InputError for names and files that do not exist, for a fleet, and, all in one error, for the profile,
-    formats, kernels and SMs that the accelerator does not have.
+    InputError for names and files that do not exist, for a fleet, for a dispatcher that nobody knows, and,
+    all in one error, for the profile, formats, kernels and SMs that the accelerator does not have.
     """
     shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -10,11 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.provenance import SourcedCount
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 
 FILE = "data/communication_kernels.yaml"
 
@@ -74,13 +78,67 @@ class Dispatcher(Frozen):
         return size == most or (size < most and (nodes == 1 or not self.whole_domains))
 
 
+KEY = "communication.kernels"
+
 OWN = Dispatcher(transport="two-hop")
-"""Kernels of one's own, which move tokens as DeepEP does."""
+"""Kernels of one's own, which a profile names; they move tokens as DeepEP does."""
+
+FIGURES = (
+    "sm_rate", "scale_up_fraction", "nic_fraction", "call_time", "token_time", "token_rate", "row_time",
+    "row_rate", "ragged_factor", "nic_row_time", "nic_sm_rate", "fp8", "bf16",
+)  # fmt: skip
+"""Parts of the ids of a profile's `ep.` curves that name a figure or a format, and no dispatcher."""
 
 
 def dispatcher(kernels: str) -> Dispatcher:
-    """The dispatcher that a value of `communication.kernels` names."""
+    """The dispatcher of a value of `communication.kernels` that `check_known` has accepted."""
     return dispatchers().get(kernels, OWN)
+
+
+def check_known(kernels: str, profile: CalibrationProfile) -> None:
+    """Raise InputError for a dispatcher that neither data file nor profile knows, and as `check_own` does."""
+    own = _OWN_NAMES.get(Same(profile), lambda: check_own(profile))
+    if kernels in dispatchers() or kernels in own:
+        return
+    known = (*dispatchers(), *own)
+    close = get_close_matches(kernels, known)
+    use = f"; use {KEY}={close[0]}." if close else "."
+    raise InputError(
+        f"{KEY}={kernels}: no such dispatcher; known: {', '.join(dispatchers())}"
+        + (f", and of profile {profile.name}: {', '.join(own)}" if own else "")
+        + f"{use} A calibration profile may name kernels of your own under `dispatchers`, with curves "
+        "ep.nic_fraction.<name> and ep.dispatch.sm_rate.<name>",
+        key=KEY,
+        nearest=close or known,
+    )
+
+
+def check_own(profile: CalibrationProfile) -> tuple[str, ...]:
+    """The profile's own dispatchers.
+
+    Raises InputError for one without a curve, and for a curve of a dispatcher that nobody names.
+    """
+    named = {curve.id: curve.id.rpartition(".")[2] for curve in profile.curves if curve.id.startswith("ep.")}
+    families = {kind.curves for kind in dispatchers().values()}
+    known = {*dispatchers(), *profile.dispatchers, *families, *FIGURES}
+    for curve, name in named.items():
+        if name not in known:
+            raise InputError(
+                f"profile {profile.name}: curve {curve} is of a dispatcher {name!r} that nobody names; "
+                f"known: {', '.join((*dispatchers(), *profile.dispatchers))}. Correct the id, or write "
+                f"`dispatchers: [{name}]` into the profile if these are kernels of your own"
+            )
+    for name in profile.dispatchers:
+        if name not in named.values():
+            raise InputError(
+                f"profile {profile.name}: dispatchers names {name!r}, but no curve ep.*.{name} describes it; "
+                f"add ep.nic_fraction.{name} and ep.dispatch.sm_rate.{name}, or remove the name"
+            )
+    return profile.dispatchers
+
+
+_OWN_NAMES: BoundedCache[tuple[str, ...]] = BoundedCache(64)
+"""Own dispatchers of the profiles that were checked before."""
 
 
 @lru_cache(maxsize=1)

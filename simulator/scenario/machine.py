@@ -14,7 +14,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.provenance import Sourced
-from moesim.simulator.model.dispatchers import dispatchers
+from moesim.simulator.model.dispatchers import check_known, dispatchers
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -114,8 +114,9 @@ def _is_refused(scenario: OnMachine, key: str) -> bool:
 
 
 def check_machine(scenario: OnMachine, cluster: Cluster, profile: CalibrationProfile) -> None:
-    """Raise InputError if keys of a scenario do not fit its accelerator: all of them in one error."""
+    """Raise InputError for an unknown dispatcher, or for all keys that do not fit the accelerator."""
     communication, problems = scenario.communication, []
+    check_known(communication.kernels, profile)
     checks: list[Callable[[], None]] = [
         lambda: check_profile(profile, cluster),
         lambda: check_precision(scenario.recipe, cluster),

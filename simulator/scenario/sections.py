@@ -48,9 +48,9 @@ class Communication(Section):
         rules.KERNELS,
         description="Dispatcher that moves tokens to experts: deepep-2025-02, deepep-2025-04, hybridep, "
         "uccl-ep, deepep-low-latency and uccl-ep-low-latency (a copy straight to each expert), nccl "
-        "(all-to-all), nccl-allgather, or a generation of one's own, which names the profile curve "
-        "ep.nic_fraction.<kernels>. Absent: deepep-2025-02, in NVLink domains of more than 8 GPUs hybridep, "
-        "and nccl where DeepEP does not run.",
+        "(all-to-all), nccl-allgather, or kernels of one's own that the calibration profile names under "
+        "`dispatchers`; other names are refused. Absent: deepep-2025-02, in NVLink domains of more than 8 "
+        "GPUs hybridep, and nccl where DeepEP does not run.",
     )
     fused_permutation: bool = False
     """`hybridep` also permutes rows into the order of the experts, and back, inside its own kernels

@@ -19,6 +19,7 @@ from moesim.simulator.layout.pools import (
     rank_unit,
 )
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
+from moesim.simulator.model.dispatchers import check_known
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals
@@ -67,6 +68,7 @@ def fleet_pools(scenario: Scenario) -> FleetPools:
         try:
             profile = own.calibration
             check_profile(profile, cluster)
+            check_known(own.communication.kernels, profile)
         except InputError as error:
             raise InputError(f"{label}: {error}", key=error.key, nearest=error.nearest) from None
         parts.append(PoolSlice(label, cluster, own, range(0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.dispatchers import check_known
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
 
@@ -21,7 +22,11 @@ GRAPH_PARTS = {
 
 
 def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> None:
-    """Set the kernels that move tokens to experts on other GPUs, and their SMs."""
+    """Set the kernels that move tokens to experts on other GPUs, and their SMs.
+
+    Raises InputError where the base names a dispatcher that nobody knows.
+    """
+    check_known(base.communication.kernels, base.calibration)
     kind, backend = "moe-token-dispatcher-type", "moe-flex-dispatcher-backend"
     sms = [name for name in SM_ARGUMENTS if given.has(name)]
     if ep == 1:
