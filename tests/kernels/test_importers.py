@@ -240,6 +240,7 @@ def test_first_generation_across_nodes_gives_the_share_of_the_nic_without_local_
 ) -> None:
     path = write(tmp_path, "a.txt", FIRST_INTERNODE)
     profile = deepep_profile([path], accelerator="h800-sxm", ranks=64, kernels="mine", nic_bytes_per_s=50e9)
+    assert profile.dispatchers == ("mine",)
     share = profile.curve("ep.nic_fraction.mine")
     assert share.points[0][0] == 8
     assert share.points[0][1] == pytest.approx(50.5 * 7 / 8 / 50, rel=1e-3)

@@ -179,7 +179,7 @@ def test_the_result_says_what_it_stands_on(home_case: Any) -> None:
         (["schedule=1f1b", "parallel.vpp=3"], ["vpp=3", "nearest legal: 1"]),
         (["communication.sms=0"], ["communication.sms=0"]),
         (["communication.sms=132"], ["communication.sms=132", "131"]),
-        (["communication.kernels=deepep"], ["ep.nic_fraction.deepep", "deepep-2025-02"]),
+        (["communication.kernels=deepep"], ["communication.kernels=deepep", "deepep-2025-02"]),
         (["communication.overlap=deepseek"], ["communication.overlap='deepseek'", "deepseek-v3"]),
         (["precision=fp9"], ["precision='fp9'", "fp8"]),
         (["model=deepseek-v4"], ["deepseek-v4", "deepseek-v3"]),

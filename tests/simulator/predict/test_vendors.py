@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 import moesim
@@ -66,12 +69,21 @@ def test_a_small_moe_is_predicted_or_the_missing_figure_named(name: str) -> None
     assert len(engine_notes) == (1 if chip.communication_engine else 0) * (cluster.n_gpus > 1)
 
 
-def test_missing_units_stop_only_what_needs_them() -> None:
+def test_missing_units_stop_only_what_needs_them(tmp_path: Path) -> None:
     """Without expert parallelism a Moore Threads server computes, and nothing asks for its units."""
     result = predict("mtt-s5000-server", "parallel.ep=1", "communication.sms=0")
     assert result.confidence == "peak-only" and result.step.time_s > 0
+    own = load_profile("generic-roofline").model_dump(mode="json", exclude_none=True)
+    rate = next(c for c in own["curves"] if c["id"] == "ep.nic_fraction.deepep-2025-02")
+    own |= {
+        "include": [],
+        "dispatchers": ["mine"],
+        "curves": [*own["curves"], rate | {"id": "ep.nic_fraction.mine"}],
+    }
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    kernels = (f"profile={tmp_path / 'own.json'}", "communication.kernels=mine")
     with pytest.raises(InputError, match=r"communication\.sms=0: expert-parallel kernels need at least 1"):
-        predict("mtt-s5000-server", "communication.sms=0", "communication.kernels=mine")
+        predict("mtt-s5000-server", "communication.sms=0", *kernels)
 
 
 def test_an_engine_refuses_compute_units_by_its_name() -> None:

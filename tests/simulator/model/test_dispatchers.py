@@ -1,0 +1,102 @@
+"""Dispatchers are those of the data file and of the profile; every other name is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import moesim
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.importers.merge import merge
+from moesim.simulator.layout.buffers import GroupTokens, expert_buffers
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.model.dispatchers import (
+    Dispatcher,
+    Transport,
+    check_known,
+    check_own,
+    dispatcher,
+    dispatchers,
+)
+from moesim.simulator.scenario import load_scenario
+
+MIXTRAL = "mixtral-8x7b-64xh100"
+TYPO = "communication.kernels=deeppe-2025-04"
+OWN = Path(__file__).parents[3] / "examples/profiles/kernel-generations.yaml"
+
+
+def test_a_dispatcher_that_nobody_knows_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        InputError, match=r"deeppe-2025-04: no such dispatcher; known: deepep-2025-02"
+    ) as error:
+        resolve(load_scenario(MIXTRAL, [TYPO]))
+    assert error.value.key == "communication.kernels" and error.value.nearest[0] == "deepep-2025-04"
+    assert all(name in str(error.value) for name in dispatchers())
+    job = resolve(load_scenario(MIXTRAL))
+    with pytest.raises(InputError, match="no such dispatcher"):
+        job.changed_to(load_scenario(MIXTRAL, [TYPO]))
+
+
+@pytest.mark.parametrize("call", [moesim.simulate, moesim.estimate, moesim.explain, moesim.plan])
+def test_no_public_function_predicts_with_it(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(InputError, match="no such dispatcher"):
+        call(load_scenario(MIXTRAL, [TYPO]))
+
+
+def test_a_profile_names_kernels_of_ones_own() -> None:
+    profile = load_profile(OWN)
+    assert check_own(profile) == ("ptx", "cuda-cpp", "v2", "offload")
+    check_known("ptx", profile)
+    assert dispatcher("ptx").transport == "two-hop"
+    with pytest.raises(
+        InputError, match=r"of profile kernel-generations: ptx, cuda-cpp, v2, offload; use .*=ptx"
+    ):
+        check_known("ptxx", profile)
+    with pytest.raises(InputError, match="no such dispatcher"):
+        check_known("ptx", load_profile("h800-trace"))
+
+
+def named(*names: str, without: str = "") -> CalibrationProfile:
+    """The example's profile with other names for its kernels, or without the curves of one."""
+    profile = load_profile(OWN)
+    curves = tuple(c for c in profile.curves if not (without and c.id.endswith(f".{without}")))
+    return profile.model_copy(update={"dispatchers": names, "curves": curves})
+
+
+def test_names_and_curves_of_a_profile_must_match() -> None:
+    with pytest.raises(
+        InputError, match=r"curve ep\.dispatch\.sm_rate\.v2 is of a dispatcher 'v2' that nobody"
+    ):
+        check_own(named("ptx", "cuda-cpp", "offload"))
+    with pytest.raises(InputError, match=r"names 'v2', but no curve ep\.\*\.v2 describes it"):
+        check_own(named("ptx", "cuda-cpp", "v2", "offload", without="v2"))
+
+
+def test_includes_and_merges_keep_the_names(tmp_path: Path) -> None:
+    text = (
+        f"name: outer\naccelerator: h800-sxm\nsoftware: s\ndescription: d\nevidence: e\ninclude: ['{OWN}']\n"
+    )
+    (tmp_path / "outer.yaml").write_text(text)
+    assert check_own(load_profile(tmp_path / "outer.yaml")) == ("ptx", "cuda-cpp", "v2", "offload")
+    assert check_own(merge(load_profile("h800-trace"), load_profile(OWN)))[0] == "ptx"
+
+
+@pytest.mark.parametrize("name", [*dispatchers(), "ptx"])
+def test_buffers_follow_from_the_transport(name: str) -> None:
+    """Only NCCL has none; kernels of one's own have DeepEP's, also those that run without an SM."""
+    kind, group = dispatcher(name), GroupTokens(4096.0, 256, 8)
+    size = expert_buffers(64, 7168, 20, name, group).total_bytes
+    assert (size == 0) == (kind.transport in ("all-to-all", "all-gather"))
+    if kind.transport == "two-hop":
+        assert size == expert_buffers(64, 7168, 20, "deepep-2025-02").total_bytes > 713e6
+    if name not in dispatchers():
+        assert expert_buffers(64, 7168, 0, name).total_bytes == pytest.approx(size / 10, rel=1e-5)
+
+
+def test_every_transport_has_a_dispatcher_to_try_it_on() -> None:
+    assert {kind.transport for kind in dispatchers().values()} == set(get_args(Transport))
+    assert Dispatcher.model_fields["transport"].is_required()
