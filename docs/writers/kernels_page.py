@@ -24,6 +24,7 @@ TURNS = RESULTS / "kernels-before-after-h200-x4-2026-11-20.json"
 SANITIZER = RESULTS / "sanitizer-h200-2026-11-23.json"
 PUSHES = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-link-pushes.json"
 ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json")
+ROW_COSTS = PUSHES.with_name("2026-11-25-h100-x2-row-costs.json")
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
 NOTES = ROOT / "docs" / "kernels-notes.md"
@@ -103,6 +104,22 @@ def beside_deepep() -> list[str]:
         lines[f"{name}, CUDA C++"] = at(bench_times(BENCH4, f"{what} cuda", payload=payload), (8, 20, 24))
         lines[f"{name}, DeepEP v1.2.1"] = theirs
     return time_table(lines)
+
+
+def row_costs(kernels: str, ranks: int, sms: int) -> list[str]:
+    """Times of dispatch and combine by the width of a row and the choices of a token."""
+    data = json.loads(ROW_COSTS.read_text("utf-8"))
+    rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+    widths = (1024, 2048, 3072, 4096, 5120, 6144, 7168)
+    lines: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        same = (row["kernels"], row["ranks"], row["sms"], row["tokens"]) == (kernels, ranks, sms, 4096)
+        if same and row["routing"] in ("top-8", "top-1") and row["hidden"] in widths:
+            name = f"{row['operation'].replace('bf', 'BF').replace('fp', 'FP')}, {row['routing']}"
+            line = lines.setdefault(name, {})
+            line.setdefault(row["hidden"], []).append(row["us"])
+    shown = [[name, *(f"{min(line[w]):.0f}" for w in widths)] for name, line in sorted(lines.items())]
+    return table([f"us, {ranks} ranks, {sms} SMs", *(f"{w:,}" for w in widths)], shown)
 
 
 def over_nodes(nodes: str) -> list[str]:
@@ -321,6 +338,26 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         "kernels only, without NVSHMEM, aggressive PTX instructions on.",
         "",
         *beside_deepep(),
+        "",
+        "### What a row costs in DeepEP, 2 GPUs",
+        "",
+        "Two NVIDIA H100 80GB HBM3 on NVLink, driver 580.159.04, SM clock 1,980 MHz, NVLink multicast off,",
+        f"2026-11-25 (`{ROW_COSTS.relative_to(ROOT)}`, which holds the commands, by",
+        "`benchmarks/row_costs.py` and `benchmarks/our_row_costs.py`). 4,096 tokens a rank, random top-k of 256",
+        "experts, rows by their elements; the median of 15 on the slowest rank, notify included, L2 overwritten",
+        "before each.",
+        "",
+        *row_costs("deepep", 2, 8),
+        "",
+        "Four and eight ranks share the two GPUs, each with SMs of its own:",
+        "",
+        *row_costs("deepep", 4, 8),
+        "",
+        *row_costs("deepep", 8, 8),
+        "",
+        "Our kernels on the same GPUs:",
+        "",
+        *row_costs("ours", 2, 8),
         "",
         "### Roles in dispatch, before and now, 4 GPUs",
         "",

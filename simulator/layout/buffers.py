@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
-from moesim.simulator.model.dispatchers import dispatcher, dispatchers
+from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -66,9 +66,9 @@ def expert_buffers(
 ) -> ExpertBuffers:
     """Bytes of the buffers of a dispatcher, for BF16 rows of `row` elements, by its transport (eq. M12, M13).
 
-    Those of two hops are the rings of DeepEP's normal kernels. Both are 0 without expert parallelism, for
-    dispatchers by NCCL, whose all-to-all sends from and receives into the tensors of the block and whose
-    channels count as the framework's memory (`layout.memory`), and without SMs: dedicated engines take none.
+    Those of two hops are the rings of DeepEP's normal kernels. Both are 0 without expert parallelism and for
+    dispatchers by NCCL, whose all-to-all sends from and receives into the tensors of the block, and whose
+    channels count as the framework's memory (`layout.memory`).
     """
     if ep <= 1:
         return NO_BUFFERS
@@ -78,17 +78,15 @@ def expert_buffers(
     if transport in ("domain", "direct"):
         assert group is not None, f"buffers of {kernels} depend on the tokens of its group"
         return _domain_buffers(ep, row, group) if transport == "domain" else _direct_buffers(row, group)
-    if sms == 0 and kernels in dispatchers():  # kernels of one's own may run without an SM, and have rings
-        return NO_BUFFERS
     return _ring_buffers(ep, row, sms)
 
 
 def _ring_buffers(ep: int, row: int, sms: int) -> ExpertBuffers:
     """Rings of DeepEP's normal kernels: 377.7 and 336.0 MB for EP64, 20 SMs and rows of 7,168 elements.
 
-    Two SMs form one channel; each channel has a ring for each NVLink peer, and a send and a receive ring
-    for each node. A slot holds the row, its source, 128 expert indices, weights and scales (DeepEP@
-    567632dd5981 csrc/config.hpp).
+    Two SMs form one channel, and dedicated engines, which take no SMs, count as one. Each channel has a ring
+    for each NVLink peer, and a send and a receive ring for each node. A slot holds the row, its source, 128
+    expert indices, weights and scales (DeepEP@567632dd5981 csrc/config.hpp).
     """
     size = next((s for s in RING_TOKENS if s >= ep), max(RING_TOKENS))
     note = None

@@ -388,8 +388,9 @@ def test_deepep_buffers() -> None:
     assert expert_buffers(8, 7168, 20, "deepep-2025-02").rdma_bytes == 0
     assert expert_buffers(64, 7168, 24, "deepep-2025-02").nvlink_bytes > buffers.nvlink_bytes
     assert expert_buffers(320, 7168, 20, "deepep-2025-02").note is not None
-    for kernels, sms in (("nccl", 20), ("deepep-2025-04", 0)):
-        assert expert_buffers(64, 7168, sms, kernels).total_bytes == 0
+    assert expert_buffers(64, 7168, 20, "nccl").total_bytes == 0
+    engine = expert_buffers(64, 7168, 0, "deepep-2025-04").total_bytes  # one channel of the ten of 20 SMs
+    assert engine == pytest.approx(buffers.total_bytes / 10, rel=1e-5)
     nccl, deepep = (home(kernels=name).by_rank[1] for name in ("nccl", "deepep-2025-02"))
     pipeline = pipeline_buffer_bytes(V3, ParallelPlan(pp=16, ep=64), 4096)
     assert nccl.communication_buffers == pipeline
