@@ -73,7 +73,7 @@ REPLAY_ERRORS = {
         value=0.021,
         kind="measured",
         source="simulator/data/published/own-runs-measured.csv: reserved bytes of three torchtitan runs on "
-        "2x NVIDIA H200 (driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least and most",
+        "2x NVIDIA H200 (driver 580.159.04, torch 2.11.0) over the replayed ones less 1, median; least, most",
         date="2026-11-22",
         between=(0.001, 0.09),
     ),

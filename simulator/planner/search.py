@@ -57,19 +57,19 @@ def plan(
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
     `scenario` and overrides: as for `load_scenario`. `space`: values to try (`PlanSpace`, a file, or None for
-    the defaults); a `PlanSpace` may also stand among the overrides. `objective`: time, cost (of the
-    run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-hours
-    if the cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000;
-    plans of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run
-    the engine
-    (1 = this process); the result does not depend on it, and a script that asks for more than one must guard
-    its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
+    the defaults); a `PlanSpace` may also stand among the overrides. `objective`: time, cost (of the run),
+    energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-hours if the
+    cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000; plans
+    of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the
+    engine (1 = this process); the result does not depend on it, and a script that asks for more than one must
+    guard its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
     "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
     says what the best of all plans would gain. `headroom`: share of the memory that the bytes in use leave
     free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called
     with the share of the work that is done (0 to 1) and a text, also while it waits for the engine; an
-    exception that it raises ends the search and its processes. Raises InputError for a malformed or empty space and for contradictory limits, and
-    InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
+    exception that it raises ends the search and its processes. Raises InputError for a malformed or empty
+    space and for contradictory limits, and InfeasibleError, with counts by reason, if no plan is legal, fits
+    and keeps the limits.
     """
     spaces = [one for one in (space, *overrides) if isinstance(one, PlanSpace)]
     if len(spaces) > 1 or (spaces and isinstance(space, str)):

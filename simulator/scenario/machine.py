@@ -105,7 +105,11 @@ def _is_refused(scenario: OnMachine, key: str) -> bool:
         except InputError:
             return True
         kind = dispatchers().get(communication.kernels)
-        if key == "communication.kernels" and kind is not None and not kind.serves(machine.node, machine.nodes):
+        if (
+            key == "communication.kernels"
+            and kind is not None
+            and not kind.serves(machine.node, machine.nodes)
+        ):
             return True
     return False
 
