@@ -83,7 +83,7 @@ def test_anything_else_is_refused_in_words(what: Any) -> None:
     with pytest.raises(InputError, match="is no scenario: give a Scenario, the name of a preset"):
         moesim.simulate(what)
     with pytest.raises(InputError, match="takes a list of two to four scenarios"):
-        moesim.compare(PAIR)  # type: ignore[arg-type]
+        moesim.compare(PAIR)
 
 
 def test_plan_takes_overrides_beside_its_space() -> None:
