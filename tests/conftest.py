@@ -297,6 +297,7 @@ def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "1000")  # a sentence on one line; tests/cli/test_console.py has the widths
+    monkeypatch.setattr("moesim.cli.console.QUIET_S", 1e6)  # no progress, however busy the machine is
 
     def call(*arguments: str) -> Outcome:
         with pytest.raises(SystemExit) as end:

@@ -33,8 +33,9 @@ def test_an_output_that_is_no_profile_is_refused_first(capsys: pytest.CaptureFix
 
 
 def test_a_profile_for_a_sibling_names_every_entry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     output = tmp_path / "h800-from-h200.yaml"
     assert run("transfer", "h200-measured", "h800-sxm", "-o", str(output)) == 0
     shown = capsys.readouterr().out

@@ -17,7 +17,7 @@ SPACE = "{tp: 1, pp: [2, 4], ep: 8, microbatch: 1, schedule: [1f1b, zbv], recomp
 def test_simulate_shows_every_pool(run: Callable[..., Any], mixed_file: Path) -> None:
     out = run("simulate", str(mixed_file))
     assert out.code == 0, out.err
-    for text in ("16 x NVIDIA H100", "16 x NVIDIA A100", "h100-sxm  16", "ms a layer", "step time"):
+    for text in ("16 x NVIDIA H100", "16 x NVIDIA A100", "h100-sxm    16", "ms a layer", "step time"):
         assert text in out.out, text
     told = run("explain", str(mixed_file))
     assert told.code == 0 and "a100-sxm" in told.out and "critical path" in told.out

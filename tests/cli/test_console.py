@@ -105,6 +105,15 @@ def test_a_table_folds_its_words_below_its_numbers(monkeypatch: pytest.MonkeyPat
     assert len(table_lines(headers, rows, right=(1, 3))) == 3
 
 
+def test_a_long_name_breaks_after_its_dots_and_dashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "profile-2048.attention_forward-h200.long_suffix"
+    lines = table_lines(("entry", "error"), [(name, "5.0 %"), ("short", "12.5 %")], right=(1,))
+    assert max(map(len, lines)) <= 40 and "2048" in lines[1] and lines[1].endswith(" 5.0 %")
+    first = "".join(line.split()[0] for line in lines[1:-1])
+    assert first == name and lines[-1].split() == ["short", "12.5", "%"]
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

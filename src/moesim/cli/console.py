@@ -157,8 +157,22 @@ def _grid(
         justify: Literal["left", "right"] = "right" if n in numbers else "left"
         table.add_column(Text(headers[n]), justify=justify, overflow="fold", width=columns)
     for row in rows:
-        table.add_row(*(Text(row[n]) for n in widths))
+        table.add_row(*(Text(_broken(row[n], columns)) for n, columns in widths.items()))
     return table
+
+
+def _broken(cell: str, columns: int) -> str:
+    """A cell whose words that are wider than their column are broken after a dot, dash or the like."""
+    words = []
+    for word in cell.split(" "):
+        lines = [""]
+        for piece in re.findall(r"[^._/=-]*[._/=-]*", word) if len(word) > columns else [word]:
+            if len(lines[-1]) + len(piece) <= columns:
+                lines[-1] += piece
+            else:
+                lines.append(piece)
+        words.append("\n".join(line for line in lines if line))
+    return " ".join(words)
 
 
 def _columns(
@@ -188,14 +202,16 @@ def _natural(headers: Sequence[str], rows: Sequence[Sequence[str]], column: int)
 
 
 def _least(headers: Sequence[str], rows: Sequence[Sequence[str]], column: int, is_number: bool) -> int:
-    """The least width of a column: whole numbers, and whole words of headers and text."""
+    """The least width of a column: whole numbers, and words of headers and text up to half a line."""
     cells = [row[column] for row in rows]
     if is_number:
         whole = [*headers[column].split(), *cells]
     else:
         whole = [word for text in (headers[column], *cells) for word in text.split()]
     longest = max(map(len, whole), default=0)
-    return longest if is_number else min(max(longest, LEAST_TEXT), _natural(headers, rows, column))
+    if is_number:
+        return longest
+    return min(max(longest, LEAST_TEXT), _natural(headers, rows, column), width() // 2)
 
 
 def _widths(
