@@ -99,8 +99,8 @@ def recent(owner: str) -> list[StoredScenario]:
 
 def put(owner: str, number: str, name: str, written: str) -> None:
     """Store a scenario, or its new state; rows beyond the limits are removed."""
-    texts = (text.encode(errors="replace").decode() for text in (number, name, written))
-    _change(owner, number, StoredScenario(*texts, time.time()))
+    of, called, state = (text.encode(errors="replace").decode() for text in (number, name, written))
+    _change(owner, number, StoredScenario(of, called, state, time.time()))
 
 
 def remove(owner: str, number: str) -> None:
@@ -174,10 +174,10 @@ def _write(base: sqlite3.Connection) -> None:
 
 def _entry(row: tuple[Any, ...]) -> StoredScenario | None:
     """The scenario of a row; None where a damaged file holds something else in it."""
-    *texts, changed_s = row
-    if not all(isinstance(text, str) for text in texts) or not isinstance(changed_s, int | float):
+    number, name, written, changed_s = row
+    if not all(isinstance(text, str) for text in row[:3]) or not isinstance(changed_s, int | float):
         return None
-    return StoredScenario(*texts, changed_s)
+    return StoredScenario(number, name, written, changed_s)
 
 
 def _connected(folder: str) -> sqlite3.Connection:

@@ -225,7 +225,7 @@ def _store(scenario: Scenario) -> None:
     )
     try:
         given = upload_memory.given(file)
-        if given is None:
+        if file is None or given is None:
             return
         _, data = given
         taken = state.compute(

@@ -303,9 +303,9 @@ class PriceBook:
             pricer = self.pricer(plan, recipe, policy, sms)
             modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:
-                inside = self._inside_step(pricer, kind, compute, transfer, modes)
-                compute |= inside[0]
-                transfer |= inside[1]
+                added = self._inside_step(pricer, kind, compute, transfer, modes)
+                compute |= added[0]
+                transfer |= added[1]
         wait = not sync.hidden
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, (), scatters_wait=wait)
         return table

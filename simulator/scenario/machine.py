@@ -84,7 +84,7 @@ def _is_choice_of_rule(scenario: OnMachine, key: str) -> bool:
     stated: object = scenario
     for part in key.split("."):
         stated = getattr(stated, part)
-    chosen = rules.RULES[key](scenario.shape, scenario.machines).value
+    chosen = rules.RULES[key](scenario.shape, scenario.machines, scenario.parallel).value
     if isinstance(stated, Sourced) and isinstance(chosen, Sourced):
         return bool(getattr(stated, "value", None) == getattr(chosen, "value", None))
     return bool(stated == chosen)
@@ -142,7 +142,9 @@ def check_machine(scenario: OnMachine, cluster: Cluster, profile: CalibrationPro
 def _listed(scenario: OnMachine, cluster: Cluster, problems: Sequence[InputError]) -> str:
     """All problems of a scenario on a cluster in one text, with the overrides that mend them together."""
     keys = [str(problem.key) for problem in problems]
-    chosen = [f"{key}={rules.RULES[key](scenario.shape, (cluster,)).value}" for key in keys]
+    chosen = [
+        f"{key}={rules.RULES[key](scenario.shape, (cluster,), scenario.parallel).value}" for key in keys
+    ]
     listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
     return (
         f"{len(problems)} keys do not fit {cluster.accelerator.name}: {listed}. To leave all of them to the "

@@ -93,9 +93,9 @@ class Sweep(TableResult):
         """One row for each point, with its values, status, figures and reason."""
         return [{**p.values, "status": p.status, **p.figures, "reason": p.reason} for p in self.points]
 
-    def reasons(self) -> list[tuple[tuple[Status, str], int]]:
+    def reasons(self) -> list[tuple[tuple[str, str], int]]:
         """Status and reason of the points without a prediction that fits, with their number, most first."""
-        return Counter((p.status, p.reason) for p in self.points if p.status != "ok").most_common()
+        return Counter((str(p.status), p.reason) for p in self.points if p.status != "ok").most_common()
 
     def best(self, figure: str = "step_time_s", largest: bool = False) -> SweepPoint:
         """The point that fits and has the smallest (or largest) figure. Raises InputError if none has it."""

@@ -24,9 +24,9 @@ from moesim.simulator.scenario.parallel import ParallelPlan
     ],
 )
 def test_gradients_are_reduced_as_the_framework_does(
-    plan: dict[str, int], software: dict[str, object], in_backward: bool
+    plan: dict[str, object], software: dict[str, object], in_backward: bool
 ) -> None:
-    sync = GradientSync.of(ParallelPlan(**plan), Software.model_validate(software), 16)
+    sync = GradientSync.of(ParallelPlan.model_validate(plan), Software.model_validate(software), 16)
     assert sync.in_backward is in_backward
     assert sync.inside_step is (in_backward or plan["zero_stage"] == 3)
 
@@ -63,6 +63,6 @@ def test_nothing_accumulates_with_one_microbatch() -> None:
         ),
     ],
 )
-def test_contradictions_are_refused(plan: dict[str, int], software: dict[str, object], said: str) -> None:
+def test_contradictions_are_refused(plan: dict[str, object], software: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        check_gradient_sync(ParallelPlan(**plan), Software.model_validate(software))
+        check_gradient_sync(ParallelPlan.model_validate(plan), Software.model_validate(software))

@@ -16,7 +16,7 @@ import moesim
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.planner.result import PlanResult, PlanRow, step_text
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.presets import shipped_presets
+from moesim.simulator.scenario.presets import preset_names
 
 TOLERANCE = 1e-3
 """Relative difference between the printed and the simulated step."""
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("presets", nargs="*")
     given = parser.parse_args(arguments)
     faults = 0
-    for name in given.presets or [preset.name for preset in shipped_presets()]:
+    for name in given.presets or preset_names():
         scenario = moesim.load(name)
         if scenario.stages.blocks is not None:
             print(f"{name}: a part of a model has no plans", flush=True)

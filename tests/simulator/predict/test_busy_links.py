@@ -225,7 +225,7 @@ def by_hand(step: ExecutedStep) -> tuple[float, float]:
                 ring(rows, plan.expert_tp, node, 2 * (2 + (s.recompute == "full")) * each)
             if repeated and plan.ep > 1:
                 for phase in ("dispatch F", "combine F"):
-                    cost = prepared.program.costs.transfer[kind, phase, "alone"]  # type: ignore[index]
+                    cost = prepared.program.costs.transfer[kind, phase, "alone"]
                     nic, up = nic + each * cost.nic_bytes, up + each * cost.scale_up_bytes
     if plan.zero_stage < 3:
         # A reduce-scatter and an all-gather a step; without shards both are of gradients, as an all-reduce.

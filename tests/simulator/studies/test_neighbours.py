@@ -77,6 +77,12 @@ def test_an_illegal_change_and_a_fleet_have_no_interval() -> None:
     scenario = moesim.load("deepseek-v3-trace-pair")
     result = moesim.simulate(scenario)
     wrong = Neighbour(
-        override="parallel.ep=7", why="", step_time_s=1.0, change=0.0, memory_bytes=0.0, fits=True
+        override="parallel.ep=7",
+        why="",
+        step_time_s=1.0,
+        change=0.0,
+        memory_bytes=0.0,
+        fits=True,
+        verdict="fits",
     )
     assert change_bands(scenario, result, [wrong]) == {}

@@ -259,7 +259,7 @@ def no_numba(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "find_spec", lambda name: None)
     monkeypatch.setattr(warm, "numba_version", cache.numba_version)
     for cached in (cache.numba_version, cache.place, warm.warm_once, engine._say):
-        cached.cache_clear()  # type: ignore[attr-defined]
+        cached.cache_clear()
 
 
 def test_metadata_alone_is_no_numba(no_numba: None) -> None:
