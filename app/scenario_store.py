@@ -99,8 +99,8 @@ def recent(owner: str) -> list[StoredScenario]:
 
 def put(owner: str, number: str, name: str, written: str) -> None:
     """Store a scenario, or its new state; rows beyond the limits are removed."""
-    of, called, state = (text.encode(errors="replace").decode() for text in (number, name, written))
-    _change(owner, number, StoredScenario(of, called, state, time.time()))
+    name, written = (text.encode(errors="replace").decode() for text in (name, written))
+    _change(owner, number, StoredScenario(number, name, written, time.time()))
 
 
 def remove(owner: str, number: str) -> None:

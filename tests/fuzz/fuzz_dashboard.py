@@ -102,6 +102,7 @@ async def _answered(app: Any, request: Sent) -> int:
 
 def read_sent(case: list[Sent], folder: Path, rng: random.Random) -> None:
     """Every request is answered, the server holds no more than its limits, and pages read what it holds."""
+    from streamlit.proto.Common_pb2 import FileURLs
     from streamlit.runtime.uploaded_file_manager import DeletedFile, UploadedFile
 
     app, manager = _application()
@@ -113,7 +114,7 @@ def read_sent(case: list[Sent], folder: Path, rng: random.Random) -> None:
             assert status < 500 or status == 507, f"status {status}"
         else:
             found = manager.get_files(request.session, [request.file])
-            held: Any = UploadedFile(found[0], cast(Any, None)) if found else DeletedFile(request.file)
+            held: Any = UploadedFile(found[0], FileURLs()) if found else DeletedFile(request.file)
             _accepted(request.kind, *(upload_memory.given(held) or ("", b"")))
         sizes = [sum(len(f.data) for f in files.values()) for files in manager.file_storage.values()]
         assert max(sizes, default=0) <= upload_memory.MOST_SESSION_BYTES
