@@ -100,7 +100,7 @@ def law_us(row: dict[str, Any]) -> float:
     a_token = at("token_time") + (row["row_bytes"] / at("token_rate") if operation == "combine" else 0.0)
     a_row = at("row_time") + row["row_bytes"] / at("row_rate")
     work_s = row["tokens"] * a_token + row["rows"] * a_row
-    return {"dispatch": 30.0, "combine": 34.0}[operation] + float(work_s) / row["sms"] * 1e6
+    return float({"dispatch": 30.0, "combine": 34.0}[operation] + work_s / row["sms"] * 1e6)
 
 
 @pytest.mark.parametrize(

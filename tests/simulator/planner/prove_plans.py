@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import moesim
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.planner.result import PlanResult, PlanRow, step_text
-from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.presets import preset_names
+from moesim.simulator.scenario import Scenario, preset_names
 
 TOLERANCE = 1e-3
 """Relative difference between the printed and the simulated step."""
