@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.sharded import sharded_block
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.block_seconds import ACTIONS, LayerSplit, action_seconds
@@ -44,6 +46,7 @@ class BoundBook:
     placements: Sequence[Placement]
     _compute: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
     _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
+    _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[Recompute, ...]:
@@ -195,6 +198,28 @@ class BoundBook:
                 bound[..., z] = np.maximum(bound[..., z], moved)
         return bound
 
+    def _sharded_s(
+        self, plan: ParallelPlan, recipe: Precision, kind: BlockKind
+    ) -> tuple[float, float, float]:
+        """Seconds of a block's gather before F, gather before the backward pass, and gradient scatter."""
+        sync = self.book.gradient_sync(plan)
+        key = (
+            plan.zero_stage,
+            sync,
+            plan.tp,
+            plan.ep,
+            plan.expert_tp,
+            plan.pp,
+            self.book.numbers.of(recipe),
+            kind,
+        )
+        if key not in self._sharded:
+            moved = sharded_block(self.book.pricer(plan, recipe, "none"), kind).transfers
+            phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
+            first, second, third = (moved[p].payload_s if p in moved else 0.0 for p in phases)
+            self._sharded[key] = first, second, third
+        return self._sharded[key]
+
     def sharded(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, zero_stage: int
     ) -> FloatArray:
@@ -209,7 +234,7 @@ class BoundBook:
             for key, f in zip(of_frames, frames, strict=True)  # all of one schedule
         }
         each = {
-            key: np.array([[self.book.sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
+            key: np.array([[self._sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
             for key, plan in plans.items()
         }
         price = np.array([each[key] for key in of_frames])

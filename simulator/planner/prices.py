@@ -19,7 +19,6 @@ from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.phase_memo import PhaseKey
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.sharded import sharded_block
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import ResolvedJob
@@ -67,7 +66,6 @@ class PriceBook:
     _compute: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
-    _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _parameters: dict[tuple[int, int, int], dict[BlockKind, tuple[float, float]]] = field(
         default_factory=dict
@@ -340,26 +338,6 @@ class PriceBook:
             pricer = self.pricer(plan, recipe, "none", sms)
             found = self._transfers[key] = block_transfers(pricer, self.routed[0], (mode,))
         return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
-
-    def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
-        """Seconds of a block's gather before F, gather before the backward pass, and gradient scatter."""
-        sync = self.gradient_sync(plan)
-        key = (
-            plan.zero_stage,
-            sync,
-            plan.tp,
-            plan.ep,
-            plan.expert_tp,
-            plan.pp,
-            self.numbers.of(recipe),
-            kind,
-        )
-        if key not in self._sharded:
-            moved = sharded_block(self.pricer(plan, recipe, "none"), kind).transfers
-            phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-            first, second, third = (moved[p].payload_s if p in moved else 0.0 for p in phases)
-            self._sharded[key] = first, second, third
-        return self._sharded[key]
 
     def transfer_s(
         self, plan: ParallelPlan, recipe: Precision, sms: int, kept: float = 1.0
