@@ -233,7 +233,7 @@ def _sm_seconds(
             f"has ep.{operation}.token_time, which carries it to other rows"
         )
     rows = received_bytes / kernels.row_bytes
-    measured = Rows(rows / was.rows_a_token, rows, was.row_bytes, was.ranks)
+    measured = SentRows(rows / was.rows_a_token, rows, was.row_bytes, was.ranks)
     here = replace(measured, row_bytes=kernels.row_bytes)
     if ranks is not None and kernels.tokens:
         here = replace(here, tokens=kernels.tokens, ranks=ranks)
@@ -251,7 +251,7 @@ def _sm_seconds(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SentRows:
     """Tokens of a rank, the rows that it sends or gets back, and the ranks of its group on a node."""
 
     tokens: float
@@ -259,13 +259,15 @@ class Rows:
     row_bytes: float
     ranks: int
 
-    def like(self, other: Rows) -> bool:
+    def like(self, other: SentRows) -> bool:
         """Whether the SMs take as long as for other rows, up to rounding of the published counts."""
         close = math.isclose(self.tokens, other.tokens, rel_tol=2e-3) and self.ranks == other.ranks
         return close and math.isclose(self.row_bytes, other.row_bytes)
 
 
-def _carried(operation: EpOperation, here: Rows, measured: Rows, curves: CurveReader) -> tuple[float, float]:
+def _carried(
+    operation: EpOperation, here: SentRows, measured: SentRows, curves: CurveReader
+) -> tuple[float, float]:
     """SM time of rows over that of the measured rows by the law, and its relative error."""
     errors = [0.0]
 
@@ -274,7 +276,7 @@ def _carried(operation: EpOperation, here: Rows, measured: Rows, curves: CurveRe
         errors.append(residual)
         return value
 
-    def seconds(of: Rows) -> float:
+    def seconds(of: SentRows) -> float:
         a_token = read("token_time", of.ranks)
         if curves.has(f"ep.{operation}.token_rate"):
             a_token += of.row_bytes / read("token_rate", of.ranks)

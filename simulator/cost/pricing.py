@@ -266,16 +266,10 @@ class Pricer(OfJob):
             if s.communication.permutes_on_stream:
                 operators = on_stream(operators)
         dense, expert = self.block_parameters(kind)
-        shards = self.layout.shards
+        shards, whole = self.layout.shards, keeps_whole_gradients(plan.pp, software)
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
         adapted = apply_framework(
-            operators,
-            software,
-            s.recipe,
-            plan.zero_stage,
-            dense + expert,
-            sharded,
-            whole_gradients=keeps_whole_gradients(plan.pp, software),
+            operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole
         )
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software

@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.scenario.inputs import HasInputs, Inputs, check_files
-from moesim.simulator.scenario.origin import Origin, changes_of
+from moesim.simulator.scenario.origin import ScenarioOrigin, changes_of
 from moesim.simulator.scenario.scenario import Scenario, changed_scenario
 
 PRESETS = "data/scenarios"
@@ -53,13 +53,13 @@ def load_scenario(what: AnyScenario, overrides: Sequence[str] = ()) -> Scenario:
     return changed_scenario(origin, changes_of(overrides), base)
 
 
-def _read(name_or_path: str) -> tuple[Origin, str | None]:
+def _read(name_or_path: str) -> tuple[ScenarioOrigin, str | None]:
     """(origin, folder of relative paths) of a preset or a file."""
     if name_or_path in preset_names():
         folder = resources.files("moesim.simulator").joinpath(PRESETS)
         place = f"preset {name_or_path}"
         data = parse_mapping(folder.joinpath(f"{name_or_path}.yaml").read_text("utf-8"), place)
-        return Origin(name_or_path, data, place), _folder(name_or_path)
+        return ScenarioOrigin(name_or_path, data, place), _folder(name_or_path)
     if name_or_path.lower().endswith(EXTENSIONS):
         data = load_mapping(Path(name_or_path))
         return _of_data(data, name_or_path, name_or_path, _folder(name_or_path))
@@ -79,18 +79,18 @@ def _folder(source: str) -> str:
 
 def _of_data(
     data: Mapping[str, Any], place: str, source: str | None, base: str | None
-) -> tuple[Origin, str | None]:
+) -> tuple[ScenarioOrigin, str | None]:
     """The origin of plain data: the keys of a scenario, or a result with its `inputs`."""
     if isinstance(data.get("inputs"), Mapping) and "model" not in data:
         return _of_inputs(validate_model(Inputs, data["inputs"], f"{place}: inputs"), place)
-    return Origin(source, data, place), base
+    return ScenarioOrigin(source, data, place), base
 
 
-def _of_inputs(inputs: Inputs, place: str) -> tuple[Origin, str | None]:
+def _of_inputs(inputs: Inputs, place: str) -> tuple[ScenarioOrigin, str | None]:
     """The origin of the scenario that a result is of; its relative paths start where they started."""
     base = None if inputs.source is None else _folder(inputs.source)
     check_files(inputs, base, place)
-    origin = Origin(inputs.source, inputs.scenario, place, inputs.overrides, inputs.left_to_rules)
+    origin = ScenarioOrigin(inputs.source, inputs.scenario, place, inputs.overrides, inputs.left_to_rules)
     return origin, base
 
 

@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ScenarioOrigin:
     """The data that a scenario was built from, and how they came about. All origins compare as equal.
 
     `source`: name of the preset or path of the file; None for a scenario that was built in Python. `data`:
@@ -38,7 +38,9 @@ class Origin:
     left: tuple[str, ...] = field(default=(), compare=False)
     copied: frozenset[str] = field(default=frozenset(), compare=False)
 
-    def changed(self, data: Mapping[str, Any], changes: Sequence[Change], left: Sequence[str]) -> Origin:
+    def changed(
+        self, data: Mapping[str, Any], changes: Sequence[Change], left: Sequence[str]
+    ) -> ScenarioOrigin:
         """The origin after further changes; an override replaces earlier ones at and below its key."""
         texts = list(self.overrides)
         for change in changes:
@@ -49,7 +51,7 @@ class Origin:
         both = tuple(dict.fromkeys([*kept, *left]))
         return replace(self, data=data, overrides=tuple(texts), left=both)
 
-    def copied_with(self, keys: Sequence[str]) -> Origin:
+    def copied_with(self, keys: Sequence[str]) -> ScenarioOrigin:
         """The origin of a copy in which whole sections were replaced."""
         return replace(self, data=None, copied=self.copied | set(keys))
 

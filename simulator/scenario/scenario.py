@@ -42,7 +42,7 @@ from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.faults import Fault
 from moesim.simulator.scenario.fleet import Fleet, Pool
 from moesim.simulator.scenario.machine import left_to_rules, may_change_machine
-from moesim.simulator.scenario.origin import Change, Origin, changes_of, text_of
+from moesim.simulator.scenario.origin import Change, ScenarioOrigin, changes_of, text_of
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import plain, put, without_key
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -131,7 +131,7 @@ class Scenario(Section):
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _origin: ScenarioOrigin = PrivateAttr(default_factory=ScenarioOrigin)
 
     @field_validator("profile")
     @classmethod
@@ -328,7 +328,7 @@ class Scenario(Section):
         return changed_scenario(self.origin, changes_of(overrides), self._base)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> ScenarioOrigin:
         """Where the scenario comes from, with the data that further changes apply to."""
         if self._origin.data is not None:
             return self._origin
@@ -346,7 +346,7 @@ class Scenario(Section):
         return copy
 
 
-def changed_scenario(origin: Origin, changes: Sequence[Change], base: str | None) -> Scenario:
+def changed_scenario(origin: ScenarioOrigin, changes: Sequence[Change], base: str | None) -> Scenario:
     """The scenario of an origin's data with some keys changed, validated.
 
     On another accelerator, keys that nobody states together with the move are left to the rules
@@ -369,7 +369,7 @@ def changed_scenario(origin: Origin, changes: Sequence[Change], base: str | None
     return scenario
 
 
-def _left(origin: Origin, after: Scenario, own: Sequence[str], base: str | None) -> tuple[str, ...]:
+def _left(origin: ScenarioOrigin, after: Scenario, own: Sequence[str], base: str | None) -> tuple[str, ...]:
     """The keys that a scenario moved to other machines leaves to the rules."""
     try:
         before = validate_model(Scenario, origin.data or {}, origin.place or "scenario", base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import statistics
 import subprocess
 from collections import Counter
 from functools import cache, lru_cache
@@ -17,13 +16,8 @@ CODE = ("simulator", "hwmodels", "kernels", "app", "src")
 OURS = (*CODE, "tests", "benchmarks", "examples", "docs")
 PARTS = ("simulator", "hwmodels", "kernels", "app")
 
-MOST_LINES = 400
-LONG_FILES: dict[str, str] = {
-    "tests/kernels/test_calibrate.py": "one synthetic machine that every measurement is tried on",
-    "tests/simulator/engine/test_execute.py": "one graph of tasks that many properties share",
-}
-"""Files above the limit, each with its reason. A new one is split or argues for itself here."""
-MEDIAN_LINES = 130
+MOST_LINES = 600
+"""One concept, one file: a file is split when it holds two concepts. This many lines rarely hold one."""
 
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS: dict[str, str] = {
@@ -76,19 +70,8 @@ def nodes_of(name: str) -> tuple[ast.AST, ...]:
 
 
 def test_no_source_file_is_longer_than_its_limit() -> None:
-    long = {n for n in python_files(*OURS) if len(text_of(n).splitlines()) > MOST_LINES}
-    assert long <= set(LONG_FILES), f"split or explain: {sorted(long - set(LONG_FILES))}"
-
-
-def test_the_list_of_long_files_holds_no_leftovers() -> None:
-    assert set(LONG_FILES) <= set(tracked())
-    assert all(reason.strip() for reason in LONG_FILES.values())
-
-
-def test_the_median_file_is_short() -> None:
-    lengths = [len(text_of(name).splitlines()) for name in python_files(*CODE)]
-    assert len(lengths) > 300
-    assert statistics.median(lengths) <= MEDIAN_LINES
+    long = [n for n in python_files(*OURS) if len(text_of(n).splitlines()) > MOST_LINES]
+    assert not long, f"these hold more than one concept: {long}"
 
 
 def test_functions_are_short_or_say_why_not() -> None:

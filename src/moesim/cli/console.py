@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from rich.status import Status
     from rich.table import Table
 
+    from moesim.simulator.planner.estimate import Estimate
+    from moesim.simulator.predict.result import Result
+    from moesim.simulator.run.report import RunReport
+
 __all__ = [
     "chosen_numbers",
     "console",
+    "default_lines",
     "note",
     "percent",
     "print_json",
@@ -347,3 +352,12 @@ def chosen_numbers(option: str, text: str) -> list[int] | None:
                 f"{option} {text[:60]!r}: more than {MOST_NUMBERS:,} numbers; write all for every one"
             )
     return numbers
+
+
+def default_lines(result: Result | Estimate | RunReport) -> list[str]:
+    """The keys that the scenario left out, one on each line, with their values and the reasons."""
+    if not result.defaults:
+        return []
+    wide = max(len(item.key) for item in result.defaults)
+    lines = [f"defaults, stated by nobody ({len(result.defaults)}):"]
+    return lines + [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in result.defaults]

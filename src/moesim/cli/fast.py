@@ -22,8 +22,8 @@ def print_estimate(loaded: Scenario, scenario: str, beside: Mapping[str, object]
         raise InputError(
             f"{' and '.join(given)}: an estimate in closed form (--fast) has none; leave out --fast"
         )
-    from moesim.cli.console import print_raw, print_text
-    from moesim.cli.report import default_lines, shortage
+    from moesim.cli.console import default_lines, print_raw, print_text
+    from moesim.cli.report import shortage
     from moesim.simulator.planner.estimate import estimate
 
     try:

@@ -13,7 +13,6 @@ from moesim.cli.plan_exports import Wanted
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
-    from moesim.simulator.scenario import Scenario
 
 GIB = 2**30
 
@@ -131,22 +130,6 @@ def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
             say(f"{share:.0%}: {text}")
 
     return progress
-
-
-def scenario_yaml(scenario: Scenario) -> str:
-    """The text of a scenario file."""
-    from moesim.hwmodels.files import is_there
-    from moesim.hwmodels.yaml_io import dump_mapping
-
-    data = scenario.model_dump(mode="json", exclude_none=True)
-    for key in ("model", "profile"):  # paths relative to the old file become absolute
-        if isinstance(data.get(key), str) and is_there(path := Path(scenario.path(data[key]))):
-            data[key] = str(path.resolve())
-    for pool in data.get("fleet", {}).get("pools", ()):
-        path = Path(scenario.path(pool.get("profile", "")))
-        if "profile" in pool and is_there(path):
-            pool["profile"] = str(path.resolve())
-    return dump_mapping(data)
 
 
 def _print(result: PlanResult) -> None:

@@ -87,7 +87,6 @@ class Wanted:
 
     def exports(self, best: PlanRow) -> Exports:
         """Write the texts of the best plan; what fails is kept as a problem, so that the plan is not lost."""
-        from moesim.cli.plan import scenario_yaml
         from moesim.simulator.trainers.registry import trainer_of
 
         made = Exports()
@@ -164,3 +163,19 @@ class Exports:
         """Raise the first problem."""
         if self.problems:
             raise self.problems[0]
+
+
+def scenario_yaml(scenario: Scenario) -> str:
+    """The text of a scenario file."""
+    from moesim.hwmodels.files import is_there
+    from moesim.hwmodels.yaml_io import dump_mapping
+
+    data = scenario.model_dump(mode="json", exclude_none=True)
+    for key in ("model", "profile"):  # paths relative to the old file become absolute
+        if isinstance(data.get(key), str) and is_there(path := Path(scenario.path(data[key]))):
+            data[key] = str(path.resolve())
+    for pool in data.get("fleet", {}).get("pools", ()):
+        path = Path(scenario.path(pool.get("profile", "")))
+        if "profile" in pool and is_there(path):
+            pool["profile"] = str(path.resolve())
+    return dump_mapping(data)

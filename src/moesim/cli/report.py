@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moesim.cli.console import percent, print_table, print_text, short, table_lines
+from moesim.cli.console import default_lines, percent, print_table, print_text, short, table_lines
 from moesim.cli.full_resolution import full_text
 
 if TYPE_CHECKING:
-    from moesim.simulator.planner.estimate import Estimate
     from moesim.simulator.predict.plan_summary import PlanSummary
     from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
-    from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.studies.counterfactuals import Counterfactuals
 
@@ -182,15 +180,6 @@ def footing_lines(result: Result) -> list[str]:
     lines += _first("assumed", assumed)
     lines += _first("extrapolated", list(result.extrapolated))
     return lines + [f"warning: {text}" for text in result.warnings]
-
-
-def default_lines(result: Result | Estimate | RunReport) -> list[str]:
-    """The keys that the scenario left out, one on each line, with their values and the reasons."""
-    if not result.defaults:
-        return []
-    wide = max(len(item.key) for item in result.defaults)
-    lines = [f"defaults, stated by nobody ({len(result.defaults)}):"]
-    return lines + [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in result.defaults]
 
 
 def _first(what: str, items: Sequence[str], most: int = 2) -> list[str]:

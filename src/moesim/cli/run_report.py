@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
-from moesim.cli.console import percent, short, table_lines
+from moesim.cli.console import default_lines, percent, short, table_lines
 
 if TYPE_CHECKING:
     from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, RunSpread
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 def report_lines(report: RunReport) -> list[str]:
     """Lines of the report: a table of the phases, then finish, goodput, checkpoints, cost and energy."""
-    from moesim.cli.report import default_lines
 
     cells = []
     for row in report.phases:
