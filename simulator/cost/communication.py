@@ -226,7 +226,13 @@ def _sm_seconds(
     if not kernels.row_bytes or not curves.has(f"ep.{operation}.token_time"):
         return received_bytes / rate, residual
     curve = curves.curve(f"ep.{operation}.sm_rate")
-    was = curve.conditions
+    most, was = curve.curve.xs[-1], curve.conditions
+    if kernels.sms > most:  # a row keeps one SM busy, so more SMs move more rows until the link is full
+        rate *= kernels.sms / most
+        curves.notes.append(
+            f"{curve.id}: {kernels.sms} communication SMs are above the measured {most:g}; each is taken to move "
+            f"as much as one of {most:g}, up to the rate of the link"
+        )
     if was.row_bytes is None or was.rows_a_token is None or was.ranks is None:
         raise InputError(
             f"{curve.id}: its conditions must state ranks, row_bytes and rows_a_token, because the profile "

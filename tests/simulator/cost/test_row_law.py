@@ -69,6 +69,30 @@ def test_other_rows_follow_the_law_and_say_so(operation: EpOperation) -> None:
         assert time.worst_s / time.payload_s > measured.worst_s / measured.payload_s + 0.1
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_above_the_measured_sms_each_goes_on_at_its_rate_up_to_the_link(operation: EpOperation) -> None:
+    """DeepEP's table for B200 goes on growing from 28 to 48 SMs, as its links are twice as fast."""
+    fast = replace(H200, scale_up_bytes_per_s=4500e9)  # no limit here
+    targets, row = expected_targets(Gate(256, 8), 8, 8), RATES[operation]
+    traffic = transfer_bytes(targets, 4096, row)
+    most, more = (
+        ep_transfer(
+            operation,
+            traffic,
+            fast,
+            PROFILE,
+            EpKernels(sms, "deepep-2025-04", tokens=4096, row_bytes=row),
+            nodes=1,
+        )
+        for sms in (24, 48)
+    )
+    assert more.payload_s == pytest.approx(most.payload_s / 2)
+    assert [note for note in more.evidence.notes if "48 communication SMs are above the measured 24" in note]
+    limited = rows_sent(operation, 8, row, sms=48)
+    share = value(f"ep.{operation}.scale_up_fraction.deepep", 48)
+    assert limited.payload_s == pytest.approx(traffic.nvlink_bytes / (share * H200.scale_up_bytes_per_s))
+
+
 def test_combines_of_rows_that_are_no_whole_number_of_512_bytes_take_longer() -> None:
     whole, ragged = (rows_sent("combine", 8, row).payload_s for row in (5632.0, 5760.0))
     assert ragged / whole == pytest.approx(1.88, rel=0.03)
