@@ -128,10 +128,10 @@ def _wrong(node: Node, what: str) -> InputError:
     return InputError(f"line {node.start_mark.line + 1}: not valid YAML: {what}")
 
 
-def write_yaml(data: dict[str, Any]) -> str:
-    """YAML text of plain data in its given key order."""
+def write_yaml(data: dict[str, Any], width: int) -> str:
+    """YAML text of plain data in its given key order, in lines of about `width` characters."""
     yaml = YAML(typ="rt", pure=True)
-    yaml.width = 76
+    yaml.width = width
     buffer = StringIO()
     yaml.dump(CommentedMap(data), buffer)
     return buffer.getvalue()

@@ -101,11 +101,14 @@ def _is_json(name: str) -> bool:
     return name.lower().endswith(".json")
 
 
-def dump_mapping(data: dict[str, Any]) -> str:
-    """YAML text of plain data in its given key order; `parse_mapping` reads it back."""
+def dump_mapping(data: dict[str, Any], width: int = 100) -> str:
+    """YAML text of plain data in its given key order; `parse_mapping` reads it back.
+
+    Lines break at words after about `width` characters.
+    """
     from moesim.hwmodels.full_yaml import write_yaml
 
-    return write_yaml(data)
+    return write_yaml(data, width)
 
 
 def _parse_yaml(text: str) -> Any:

@@ -84,9 +84,12 @@ def shape_from_config(data: dict[str, Any], place: str, as_family: str | None = 
     return ImportedModel(shape, tuple(reader.understood), (*outside, *reader.unread()))
 
 
-def to_yaml(shape: ModelShape) -> str:
-    """Write a model file from which `load_model` reads an equal shape; absent parts are left out."""
-    return dump_mapping(shape.model_dump(mode="json", exclude_none=True))
+def to_yaml(shape: ModelShape, width: int = 100) -> str:
+    """Write a model file from which `load_model` reads an equal shape; absent parts are left out.
+
+    `width`: characters after which lines break at words.
+    """
+    return dump_mapping(shape.model_dump(mode="json", exclude_none=True), width)
 
 
 def _language_part(data: dict[str, Any], place: str) -> Reader:

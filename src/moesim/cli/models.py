@@ -83,7 +83,7 @@ def print_model(name: str, profile: str | None, as_json: bool) -> None:
     print_text("")
     print_sizes(shape)
     _print_states(shape, context)
-    print_raw("\n" + to_yaml(shape))
+    print_raw("\n" + to_yaml(shape, width=76))
 
 
 def print_import(imported: ImportedModel, as_json: bool) -> None:
