@@ -39,6 +39,7 @@ def prices_key(job: ResolvedJob) -> Hashable:
         (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes),
         s.communication.sms,
         s.schedule,
+        s.batch.sequences,  # whether gradients add up over micro-batches (`GradientSync`)
         (s.variation.power_clock, s.variation.jitter_cv.value),
         None if host is None else model_key(load_host(s.path(host))),
     )

@@ -55,7 +55,7 @@ def summarise(step: ExecutedStep) -> Result:
     level, reason = _confidence(prepared)
     return Result(
         scenario=scenario.name,
-        inputs=inputs_of(scenario),
+        inputs=inputs_of(scenario, n_gpus=prepared.n_gpus),
         step=_step(prepared, executions, time_s),
         breakdown_s=by_rank[0],
         breakdown_by_rank_s=tuple(by_rank),

@@ -130,8 +130,12 @@ class HasInputs(Protocol):
         """What it is of."""
 
 
-def inputs_of(scenario: Scenario, engine: str = EVENTS) -> Inputs:
-    """What a result of `scenario` says that it is of. Raises InputError for a file that cannot be read."""
+def inputs_of(scenario: Scenario, engine: str = EVENTS, n_gpus: int | None = None) -> Inputs:
+    """What a result of `scenario` says that it is of.
+
+    `n_gpus`: GPUs of its cluster or fleet; absent, the cluster is loaded to count them. Raises InputError for
+    a file that cannot be read.
+    """
     data = self_contained(scenario).to_dict()
     origin = scenario._origin
     return Inputs(
@@ -141,7 +145,7 @@ def inputs_of(scenario: Scenario, engine: str = EVENTS) -> Inputs:
         left_to_rules=tuple(key for key in origin.left if key.split(".")[0] not in origin.copied),
         scenario=data,
         files=_digests(scenario),
-        plan=_plan(scenario),
+        plan=_plan(scenario, n_gpus),
         engine=engine,
         version=__version__,
     )
@@ -242,8 +246,9 @@ def _value_at(data: object, key: str) -> object:
     return data
 
 
-def _plan(scenario: Scenario) -> PlanInputs:
-    plan, gpus = scenario.parallel, sum(machine.n_gpus for machine in scenario.machines)
+def _plan(scenario: Scenario, n_gpus: int | None) -> PlanInputs:
+    plan = scenario.parallel
+    gpus = sum(machine.n_gpus for machine in scenario.machines) if n_gpus is None else n_gpus
     recipe = scenario.precision
     if not isinstance(recipe, str):
         recipe = next((name for name, one in PRECISIONS.items() if one == recipe), f"own {recipe.linear}")

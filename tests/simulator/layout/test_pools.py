@@ -27,7 +27,10 @@ def test_ranks_follow_the_gpus(mixed: Scenario) -> None:
 def test_a_fleet_takes_the_place_of_the_cluster_and_back(mixed: Scenario) -> None:
     one = mixed.replace(cluster="h100-1024")
     assert one.fleet is None and one.machine.n_gpus == 1024
-    again = one.replace(fleet=mixed.to_dict()["fleet"])
+    back = mixed.to_dict()["fleet"]
+    # A name and a profile of H100 alone are left to the rules where A100 comes in, unless they are stated.
+    assert (one.replace(fleet=back).name, one.replace(fleet=back).profile) != (mixed.name, mixed.profile)
+    again = one.replace(fleet=back, name=mixed.name, profile=mixed.profile)
     assert again.cluster is None and again == mixed
     assert Scenario.model_validate(mixed.to_dict()) == mixed
 

@@ -79,10 +79,10 @@ def test_more_head_room_admits_fewer_plans(job: Scenario) -> None:
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_ranked_plans_front_and_own_plan_say_their_risk(job: Scenario, objective: str) -> None:
-    careful = plan(job, SPACE, objective, top=3)
+    careful = plan(job, SPACE, objective=objective, top=3)
     assert {row.verdict for row in (*careful.ranked, *careful.pareto)} == {"fits"}
     assert careful.headroom is None and "no plan is at risk" in careful.kept[0]
-    bold = plan(job, SPACE, objective, top=3, headroom=0.0)
+    bold = plan(job, SPACE, objective=objective, top=3, headroom=0.0)
     assert bold.fitting > careful.fitting and "plans at risk are admitted" in bold.kept[0]
     if objective == "time":
         assert bold.best.verdict == "at risk" and bold.best.time_s < careful.best.time_s

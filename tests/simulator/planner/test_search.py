@@ -104,7 +104,7 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
     """A closed form that is a tenth too fast makes many such claims; the engine decides about each."""
     exact = closed_form.step_seconds
     monkeypatch.setattr(candidate_search, "step_seconds", lambda *of: 0.9 * exact(*of))
-    front = plan(small(), PlanSpace(**SPACE), objective, top=1)
+    front = plan(small(), PlanSpace(**SPACE), objective=objective, top=1)
     assert [row for row in front.pareto if row.source == "closed form" and row.margin < 0.0] == []
     assert front.simulated > 1  # of which one was ranked by its closed form
     assert front.best.time_s == min(row.time_s for row in front.pareto if row.source == "simulated")
@@ -142,14 +142,14 @@ def test_fewer_nodes_meet_a_loose_deadline_for_less() -> None:
     wanted = PlanSpace(**{**SPACE, "schedule": ("1f1b",), "ep": (8,), "variants": {"cluster.nodes": [2, 4]}})
     quick = plan(small(), wanted, top=3, workers=1)
     assert quick.best.changed == {"cluster.nodes": 4}
-    loose = plan(small(), wanted, "deadline", top=3, deadline_days=1000.0, workers=1)
+    loose = plan(small(), wanted, objective="deadline", top=3, deadline_days=1000.0, workers=1)
     assert loose.best.cost_usd == min(row.cost_usd for row in loose.ranked)  # type: ignore[type-var]
     tight = (quick.best.days + loose.best.days) / 2
     if loose.best.changed != quick.best.changed:
-        kept = plan(small(), wanted, "deadline", top=3, deadline_days=tight, workers=1)
+        kept = plan(small(), wanted, objective="deadline", top=3, deadline_days=tight, workers=1)
         assert kept.best.days <= tight
         assert any("deadline" in row.reason for row in kept.refused)
-    energy = plan(small(), wanted, "energy", top=3, workers=1)
+    energy = plan(small(), wanted, objective="energy", top=3, workers=1)
     assert energy.best.energy_j == min(row.energy_j or 0.0 for row in energy.ranked) > 0.0
     assert energy.notes
 
@@ -211,9 +211,14 @@ def test_engines_take_no_sms_and_power_is_asked_for_where_it_matters() -> None:
     )
     found = plan(tpu, wanted, top=1)
     assert found.best.sms == 0 and found.best.energy_j is None and found.best.cost_usd is None
-    assert found.own is None and "dedicated engine" in found.notes[0]
+    # The move to another accelerator left the SMs to the rules; stated ones are refused before the search.
+    assert tpu.communication.sms == 0
+    with pytest.raises(InputError, match="dedicated engine"):
+        plan(tpu.overridden("communication.sms=20"), wanted, top=1)
+    # 2,048 sequences over 128 replicas are 16 micro-batches, and DualPipe over 16 ranks needs 32.
+    assert found.own is None and "microbatches=16 is illegal" in found.notes[0]
     with pytest.raises(InputError, match="no figure tdp"):
-        plan(tpu, wanted, "energy", top=1)
+        plan(tpu, wanted, objective="energy", top=1)
 
 
 def test_a_process_of_the_engine_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_a_model_that_the_trainer_cannot_train_is_infeasible() -> None:
     data = JOB.shape.model_dump(mode="json", exclude_none=True)
     data["attention"]["o_bias"] = True
     scenario = JOB.replace(model=data)
-    with pytest.raises(InfeasibleError, match="bias of the attention's output"):
+    with pytest.raises(InfeasibleError, match="biases of some of the linear layers"):
         plan(scenario, SPACE, trainer="megatron")
 
 

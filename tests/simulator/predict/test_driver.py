@@ -65,11 +65,11 @@ def test_a_fleet_loads_each_file_once(loads: Counter[str], mixed: Scenario) -> N
 
 
 def test_a_job_is_not_resolved_again(loads: Counter[str], small: Scenario) -> None:
-    job = resolve(small)
+    job, more = resolve(small), small.overridden("batch.sequences=256")
     loads.clear()
     assert predict(job).result == simulate(small)
     before = sum(loads.values())
-    run_step(job.changed_to(small.overridden("batch.sequences=256")))
+    run_step(job.changed_to(more))
     assert sum(loads.values()) == before
 
 

@@ -68,7 +68,7 @@ def test_arrays_of_a_program_are_shared_and_read_only(small: Scenario) -> None:
 READ_BY_PRICES = {
     "": {"parallel", "batch", "precision", "recompute", "software", "routing", "communication", "schedule"}
     | {"variation"},
-    "batch": {"sequence_length"},
+    "batch": {"sequence_length", "sequences"},
     "routing": {"gate", "groups_per_token", "eplb"},
     "variation": {"power_clock", "jitter_cv"},
     "cluster": {"node", "network", "nodes"},

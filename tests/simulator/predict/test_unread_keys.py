@@ -19,8 +19,8 @@ from moesim.simulator.scenario import Scenario
 ROOT = Path(__file__).resolve().parents[3]
 NO_READER = {"importers", "faster_links.py"}
 """Modules that write keys of a cluster and predict nothing."""
-DESCRIPTIONS = {"Numerics.activation", "Conditions.compute_sms", "Conditions.driver", "Conditions.clocks"}
-"""Keys for people: which activation a model has (its cost is that of any), and how an entry was measured."""
+DESCRIPTIONS = {"Conditions.compute_sms", "Conditions.driver", "Conditions.clocks"}
+"""Keys for people: how an entry was measured."""
 
 
 def models(annotation: Any) -> Iterator[type[BaseModel]]:

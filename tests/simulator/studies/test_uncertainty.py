@@ -55,7 +55,8 @@ def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float) ->
         if new.points[0][0] == 0.0:
             assert new.curve.at(0).value == 1.0
     elif isinstance(old, MeasuredCurve) and isinstance(new, MeasuredCurve):
-        factor = 1 + change if old.y_unit in ("us", "ns") else 1 / (1 + change)
+        is_time = old.y_unit in ("us", "ns") or old.y_name.startswith("time of")
+        factor = 1 + change if is_time else 1 / (1 + change)
         assert new.curve.ys[0] == pytest.approx(old.curve.ys[0] * factor)
 
 
