@@ -126,18 +126,21 @@ class Accelerator(Frozen):
         """
         figure = next((value for key, value in self.peak.items() if key == dtype), None)
         if figure is None:
-            usable = sorted(set(self.peak) & set(RECIPE_FORMATS))
-            trained = f"precisions that it has are {', '.join(usable)}: choose one of them, "
-            if not usable:
-                trained = (
-                    f"it has {', '.join(sorted(self.peak))} alone, and recipes multiply in "
-                    f"{', '.join(RECIPE_FORMATS)}: no precision runs on it; choose "
-                )
             raise InputError(
-                f"accelerator {self.name!r} has no peak.{dtype}; {trained}another accelerator, or add the "
-                "figure, with its source, to its file"
+                f"accelerator {self.name!r} has no peak.{dtype}; {self.usable_formats()}another accelerator, "
+                "or add the figure, with its source, to its file"
             )
         return figure.value
+
+    def usable_formats(self) -> str:
+        """The advice on number formats in an error, up to what else may be chosen: those that recipes use."""
+        usable = sorted(set(self.peak) & set(RECIPE_FORMATS))
+        if usable:
+            return f"precisions that it has are {', '.join(usable)}: choose one of them, "
+        return (
+            f"it has {', '.join(sorted(self.peak))} alone, and recipes multiply in "
+            f"{', '.join(RECIPE_FORMATS)}: no precision runs on it; choose "
+        )
 
     def gemm_achievable_flop_per_s(self, dtype: str) -> float:
         """Best rate that a dense GEMM of any shape reached; raises InputError where nobody measured it."""

@@ -158,24 +158,23 @@ def check_precision(recipe: Precision, cluster: Cluster) -> None:
     Scales by blocks (NVFP4, MXFP8) are applied by the tensor cores that have FP4.
     """
     accelerator = cluster.accelerator
-    has = ", ".join(sorted(accelerator.peak))
-    if recipe.blocks and "fp4" not in accelerator.peak:
+    has = tuple(name for name in ("fp8", "bf16") if name in accelerator.peak)
+    if recipe.blocks and "fp4" not in accelerator.peak and has:
         what = "linear=fp4" if recipe.linear == "fp4" else "scaling=mx"
-        nearest = "linear: fp8, scaling: tensor" if "fp8" in accelerator.peak else "linear: bf16"
+        nearest = "linear: fp8, scaling: tensor" if "fp8" in has else "linear: bf16"
         raise InputError(
             f"precision.{what}: the tensor cores of {accelerator.name} do not apply scales of 16 or 32 "
-            f"elements; it has {has}: write {nearest}, or choose an accelerator with fp4, such as b200-sxm",
+            f"elements; precisions that it has are {', '.join(sorted(has))}: write {nearest}, or choose an "
+            "accelerator with fp4, such as b200-sxm",
             key="precision",
             nearest=(nearest,),
         )
-    if recipe.linear not in accelerator.peak:
+    try:
+        accelerator.peak_flop_per_s(recipe.linear)
+    except InputError as error:
         raise InputError(
-            f"precision: linear={recipe.linear}, but accelerator {accelerator.name!r} has no "
-            f"peak.{recipe.linear}; it has {has}: choose one of these precisions, another accelerator, or "
-            "add the figure to its file",
-            key="precision",
-            nearest=tuple(name for name in ("fp8", "bf16") if name in accelerator.peak),
-        )
+            f"precision: linear={recipe.linear}, but {error}", key="precision", nearest=has
+        ) from None
 
 
 def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:

@@ -483,8 +483,8 @@ def test_gpus_that_no_nodes_hold_are_refused(cluster: dict[str, Any], reason: st
 
 
 @pytest.mark.parametrize("name", ["m2-ultra", "m3-ultra", "m4-max"])
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_no_precision_is_advised_where_none_runs(name: str, precision: str) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp8", {"linear": "fp4"}], ids=["bf16", "fp8", "fp4"])
+def test_no_precision_is_advised_where_none_runs(name: str, precision: object) -> None:
     with pytest.raises(InputError, match="no precision runs on it; choose another accelerator") as refused:
         run_step(five(cluster={"accelerator": name, "nodes": 1}, parallel={}, precision=precision))
     assert "choose one of" not in str(refused.value)
