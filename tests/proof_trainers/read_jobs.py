@@ -18,6 +18,9 @@ import jsonschema
 import yaml
 from reader_verdicts import judge
 
+SHELLCHECK = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or "shellcheck"
+"""That of this environment, which need not be the active one."""
+
 
 def without_numbers(schema: Any) -> Any:
     """The schema in plain JSON Schema: a field of int-or-string takes both (it has no type in the CRD)."""
@@ -69,7 +72,7 @@ def read_kubernetes(text: str, expected: dict[str, Any], schema: dict[str, Any])
 def read_slurm(path: Path, expected: dict[str, Any]) -> None:
     """Raise where the shell or shellcheck finds fault, or the options have not the GPUs of the plan."""
     subprocess.run(["bash", "-n", str(path)], check=True)
-    checked = subprocess.run([str(shutil.which("shellcheck")), str(path)], capture_output=True, text=True)
+    checked = subprocess.run([SHELLCHECK, str(path)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
     lines = path.read_text().splitlines()
     first = next(n for n, line in enumerate(lines) if line.strip() and not line.startswith("#"))
