@@ -27,7 +27,7 @@ def test_a_legal_plan_says_what_it_comes_to() -> None:
         (("batch.sequences=4224",), "batch.sequences", (4096, 4352)),
         (("communication.sms=132",), "communication.sms", (131,)),
         (("parallel.zero_stage=3",), "parallel.zero_stage", (2,)),
-        (("parallel.tp=2",), "parallel.sequence_parallel", (True,)),
+        (("parallel.tp=2", "parallel.sequence_parallel=false"), "parallel.sequence_parallel", (True,)),
         (("parallel.sequence_parallel=true",), "parallel.sequence_parallel", (False,)),
         (("parallel.vpp=2",), "parallel.vpp", (1,)),
         (("parallel.cp=3",), "parallel.cp", (2, 4)),
@@ -48,8 +48,9 @@ def test_every_nearest_value_is_named_in_the_message_and_moves_on(
 
 
 def test_a_profile_of_another_accelerator_offers_those_that_fit() -> None:
+    """The rules choose the profile of another accelerator, unless it is named together with the cluster."""
     with pytest.raises(InputError) as caught:
-        moesim.check(HOME, "cluster=h100-1024")
+        moesim.check(HOME, "cluster=h100-1024", "profile=h800-trace")
     assert caught.value.key == "profile"
     assert caught.value.nearest[-1] == "generic-roofline"
     moesim.check(

@@ -241,7 +241,9 @@ def test_phases_of_a_scenario_with_a_cluster_of_its_own() -> None:
     assert long.step_time_s == direct
     assert long.gpu_hours == pytest.approx(10 * direct * 32 / 3600)
     sure = moesim.simulate(small, *plan, uncertainty=True).run.report
-    assert sure == moesim.run(small, *plan)
+    whole = moesim.run(small, *plan)
+    assert whole.inputs is not None and whole.inputs.overrides == plan  # those of a step stand in its result
+    assert sure == whole.model_copy(update={"inputs": None})
     assert sure is not None and result.run.report is not None
     assert (
         sure.phases

@@ -90,11 +90,15 @@ def test_a_plan_that_torchtitan_runs_has_no_problem(overrides: tuple[str, ...], 
             "ep must be a multiple of 4",
         ),
         (
-            (*SHARDED, "parallel.ep=1", "parallel.tp=2"),
+            (*SHARDED, "parallel.ep=1", "parallel.tp=2", "parallel.expert_tp=1"),
             "0.3.0",
             "use parallel.expert_tp: 2",
         ),
-        ((*SHARDED, "parallel.tp=2"), "0.2.2", "without sequence parallelism"),
+        (
+            (*SHARDED, "parallel.tp=2", "parallel.sequence_parallel=false"),
+            "0.2.2",
+            "without sequence parallelism",
+        ),
         ((*SHARDED, "parallel.ep=1"), "0.3.0", "FSDP cuts them evenly"),
         (
             (*SHARDED, "batch.sequence_length=4095"),
