@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,6 +22,7 @@ from moesim.hwmodels.provenance import OWN, STATED_IN
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.machine import may_change_machine
 
 PACKED = "packed:"
 """Beginning of a scenario that is written as a packed link."""
@@ -42,10 +44,15 @@ _SHIPPED: Mapping[str, tuple[Callable[[], Sequence[str]], Callable[[str], BaseMo
 
 def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
     """Short overrides that turn `first` into `other`; uploads appear in them by their tokens."""
-    before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
-    return tuple(
-        f"{key}={text_of(uploads.portable_data(value))}" for key, value in _differences(before, after, "")
-    )
+    after = other.to_dict()
+    found = list(_differences(first.to_dict(), after, ""))
+    moves = [(key, value) for key, value in found if may_change_machine(key)]
+    if moves:
+        # Another accelerator leaves keys to the rules: only what then still differs is written.
+        with suppress(InputError):
+            moved = first.overridden(*(f"{key}={text_of(value)}" for key, value in moves))
+            found = [*moves, *_differences(moved.to_dict(), after, "")]
+    return tuple(f"{key}={text_of(uploads.portable_data(value))}" for key, value in found)
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -140,11 +147,11 @@ def read(text: str) -> tuple[str, tuple[str, ...]]:
         return packed_links.unpack(text.removeprefix(PACKED))
     try:
         data = json.loads(text[:MOST_WRITTEN])
-        check(data, MOST_WRITTEN, MOST_WRITTEN)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, list) or not data or not all(isinstance(item, str) for item in data):
         raise InputError("is not a list of a preset and overrides")
+    check(data, MOST_WRITTEN, MOST_WRITTEN)
     return data[0], tuple(data[1:])
 
 

@@ -83,10 +83,11 @@ def stamp(store: Path) -> str:
 
 def make_room(store: Path) -> None:
     """Remove the stores of other visitors that were not used for longest, where all take too much."""
-    for path in oldest_beyond(ALL_BYTES, store.parent.glob("*.sqlite")):
-        if path != store:
-            for part in (path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))):
-                part.unlink(missing_ok=True)
+    own = store.stat().st_size if store.exists() else 0
+    others = (path for path in store.parent.glob("*.sqlite") if path != store)
+    for path in oldest_beyond(ALL_BYTES - own, others):
+        for part in (path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))):
+            part.unlink(missing_ok=True)
 
 
 def contents(store: Path) -> bytes:

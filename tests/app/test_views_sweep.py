@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,8 +177,9 @@ def test_a_store_is_taken_over_and_a_hostile_one_is_refused(tmp_path: Path) -> N
 def test_stores_of_all_visitors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "ALL_BYTES", 2500)
     paths = [tmp_path / f"{number}.sqlite" for number in range(4)]
-    for path in paths:
+    for age, path in enumerate(reversed(paths)):
         path.write_bytes(b"x" * 1000)
+        os.utime(path, (1e9 - age, 1e9 - age))  # files written at once may have the same time
     sweeps.make_room(paths[0])
     assert paths[0].exists() and not paths[1].exists() and not paths[2].exists() and paths[3].exists()
 

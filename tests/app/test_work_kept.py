@@ -122,6 +122,14 @@ def test_adopting_on_another_cluster_is_a_short_link(change: str) -> None:
     assert state.build(HOME, texts).to_dict() == wanted.to_dict()
 
 
+def test_a_link_to_another_accelerator_has_the_keys_that_a_move_would_drop() -> None:
+    kept = ("communication.sms=20", "name=deepseek-v3-2048xh800")
+    wanted = moesim.load(HOME, "cluster=h100-1024", "profile=h100-layers", *kept)
+    texts = state.overrides_of(wanted)
+    assert set(texts) == {"cluster=h100-1024", "profile=h100-layers", *kept}
+    assert state.build(HOME, texts).to_dict() == wanted.to_dict()
+
+
 def test_a_network_that_was_chosen_is_named_in_the_link() -> None:
     wanted = moesim.load(HOME, "cluster.nodes=512", "cluster.network=ft3-ib-400g")
     assert set(state.overrides_of(wanted)) == {"cluster.nodes=512", "cluster.network=ft3-ib-400g"}

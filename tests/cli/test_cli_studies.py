@@ -23,7 +23,10 @@ def test_compare_prints_what_the_api_returns(run: Run) -> None:
     assert json.loads(shown.out) == expected.to_dict()
     table = run("compare", PAIR, PAIR, "--set", "2:communication.sms=8", "--set", "seed=4", "--uncertainty")
     assert table.code == 0
-    assert "communication.sms: 20 -> 8" in table.out and "seed" not in table.out.splitlines()[1]
+    # The lines of a side say all of its overrides; its title only what differs from the first side.
+    heads = [line for line in table.out.splitlines() if line.startswith(("0: ", "1: "))]
+    assert heads[0] == f"0: {PAIR}" and "communication.sms: 20 -> 8" in heads[1] and "seed" not in heads[1]
+    assert "with    seed=4\n" in table.out and "with    seed=4, communication.sms=8\n" in table.out
     assert "P10" in table.out and "critical path, seconds" in table.out
 
 

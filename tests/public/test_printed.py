@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import moesim
+from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.scenario import Scenario
 
 MOST_LINES = 15
@@ -73,10 +74,13 @@ def test_studies_print_their_first_rows(small: Scenario) -> None:
     check_short(comparison, f"{change - first:+.3f}", "communication.sms=8", "critical path, seconds")
     swept = moesim.sweep(small, {"communication.sms": [8, 12, 16, 20, 24, 28, 32, 36]}, workers=1)
     best = swept.best()
-    text = check_short(
-        swept, "8 points (8 ok)", f"fastest: communication.sms={best.values['communication.sms']}"
-    )
-    assert "... and 2 more" in text
+    lines = repr(swept).splitlines()
+    # Title, what it is of, fastest, title of the table, a row for each of the 8 points, where to find more.
+    assert len(lines) == 1 + len(swept.inputs.lines()) + 1 + 1 + 8 + 1
+    assert "8 points (8 ok)" in lines[0] and "more: .rows()" in lines[-1]
+    assert f"fastest: communication.sms={best.values['communication.sms']}" in repr(swept)
+    many = swept.model_copy(update={"points": swept.points * 6})
+    assert len(repr(many).splitlines()) == len(lines) + 40 - 8 + 1 and "... and 8 more" in repr(many)
     check_short(moesim.sensitivity(small), "model.left_out", "rows")
 
 
@@ -93,5 +97,8 @@ def test_scenarios_print_model_machines_and_plan_without_loading(small: Scenario
     check_short(small, small.name, small.schedule, f"pp={small.parallel.pp}")
     check_short(moesim.load("deepseek-v3-2048xh800"), "deepseek-h800-2048", "h800-trace", "20 SMs")
     check_short(moesim.load(str(FLEET)), "fleet of")
-    absent = small.replace(model="no-such-model")
-    assert "no-such-model" in repr(absent), "printing must not read the files that a scenario names"
+    file = tmp_path / "model.yaml"
+    file.write_text(dump_mapping(small.shape.model_dump(mode="json", exclude_none=True)))
+    absent = small.replace(model=str(file))
+    file.unlink()
+    assert "model.yaml" in repr(absent), "printing must not read the files that a scenario names"
