@@ -230,8 +230,8 @@ def _sm_seconds(
     if kernels.sms > most:  # a row keeps one SM busy, so more SMs move more rows until the link is full
         rate *= kernels.sms / most
         curves.notes.append(
-            f"{curve.id}: {kernels.sms} communication SMs are above the measured {most:g}; each is taken to move "
-            f"as much as one of {most:g}, up to the rate of the link"
+            f"{curve.id}: {kernels.sms} communication SMs are above the measured {most:g}; each is taken to "
+            f"move as much as one of {most:g}, up to the rate of the link"
         )
     if was.row_bytes is None or was.rows_a_token is None or was.ranks is None:
         raise InputError(

@@ -9,7 +9,7 @@ from math import fsum
 
 import numpy as np
 
-from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.cost.moved import summed
 from moesim.simulator.engine.action_table import ActionTable
 from moesim.simulator.engine.arrivals import barriers
@@ -20,6 +20,7 @@ from moesim.simulator.engine.program import CompiledTemplate
 from moesim.simulator.engine.records import Execution, SyncRecord
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.predict.result_parts import Breakdown, MovedBytes, PhaseSpan, Utilisation
+from moesim.simulator.schedules.overlap_order import EP_PHASES
 
 CATEGORY = {
     "F": "forward",
@@ -186,7 +187,7 @@ def utilisation(
     """
     end, ranks = max(executions[0].end_ns, 1), len(executions[0].program.ranks) * len(executions)
     compute = fsum(chain.from_iterable(compute_ns(execution.table).tolist() for execution in executions))
-    transfers = sum(int((e.times.finishes - e.times.begins).sum()) for e in executions)  # 0 for compute
+    transfers = sum(int((e.times.finishes - e.times.begins)[_of_experts(e)].sum()) for e in executions)
     rows = moved_bytes(executions)
     pp = len(executions[0].program.ranks)
     nic, scale_up = (
@@ -198,6 +199,12 @@ def utilisation(
         scale_up=scale_up / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
         nic=nic / (nic_bytes_per_s * end / NS) if nic_bytes_per_s else 0.0,
     )
+
+
+def _of_experts(execution: Execution) -> BoolArray:
+    """Tasks that communication SMs work on; shards inside the step travel on SMs of a library."""
+    table = execution.tasks
+    return np.array([task.phase in EP_PHASES for task in table.of_template], dtype=bool)[table.template_task]
 
 
 def moved_bytes(executions: Sequence[Execution]) -> tuple[MovedBytes, ...]:

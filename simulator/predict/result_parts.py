@@ -151,6 +151,7 @@ class Utilisation(Finite):
 
     compute_partition: float
     communication_partition: float
+    """SMs that dispatch and combine; collectives of a library run on SMs of their own."""
     scale_up: float
     nic: float
 

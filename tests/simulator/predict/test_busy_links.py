@@ -30,11 +30,11 @@ def scenario(model: str | dict[str, Any], nodes: int, parallel: dict[str, Any], 
 def check_busy(
     used: Utilisation, step: float, nic_bytes: float, scale_up_bytes: float, rel: float = 1e-6
 ) -> None:
-    """Busy share times rate times step are these bytes, and no link works longer than the step."""
+    """Busy share times rate times step are these bytes, and nothing works longer than the step."""
     assert used.nic * H100_NIC * step == pytest.approx(nic_bytes, rel=rel, abs=1e-3)
     assert used.scale_up * H100_NVLINK * step == pytest.approx(scale_up_bytes, rel=rel, abs=1e-3)
-    assert 0.0 <= used.nic <= 1.0
-    assert 0.0 <= used.scale_up <= 1.0
+    shares = (used.nic, used.scale_up, used.compute_partition, used.communication_partition)
+    assert all(0.0 <= share <= 1.0 for share in shares), shares
 
 
 # -- three cases by hand -------------------------------------------------------------------------------
