@@ -39,7 +39,8 @@ class PlanSummary:
         """Name, model, GPUs, source, overrides and plan, in lines of at most 80 columns."""
         machines = " + ".join(f"{c.n_gpus:,} x {c.accelerator.title}" for c in self.clusters)
         title = f"{self.scenario.name}: {self.model} on {machines}, {self.microbatches:,} micro-batches"
-        return "\n".join([*wrap(title, WIDTH, subsequent_indent="  "), *inputs_of(self.scenario).lines()])
+        lines = wrap(title, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join([*lines, *inputs_of(self.scenario).lines()])
 
 
 def summary_of_prepared(prepared: Prepared) -> PlanSummary:

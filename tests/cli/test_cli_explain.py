@@ -33,6 +33,7 @@ def test_explain(run: Run, small: str) -> None:
         "scenario.variation.clock_cv = 0.01",
     ):
         assert word in out
+    assert "\n  stages 1 to 2: 14 moe\n" in out, "equal stages share a line"
     path, costs = out.split("what each cause costs")
     shares = [
         float(line.split()[-2]) for line in path.splitlines() if line.endswith(" %") and line.count("  ")

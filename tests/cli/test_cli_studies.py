@@ -39,7 +39,9 @@ def test_sweep_prints_json_and_a_table(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "s.sqlite").is_file()
     table = run(*arguments)
     assert "2 points, 0 computed, 2 from s.sqlite" in table.out
-    assert "at least 1 communication SM" in table.out
+    assert "at least 1 communication SM" in table.out and "why not" in table.out
+    possible = run("sweep", PAIR, "--vary", "communication.sms=20", "--store", "s.sqlite", "--workers", "1")
+    assert possible.code == 0 and "why not" not in possible.out
 
 
 def test_sensitivity_prints_json_and_a_table(run: Run) -> None:

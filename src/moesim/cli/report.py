@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from moesim.cli.console import default_lines, percent, print_table, print_text, short, table_lines
@@ -233,7 +235,7 @@ def print_explanation(
         f"\nbounds: {step.lower_bound_s:.3f} s if the busiest resource ran at its best rates all the time, "
         f"{step.upper_bound_s:.3f} s with every action in series at its worst rates\n\nstages"
     )
-    for line in result.stages:
+    for line in _stage_lines(result.stages):
         print_text(f"  {line}")
     _print_footing(result)
     if not prepared.of_fleet:
@@ -243,6 +245,20 @@ def print_explanation(
 
         print_text("\npools")
         print_pools(result.pools)
+
+
+def _stage_lines(stages: Sequence[str]) -> list[str]:
+    """The stages with a line for each run of equal ones, such as `stages 1 to 30: 1 moe`."""
+    lines = []
+    for layers, run in groupby((text.split(": ", 1) for text in stages), key=itemgetter(1)):
+        names = [name for name, _ in run]
+        last = names[-1].removeprefix("stage ")
+        lines.append(
+            f"{names[0]}: {layers}"
+            if len(names) == 1
+            else f"{names[0].replace('stage', 'stages')} to {last}: {layers}"
+        )
+    return lines
 
 
 def _rank_rows(result: Result) -> list[tuple[str, ...]]:
@@ -261,18 +277,23 @@ def _print_imported(prepared: Prepared) -> None:
     if not readings:
         return
     print_text("\nimported curves: what they replaced, at the sizes of this plan")
+    unread = [f"{r.entry} ({r.replaced})" for r in readings if r.at is None]
+    if unread:
+        print_text(f"  not read by this plan: {'; '.join(unread)}")
     rows = [
         (
             r.entry,
-            "not read" if r.at is None else f"{r.at:.4g} {r.at_unit}",
+            f"{r.at:.4g} {r.at_unit}",
             "" if r.old is None else f"{r.old:.4g}",
             "" if r.new is None else f"{r.new:.4g} {'' if r.unit == '1' else r.unit}".strip(),
             r.replaced,
             r.source,
         )
         for r in readings
+        if r.at is not None
     ]
-    print_table(("entry", "at", "old", "new", "replaced", "source"), rows, right=(1, 2, 3))
+    if rows:
+        print_table(("entry", "at", "old", "new", "replaced", "source"), rows, right=(1, 2, 3))
 
 
 def _print_footing(result: Result) -> None:

@@ -85,14 +85,17 @@ def sweep(
     else:
         print_text("\n".join([found.scenario, *found.inputs.lines()]))
         columns = ("step_time_s", "mfu_causal", "memory_bytes", "days", "cost_usd")
-        headers = (*space, "status", "step (s)", "MFU", "GiB/GPU", "days", "cost ($)", "why not")
+        headers = (*space, "status", "step (s)", "MFU", "GiB/GPU", "days", "cost ($)")
+        refused = any(point.reason for point in found.points)
         rows = []
         for point in found.points:
             shown = dict(point.figures)
             if shown.get("memory_bytes") is not None:
                 shown["memory_bytes"] = float(shown["memory_bytes"] or 0.0) / 2**30
             cells = [cell(shown.get(name)) for name in columns]
-            rows.append((*(str(v) for v in point.values.values()), point.status, *cells, point.reason))
+            why = (point.reason,) if refused else ()
+            rows.append((*(str(v) for v in point.values.values()), point.status, *cells, *why))
+        headers += ("why not",) if refused else ()
         print_table(headers, rows, right=range(len(space) + 1, len(space) + 6))
         kept = "" if store is None else f", {found.reused} from {store}"
         print_text(f"{len(found.points)} points, {found.computed} computed{kept}")
