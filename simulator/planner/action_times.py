@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,10 +29,33 @@ ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
 _NOTHING = PhaseCost(0.0)
 
 
-def _slowed(filled: FloatArray, other: FloatArray) -> FloatArray:
-    """Time of a transfer over its time alone, beside one that fills `other` of both ports [plans]."""
-    room = np.maximum(0.5, 1.0 - other)
-    return np.asarray(np.maximum(1.0, (filled / room).max(axis=0)))
+def _slowed(own: tuple[FloatArray, FloatArray], other: tuple[FloatArray, FloatArray]) -> FloatArray:
+    """Time of a transfer over its time alone, beside another one [plans].
+
+    Both are (shares of the ports that it fills alone, bytes/s of its fuller port alone), as in `_filled`. On
+    a port that cannot carry both, they move the same bytes/s on their fuller ports, or one gets what the
+    other leaves where that is more: max-min fair rates of two flows (eq. E3).
+    """
+    (filled, rate), (others, its_rate) = own, other
+    level = filled + others * (rate / np.where(its_rate > 0.0, its_rate, np.inf))
+    left = filled / np.maximum(1e-9, 1.0 - others)
+    return np.asarray(np.maximum(1.0, np.where(filled > 0.0, np.minimum(level, left), 0.0).max(axis=0)))
+
+
+@dataclass(slots=True)
+class _Collective:
+    """A collective of the sharding stream: its place among the tasks, and when it is on the links [plans]."""
+
+    number: int
+    block: BlockKind
+    phase: Phase
+    start: FloatArray
+    took: FloatArray
+
+    @property
+    def end(self) -> FloatArray:
+        """Seconds from the start of the action."""
+        return self.start + self.took
 
 
 @dataclass(slots=True)
@@ -90,7 +114,7 @@ class ActionBook:
         free = {"compute": zero, "communication": zero, "sharding": zero}
         ends: list[FloatArray] = []
         lags: list[FloatArray] = []
-        beside: list[tuple[int, BlockKind, Phase]] = []  # collectives of the sharding stream, in order
+        beside: list[_Collective] = []  # those of the sharding stream, in order
         # Lags of each side and block since its last barrier: (squares of run lags, row lags), summed.
         late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
@@ -116,10 +140,12 @@ class ActionBook:
                 meet = (ready + own + lag).max(axis=0)
                 took = self._transfer(block, task.phase, mode)
                 if task.stream == "sharding":
-                    beside.append((len(ends), block, task.phase))
+                    beside.append(_Collective(len(ends), block, task.phase, meet, took))
                 elif beside:
-                    took = self._share(meet, took, (block, task.phase), beside, ends)
-                    free["sharding"] = ends[beside[-1][0]]
+                    took = self._share(meet, took, (block, task.phase), beside, mode)
+                    for other in beside:
+                        ends[other.number] = np.broadcast_to(other.end, zero.shape)
+                    free["sharding"] = ends[beside[-1].number]
                 end = np.broadcast_to(meet + took, zero.shape)
                 lag, late[place] = zero[0], (zero[0], zero[0])
             free[task.stream] = end
@@ -134,40 +160,44 @@ class ActionBook:
         meet: FloatArray,
         took: FloatArray,
         transfer: tuple[BlockKind, Phase],
-        beside: Sequence[tuple[int, BlockKind, Phase]],
-        ends: list[FloatArray],
+        beside: Sequence[_Collective],
+        mode: Mode,
     ) -> FloatArray:
-        """Seconds of a transfer from `meet` on beside the collectives of the sharding stream (eq. P3).
+        """Seconds of a transfer from `meet` on beside the collectives of the sharding stream (eq. P2).
 
-        Each of two transfers gets half of a port that they fill together, or what the other leaves. The ends
-        of the collectives that it delays move in `ends`.
+        They slow each other down while both are on the links. Collectives that it delays take longer, and
+        those behind them start later.
         """
-        for place, (number, block, phase) in enumerate(beside):
-            left = np.maximum(0.0, ends[number].max(axis=0) - meet)
-            began = ends[beside[place - 1][0]].max(axis=0) <= meet if place else True
-            if not (left > 0.0).any():
+        for place, other in enumerate(beside):
+            both = np.maximum(meet, other.start)
+            rest, left = meet + took - both, other.end - both
+            if not ((rest > 0.0) & (left > 0.0)).any():
                 continue
-            mine, theirs = self._filled(*transfer), self._filled(block, phase)
+            mine, theirs = (self._filled(*one, mode) for one in (transfer, (other.block, other.phase)))
             slow, slows = _slowed(mine, theirs), _slowed(theirs, mine)
-            shared = np.where(began, np.minimum(took * slow, left * slows), 0.0)
-            delay = shared - shared / slows
+            shared = np.maximum(0.0, np.minimum(rest * slow, left * slows))
             took = took + (shared - shared / slow)
-            for later, _, _ in beside[place:]:
-                ends[later] = np.where(ends[later] > meet, ends[later] + delay, ends[later])
+            other.took = other.took + (shared - shared / slows)
+            for before, later in pairwise(beside[place:]):
+                later.start = np.maximum(later.start, before.end)
         return took
 
-    def _filled(self, kind: BlockKind, phase: Phase) -> FloatArray:
-        """Shares of the scale-out and the scale-up port that a transfer alone fills [ports, plans]."""
-        key = (kind, phase, "ports", "filled")
+    def _filled(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[FloatArray, FloatArray]:
+        """What a transfer that has the ports to itself fills of them, and how fast its fuller port moves.
+
+        Beside compute (`mode`) it takes longer and so fills less. The results are shares of the scale-out and
+        the scale-up port [ports, plans], and bytes/s on the port with more bytes [plans].
+        """
+        key = (kind, phase, mode, "ports filled")
         if key not in self._read:
-            costs = [table.transfer[kind, phase, "alone"] for table in self.tables]
-            out, up = self.ports
-            busy = [
-                ((c.nic_bytes / out, c.scale_up_bytes / up) if c.payload_s else (0.0, 0.0)) for c in costs
-            ]
-            shares = np.array(busy).T / np.array([c.payload_s or 1.0 for c in costs])
-            self._read[key] = shares, shares
-        return self._read[key][0]
+            costs = [table.transfer[kind, phase, mode] for table in self.tables]
+            sizes = np.array(
+                [(c.nic_bytes, c.scale_up_bytes) if c.payload_s else (0.0, 0.0) for c in costs]
+            ).T
+            rates = sizes / np.array([c.payload_s or 1.0 for c in costs])
+            ports = np.array([rate or np.inf for rate in self.ports])
+            self._read[key] = rates / ports[:, None], rates.max(axis=0)
+        return self._read[key]
 
     def _hot_members(self, template: Template) -> dict[tuple[int, int], int]:
         """Member with the most rows of each routed (side, block); empty if load does not last."""

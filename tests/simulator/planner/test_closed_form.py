@@ -118,6 +118,23 @@ def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str
     assert found.time_s[0] == pytest.approx(simulated, rel=0.01)
 
 
+def test_scatters_beside_expert_parallel_transfers_share_ports_as_in_the_engine() -> None:
+    """Rates are max-min fair in bytes/s of the fuller port (eq. E3), from the scatter's start on.
+
+    A block's scatter fills 73 % of a NIC for 37 ms. Transfers of the experts carry more bytes over NVLink
+    than over the NIC, so on the NIC they yield to the scatter.
+    """
+    wanted = PlanSpace(
+        tp=(1,), pp=(8,), ep=(32,), cp=(1,), vpp=(2,), microbatch=(1,), schedule=("dualpipev",),
+        zero_stage=(2,), recompute=("selective",), precision=("fp8",), sms=(8,), headroom=0.0,
+    )  # fmt: skip
+    scenario = load_scenario(HOME, EVEN)
+    found, study = candidates_of(scenario, wanted)
+    study.estimate([0])
+    simulated = simulate_plan(scenario_of(scenario, found, 0)).time_s
+    assert found.time_s[0] == pytest.approx(simulated, rel=0.015)
+
+
 def test_the_closed_form_is_near_the_engine_and_above_the_bound(
     home: Searched,
 ) -> None:
