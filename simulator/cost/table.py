@@ -139,9 +139,9 @@ class CostTable:
         key = (kind, phase, overlapped_share)
         price = self._blends.get(key)
         if price is None:
-            sms_reserved, overlapped = (
-                self.compute.get((kind, phase, mode), NO_COMPUTE) for mode in PAIR_MODES
-            )
+            if (kind, phase, "alone") not in self.compute:
+                return NO_COMPUTE
+            sms_reserved, overlapped = (self.compute[kind, phase, mode] for mode in PAIR_MODES)
             price = self._blends[key] = blend(sms_reserved, overlapped, overlapped_share)
         return price
 

@@ -116,7 +116,7 @@ class _Compiler:
             priced.schedule,
             priced.blocks,
             priced.costs,
-            priced.order,
+            priced.order if priced.schedule.paired else None,
         )
         routed = [(s, b) for s, kinds in enumerate(self.blocks) for b, k in enumerate(kinds) if may_route(k)]
         self.routed = {place: number for number, place in enumerate(routed)}

@@ -67,7 +67,7 @@ class ActionBook:
 
     tables: Sequence[CostTable]
     spreads: Sequence[MemberLag]
-    order: OverlapOrder
+    order: OverlapOrder | None
     ports: tuple[float, float]
     """Bytes/s of a GPU's ports, scale-out and scale-up, which concurrent transfers share."""
     templates: dict[object, Template] = field(default_factory=dict)

@@ -137,7 +137,8 @@ def _done(
     alike: dict[tuple[int, frozenset[object]], list[int]] = {}
     for n, plan in enumerate(plans):
         alike.setdefault((id(plan[0].stages), frozenset(plan[0].table.transfer)), []).append(n)
-    parts = [_Part([plans[n] for n in numbers], order, templates) for numbers in alike.values()]
+    used = order if pattern.paired else None
+    parts = [_Part([plans[n] for n in numbers], used, templates) for numbers in alike.values()]
     sorted_ = [n for numbers in alike.values() for n in numbers]
 
     def times(pool: int, key: Key) -> ActionTimes:
@@ -164,7 +165,7 @@ class _Part:
     def __init__(
         self,
         plans: Sequence[Sequence[PricedPlan]],
-        order: OverlapOrder,
+        order: OverlapOrder | None,
         templates: dict[object, Template],
     ) -> None:
         self._books = []

@@ -33,7 +33,7 @@ def build_interleaved_overlapped(pp: int, microbatches: int, vpp: int = 1) -> Sc
         )
         for rank in range(pp)
     )
-    return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
+    return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks, pairs=True)
 
 
 def _paired(steps: tuple[Step, ...], warmup: int) -> tuple[Step, ...]:

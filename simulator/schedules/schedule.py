@@ -24,8 +24,9 @@ class Schedule:
     rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank. With `awaits_sends` a rank posts the
     outputs of an action when all of it has ended, and starts its next action after they have been sent;
     otherwise outputs leave as soon as they exist and the rank goes on (docs/model.md, eq. E7). With
-    `awaits_edges` it does so only in its warm-up and its flush (`steady`). The flags are properties of the
-    runtime and not of the order, so schedules that differ in them alone are equal.
+    `awaits_edges` it does so only in its warm-up and its flush (`steady`). With `pairs` its runtime joins
+    forwards and backwards, and runs a backward that has no partner on the streams of a pair. The flags are
+    properties of the runtime and not of the order, so schedules that differ in them alone are equal.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Schedule:
     ranks: tuple[tuple[Step, ...], ...]
     awaits_sends: bool = field(default=False, compare=False)
     awaits_edges: bool = field(default=False, compare=False)
+    pairs: bool = field(default=False, compare=False)
 
     @property
     def pp(self) -> int:
@@ -62,8 +64,8 @@ class Schedule:
 
     @property
     def paired(self) -> bool:
-        """Whether the schedule has overlapped pairs."""
-        return any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
+        """Whether the schedule has overlapped pairs, or would have them with more micro-batches."""
+        return self.pairs or any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
 
     def awaits(self, rank: int) -> tuple[bool, ...]:
         """Whether the rank waits for its own sends after each of its steps."""

@@ -182,8 +182,8 @@ def by_hand(step: ExecutedStep) -> tuple[float, float]:
         nic += moved / local if ranks > local else 0.0
         up += moved * (local - 1) / local if ranks > local else moved
 
-    for rows in moved_by_rank(step.executions[0].tasks):
-        sent = [row for row in rows if row.what in (EXPERTS, SENDS)]
+    for by_rank in moved_by_rank(step.executions[0].tasks):
+        sent = [row for row in by_rank if row.what in (EXPERTS, SENDS)]
         nic += sum(row.nic_bytes for row in sent) / plan.pp
         up += sum(row.scale_up_bytes for row in sent) / plan.pp
     microbatches = s.batch.sequences // layout.dp
