@@ -96,7 +96,9 @@ def _row(one: Searched) -> str:
     own = "does not fit or is illegal"
     if found.own is not None:
         behind = found.own.time_s / found.best.time_s - 1.0
-        own = f"{found.own.time_s:.2f} s, {behind:.1%} behind, {found.own.memory_bytes / GIB:.1f} GiB"
+        place = f"{behind:.1%} behind" if behind >= 0.0 else f"{-behind:.1%} ahead"
+        risk = "" if found.own.verdict == "fits" else f", {found.own.verdict}"
+        own = f"{found.own.time_s:.2f} s, {place}, {found.own.memory_bytes / GIB:.1f} GiB{risk}"
     best = f"{found.best.time_s:.2f} s: {_said(found.best)}"
     return (
         f"| {one.title} | {found.considered:,} | {found.legal:,} | {found.fitting:,} | {found.estimated:,} | "
