@@ -228,16 +228,16 @@ def _best(found: PlanResult) -> list[FloatArray] | None:
             "Cost": (headline.money, best.cost_usd),
         }
         *places, last = st.columns(4)
-        for place, (label, (written, value)) in zip(places, tiles.items(), strict=True):
-            place.metric(label, headline.money(None) if value is None else written(value))
+        for place, (label, (as_text, value)) in zip(places, tiles.items(), strict=True):
+            place.metric(label, headline.money(None) if value is None else as_text(value))
         last.metric("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB")
         colour, icon = headline.VERDICTS[best.verdict]
         last.caption(f":{colour}-badge[:material/{icon}: {best.verdict}]")
         with places[0]:
             known = plan_table.draws(found)
-        for place, (written, value) in zip(places, tiles.values(), strict=True):
+        for place, (as_text, value) in zip(places, tiles.values(), strict=True):
             if known is not None and value is not None:
-                place.caption(plan_table.interval(written, value, known))
+                place.caption(plan_table.interval(as_text, value, known))
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
             page_switch.go("result")
