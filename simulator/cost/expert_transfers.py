@@ -2,82 +2,184 @@
 
 from __future__ import annotations
 
-from moesim.simulator.cost.communication import (
-    EpKernels,
-    EpOperation,
-    engine_transfer,
-    ep_transfer,
-)
-from moesim.simulator.cost.dispatch_direct import direct_transfer
-from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
-from moesim.simulator.cost.dispatch_nccl import all_gather_transfer, nccl_transfer
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from moesim.simulator.cost.communication import Links, engine_transfer, fastest_seconds, notify_seconds
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.library_collectives import all_to_all_price, ring_price
+from moesim.simulator.cost.moved import Moved
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.table import Mode, TransferCost
-from moesim.simulator.layout.routing import direct_bytes, transfer_bytes
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.deepep import ROW_LAW
+from moesim.simulator.dispatchers.protocol import (
+    EP_OPERATION,
+    Call,
+    Collective,
+    CollectiveTime,
+    Dispatcher,
+    LinkBytes,
+    transfer_bytes,
+)
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.model.operator import Phase
-from moesim.simulator.model.precision import Format, row_bytes
+from moesim.simulator.model.precision import row_bytes
 
-EP_OPERATION: dict[Phase, EpOperation] = {
-    "dispatch F": "dispatch",
-    "combine B": "dispatch",  # the backward of a combine sends rows out again
-    "combine F": "combine",
-    "dispatch B": "combine",
-}
+_CURVE_IDS: BoundedCache[frozenset[str]] = BoundedCache(64)
+"""Ids of the curves of the profiles that were read before."""
+
+IN_THE_RATE = ("call_time", *ROW_LAW)
+"""Figures that the rate of kernels measured as a whole contains."""
 
 
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     """Price of one dispatch or combine of a micro-batch."""
-    operation, communication = EP_OPERATION[phase], pricer.scenario.communication
-    transport = dispatcher(communication.kernels).transport
-    if transport == "all-to-all":
-        return nccl_transfer(pricer, phase)
-    if transport == "all-gather":
-        return all_gather_transfer(pricer, operation)
-    recipe = pricer.scenario.recipe
-    wire = recipe.dispatch if operation == "dispatch" else recipe.combine
-    row = row_bytes(pricer.shape.routed_width, wire)
-    moved = transfer_bytes(pricer.targets(), pricer.ep_tokens, row)
-    if pricer.cluster.accelerator.communication_engine is not None:
-        return engine_transfer(moved, pricer.links, pricer.profile, nodes=pricer.ep_nodes)
-    kernels = EpKernels(
-        communication.sms,
-        communication.kernels,
-        _slow_down(pricer, mode),
-        tokens=pricer.ep_tokens,
-        row_bytes=row,
-    )
-    if transport == "direct":
-        assert pricer.shape.moe is not None
-        ranks, nodes = pricer.scenario.parallel.ep, pricer.ep_nodes
-        moved = direct_bytes(pricer.ep_tokens, pricer.shape.moe.routed_rows, ranks, ranks // nodes, row)
-        return direct_transfer(operation, moved, pricer.links, pricer.profile, kernels, nodes=nodes)
-    if transport == "domain":
-        group = _domain_group(pricer, phase, wire)
-        return domain_transfer(operation, moved, pricer.links, pricer.profile, kernels, group)
-    return ep_transfer(operation, moved, pricer.links, pricer.profile, kernels, nodes=pricer.ep_nodes)
-
-
-def _domain_group(pricer: Pricer, phase: Phase, wire: Format) -> DomainGroup:
-    """The group of a transfer by Hybrid-EP; only a forward dispatch has no routing of an earlier call."""
-    moe, ranks = pricer.shape.moe, pricer.scenario.parallel.ep
+    scenario, shape, moe = pricer.scenario, pricer.shape, pricer.shape.moe
     assert moe is not None
-    fused = pricer.scenario.communication.fused_permutation
-    return DomainGroup(
-        ranks,
+    kind = dispatcher(scenario.communication.kernels)
+    recipe = scenario.recipe
+    wire = recipe.dispatch if EP_OPERATION[phase] == "dispatch" else recipe.combine
+    call = Call(
+        phase,
+        scenario.parallel.ep,
         pricer.ep_nodes,
-        wire,
-        written_rows=moe.routed_rows / pricer.targets().distinct_gpus if fused else 1.0,
-        routing_map_bytes=pricer.ep_tokens * moe.experts if phase == "dispatch F" else 0.0,
+        scenario.communication.sms,
+        tokens=pricer.ep_tokens,
+        row_bytes=row_bytes(shape.routed_width, wire),
+        wire=wire,
+        row=shape.routed_width,
+        choices=moe.routed_rows,
+        experts=moe.experts,
+        targets=pricer.targets(),
+        fused=scenario.communication.fused_permutation,
+    )
+    if pricer.cluster.accelerator.communication_engine is not None and not kind.by_library:
+        moved = transfer_bytes(pricer.targets(), call.tokens, call.row_bytes)
+        return engine_transfer(moved, pricer.links, pricer.profile, nodes=call.nodes)
+    slow_down = NO_SLOW_DOWN if kind.by_library or mode == "alone" else _slow_down(pricer)
+    return dispatcher_transfer(kind, call, kind.traffic(call), pricer.links, pricer.profile, slow_down)
+
+
+def dispatcher_transfer(
+    kind: Dispatcher,
+    call: Call,
+    moved: LinkBytes,
+    links: Links,
+    profile: CalibrationProfile,
+    slow_down: SlowDown = NO_SLOW_DOWN,
+) -> TransferCost:
+    """Price of a call that moves these bytes, slowed down by compute beside it.
+
+    Raises InputError as `Dispatcher.seconds` does.
+    """
+    meter = DispatcherMeter(kind, links, profile)
+    time = kind.seconds(call, moved, meter)
+    payload_s = max(time.nic_s, time.scale_up_s) * slow_down.factor
+    return TransferCost(
+        launch_s=time.launch_s,
+        nic_s=time.nic_s * slow_down.factor,
+        scale_up_s=time.scale_up_s * slow_down.factor,
+        nic_bytes=moved.ib_bytes,
+        scale_up_bytes=moved.nvlink_bytes,
+        best_s=time.best_s,
+        worst_s=payload_s * (1.0 + time.residual + slow_down.residual) + time.call_error_s,
+        evidence=meter.evidence
+        | PriceEvidence.of(
+            [*meter.used, slow_down.id],
+            [*meter.notes, slow_down.extrapolated, slow_down.assumed],
+            meter.reads,
+        ),
+        moved_before=tuple(Moved(what, part.nic_bytes, part.scale_up_bytes) for what, part in time.before),
     )
 
 
-def _slow_down(pricer: Pricer, mode: Mode) -> SlowDown:
+class DispatcherMeter:
+    """The `Meter` of a dispatcher on the links of a job, with the evidence of what was read."""
+
+    def __init__(self, kind: Dispatcher, links: Links, profile: CalibrationProfile) -> None:
+        """Begin without anything read."""
+        self._kind, self._links, self._profile = kind, links, profile
+        self.nic_latency_s = links.nic_latency_s
+        self.used: list[str] = []
+        self.reads: list[tuple[str, float]] = []
+        self.notes: list[str] = []
+        self.evidence: PriceEvidence = NO_EVIDENCE
+        """Of collectives of the library."""
+
+    def has(self, curve_id: str) -> bool:
+        """Whether `read` finds a curve for an id."""
+        return self._id(curve_id) is not None
+
+    def curve(self, curve_id: str) -> MeasuredCurve:
+        """The curve of the dispatcher itself, else of its family, else of any, else of the family that
+        stands in; rates measured as a whole contain their calls and rows. Raises InputError without any.
+        """
+        return self._profile.curve(self._id(curve_id) or curve_id)
+
+    def _id(self, curve_id: str) -> str | None:
+        kind, profile = self._kind, self._profile
+        present = _CURVE_IDS.get(Same(profile), lambda: frozenset(entry.id for entry in profile.curves))
+        names = [f"{curve_id}.{kind.name}", *([f"{curve_id}.{kind.curves}"] if kind.curves else []), curve_id]
+        operation, _, figure = curve_id.removeprefix("ep.").partition(".")
+        rate = f"ep.{operation}.sm_rate"
+        whole = f"{rate}.{kind.name}" in present or rate in present
+        if kind.stand_in and not (figure in IN_THE_RATE and whole):
+            names.append(f"{curve_id}.{kind.stand_in}")
+        return next((name for name in names if name in present), None)
+
+    def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
+        """Value at x and the curve's relative error; `note` replaces the usual text for an extrapolation."""
+        curve = self.curve(curve_id)
+        reading = curve.curve.at(x)
+        self.used.append(curve.id)
+        self.reads.append((curve.id, x))
+        if reading.extrapolated:
+            self.notes.append(note or reading.note)
+        return reading.value, curve.residual.relative
+
+    def note(self, text: str) -> None:
+        """Record an assumption."""
+        self.notes.append(text)
+
+    def notify_s(self, nodes: int) -> float:
+        """See `notify_seconds`."""
+        return notify_seconds(self._links, nodes)
+
+    def nic(self, curve_id: str, moved: LinkBytes, nodes: int) -> tuple[float, float]:
+        """Both are 0 where nothing leaves the node."""
+        if not moved.ib_bytes:
+            return 0.0, 0.0
+        share, residual = self.read(curve_id, nodes)
+        return moved.ib_bytes / (share * self._links.nic_bytes_per_s), residual
+
+    def scale_up_s(self, moved: LinkBytes, fraction: float) -> float:
+        """Seconds at a fraction of what the wiring of the domain carries in an all-to-all."""
+        links = self._links
+        return moved.nvlink_bytes / (
+            fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
+        )
+
+    def fastest_s(self, moved: LinkBytes) -> float:
+        """Seconds at nominal rates."""
+        return fastest_seconds(moved, self._links)
+
+    def collective(self, name: Collective, size: float, call: Call) -> CollectiveTime:
+        """A collective of the library, whose ring is on the NICs where the group spans nodes."""
+        links, profile = self._links, self._profile
+        if name == "all_to_all":
+            time, evidence = all_to_all_price(size, call.ranks, call.nodes, links, profile)
+            self.evidence |= evidence
+            return time
+        price = ring_price(name, size, call.ranks, call.local, links, profile)
+        self.evidence |= price.evidence
+        residual = max((profile.curve(id_).residual.relative for id_ in price.evidence.entries), default=0.0)
+        paths = (price.seconds, 0.0) if call.nodes > 1 else (0.0, price.seconds)
+        return CollectiveTime(*paths, residual, price.nic_bytes, price.scale_up_bytes)
+
+
+def _slow_down(pricer: Pricer) -> SlowDown:
     """Slow-down of an expert-parallel kernel beside compute."""
-    if mode == "alone":
-        return NO_SLOW_DOWN
     law = communication_law(pricer.profile)
     if law is None:
         name = pricer.profile.name

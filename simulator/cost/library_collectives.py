@@ -14,10 +14,10 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.scale_up_shares import SWITCHED
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds
-from moesim.simulator.cost.communication import Links, notify_seconds
+from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.measured_collectives import curve_of_group, measured_seconds
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
-from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.dispatchers.protocol import CollectiveTime
 
 RingOperation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _RingKey: TypeAlias = tuple[RingOperation, float, int, int, Links]
@@ -176,9 +176,9 @@ def _steps_evidence(
     return PriceEvidence.of((id_ for id_, _ in reads), reads=reads)
 
 
-def all_to_all_transfer(
+def all_to_all_price(
     sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
-) -> TransferCost:
+) -> tuple[CollectiveTime, PriceEvidence]:
     """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
 
     An imported curve of this group decides (eq. X16). Without one, it runs inside a node at the profile's bus
@@ -207,16 +207,7 @@ def all_to_all_transfer(
         scale_up_s, nic_s = (whole.seconds, 0.0) if nodes == 1 else (0.0, whole.seconds)
         evidence = whole.evidence
         residual = max(profile.curve(id_).residual.relative for id_ in evidence.entries)
-    return TransferCost(
-        launch_s=notify_seconds(links, nodes),
-        nic_s=nic_s,
-        scale_up_s=scale_up_s,
-        nic_bytes=nic,
-        scale_up_bytes=scale_up,
-        best_s=max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0),
-        worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
-        evidence=evidence,
-    )
+    return CollectiveTime(nic_s, scale_up_s, residual, nic, scale_up), evidence
 
 
 def overlap_delay(

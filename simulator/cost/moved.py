@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 EXPERTS = "dispatch and combine"
 REPEATED_EXPERTS = "dispatch and combine again for recompute"
-ROUTING_MAP = "routing map before a dispatch"
 SENDS = "pipeline sends"
 TENSOR = "tensor parallelism"
 CONTEXT = "context parallelism"

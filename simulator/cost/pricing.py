@@ -28,14 +28,14 @@ from moesim.simulator.cost.phase_memo import PhaseKey, PhaseMemo, phase_cost
 from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
+from moesim.simulator.dispatchers.protocol import Permuted, TargetStatistics, on_stream
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.gradient_sync import GradientSync, keeps_whole_gradients
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
-from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
+from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
-from moesim.simulator.model.dispatched import dispatched_by, on_stream
-from moesim.simulator.model.dispatchers import dispatcher
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.framework_kernels import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -254,15 +254,14 @@ class Pricer(OfJob):
             moves = dispatcher(s.communication.kernels)
             if moves.pads_rows:
                 software = software.model_copy(update={"pad_expert_rows": False})
-            operators = dispatched_by(
-                operators,
-                moves,
-                fused=s.communication.fused_permutation,
-                top_k=self.shape.moe.routed_rows,
+            around = Permuted(
+                choices=self.shape.moe.routed_rows,
                 local_experts=(self.shape.moe.experts + s.routing.redundant_experts) / plan.ep,
                 ranks=plan.ep,
+                fused=s.communication.fused_permutation,
                 routing_map_bytes=self.ep_tokens * self.shape.moe.experts * plan.ep,
             )
+            operators = moves.operators(operators, around)
             if s.communication.permutes_on_stream:
                 operators = on_stream(operators)
         dense, expert = self.block_parameters(kind)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.dispatchers.registry import DISPATCHERS, KEY, dispatcher
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
-from moesim.simulator.model.dispatchers import KEY, Dispatcher, dispatcher, dispatchers
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
@@ -14,17 +14,17 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
     """Raise InputError, with the nearest choice that runs, for a dispatcher that does not run on the job."""
     plan, communication = scenario.parallel, scenario.communication
     kind = dispatcher(communication.kernels)
-    if communication.fused_permutation and kind.transport != "domain":
+    if communication.fused_permutation and not kind.fuses_permutation:
         raise InputError(
             f"communication.fused_permutation: {communication.kernels} does not permute rows inside its "
-            "kernels; use communication.kernels=hybridep, or leave the key out",
+            f"kernels; use {KEY}={_first('fuses_permutation')}, or leave the key out",
             key="communication.fused_permutation",
             nearest=(False,),
         )
     if communication.permutation_stream == "communication" and not kind.permutes_in_call:
         raise InputError(
             f"communication.permutation_stream=communication: {communication.kernels} leaves permutation to "
-            "the expert layers on the compute stream; use compute, or communication.kernels=hybridep",
+            f"the expert layers on the compute stream; use compute, or {KEY}={_first('permutes_in_call')}",
             key="communication.permutation_stream",
             nearest=("compute",),
         )
@@ -40,19 +40,9 @@ def check_kernels(name: str, ep: int, shape: ModelShape, schedule: str, paired: 
     `name` is the dispatcher's, `ep` the ranks of a group. `paired`: the schedule overlaps transfers with the
     compute of another micro-batch.
     """
-    kind = dispatcher(name)
-    if ep == 1 or shape.moe is None:
-        return
-    problem = None
-    if kind.row_widths and shape.routed_width not in kind.row_widths:
-        widths = ", ".join(f"{width:,}" for width in kind.row_widths)
-        problem = f"its kernels are compiled for rows of {widths} elements, not {shape.routed_width:,}"
-    elif kind.most_choices is not None and shape.moe.top_k > kind.most_choices.n:
-        problem = f"a token may choose {kind.most_choices.n} experts, not {shape.moe.top_k}"
-    elif kind.fills_the_gpu and paired:
-        problem = f"its kernels fill the GPU, and schedule={schedule} computes beside transfers"
+    problem = None if ep == 1 else dispatcher(name).refuses_model(shape, schedule, paired)
     if problem is not None:
-        others = [other for other, one in dispatchers().items() if one.curves == "deepep"]
+        others = [n for n, one in DISPATCHERS.items() if one.refuses_model(shape, schedule, paired) is None]
         raise InputError(f"{KEY}={name}: {problem}; use {KEY}={others[0]}", key=KEY, nearest=others)
 
 
@@ -66,13 +56,22 @@ def check_group(kernels: str, cluster: Cluster, layout: Layout, sequence: int) -
         return
     kind, nodes = dispatcher(kernels), layout.nodes_spanned(layout.ep_group(0))
     group = plan.ep * plan.expert_tp  # the ranks that split an expert exchange tokens too
-    problem = _problem(kind, cluster, group, nodes)
+    chip = cluster.accelerator
+    problem = kind.refuses_group(chip, group, nodes)
     if problem is not None:
-        runs = [
-            name for name, other in dispatchers().items() if _problem(other, cluster, group, nodes) is None
-        ]
+        runs = [n for n, one in DISPATCHERS.items() if one.refuses_group(chip, group, nodes) is None]
         raise InputError(f"{KEY}={kernels}: {problem}; use {KEY}={runs[0]}", key=KEY, nearest=runs)
-    _check_tokens(kernels, kind, layout, sequence, nodes)
+    tokens = tokens_per_gpu(plan, sequence)
+    if kind.tokens_across is None or nodes == 1 or tokens <= kind.tokens_across.n:
+        return
+    fits = int(plan.microbatch * kind.tokens_across.n / tokens)
+    remedy = f"parallel.microbatch={fits}" if fits else f"a larger parallel.cp or {KEY}=nccl"
+    raise InputError(
+        f"{KEY}={kernels}: a rank sends {tokens:,.0f} tokens, and across {nodes} NVLink domains its queues "
+        f"hold {kind.tokens_across.n:,}; use {remedy}",
+        key="parallel.microbatch",
+        nearest=(fits,) if fits else (),
+    )
 
 
 def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
@@ -97,31 +96,6 @@ def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
     )
 
 
-def _problem(kind: Dispatcher, cluster: Cluster, group: int, nodes: int) -> str | None:
-    """Why a dispatcher does not run with groups of `group` ranks over `nodes` domains; None if it does."""
-    local, elsewhere = group // nodes, kind.refuses(cluster.accelerator)
-    if elsewhere is not None:
-        return elsewhere
-    if kind.domain_ranks is not None and local > kind.domain_ranks.n:
-        return f"it has at most {kind.domain_ranks.n} ranks in one NVLink domain, and the group has {local}"
-    if kind.whole_domains and kind.domain_ranks is not None and nodes > 1 and local < kind.domain_ranks.n:
-        most = kind.domain_ranks.n
-        return f"across domains it needs {most} ranks of the group in each NVLink domain, not {local}"
-    if kind.domains is not None and nodes > kind.domains.n:
-        return f"it has at most {kind.domains.n} NVLink domains in a group, and the group has {nodes}"
-    return None
-
-
-def _check_tokens(kernels: str, kind: Dispatcher, layout: Layout, sequence: int, nodes: int) -> None:
-    plan = layout.plan
-    tokens = tokens_per_gpu(plan, sequence)
-    if kind.tokens_across is None or nodes == 1 or tokens <= kind.tokens_across.n:
-        return
-    fits = int(plan.microbatch * kind.tokens_across.n / tokens)
-    remedy = f"parallel.microbatch={fits}" if fits else f"a larger parallel.cp or {KEY}=nccl"
-    raise InputError(
-        f"{KEY}={kernels}: a rank sends {tokens:,.0f} tokens, and across {nodes} NVLink domains its queues "
-        f"hold {kind.tokens_across.n:,}; use {remedy}",
-        key="parallel.microbatch",
-        nearest=(fits,) if fits else (),
-    )
+def _first(able: str) -> str:
+    """The first dispatcher that can do something."""
+    return next(name for name, kind in DISPATCHERS.items() if getattr(kind, able))

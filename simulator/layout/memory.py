@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction
+from moesim.simulator.dispatchers.protocol import Group
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
-from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
-from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.rank_bytes import (
     Amount,
     HeldStage,
@@ -31,10 +32,11 @@ from moesim.simulator.layout.rank_bytes import (
 )
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import PLAIN, Software
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 FRAMEWORK_BYTES = SourcedBytes(
     value=3.0e9,
@@ -211,7 +213,8 @@ class MemoryInputs:
     recompute: Recompute
     sequence: int
     """Tokens of a sequence."""
-    communication_sms: int
+    sms: int
+    """SMs of the communication kernels (`communication.sms`)."""
     kernels: str
     """The scenario's `communication.kernels`: generation of the expert-parallel kernels."""
     redundant_experts: int = 0
@@ -260,6 +263,24 @@ def memory_by_kind(
     )
 
 
+def expert_group(layout: Layout, shape: ModelShape, sequence: int, sms: int) -> Group:
+    """The expert-parallel group of a plan, for a dispatcher's buffers; `sequence`: tokens of one sequence."""
+    plan, experts = layout.plan, shape.moe.experts if shape.moe else 0
+    nodes = max(1, plan.ep * plan.expert_tp // layout.gpus_per_node)
+    return Group(plan.ep, shape.routed_width, sms, tokens_per_gpu(plan, sequence), experts, nodes)
+
+
+def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:
+    """Bytes of the buffers that send and receive activations and gradients between pipeline ranks (eq. M4).
+
+    Rows are in BF16.
+    """
+    if plan.pp == 1:
+        return 0.0
+    tokens = plan.microbatch * sequence / plan.cp / (plan.tp if plan.sequence_parallel else 1)
+    return 4 * tokens * row_bytes(shape.hidden * shape.residual_streams, "bf16")
+
+
 class _OnePlan:
     """The `PlanNumbers` of one plan, for the formulas in `layout.rank_bytes`."""
 
@@ -270,9 +291,8 @@ class _OnePlan:
         self.formats = StateFormats.of(inputs.precision)
         self.zero_stage = plan.zero_stage
         self.shards, self.optimizer_shards = layout.shards, layout.optimizer_shards
-        group = group_tokens(layout, inputs.shape, inputs.sequence)
-        row = inputs.shape.routed_width
-        expert = expert_buffers(plan.ep, row, inputs.communication_sms, inputs.kernels, group)
+        group = expert_group(layout, inputs.shape, inputs.sequence, inputs.sms)
+        expert = dispatcher(inputs.kernels).buffers(group)
         self.note = expert.note
         self.expert_buffers = expert.total_bytes
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)

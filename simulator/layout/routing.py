@@ -1,4 +1,4 @@
-"""Expected distinct nodes and GPUs that a token reaches under a top-k gate, and bytes per class of link.
+"""Expected distinct nodes and GPUs that a token reaches under a top-k gate.
 
 All expectations assume equally popular experts, and sources that are independent of the targets; the module
 `loads` adds popularity and sampling noise.
@@ -16,6 +16,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.dispatchers.protocol import TargetStatistics
 from moesim.simulator.model.feed_forward.moe import GroupScore, MoE
 
 SAMPLED_TOKENS = 8192
@@ -83,42 +84,6 @@ class Gate:
         return cls(experts, top_k) if limit == nodes else cls(experts, top_k, nodes, limit, "best")
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStatistics:
-    """Expected numbers of targets of one token; a target counts once however many of its experts are chosen.
-
-    `distinct_nodes` and `distinct_gpus` include the token's own node and GPU where they are targets;
-    the `remote` fields leave them out. `gpus_per_node` is the number of EP ranks that share a node.
-    """
-
-    distinct_nodes: float
-    distinct_gpus: float
-    distinct_remote_nodes: float
-    distinct_remote_gpus: float
-    rows_per_token: int
-    """Expert rows that one token becomes (top_k)."""
-    nodes: int
-    gpus_per_node: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBytes:
-    """Bytes that one GPU sends in one dispatch, or receives in one combine, per class of link.
-
-    A token crosses IB once for each distinct remote node, to the GPU with the sender's index there,
-    and NVLink once for each distinct target GPU with another index (DeepSeek-V3 report, section 3.2.2).
-    The `logical` counts are those of DeepEP's own bandwidth figures: local node and own rank included,
-    and no IB at all inside one node.
-    """
-
-    ib_bytes: float
-    nvlink_bytes: float
-    local_copy_bytes: float
-    """Bytes to the target with the sender's own index in a node, copied in HBM without using a link."""
-    logical_ib_bytes: float
-    logical_nvlink_bytes: float
-
-
 @lru_cache(maxsize=256)
 def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> TargetStatistics:
     """Return the expected distinct targets of one token over `ep` ranks (eq. R2).
@@ -144,38 +109,6 @@ def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> 
         rows_per_token=gate.top_k,
         nodes=nodes,
         gpus_per_node=per_node,
-    )
-
-
-def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: float) -> LinkBytes:
-    """Return the bytes of one dispatch or combine of `tokens` tokens per rank, `bytes_per_row` each (eq. X1).
-
-    A combine sends along the paths of a dispatch in reverse, and so does the backward pass of either.
-    """
-    rows = tokens * targets.distinct_gpus * bytes_per_row
-    same_index = 1.0 / targets.gpus_per_node
-    return LinkBytes(
-        ib_bytes=tokens * targets.distinct_remote_nodes * bytes_per_row,
-        nvlink_bytes=rows * (1.0 - same_index),
-        local_copy_bytes=rows * same_index,
-        logical_ib_bytes=tokens * targets.distinct_nodes * bytes_per_row if targets.nodes > 1 else 0.0,
-        logical_nvlink_bytes=rows,
-    )
-
-
-def direct_bytes(tokens: float, top_k: float, ranks: int, per_node: int, bytes_per_row: float) -> LinkBytes:
-    """Bytes of one dispatch or combine that sends every chosen expert its own copy of a row (eq. X28).
-
-    `ranks` share the experts evenly, `per_node` of them a node; copies for other nodes leave by RDMA straight
-    to their rank.
-    """
-    rows = tokens * top_k * bytes_per_row
-    return LinkBytes(
-        ib_bytes=rows * (ranks - per_node) / ranks,
-        nvlink_bytes=rows * (per_node - 1) / ranks,
-        local_copy_bytes=rows / ranks,
-        logical_ib_bytes=rows if ranks > per_node else 0.0,
-        logical_nvlink_bytes=rows,
     )
 
 

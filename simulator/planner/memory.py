@@ -10,16 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import activation_bytes
-from moesim.simulator.layout.buffers import expert_buffers, group_tokens, pipeline_buffer_bytes
 from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import (
     FRAMEWORK_BYTES,
     RankStages,
     allocator_slack,
+    expert_group,
     highest,
     most_reserved,
+    pipeline_buffer_bytes,
 )
 from moesim.simulator.layout.rank_bytes import (
     HeldStage,
@@ -151,12 +153,10 @@ class MemoryBook:
         plan, ep = frame.plan, frame.plan.ep
         key = ("buffers", ep, plan.expert_tp, plan.microbatch, plan.tp, plan.cp)
         if key not in self._numbers:
-            kernels = self.scenario.communication.kernels
-            group = group_tokens(frame.layout, self.shape, self.scenario.batch.sequence_length)
-            sizes = [
-                expert_buffers(ep, self.shape.routed_width, sms, kernels, group).total_bytes
-                for sms in self.space.sms
-            ]
+            kind = dispatcher(self.scenario.communication.kernels)
+            sequence = self.scenario.batch.sequence_length
+            groups = (expert_group(frame.layout, self.shape, sequence, sms) for sms in self.space.sms)
+            sizes = [kind.buffers(group).total_bytes for group in groups]
             self._numbers[key] = np.array(sizes, dtype=np.float64)[None, None, :, None]
         return self._numbers[key]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.common.garbage import without_cyclic_collection
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
-from moesim.simulator.planner.kernel_sms import RISK, published_sms
 from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.refusals import AT_RISK, Refusals
@@ -254,10 +254,18 @@ def _notes(searches: list[VariantSearch], goal: Goal, own: PlanStep | str) -> li
     return notes
 
 
+RISK = (
+    "what keeps users from it is not priced: queues and chunks are tuned for the published numbers, and "
+    "fewer channels have fewer sends in flight, so congestion and late ranks of a large network stay exposed "
+    "longer than on the idle nodes of the measured curves"
+)
+"""What a saving of communication SMs risks and the prices do not contain."""
+
+
 def _saved_sms(searches: Sequence[VariantSearch], best: PlanRow, wanted: PlanSpace) -> list[str]:
     """A note on what fewer communication SMs than were ever published would gain the best plan."""
     kernels = best.scenario.communication.kernels
-    published = published_sms(kernels)
+    published = dispatcher(kernels).sms
     if published is None or wanted.sms is not None or best.ep == 1 or best.sms <= published.fewer:
         return []
     search = next(s for s in searches if s.changed == dict(best.changed))
@@ -265,7 +273,7 @@ def _saved_sms(searches: Sequence[VariantSearch], best: PlanRow, wanted: PlanSpa
     scenarios = best.scenario, best.scenario.model_copy(update={"communication": few})
     now_s, then_s = (search.study.seconds_of(s, best.layers, best.microbatches) for s in scenarios)
     return [
-        f"{kernels} was published with {published.least_sms.n} to {published.most_sms.n} SMs, and no fewer "
+        f"{kernels} was published with {published.least.n} to {published.most.n} SMs, and no fewer "
         f"are tried: {published.fewer} would change the step of the best plan by "
         f"{then_s / now_s - 1.0:+.1%} (closed form); {RISK}"
     ]

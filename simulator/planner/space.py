@@ -16,6 +16,7 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.key_values import key_and_text, value_of
 from moesim.simulator.common.lists import parse_integers
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import RECOMPUTED
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, allocator_slack, highest
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
@@ -23,7 +24,6 @@ from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import MODULES, Recompute, RecomputeKey
 from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.kernel_sms import published_sms
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.routing import Eplb
@@ -247,7 +247,7 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     in_memory = scenario.software.attention == "unfused"  # the policy attention recomputes the scores
     most_stages = shape.n_layers + MOST_WITHOUT_LAYERS
     moe, engine = shape.moe, cluster.accelerator.communication_engine
-    published = published_sms(scenario.communication.kernels) if moe else None
+    published = dispatcher(scenario.communication.kernels).sms if moe else None
     sms = {scenario.communication.sms, *(published.tried if published else ())}
     if engine is None:
         most = cluster.accelerator.n_sms

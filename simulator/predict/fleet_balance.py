@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from moesim.simulator.layout.buffers import expert_buffers, group_tokens
-from moesim.simulator.layout.memory import MemoryReport, RankStages
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.layout.memory import MemoryReport, RankStages, expert_group
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.pools import PoolSlice
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
@@ -50,10 +50,8 @@ class FleetMemory:
         scenario = part.scenario
         chosen, machine = scenario.communication, scenario.machine
         layout = Layout(scenario.parallel, machine.n_gpus, machine.node.n_gpus)
-        group = group_tokens(layout, self.shape, scenario.batch.sequence_length)
-        return expert_buffers(
-            scenario.parallel.ep, self.shape.routed_width, chosen.sms, chosen.kernels, group
-        ).total_bytes
+        group = expert_group(layout, self.shape, scenario.batch.sequence_length, chosen.sms)
+        return dispatcher(chosen.kernels).buffers(group).total_bytes
 
     def _report(self, part: PoolSlice, stages: StageAssignment) -> MemoryReport:
         own = part.scenario

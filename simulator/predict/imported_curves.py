@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.curve_units import si_factor
-from moesim.simulator.cost.library_collectives import RingOperation, all_to_all_transfer, ring_price
+from moesim.simulator.cost.library_collectives import RingOperation, all_to_all_price, ring_price
 from moesim.simulator.cost.measured_collectives import bus_bytes, is_imported, operation_of, use_of
 from moesim.simulator.predict.prepared import Prepared
 
@@ -87,8 +87,8 @@ def _replaced(prepared: Prepared, entry: MeasuredCurve, x: float) -> tuple[float
     profile, links = _without_imports(prepared.profile), prepared.pricer.links
     whole = x * ranks if operation == "all_gather" else x
     if operation == "all_to_all":
-        transfer = all_to_all_transfer(whole, ranks, nodes, links, profile)
-        seconds, source = transfer.payload_s, " + ".join(sorted(transfer.evidence.entries))
+        time, evidence = all_to_all_price(whole, ranks, nodes, links, profile)
+        seconds, source = max(time.nic_s, time.scale_up_s), " + ".join(sorted(evidence.entries))
     else:
         ring = next(name for name in RINGS if name == operation)
         price = ring_price(ring, whole, ranks, ranks // nodes, links, profile)

@@ -28,7 +28,7 @@ from moesim.hwmodels.topologies import build_topology
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan, PlanDefault, expert_tp_of, sequence_parallel_of
 
@@ -291,7 +291,7 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
 
 
 def _kernels(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    chosen, source = kernels_of(machines), "data/communication_kernels.yaml"
+    chosen, source = kernels_of(machines), "simulator/dispatchers"
     return _chosen("communication.kernels", *chosen, "derived", source)
 
 

@@ -14,7 +14,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.provenance import Sourced
-from moesim.simulator.model.dispatchers import check_known, dispatchers
+from moesim.simulator.dispatchers.registry import DISPATCHERS, check_known, dispatcher
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -104,12 +104,8 @@ def _is_refused(scenario: OnMachine, key: str) -> bool:
                 checks[key](machine)
         except InputError:
             return True
-        kind = dispatchers().get(communication.kernels)
-        if (
-            key == "communication.kernels"
-            and kind is not None
-            and not kind.serves(machine.node, machine.nodes)
-        ):
+        served = dispatcher(communication.kernels).serves(machine.node, machine.nodes)
+        if key == "communication.kernels" and not served:
             return True
     return False
 
@@ -215,11 +211,10 @@ def check_sms(sms: int, cluster: Cluster) -> None:
 
 def check_kernels(name: str, cluster: Cluster) -> None:
     """Raise InputError for a dispatcher whose kernels are not written for the cluster's accelerator."""
-    kinds = dispatchers()
     chip = cluster.accelerator
-    problem = kinds[name].refuses(chip) if name in kinds else None
+    problem = dispatcher(name).refuses(chip)
     if problem is not None:
-        runs = [other for other, kind in kinds.items() if kind.refuses(chip) is None]
+        runs = [other for other, kind in DISPATCHERS.items() if kind.refuses(chip) is None]
         raise InputError(
             f"communication.kernels={name}: {problem}; use communication.kernels={runs[0]}",
             key="communication.kernels",

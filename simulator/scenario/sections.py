@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.routing import Capacity, Eplb, Load
 from moesim.simulator.schedules.overlap_order import (
@@ -87,7 +87,7 @@ class Communication(Section):
     @property
     def by_nccl(self) -> bool:
         """Whether NCCL's collectives move the tokens of experts, in the place of expert-parallel kernels."""
-        return dispatcher(self.kernels).transport in ("all-to-all", "all-gather")
+        return dispatcher(self.kernels).by_library
 
     @property
     def permutes_on_stream(self) -> bool:

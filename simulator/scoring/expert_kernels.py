@@ -8,12 +8,11 @@ from typing import Literal
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
-from moesim.simulator.cost.communication import EpKernels, EpOperation, Links, ep_transfer, notify_seconds
-from moesim.simulator.cost.dispatch_direct import direct_transfer
-from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
-from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.layout.routing import Gate, LinkBytes, direct_bytes, expected_targets, transfer_bytes
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.cost.communication import Links, notify_seconds
+from moesim.simulator.cost.expert_transfers import dispatcher_transfer
+from moesim.simulator.dispatchers.protocol import Call, Dispatcher, EpOperation, LinkBytes
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.precision import Format, row_bytes
 
 Timed = Literal["kernel only", "torch API"]
@@ -52,12 +51,31 @@ class KernelBenchmark:
         return max(1, self.ranks // self.machine.n_gpus)
 
     @property
+    def kind(self) -> Dispatcher:
+        """The dispatcher itself."""
+        return dispatcher(self.kernels)
+
+    @property
+    def call(self) -> Call:
+        """The call that it repeats; every dispatch is prepared anew."""
+        return Call(
+            "dispatch F" if self.operation == "dispatch" else "combine F",
+            self.ranks,
+            self.nodes,
+            self.sms,
+            tokens=self.tokens,
+            row_bytes=row_bytes(self.hidden, self.wire),
+            wire=self.wire,
+            row=self.hidden,
+            choices=self.gate.top_k,
+            experts=self.gate.experts,
+            targets=expected_targets(self.gate, self.ranks, min(self.ranks, self.machine.n_gpus)),
+        )
+
+    @property
     def traffic(self) -> LinkBytes:
         """Bytes that one rank sends in a dispatch, or receives in a combine."""
-        local, row = min(self.ranks, self.machine.n_gpus), row_bytes(self.hidden, self.wire)
-        if dispatcher(self.kernels).transport == "direct":
-            return direct_bytes(self.tokens, self.gate.top_k, self.ranks, local, row)
-        return transfer_bytes(expected_targets(self.gate, self.ranks, local), self.tokens, row)
+        return self.kind.traffic(self.call)
 
     @property
     def logical_bytes(self) -> float:
@@ -67,33 +85,16 @@ class KernelBenchmark:
 
 def benchmark_seconds(run: KernelBenchmark) -> float:
     """Predicted seconds of a benchmark on idle GPUs, of the kernel alone or of the whole call."""
-    links = _links(run)
-    transfer = _transfer(run, links)
-    notify_s = notify_seconds(links, run.nodes)
-    if dispatcher(run.kernels).transport == "direct":
-        return transfer.launch_s + transfer.payload_s
-    if dispatcher(run.kernels).transport != "domain":
-        # The time of a call is inside DeepEP's kernel, and the exchange of counts is a kernel of its own.
-        called = transfer.launch_s - (notify_s if run.timed == "kernel only" else 0.0)
-        return called + transfer.payload_s
-    if run.timed == "kernel only":
-        return transfer.payload_s
+    links, traffic = _links(run), run.traffic
+    transfer = dispatcher_transfer(run.kind, run.call, traffic, links, load_profile(run.profile))
     memory = run.machine.accelerator.hbm_bandwidth.value
-    copied = 2.0 * run.traffic.logical_nvlink_bytes / (COPY_SHARE * memory)
-    return transfer.launch_s - notify_s + transfer.payload_s + copied
-
-
-def _transfer(run: KernelBenchmark, links: Links) -> TransferCost:
-    profile, row = load_profile(run.profile), row_bytes(run.hidden, run.wire)
-    kernels = EpKernels(run.sms, run.kernels, tokens=run.tokens, row_bytes=row)
-    if dispatcher(run.kernels).transport == "direct":
-        return direct_transfer(run.operation, run.traffic, links, profile, kernels, nodes=run.nodes)
-    if dispatcher(run.kernels).transport == "domain":
-        # The benchmark prepares every dispatch anew.
-        map_bytes = run.tokens * run.gate.experts if run.operation == "dispatch" else 0.0
-        group = DomainGroup(run.ranks, run.nodes, run.wire, 1.0, map_bytes)
-        return domain_transfer(run.operation, run.traffic, links, profile, kernels, group)
-    return ep_transfer(run.operation, run.traffic, links, profile, kernels, nodes=run.nodes)
+    copied_s = 2.0 * traffic.logical_nvlink_bytes / (COPY_SHARE * memory)
+    return run.kind.benchmark_s(
+        transfer.launch_s,
+        transfer.payload_s,
+        notify_seconds(links, run.nodes),
+        None if run.timed == "kernel only" else copied_s,
+    )
 
 
 def _links(run: KernelBenchmark) -> Links:

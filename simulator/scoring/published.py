@@ -13,7 +13,7 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.cost.communication import EpOperation
+from moesim.simulator.dispatchers.protocol import EpOperation
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format
 from moesim.simulator.predict.compile import prepare

@@ -84,9 +84,11 @@ def flop(home: Home) -> tuple[float, ...]:
 
 
 def buffers(home: Home) -> tuple[float, ...]:
-    from moesim.simulator.layout.buffers import expert_buffers
+    from moesim.simulator.dispatchers.protocol import Group
+    from moesim.simulator.dispatchers.registry import dispatcher
 
-    found = expert_buffers(64, home.prepared.shape.hidden, 20, home.prepared.scenario.communication.kernels)
+    kind = dispatcher(home.prepared.scenario.communication.kernels)
+    found = kind.buffers(Group(64, home.prepared.shape.hidden, 20))
     return found.nvlink_bytes * MB, found.rdma_bytes * MB
 
 

@@ -12,8 +12,8 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
 from moesim.simulator.cost.collectives.network import LinkLoads, link_loads
 from moesim.simulator.cost.collectives.plan import Flows, flows_of
+from moesim.simulator.dispatchers.protocol import TargetStatistics
 from moesim.simulator.layout.loads import SampledTraffic
-from moesim.simulator.layout.routing import TargetStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.dispatchers.registry import check_known
 from moesim.simulator.layout.dispatch_limits import check_group
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
@@ -19,7 +20,6 @@ from moesim.simulator.layout.pools import (
     rank_unit,
 )
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
-from moesim.simulator.model.dispatchers import check_known
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.export import unwritten
@@ -147,10 +147,10 @@ def _experts(plan: PlanFacts) -> dict[str, Value]:
 
 def _dispatcher(plan: PlanFacts) -> dict[str, Value]:
     kind = "model.moe_token_dispatcher_type"
-    transport = dispatcher(plan.kernels).transport
-    if transport in ("all-to-all", "all-gather"):
-        return {kind: transport.replace("-", "")}
-    backend = "hybridep" if transport == "domain" else "deepep"
+    moves = dispatcher(plan.kernels)
+    backend = moves.words.get("megatron", "deepep")
+    if moves.by_library:
+        return {kind: backend}
     return {
         kind: "flex",
         "model.moe_flex_dispatcher_backend": backend,
@@ -206,7 +206,7 @@ def _unspelled(plan: PlanFacts) -> Iterator[str]:
         yield "stage layout: the scenario leaves it to moesim's balance; state stages.layers"
     elif p.pp > 1 and plan.layers is not None and len(plan.layers) != p.pp * p.vpp:
         yield "stage layout: its stages belong to a schedule that Megatron-Core has not"
-    if plan.shape.moe is not None and p.ep > 1 and dispatcher(plan.kernels).transport == "direct":
+    if plan.shape.moe is not None and p.ep > 1 and "megatron" not in dispatcher(plan.kernels).words:
         yield f"communication.kernels={plan.kernels}: Megatron-Core calls DeepEP's normal kernels"
     if plan.recompute in ("selective", "deepseek-v3") and plan.shape.dense_ffn is not None:
         yield "SwiGLU outputs of dense layers: Megatron-Core recomputes those of experts only"

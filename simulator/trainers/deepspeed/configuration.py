@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.export import unwritten
@@ -98,7 +98,7 @@ def _expert_problems(plan: PlanFacts) -> Iterator[str]:
         yield "shared experts: DeepSpeed's MoE layer has routed experts only"
     if moe.scoring != "softmax" or moe.score_bias or moe.group_limited:
         yield "the router: DeepSpeed's gate has softmax scores without biases and groups"
-    if plan.parallel.ep > 1 and dispatcher(plan.kernels).transport != "all-to-all":
+    if plan.parallel.ep > 1 and "deepspeed" not in dispatcher(plan.kernels).words:
         yield (
             f"communication.kernels={plan.kernels}: DeepSpeed's MoE layer sends tokens with NCCL's "
             "all-to-all; use communication.kernels=nccl"

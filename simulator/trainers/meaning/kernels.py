@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.dispatchers import check_known
+from moesim.simulator.dispatchers.registry import check_known, dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
 
@@ -44,7 +44,8 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
             if given.has(name):
                 given.explain(name, "irrelevant", f"Megatron-LM does not read it with --{kind} {chosen}")
         return
-    kernels = base.communication.kernels if base.communication.kernels.startswith("deepep") else DEEPEP
+    named = dispatcher(base.communication.kernels).words.get("megatron") == "deepep"
+    kernels = base.communication.kernels if named else DEEPEP
     engine = given.text(backend, "deepep", ("deepep", "hybridep", "ncclep"))
     kernels = "hybridep" if engine == "hybridep" else kernels
     given.set("communication.kernels", kernels, kind, backend, "moe-enable-deepep")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.repeated import modules_of_model
@@ -21,9 +21,6 @@ GRAPH_MODULES: dict[GraphPart, str] = {"attention": "attn", "router": "moe_route
 
 NEAREST: tuple[Module, ...] = ("layernorm", "mla_up_proj", "moe_act")
 """Modules that come nearest to the policy `selective`."""
-
-HYBRIDEP = "hybridep"
-"""Value of `communication.kernels`, and of Megatron core's argument, for Hybrid-EP."""
 
 
 def parallel_arguments(plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
@@ -59,22 +56,24 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
         fused["--moe-router-fusion"] = None
     if scenario.software.expert_kernels == "fused":
         fused["--use-transformer-engine-op-fuser"] = None
-    if plan.ep == 1 or scenario.communication.by_nccl:
-        gathered = plan.ep > 1 and scenario.communication.kernels == "nccl-allgather"
-        return {"--moe-token-dispatcher-type": "allgather" if gathered else "alltoall", **fused}
+    kind = dispatcher(scenario.communication.kernels)
+    if plan.ep == 1:
+        return {"--moe-token-dispatcher-type": "alltoall", **fused}
+    word = kind.words.get("megatron")
+    if word is not None and kind.by_library:
+        return {"--moe-token-dispatcher-type": word, **fused}
     sms = str(scenario.communication.sms)
-    hybrid = scenario.communication.kernels == HYBRIDEP
     spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}
-    if dispatcher(scenario.communication.kernels).transport == "direct":
+    if word is None:
         raise InputError(
             f"communication.kernels={scenario.communication.kernels}: Megatron-LM calls DeepEP's normal "
             "kernels; use communication.kernels=deepep-2025-04",
             key="communication.kernels",
             nearest=("deepep-2025-04",),
         )
-    if version == "0.14" and hybrid:
+    if version == "0.14" and word != "deepep":
         raise InputError(
-            f"communication.kernels={HYBRIDEP}: Megatron-LM 0.14 has no such dispatcher; use "
+            f"communication.kernels={kind.name}: Megatron-LM 0.14 has no such dispatcher; use "
             "communication.kernels=deepep-2025-04, or Megatron-LM 0.20",
             key="communication.kernels",
             nearest=("deepep-2025-04",),
@@ -82,8 +81,7 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
     if version == "0.14":
         spelled |= {"--moe-enable-deepep": None, "--moe-deepep-num-sms": sms}
     else:
-        backend = HYBRIDEP if hybrid else "deepep"
-        spelled |= {"--moe-flex-dispatcher-backend": backend, "--moe-flex-dispatcher-num-sms": sms}
+        spelled |= {"--moe-flex-dispatcher-backend": word, "--moe-flex-dispatcher-num-sms": sms}
         if scenario.communication.fused_permutation:
             spelled["--moe-permute-fusion-into-hybridep"] = None
     return spelled | fused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.releases import Release
@@ -71,7 +71,7 @@ def training_steps(scenario: Scenario) -> int:
 
 def uses_deepep(plan: PlanFacts, family: str | None, release: Release) -> bool:
     """Whether the experts exchange their tokens with DeepEP, as the plan says and the release can."""
-    wanted = plan.parallel.ep > 1 and dispatcher(plan.kernels).transport == "two-hop"
+    wanted = plan.parallel.ep > 1 and dispatcher(plan.kernels).words.get("torchtitan") == "deepep"
     return wanted and plan.parallel.expert_tp == 1 and family in release.deepep
 
 
@@ -97,9 +97,9 @@ def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str
             + "; state stages.layers"
         )
     if p.ep > 1 and not uses_deepep(plan, family, release):
-        transport = dispatcher(plan.kernels).transport
-        if transport != "all-to-all":
-            name = "DeepEP" if transport == "two-hop" else plan.kernels
+        word = dispatcher(plan.kernels).words.get("torchtitan")
+        if word != "standard":
+            name = "DeepEP" if word == "deepep" else plan.kernels
             found.append(
                 f"exchange of tokens with {name}: this model of torchtitan exchanges them with NCCL's "
                 "all-to-all"

@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.hwmodels.calibration import MeasuredCurve, Residual, load_profile
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, Residual, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.communication import (
-    EpKernels,
-    EpOperation,
     Links,
     engine_transfer,
-    ep_transfer,
     notify_seconds,
     send_seconds,
 )
+from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.layout.routing import Gate, LinkBytes, expected_targets, transfer_bytes
+from moesim.simulator.dispatchers.protocol import Call, EpOperation, LinkBytes, transfer_bytes
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.layout.routing import Gate, expected_targets
+from moesim.simulator.model.operator import Phase
 
 PROFILE = load_profile("hopper-communication")
 H800 = Links(200e9, 3.33e-6, 50e9, 3.7e-6, 8)
@@ -45,8 +46,13 @@ def transfer(
     nodes: int = 8,
     kernels: str = "deepep-2025-02",
     slow_down: SlowDown = NO_SLOW_DOWN,
+    links: Links = H800,
+    profile: CalibrationProfile = PROFILE,
+    **rows: float,
 ) -> TransferCost:
-    return ep_transfer(operation, traffic, H800, PROFILE, EpKernels(sms, kernels, slow_down), nodes=nodes)
+    phase: Phase = "dispatch F" if operation == "dispatch" else "combine F"
+    call = Call(phase, nodes, nodes, sms, **rows)
+    return dispatcher_transfer(dispatcher(kernels), call, traffic, links, profile, slow_down)
 
 
 def moved(ib: float, nvlink: float, logical: float | None = None) -> LinkBytes:
@@ -131,9 +137,7 @@ def test_faster_links_and_fewer_bytes_are_never_slower(
 ) -> None:
     faster = replace(H800, nic_bytes_per_s=50e9 * nic, scale_up_bytes_per_s=200e9 * scale_up)
     base = transfer(moved(ib, nvlink), operation)
-    quick = ep_transfer(
-        operation, moved(ib, nvlink), faster, PROFILE, EpKernels(20, "deepep-2025-02"), nodes=8
-    )
+    quick = transfer(moved(ib, nvlink), operation, links=faster)
     assert quick.payload_s <= base.payload_s
     assert quick.best_s <= base.best_s
     assert transfer(moved(ib / nic, nvlink / scale_up), operation).payload_s <= base.payload_s
@@ -143,8 +147,8 @@ def test_kernels_measured_as_a_whole_get_no_call_and_no_row_on_top() -> None:
     own = PROFILE.model_copy(
         update={"curves": (curve("ep.dispatch.sm_rate", [(4, 90.0), (20, 300.0)]), *PROFILE.curves)}
     )
-    kernels = EpKernels(20, "mine", tokens=4096, row_bytes=7392.0)
-    time = ep_transfer("dispatch", moved(0.0, 1e6, 1e8), H200, own, kernels, nodes=1)
+    rows = {"tokens": 4096.0, "row_bytes": 7392.0}
+    time = transfer(moved(0.0, 1e6, 1e8), nodes=1, kernels="mine", links=H200, profile=own, **rows)
     assert time.launch_s == notify_seconds(H200, 1) and time.payload_s == pytest.approx(1e8 / 300e9)
 
 
@@ -313,7 +317,7 @@ def test_a_generation_may_have_its_own_curves_and_need_no_sm() -> None:
     traffic = moved(1e6, 300e6, 900e6)
 
     def rate(kernels: str, sms: int, operation: EpOperation = "dispatch") -> TransferCost:
-        return ep_transfer(operation, traffic, H800, profile, EpKernels(sms, kernels), nodes=8)
+        return transfer(traffic, operation, sms=sms, kernels=kernels, profile=profile)
 
     none = rate("new", 0)
     assert none.payload_s == pytest.approx(900e6 / 50e9)

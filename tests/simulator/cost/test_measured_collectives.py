@@ -15,7 +15,7 @@ from moesim.kernels.importers import merge, nccl_tests_profile
 from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.library_collectives import (
     RingOperation,
-    all_to_all_transfer,
+    all_to_all_price,
     ring_price,
     ring_seconds,
 )
@@ -70,9 +70,9 @@ def test_a_ring_takes_as_long_as_the_imported_curve_says(tmp_path: Path, operati
 
 def test_an_all_to_all_takes_as_long_as_the_imported_curve_says(tmp_path: Path) -> None:
     profile = imported(tmp_path, "alltoall", 99.0)
-    transfer = all_to_all_transfer(2.0**26, 8, 1, H200, profile)
-    assert transfer.payload_s == pytest.approx(2.0**26 / 99e9, rel=1e-4)
-    assert transfer.evidence.entries == {"nccl.all_to_all.busbw.8-ranks-1-node"}
+    time, evidence = all_to_all_price(2.0**26, 8, 1, H200, profile)
+    assert time.scale_up_s == pytest.approx(2.0**26 / 99e9, rel=1e-4) and time.nic_s == 0.0
+    assert evidence.entries == {"nccl.all_to_all.busbw.8-ranks-1-node"}
 
 
 def test_a_group_over_nodes_is_priced_only_by_its_own_curve(tmp_path: Path) -> None:
@@ -83,9 +83,8 @@ def test_a_group_over_nodes_is_priced_only_by_its_own_curve(tmp_path: Path) -> N
         plain = ring_seconds(total, ranks, per_node, H200, BASE, "all_reduce")
         assert ring_seconds(total, ranks, per_node, H200, profile, "all_reduce") == plain
     spread = imported(tmp_path, "alltoall", 15.0, nodes=4, gpus=32)
-    assert all_to_all_transfer(2.0**28, 32, 4, H200, spread).payload_s == pytest.approx(
-        2.0**28 / 15e9, rel=1e-4
-    )
+    time, _ = all_to_all_price(2.0**28, 32, 4, H200, spread)
+    assert time.nic_s == pytest.approx(2.0**28 / 15e9, rel=1e-4) and time.scale_up_s == 0.0
 
 
 def test_another_group_of_the_node_has_equal_bus_bandwidth_and_a_note(tmp_path: Path) -> None:

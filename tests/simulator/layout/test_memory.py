@@ -12,9 +12,10 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
+from moesim.simulator.dispatchers.protocol import ExpertBuffers, Group
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
-from moesim.simulator.layout.buffers import GroupTokens, expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import (
     BUFFERS_SLACK,
@@ -27,6 +28,7 @@ from moesim.simulator.layout.memory import (
     RankStages,
     allocator_slack,
     memory_by_kind,
+    pipeline_buffer_bytes,
 )
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.rank_bytes import workspace_bytes
@@ -375,15 +377,19 @@ def test_dropout_is_off_unless_a_scenario_says_so() -> None:
     assert scores == 4096 * LLAMA.attention.heads * 4096 * 2
 
 
+def expert_buffers(ranks: int, row: int, sms: int, kernels: str, *rest: int) -> ExpertBuffers:
+    return dispatcher(kernels).buffers(Group(ranks, row, sms, *rest))
+
+
 def test_deepep_buffers() -> None:
     buffers = expert_buffers(64, 7168, 20, "deepep-2025-02")
     assert buffers.nvlink_bytes == pytest.approx(377.7e6, abs=0.05e6)
     assert buffers.rdma_bytes == pytest.approx(336.0e6, abs=0.1e6)
     assert expert_buffers(1, 7168, 20, "deepep-2025-02").total_bytes == 0
     # Hybrid-EP has room for every token of every rank: 3.8 GB for EP64, and weights of the domain's experts.
-    rack = expert_buffers(64, 7168, 32, "hybridep", GroupTokens(4096, 256, 1))
+    rack = expert_buffers(64, 7168, 32, "hybridep", 4096, 256, 1)
     assert rack.nvlink_bytes == 4096 * 64 * (2 * 7168 + 4 * 56 + 4 * 256) and rack.rdma_bytes == 0
-    nodes = expert_buffers(64, 7168, 32, "hybridep", GroupTokens(4096, 256, 8))
+    nodes = expert_buffers(64, 7168, 32, "hybridep", 4096, 256, 8)
     assert nodes.nvlink_bytes == 4096 * 64 * (2 * 7168 + 4 * 56 + 4 * 32)
     assert nodes.rdma_bytes == 4096 * (22 * 2 * 7168 + 4 * 256)
     assert expert_buffers(8, 7168, 20, "deepep-2025-02").rdma_bytes == 0
@@ -453,7 +459,7 @@ def test_placeholders_of_weight_gradients_stand_once_for_every_shape() -> None:
                 precision=PRECISIONS["bf16"],
                 recompute="none",
                 sequence=1024,
-                communication_sms=0,
+                sms=0,
                 kernels="nccl",
                 software=software,
             ),

@@ -19,9 +19,12 @@ from moesim.simulator.cost.collectives.expert_parallel import (
     uniform_traffic,
 )
 from moesim.simulator.cost.collectives.network import Shares, link_loads
-from moesim.simulator.cost.communication import EpKernels, Links, ep_transfer
+from moesim.simulator.cost.communication import Links
+from moesim.simulator.cost.expert_transfers import dispatcher_transfer
+from moesim.simulator.dispatchers.protocol import Call, transfer_bytes
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.loads import sampled_traffic
-from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
+from moesim.simulator.layout.routing import Gate, expected_targets
 
 V3 = Gate(256, 8, 8, 4, "top2-sum")
 ROW = 7392.0
@@ -63,11 +66,9 @@ def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, o
     flows = dispatch_flows(way, row, range(ep))
     links = Links(200e9, 0.0, 50e9, 0.0, 8)
     # 24 SMs move more than the links carry, so the links decide.
-    time = ep_transfer(
-        "dispatch" if operation == "dispatch" else "combine",
-        transfer_bytes(targets, TOKENS, row), links, profile,
-        EpKernels(24, "deepep-2025-02"), nodes=ep // 8,
-    )  # fmt: skip
+    call = Call("dispatch F" if operation == "dispatch" else "combine F", ep, ep // 8, 24)
+    moved = transfer_bytes(targets, TOKENS, row)
+    time = dispatcher_transfer(dispatcher("deepep-2025-02"), call, moved, links, profile)
     share = profile.curve(f"ep.{operation}.scale_up_fraction.deepep").curve.at(24).value
     loads = link_loads(flows, topology(ep // 8))
     assert node.scale_up_bytes_per_s == 200e9

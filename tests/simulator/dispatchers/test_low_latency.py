@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.communication import EpOperation
-from moesim.simulator.layout.buffers import GroupTokens, expert_buffers
+from moesim.simulator.dispatchers.protocol import EpOperation, Group, Permuted, direct_bytes
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_kernels
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.layout.routing import Gate, direct_bytes
-from moesim.simulator.model.dispatched import dispatched_by
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import move
 from moesim.simulator.planner.frames import legal_frames
@@ -61,9 +59,7 @@ def test_every_chosen_expert_gets_its_own_copy() -> None:
 def test_rows_arrive_in_the_order_of_the_experts() -> None:
     names = ("experts.count", "experts.expand", "experts.gate_up")
     operators: tuple[Operator, ...] = tuple(move(name, "permute", "F", 8.0, 8.0) for name in names)
-    left = dispatched_by(
-        {"mlp F": operators}, dispatcher(LOW), fused=False, top_k=8.0, local_experts=4.0, ranks=8
-    )
+    left = dispatcher(LOW).operators({"mlp F": operators}, Permuted(8.0, 4.0, 8))
     assert [op.name for op in left["mlp F"]] == ["experts.gate_up"]
 
 
@@ -71,9 +67,10 @@ def test_buffers_have_a_slot_for_every_expert_and_token() -> None:
     # LowLatencyLayout for 128 tokens of 7,168 and 288 experts: combine rows of 14,560 B, dispatch rows of
     # 14,352 B, and counts of 288 experts, rounded up to 128 B; everything twice.
     expected = 2 * (288 * 128 * 14_560 + 288 * 128 * 14_560 + 1_152)
-    buffers = expert_buffers(8, 7168, 20, LOW, GroupTokens(128.0, 288, 1))
+    buffers = dispatcher(LOW).buffers(Group(8, 7168, 20, 128.0, 288, 1))
     assert buffers.total_bytes == pytest.approx(expected, abs=256) and buffers.nvlink_bytes == 0
-    assert expert_buffers(64, 7168, 20, "uccl-ep") == expert_buffers(64, 7168, 20, "deepep-2025-04")
+    rings, group = dispatcher("uccl-ep"), Group(64, 7168, 20)
+    assert rings.buffers(group) == dispatcher("deepep-2025-04").buffers(group)
 
 
 def test_low_latency_kernels_refuse_what_they_are_not_written_for() -> None:

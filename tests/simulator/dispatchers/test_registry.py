@@ -1,9 +1,10 @@
-"""Dispatchers are those of the data file and of the profile; every other name is refused."""
+"""Dispatchers are those of the registry and of the profile; every other name is refused."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -11,16 +12,9 @@ import moesim
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.importers.merge import merge
-from moesim.simulator.layout.buffers import GroupTokens, expert_buffers
+from moesim.simulator.dispatchers.protocol import Group
+from moesim.simulator.dispatchers.registry import DISPATCHERS, check_known, check_own, dispatcher
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.model.dispatchers import (
-    Dispatcher,
-    Transport,
-    check_known,
-    check_own,
-    dispatcher,
-    dispatchers,
-)
 from moesim.simulator.scenario import load_scenario
 
 MIXTRAL = "mixtral-8x7b-64xh100"
@@ -34,7 +28,7 @@ def test_a_dispatcher_that_nobody_knows_is_refused_with_those_there_are() -> Non
     ) as error:
         resolve(load_scenario(MIXTRAL, [TYPO]))
     assert error.value.key == "communication.kernels" and error.value.nearest[0] == "deepep-2025-04"
-    assert all(name in str(error.value) for name in dispatchers())
+    assert all(name in str(error.value) for name in DISPATCHERS)
     job = resolve(load_scenario(MIXTRAL))
     with pytest.raises(InputError, match="no such dispatcher"):
         job.changed_to(load_scenario(MIXTRAL, [TYPO]))
@@ -51,7 +45,7 @@ def test_a_profile_names_kernels_of_ones_own() -> None:
     profile = load_profile(OWN)
     assert check_own(profile) == ("ptx", "cuda-cpp", "v2", "offload")
     check_known("ptx", profile)
-    assert dispatcher("ptx").transport == "two-hop"
+    assert type(dispatcher("ptx")) is type(dispatcher("deepep-2025-02"))
     with pytest.raises(
         InputError, match=r"of profile kernel-generations: ptx, cuda-cpp, v2, offload; use .*=ptx"
     ):
@@ -85,17 +79,28 @@ def test_includes_and_merges_keep_the_names(tmp_path: Path) -> None:
     assert check_own(merge(load_profile("h800-trace"), load_profile(OWN)))[0] == "ptx"
 
 
-@pytest.mark.parametrize("name", [*dispatchers(), "ptx"])
-def test_buffers_follow_from_the_transport(name: str) -> None:
-    """Only NCCL has none; kernels of one's own have DeepEP's, and without an SM one channel of them."""
-    kind, group = dispatcher(name), GroupTokens(4096.0, 256, 8)
-    size = expert_buffers(64, 7168, 20, name, group).total_bytes
-    assert (size == 0) == (kind.transport in ("all-to-all", "all-gather"))
-    if kind.transport == "two-hop":
-        assert size == expert_buffers(64, 7168, 20, "deepep-2025-02").total_bytes > 713e6
-        assert expert_buffers(64, 7168, 0, name).total_bytes == pytest.approx(size / 10, rel=1e-5)
+@pytest.mark.parametrize("name", [*DISPATCHERS, "ptx"])
+def test_only_collectives_of_the_library_have_no_buffers(name: str) -> None:
+    kind, group = dispatcher(name), Group(64, 7168, 20, 4096.0, 256, 8)
+    assert (kind.buffers(group).total_bytes == 0) == kind.by_library
+    assert kind.buffers(replace(group, ranks=1)).total_bytes == 0
 
 
-def test_every_transport_has_a_dispatcher_to_try_it_on() -> None:
-    assert {kind.transport for kind in dispatchers().values()} == set(get_args(Transport))
-    assert Dispatcher.model_fields["transport"].is_required()
+def test_kernels_of_ones_own_have_deepeps_rings_and_without_an_sm_one_channel() -> None:
+    group = Group(64, 7168, 20)
+    size = dispatcher("ptx").buffers(group).total_bytes
+    assert size == dispatcher("deepep-2025-02").buffers(group).total_bytes > 713e6
+    assert dispatcher("ptx").buffers(replace(group, sms=0)).total_bytes == pytest.approx(size / 10, rel=1e-5)
+
+
+def test_no_other_package_compares_dispatchers_by_name() -> None:
+    """Whoever asks a dispatcher, asks for what decides: a new one then needs no edit elsewhere."""
+    compared = re.compile(
+        '(kernels|transport|kind|name) *(==|!=|in|not in) *[(\\[{]?"('
+        + "|".join(map(re.escape, DISPATCHERS))
+        + ')"'
+    )
+    root = Path(moesim.__file__).parent
+    files = [path for part in ("simulator", "app", "cli") for path in (root / part).rglob("*.py")]
+    assert len(files) > 300
+    assert not [str(path) for path in files if compared.search(path.read_text("utf-8"))]

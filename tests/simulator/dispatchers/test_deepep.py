@@ -13,14 +13,20 @@ import pytest
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import Conditions
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.communication import EpKernels, EpOperation, Links, ep_transfer, notify_seconds
+from moesim.simulator.cost.communication import Links, notify_seconds
+from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.layout.routing import Gate, LinkBytes, expected_targets, transfer_bytes
+from moesim.simulator.dispatchers.protocol import Call, EpOperation, LinkBytes, transfer_bytes
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.layout.routing import Gate, expected_targets
+from moesim.simulator.model.operator import Phase
 
 PROFILE = load_profile("hopper-communication")
 MEASURED = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-25-h100-x2-row-costs.json"
 H200 = Links(450e9, 3.33e-6, 50e9, 3.7e-6, 8)
 OPERATIONS: tuple[EpOperation, ...] = ("dispatch", "combine")
+PHASE: dict[EpOperation, Phase] = {"dispatch": "dispatch F", "combine": "combine F"}
+DEEPEP = dispatcher("deepep-2025-04")
 
 
 def value(curve_id: str, x: float) -> float:
@@ -36,9 +42,9 @@ def rows_sent(
 ) -> TransferCost:
     """4,096 tokens of `row` bytes to the ranks of a random top-k of 256 experts, on H200."""
     targets = expected_targets(Gate(256, top_k), ranks * nodes, ranks)
-    kernels = EpKernels(sms, "deepep-2025-04", tokens=4096, row_bytes=row)
+    call = Call(PHASE[operation], ranks * nodes, nodes, sms, tokens=4096, row_bytes=row)
     links = replace(H200, ep_per_node=ranks)
-    return ep_transfer(operation, transfer_bytes(targets, 4096, row), links, PROFILE, kernels, nodes=nodes)
+    return dispatcher_transfer(DEEPEP, call, transfer_bytes(targets, 4096, row), links, PROFILE)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -76,13 +82,8 @@ def test_above_the_measured_sms_each_goes_on_at_its_rate_up_to_the_link(operatio
     targets, row = expected_targets(Gate(256, 8), 8, 8), RATES[operation]
     traffic = transfer_bytes(targets, 4096, row)
     most, more = (
-        ep_transfer(
-            operation,
-            traffic,
-            fast,
-            PROFILE,
-            EpKernels(sms, "deepep-2025-04", tokens=4096, row_bytes=row),
-            nodes=1,
+        dispatcher_transfer(
+            DEEPEP, Call(PHASE[operation], 1, 1, sms, tokens=4096, row_bytes=row), traffic, fast, PROFILE
         )
         for sms in (24, 48)
     )
@@ -149,8 +150,8 @@ def test_rates_that_a_law_carries_must_say_what_they_were_measured_with() -> Non
         for c in PROFILE.curves
     )
     profile = PROFILE.model_copy(update={"curves": curves})
-    kernels = EpKernels(8, "deepep-2025-04", tokens=4096, row_bytes=1024.0)
+    call = Call("dispatch F", 1, 1, 8, tokens=4096, row_bytes=1024.0)
     with pytest.raises(
         InputError, match=r"ep\.dispatch\.sm_rate\.deepep: its conditions must state ranks, row_bytes"
     ):
-        ep_transfer("dispatch", LinkBytes(0.0, 1e6, 0.0, 0.0, 1e6), H200, profile, kernels, nodes=1)
+        dispatcher_transfer(DEEPEP, call, LinkBytes(0.0, 1e6, 0.0, 0.0, 1e6), H200, profile)

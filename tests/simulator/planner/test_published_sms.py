@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.planner.kernel_sms import RISK, published_sms
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.planner.rows import simulate_plan
-from moesim.simulator.planner.search import plan
+from moesim.simulator.planner.search import RISK, plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario, load_scenario
 
@@ -40,11 +40,11 @@ def test_the_default_numbers_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("kernels", ["deepep-2025-02", "deepep-2025-04"])
 def test_every_range_has_its_source(kernels: str) -> None:
-    found = published_sms(kernels)
+    found = dispatcher(kernels).sms
     assert found is not None
-    assert 0 < found.fewer < found.least_sms.n < found.most_sms.n
-    assert "deepseek-ai/DeepEP@" in found.least_sms.source and "deepseek-ai/DeepEP@" in found.most_sms.source
-    assert published_sms("nccl") is None
+    assert 0 < found.fewer < found.least.n < found.most.n
+    assert "deepseek-ai/DeepEP@" in found.least.source and "deepseek-ai/DeepEP@" in found.most.source
+    assert dispatcher("nccl").sms is None
 
 
 def test_a_note_says_what_fewer_would_change() -> None:

@@ -8,16 +8,15 @@ import pytest
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.communication import EpKernels, Links, notify_seconds
-from moesim.simulator.cost.dispatch_domain import DomainGroup, domain_transfer
-from moesim.simulator.cost.expert_transfers import expert_transfer
+from moesim.simulator.cost.communication import Links, notify_seconds
+from moesim.simulator.cost.expert_transfers import dispatcher_transfer, expert_transfer
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.dispatchers.protocol import Call, Permuted
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
-from moesim.simulator.model.dispatched import dispatched_by
-from moesim.simulator.model.dispatchers import dispatcher
+from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.scenario import load_scenario
 
@@ -52,13 +51,12 @@ def operators(phase: Phase, *overrides: str) -> dict[str, Operator]:
 # -- Hybrid-EP ---------------------------------------------------------------------------------------
 
 
-def in_a_rack(sms: int, row: float, ranks: int = 32, **more: float) -> tuple[float, float]:
-    """(payload, launch) of a dispatch inside one domain."""
-    targets = expected_targets(Gate(8 * ranks, 8), ranks, ranks)
-    moved = transfer_bytes(targets, TOKENS, row)
-    kernels = EpKernels(sms, "hybridep", tokens=TOKENS, row_bytes=row)
-    group = DomainGroup(ranks, 1, "bf16", more.get("written", 1.0), more.get("map_bytes", 0.0))
-    time = domain_transfer("dispatch", moved, RACK, PROFILE, kernels, group)
+def in_a_rack(sms: int, row: float, phase: Phase = "combine B") -> tuple[float, float]:
+    """(payload, launch) of a dispatch inside one domain of 32 GPUs."""
+    targets = expected_targets(Gate(256, 8), 32, 32)
+    call = Call(phase, 32, 1, sms, tokens=TOKENS, row_bytes=row, experts=256, targets=targets)
+    kind = dispatcher("hybridep")
+    time = dispatcher_transfer(kind, call, kind.traffic(call), RACK, PROFILE)
     assert time.nic_s == time.nic_bytes == 0.0
     return time.payload_s, time.launch_s
 
@@ -77,7 +75,7 @@ def test_a_domain_is_bound_by_its_links_with_enough_sms_and_by_its_sms_with_few(
 def test_a_forward_dispatch_gathers_the_routing_map_of_all_ranks_first() -> None:
     size = TOKENS * 256
     _, cached = in_a_rack(16, 2.0 * HIDDEN)
-    _, anew = in_a_rack(16, 2.0 * HIDDEN, map_bytes=size)
+    _, anew = in_a_rack(16, 2.0 * HIDDEN, "dispatch F")
     assert cached == pytest.approx(notify_seconds(RACK, 1) + curve("ep.dispatch.call_time.hybridep", 32))
     assert anew - cached == pytest.approx(ring_seconds(size * 32, 32, 32, RACK, PROFILE))
 
@@ -154,8 +152,8 @@ def test_an_all_to_all_permutes_before_and_sorts_behind() -> None:
     for name in ("experts.sort", "experts.unsort"):
         assert name not in deepep
         assert nccl[name].bytes_read == nccl[name].bytes_written == pytest.approx(8 * 4096 * row)
-    one_expert = dispatched_by(
-        {"mlp F": tuple(deepep.values())}, dispatcher("nccl"), fused=False, top_k=8, local_experts=1, ranks=16
+    one_expert = dispatcher("nccl").operators(
+        {"mlp F": tuple(deepep.values())}, Permuted(choices=8, local_experts=1, ranks=16)
     )
     assert not any("sort" in op.name for op in one_expert["mlp F"])  # what arrives is in order
 

@@ -1,0 +1,250 @@
+"""DeepEP's normal kernels: RDMA once for each node, then NVLink, on SMs of their own (eqs. X2, X22)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.dispatchers.protocol import (
+    Call,
+    Dispatcher,
+    EpOperation,
+    ExpertBuffers,
+    Group,
+    LinkBytes,
+    Meter,
+    PublishedSms,
+    TransferTime,
+    published,
+    round_up,
+    sm_rate,
+)
+
+FAMILY = "deepep"
+
+ROW_LAW = ("token_time", "token_rate", "row_time", "row_rate", "ragged_factor")
+"""Figures of the law by which the SM time of other rows follows from that of the measured ones (eq. X22)."""
+
+WHOLE_ROW_BYTES = 512
+"""Bytes that a warp adds up at a time: combines of rows that are no multiple of it take longer."""
+
+PEERS = 8
+"""NVLink peers that the kernels are written for."""
+
+RING_TOKENS: dict[int, tuple[int, int]] = {
+    8: (256, 0),
+    16: (288, 140),
+    32: (288, 128),
+    64: (288, 128),
+    128: (560, 132),
+    160: (720, 132),
+}
+"""Tokens in a receive ring over NVLink and over RDMA, by EP size; the larger of dispatch and combine.
+
+Source: deepseek-ai/DeepEP deep_ep/buffer.py, defaults of V1 (@567632dd5981; EP160 @04b06f7a299c); the
+RDMA ring is rounded up to a whole number of send chunks, as csrc/config.hpp does.
+"""
+
+
+@dataclass(frozen=True)
+class TwoHops(Dispatcher):
+    """Kernels that cross the network once for each node and continue over NVLink."""
+
+    def seconds(self, call: Call, moved: LinkBytes, meter: Meter) -> TransferTime:
+        """Payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, SM time of the rows), after a call.
+
+        The rates come from the profile's curves; the rows include the rank's own (eq. X2, X22). Raises
+        InputError where a curve is missing, and as `sm_rate` does.
+        """
+        operation = call.operation
+        sm_s, sm_residual = _sm_seconds(call, moved.logical_nvlink_bytes, meter)
+        # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
+        fraction, link_residual = meter.read(f"ep.{operation}.scale_up_fraction", max(20, call.sms))
+        own = f"ep.{operation}.nic_fraction"
+        nic_id = own if meter.has(own) else f"ep.nic_fraction.{self.name}"
+        nic_s, nic_residual = meter.nic(nic_id, moved, call.nodes)
+        call_s, call_residual = _call_seconds(call, meter)
+        return TransferTime(
+            launch_s=meter.notify_s(call.nodes) + call_s,
+            nic_s=nic_s,
+            scale_up_s=max(sm_s, meter.scale_up_s(moved, fraction)),
+            best_s=meter.fastest_s(moved),
+            residual=max(sm_residual, link_residual, nic_residual),
+            call_error_s=call_s * call_residual,
+        )
+
+    def benchmark_s(
+        self, launch_s: float, payload_s: float, notify_s: float, copied_s: float | None
+    ) -> float:
+        """The time of a call is inside the kernel, and the exchange of counts is a kernel of its own."""
+        return launch_s - (notify_s if copied_s is None else 0.0) + payload_s
+
+    def own_buffers(self, group: Group) -> ExpertBuffers:
+        """Rings: 377.7 and 336.0 MB for EP64, 20 SMs and rows of 7,168 elements (eq. M12).
+
+        Two SMs form one channel, and dedicated engines, which take no SMs, count as one. Each channel has a
+        ring for each NVLink peer, and a send and a receive ring for each node. A slot holds the row, its
+        source, 128 expert indices, weights and scales (DeepEP@567632dd5981 csrc/config.hpp).
+        """
+        ranks = group.ranks
+        size = next((s for s in RING_TOKENS if s >= ranks), max(RING_TOKENS))
+        note = None
+        if ranks > max(RING_TOKENS):
+            note = (
+                f"communication buffers of EP{ranks} use the ring sizes of EP{size}, the largest that are "
+                "published"
+            )
+        nvl_tokens, rdma_tokens = RING_TOKENS[size]
+        channels, peers, nodes = max(group.sms // 2, 1), min(ranks, PEERS), max(ranks // PEERS, 1)
+        slot = 2 * group.row + 8 + 128 * (8 + 4 + 4)
+        nvlink = channels * peers * (nvl_tokens * slot + (2 * nodes + 3) * 4)
+        rdma = 0
+        if ranks > PEERS:
+            rdma = 2 * channels * nodes * (rdma_tokens * (slot + 16) + (2 * PEERS + 2) * 4)
+        return ExpertBuffers(round_up(nvlink), round_up(rdma), note)
+
+
+# -- the law of rows -------------------------------------------------------------------------------------
+
+
+def _sm_seconds(call: Call, received_bytes: float, meter: Meter) -> tuple[float, float]:
+    """Seconds for which the communication SMs move the rows, and its relative error (eq. X22).
+
+    Across nodes only the width of a row is carried, not the ranks of the group inside one node.
+    """
+    rate, residual = sm_rate(call, meter)
+    if not call.row_bytes or not meter.has(f"ep.{call.operation}.token_time"):
+        return received_bytes / rate, residual
+    curve = meter.curve(f"ep.{call.operation}.sm_rate")
+    most, was = curve.curve.xs[-1], curve.conditions
+    if call.sms > most:  # a row keeps one SM busy, so more SMs move more rows until the link is full
+        rate *= call.sms / most
+        meter.note(
+            f"{curve.id}: {call.sms} communication SMs are above the measured {most:g}; each is taken to "
+            f"move as much as one of {most:g}, up to the rate of the link"
+        )
+    if was.row_bytes is None or was.rows_a_token is None or was.ranks is None:
+        raise InputError(
+            f"{curve.id}: its conditions must state ranks, row_bytes and rows_a_token, because the profile "
+            f"has ep.{call.operation}.token_time, which carries it to other rows"
+        )
+    rows = received_bytes / call.row_bytes
+    measured = SentRows(rows / was.rows_a_token, rows, was.row_bytes, was.ranks)
+    here = replace(measured, row_bytes=call.row_bytes)
+    if call.nodes == 1 and call.tokens:
+        here = replace(here, tokens=call.tokens, ranks=call.local)
+    seconds = rows * was.row_bytes / rate
+    if here.like(measured):
+        return seconds, residual
+    factor, law_residual = _carried(call.operation, here, measured, meter)
+    meter.note(
+        f"{curve.id}: measured with {was.ranks} ranks and rows of {was.row_bytes:,.0f} bytes, "
+        f"{was.rows_a_token:.2f} a token; {here.ranks} ranks and rows of {here.row_bytes:,.0f} bytes, "
+        f"{here.rows / here.tokens:.2f} a token, are assumed to follow the law that v1.2.1 showed on H100"
+    )
+    return seconds * factor, residual + law_residual
+
+
+@dataclass(frozen=True, slots=True)
+class SentRows:
+    """Tokens of a rank, the rows that it sends or gets back, and the ranks of its group on a node."""
+
+    tokens: float
+    rows: float
+    row_bytes: float
+    ranks: int
+
+    def like(self, other: SentRows) -> bool:
+        """Whether the SMs take as long as for other rows, up to rounding of the published counts."""
+        close = math.isclose(self.tokens, other.tokens, rel_tol=2e-3) and self.ranks == other.ranks
+        return close and math.isclose(self.row_bytes, other.row_bytes)
+
+
+def _carried(operation: EpOperation, here: SentRows, measured: SentRows, meter: Meter) -> tuple[float, float]:
+    """SM time of rows over that of the measured rows by the law, and its relative error."""
+    errors = [0.0]
+
+    def read(figure: str, x: float) -> float:
+        value, residual = meter.read(f"ep.{operation}.{figure}", x)
+        errors.append(residual)
+        return value
+
+    def seconds(of: SentRows) -> float:
+        a_token = read("token_time", of.ranks)
+        if meter.has(f"ep.{operation}.token_rate"):
+            a_token += of.row_bytes / read("token_rate", of.ranks)
+        a_row = read("row_time", of.ranks) + of.row_bytes / read("row_rate", of.ranks)
+        whole = of.tokens * a_token + of.rows * a_row
+        if of.row_bytes % WHOLE_ROW_BYTES and meter.has(f"ep.{operation}.ragged_factor"):
+            whole *= read("ragged_factor", of.ranks)
+        return whole
+
+    return seconds(here) / seconds(measured), max(errors)
+
+
+def _call_seconds(call: Call, meter: Meter) -> tuple[float, float]:
+    """Seconds of a call beyond its rows, and their relative error; 0 where the profile's rates contain it."""
+    name = f"ep.{call.operation}.call_time"
+    if not call.tokens or not call.sms or not meter.has(name):
+        return 0.0, 0.0
+    return meter.read(name, call.tokens / call.sms)
+
+
+# -- generations -----------------------------------------------------------------------------------------
+
+ARCHITECTURES = ("Hopper", "Blackwell", "Blackwell Ultra")
+
+DEEPEP_2025_02 = TwoHops(
+    name="deepep-2025-02",
+    curves=FAMILY,
+    words={"megatron": "deepep", "torchtitan": "deepep"},
+    architectures=ARCHITECTURES,
+    domain_ranks=published(
+        8,
+        "deepseek-ai/DeepEP@94a9f8f6 csrc/kernels/configs.cuh: NUM_MAX_NVL_PEERS 8; csrc/deep_ep.cpp: fewer "
+        "ranks than 8, or a multiple of 8",
+        "2026-05",
+    ),
+    domains=published(
+        20, "deepseek-ai/DeepEP@94a9f8f6 csrc/kernels/configs.cuh: NUM_MAX_RDMA_PEERS 20", "2026-05"
+    ),
+    whole_domains=True,
+    sms=PublishedSms(
+        published(
+            20,
+            "deepseek-ai/DeepEP@458cdcb22a76 deep_ep/buffer.py: Buffer.num_sms = 20, with which every tuned "
+            "Config is built; DeepSeek-V3 trained with it (arXiv 2412.19437, section 3.5.1)",
+            "2025-03",
+        ),
+        published(
+            24,
+            "deepseek-ai/DeepEP@458cdcb22a76 README.md: Buffer.set_num_sms(24); tests/test_internode.py: "
+            "num_sms = 24",
+            "2025-03",
+        ),
+    ),
+)
+
+DEEPEP_2025_04 = replace(
+    DEEPEP_2025_02,
+    name="deepep-2025-04",
+    sms=PublishedSms(
+        published(
+            20,
+            "deepseek-ai/DeepEP@007fcfcf9791 deep_ep/buffer.py: Buffer.num_sms = 20, with which every tuned "
+            "Config is built",
+            "2025-04",
+        ),
+        published(
+            24,
+            "deepseek-ai/DeepEP@007fcfcf9791 README.md: Buffer.set_num_sms(24); tests/test_internode.py: "
+            "num_sms = 24",
+            "2025-04",
+        ),
+    ),
+)
+
+OWN = TwoHops(name="", stand_in=FAMILY, words=DEEPEP_2025_02.words)
+"""Kernels of one's own, which a profile names: they move tokens as DeepEP does and hold its buffers, at the
+rates of the profile's curves, and have no limits."""

@@ -1,0 +1,488 @@
+"""What a dispatcher answers: bytes, seconds alone, operators around it, buffers, SMs, limits and refusals.
+
+The rest of the simulator asks these questions and knows no dispatcher by name. A dispatcher is a frozen
+value, and its methods are pure, apart from the `Meter`, which records what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import MeasuredCurve
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.precision import Format
+from moesim.simulator.model.shape import ModelShape
+
+EpOperation = Literal["dispatch", "combine"]
+Collective = Literal["all_to_all", "all_gather", "reduce_scatter"]
+Operators = Mapping[Phase, tuple[Operator, ...]]
+
+EP_OPERATION: dict[Phase, EpOperation] = {
+    "dispatch F": "dispatch",
+    "combine B": "dispatch",  # the backward of a combine sends rows out again
+    "combine F": "combine",
+    "dispatch B": "combine",
+}
+
+# -- bytes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatistics:
+    """Expected numbers of targets of one token; a target counts once however many of its experts are chosen.
+
+    `distinct_nodes` and `distinct_gpus` include the token's own node and GPU where they are targets;
+    the `remote` fields leave them out. `gpus_per_node` is the number of EP ranks that share a node.
+    """
+
+    distinct_nodes: float
+    distinct_gpus: float
+    distinct_remote_nodes: float
+    distinct_remote_gpus: float
+    rows_per_token: int
+    """Expert rows that one token becomes (top_k)."""
+    nodes: int
+    gpus_per_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBytes:
+    """Bytes that one GPU sends in one dispatch, or receives in one combine, per class of link.
+
+    A token crosses IB once for each distinct remote node, to the GPU with the sender's index there,
+    and NVLink once for each distinct target GPU with another index (DeepSeek-V3 report, section 3.2.2).
+    The `logical` counts are those of DeepEP's own bandwidth figures: local node and own rank included,
+    and no IB at all inside one node.
+    """
+
+    ib_bytes: float
+    nvlink_bytes: float
+    local_copy_bytes: float
+    """Bytes to the target with the sender's own index in a node, copied in HBM without using a link."""
+    logical_ib_bytes: float
+    logical_nvlink_bytes: float
+
+
+def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: float) -> LinkBytes:
+    """Return the bytes of one dispatch or combine of `tokens` tokens per rank, `bytes_per_row` each (eq. X1).
+
+    A combine sends along the paths of a dispatch in reverse, and so does the backward pass of either.
+    """
+    rows = tokens * targets.distinct_gpus * bytes_per_row
+    same_index = 1.0 / targets.gpus_per_node
+    return LinkBytes(
+        ib_bytes=tokens * targets.distinct_remote_nodes * bytes_per_row,
+        nvlink_bytes=rows * (1.0 - same_index),
+        local_copy_bytes=rows * same_index,
+        logical_ib_bytes=tokens * targets.distinct_nodes * bytes_per_row if targets.nodes > 1 else 0.0,
+        logical_nvlink_bytes=rows,
+    )
+
+
+def direct_bytes(tokens: float, top_k: float, ranks: int, per_node: int, bytes_per_row: float) -> LinkBytes:
+    """Bytes of one dispatch or combine that sends every chosen expert its own copy of a row (eq. X28).
+
+    `ranks` share the experts evenly, `per_node` of them a node; copies for other nodes leave by RDMA straight
+    to their rank.
+    """
+    rows = tokens * top_k * bytes_per_row
+    return LinkBytes(
+        ib_bytes=rows * (ranks - per_node) / ranks,
+        nvlink_bytes=rows * (per_node - 1) / ranks,
+        local_copy_bytes=rows / ranks,
+        logical_ib_bytes=rows if ranks > per_node else 0.0,
+        logical_nvlink_bytes=rows,
+    )
+
+
+# -- seconds ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One dispatch or combine of a micro-batch by one rank of an expert-parallel group."""
+
+    phase: Phase
+    ranks: int
+    nodes: int
+    """NVLink domains of the group."""
+    sms: int
+    """SMs of the communication kernels (`communication.sms`)."""
+    tokens: float = 0.0
+    """Tokens that the rank sends or gets back."""
+    row_bytes: float = 0.0
+    """Bytes of one row on the wire; with 0, rows cost nothing beyond their bytes."""
+    wire: Format = "bf16"
+    """Format of a row on the wire."""
+    row: int = 0
+    """Elements of a row."""
+    choices: float = 1.0
+    """Expert rows that a token becomes."""
+    experts: int = 0
+    targets: TargetStatistics | None = None
+    """Expected distinct targets of a token; None where the bytes are given."""
+    fused: bool = False
+    """Whether the kernels also permute rows (`communication.fused_permutation`)."""
+
+    @property
+    def operation(self) -> EpOperation:
+        """Whether rows go out to the experts or come back."""
+        return EP_OPERATION[self.phase]
+
+    @property
+    def local(self) -> int:
+        """Ranks of the group in one NVLink domain."""
+        return self.ranks // self.nodes
+
+
+class CollectiveTime(NamedTuple):
+    """Seconds of a collective of the library on its two paths, the bytes that a GPU sends, relative error."""
+
+    nic_s: float
+    scale_up_s: float
+    residual: float
+    nic_bytes: float
+    scale_up_bytes: float
+
+
+class TransferTime(NamedTuple):
+    """Seconds of a dispatch or combine alone on its links, before compute beside it slows it down."""
+
+    launch_s: float
+    """What comes after the last rank arrived and before the payload."""
+    nic_s: float
+    scale_up_s: float
+    """Payload on either path, which run at the same time."""
+    best_s: float
+    """Payload at the nominal rates of the links, of which no kernel is faster."""
+    residual: float
+    """Relative error of the payload."""
+    call_error_s: float = 0.0
+    """Seconds that the call may take longer."""
+    before: tuple[tuple[str, CollectiveTime], ...] = ()
+    """Collectives inside `launch_s`, by what they move."""
+
+
+class Meter(Protocol):
+    """Curves, links and collectives of a job, read for one dispatcher; it records what was read."""
+
+    nic_latency_s: float
+
+    def has(self, curve_id: str) -> bool:
+        """Whether the profile has a curve of this id for the dispatcher, its family or any."""
+
+    def curve(self, curve_id: str) -> MeasuredCurve:
+        """That curve. Raises InputError where there is none."""
+
+    def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
+        """Value at x and the curve's relative error; `note` replaces the usual text for an extrapolation."""
+
+    def note(self, text: str) -> None:
+        """Record an assumption."""
+
+    def notify_s(self, nodes: int) -> float:
+        """Seconds of the exchange of counts before a payload over `nodes` domains (eq. X3)."""
+
+    def nic(self, curve_id: str, moved: LinkBytes, nodes: int) -> tuple[float, float]:
+        """Seconds of the bytes between nodes at a curve's share of the NIC rate, and its relative error."""
+
+    def scale_up_s(self, moved: LinkBytes, fraction: float) -> float:
+        """Seconds of the bytes inside a domain at a fraction of what the links carry in an all-to-all."""
+
+    def fastest_s(self, moved: LinkBytes) -> float:
+        """Seconds at the nominal rates of the links."""
+
+    def collective(self, name: Collective, size: float, call: Call) -> CollectiveTime:
+        """A collective of the library over the group (eqs. X5, O6).
+
+        `size`: bytes that a rank sends in an all-to-all, else those of all ranks together.
+        """
+
+
+def sm_rate(call: Call, meter: Meter) -> tuple[float, float]:
+    """Bytes/s that the communication SMs move, and the relative error of that rate.
+
+    Below the fewest measured SMs the rate is proportional to their number, and a note says so. Raises
+    InputError for 0 SMs where the kernels need some (their SM curve does not begin at 0).
+    """
+    name, sms = f"ep.{call.operation}.sm_rate", call.sms
+    rate = meter.curve(name)
+    fewest = rate.curve.xs[0]
+    if sms < 1 and fewest > 0.0:
+        raise InputError(
+            f"communication.sms={sms}: expert-parallel kernels need at least 1 communication SM "
+            "(DeepEP uses 20 to 24); set communication.sms, or parallel.ep=1"
+        )
+    if sms >= fewest:
+        return meter.read(name, sms)
+    note = (
+        f"{rate.id}: {sms} communication SMs are below the measured {fewest:g}; each is taken to move as "
+        f"much as one of {fewest:g}"
+    )
+    most, residual = meter.read(name, sms, note)  # the rate of more SMs, which would be too high
+    return most * (sms / fewest), residual
+
+
+# -- operators around a dispatcher -----------------------------------------------------------------------
+
+EXPANDS = ("experts.expand", "experts.expand_gradient")
+REDUCES = ("experts.reduce", "experts.reduce_gradient")
+INDICES = ("experts.count", "experts.mapping")
+LAYOUT = "dispatch.layout"
+
+_STREAM_PHASES: tuple[tuple[Phase, tuple[str, ...], Phase], ...] = (
+    ("mlp F", EXPANDS, "dispatch F"),
+    ("mlp F", REDUCES, "combine F"),
+    ("mlp I", EXPANDS, "combine B"),
+    ("mlp I", REDUCES, "dispatch B"),
+)
+"""Where the permutations of a phase of the experts go that run on the stream of the transfers."""
+
+
+class Permuted(NamedTuple):
+    """What decides the permutations around a dispatcher."""
+
+    choices: float
+    """Expert rows that a token becomes."""
+    local_experts: float
+    """Experts of one rank."""
+    ranks: int
+    """Ranks of the expert-parallel group."""
+    fused: bool = False
+    """Whether the dispatcher permutes inside its own kernels, so that no other kernel is left."""
+    routing_map_bytes: float = 0.0
+    """Which experts the tokens of all ranks chose, a byte each."""
+
+
+def on_stream(operators: Operators) -> dict[Phase, tuple[Operator, ...]]:
+    """Move the permutations of rows to the transfers whose stream they run on.
+
+    Hybrid-EP permutes behind a dispatch and before a combine. A phase of a transfer holds its kernels before
+    the transfer, so those of a dispatch are priced there too: the stream is as long. Repeated ones stay.
+    """
+    out = dict(operators)
+    for source, names, target in _STREAM_PHASES:
+        if target in out:
+            moved = tuple(op for op in out[source] if op.name in names)
+            out[source] = tuple(op for op in out[source] if op.name not in names)
+            out[target] = (*out[target], *moved)
+    return out
+
+
+# -- buffers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An expert-parallel group as its buffers see it, which hold BF16 rows of `row` elements."""
+
+    ranks: int
+    row: int
+    sms: int
+    tokens: float = 0.0
+    """Tokens of one rank."""
+    experts: int = 0
+    nodes: int = 1
+    """NVLink domains of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBuffers:
+    """Bytes of a dispatcher's two buffers, with a `note` where the ring sizes were extrapolated."""
+
+    nvlink_bytes: int = 0
+    rdma_bytes: int = 0
+    note: str | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both buffers."""
+        return self.nvlink_bytes + self.rdma_bytes
+
+
+NO_BUFFERS = ExpertBuffers()
+
+
+def round_up(size: int) -> int:
+    """Bytes of a buffer of which every part begins at a multiple of 128."""
+    return -(-size // 128) * 128
+
+
+# -- the dispatcher --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSms:
+    """Range of SMs with which the authors of a dispatcher tune, test and publish it."""
+
+    least: SourcedCount
+    most: SourcedCount
+    step: int = 4
+    """Step of the numbers that a search tries: two channels of DeepEP, each with two SMs."""
+
+    @property
+    def tried(self) -> tuple[int, ...]:
+        """Numbers of SMs that a search tries, from the least to the most."""
+        return (*range(self.least.n, self.most.n, self.step), self.most.n)
+
+    @property
+    def fewer(self) -> int:
+        """Half of the least number, made even: the saving that a note of a search names."""
+        return self.least.n // 4 * 2
+
+
+def published(value: int, source: str, date: str) -> SourcedCount:
+    """A count that the authors of a dispatcher publish."""
+    return SourcedCount(value=value, kind="published", source=source, date=date)
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """A value of `communication.kernels`: how it moves tokens, and the limits that its authors publish.
+
+    The base sends a token once to each domain by RDMA and once to each GPU inside, has no buffers, and leaves
+    the operators of a block as they are. None and empty are no limit.
+    """
+
+    name: str
+    curves: str = ""
+    """Suffix of the profile's curves that kernels of one family share; empty where each has its own."""
+    stand_in: str = ""
+    """Family of kernels whose curves stand for those that a profile does not have for these."""
+    words: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Word with which the arguments of a trainer choose it, by trainer; those without it do not run it."""
+    by_library: bool = False
+    """Whether collectives of the library move the tokens, in the place of expert-parallel kernels."""
+    architectures: tuple[str, ...] = ()
+    """Architectures of accelerators that it runs on; empty: all."""
+    domain_ranks: SourcedCount | None = None
+    """Most ranks of a group inside one NVLink domain."""
+    domains: SourcedCount | None = None
+    """Most NVLink domains of a group."""
+    whole_domains: bool = False
+    """Whether a group of several domains must have exactly `domain_ranks` ranks in each."""
+    tokens_across: SourcedCount | None = None
+    """Most tokens of a rank where the group has several domains."""
+    row_widths: tuple[int, ...] = ()
+    """Elements of a row for which its kernels are compiled; empty: all."""
+    most_choices: SourcedCount | None = None
+    """Most experts that a token may choose."""
+    fills_the_gpu: bool = False
+    """Whether its kernels take almost all SMs while they run, so that nothing computes beside them."""
+    pads_rows: bool = False
+    """Whether its permutation pads the rows of each expert, so that no further kernel does."""
+    fuses_permutation: bool = False
+    """Whether its kernels can permute rows themselves (`communication.fused_permutation`)."""
+    permutes_in_call: bool = False
+    """Whether dispatch and combine also launch the kernels that permute rows, on the stream of the call."""
+    sms: PublishedSms | None = None
+    """Numbers of SMs with which it was published."""
+
+    # -- what it moves, for how long, and what it leaves to others ---------------------------------------
+
+    def traffic(self, call: Call) -> LinkBytes:
+        """Bytes of a call by class of link (eq. X1)."""
+        assert call.targets is not None, "the bytes of two hops depend on the targets of a token"
+        return transfer_bytes(call.targets, call.tokens, call.row_bytes)
+
+    def seconds(self, call: Call, moved: LinkBytes, meter: Meter) -> TransferTime:
+        """Seconds of a call that moves these bytes, alone on its links.
+
+        Raises InputError where a curve is missing.
+        """
+        raise NotImplementedError
+
+    def benchmark_s(
+        self, launch_s: float, payload_s: float, notify_s: float, copied_s: float | None
+    ) -> float:
+        """Seconds that its published benchmark states for a call.
+
+        `notify_s`: the part of `launch_s` for the exchange of counts. `copied_s`: copies by the Python
+        interface; None where the benchmark times the kernel alone.
+        """
+        return launch_s + payload_s
+
+    def permuted(self, op: Operator, base: str, around: Permuted) -> tuple[Operator, ...]:
+        """What stands for one operator of a block beside this dispatcher (eq. O15); `base`: its name.
+
+        The operators of a block are those of DeepEP: tokens arrive once, and a kernel copies them into the
+        order of the experts.
+        """
+        return (op,)
+
+    def operators(self, operators: Operators, around: Permuted) -> dict[Phase, tuple[Operator, ...]]:
+        """The operators of a block with the permutations that the dispatcher leaves to other kernels."""
+        return {
+            phase: tuple(
+                new for op in ops for new in self.permuted(op, op.name.removesuffix(".recompute"), around)
+            )
+            for phase, ops in operators.items()
+        }
+
+    def buffers(self, group: Group) -> ExpertBuffers:
+        """Bytes of its buffers on a GPU (eqs. M12, M13); none without expert parallelism."""
+        return self.own_buffers(group) if group.ranks > 1 else NO_BUFFERS
+
+    def own_buffers(self, group: Group) -> ExpertBuffers:
+        """Bytes of its buffers for a group of several ranks."""
+        return NO_BUFFERS
+
+    # -- where it does not run ---------------------------------------------------------------------------
+
+    def refuses(self, accelerator: Accelerator) -> str | None:
+        """Why its kernels are not written for an accelerator; None if they are.
+
+        A dedicated communication engine needs none of them.
+        """
+        if accelerator.communication_engine is not None or not self.architectures:
+            return None
+        if accelerator.architecture in self.architectures:
+            return None
+        where = ", ".join(self.architectures)
+        return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
+
+    def refuses_group(self, accelerator: Accelerator, ranks: int, nodes: int) -> str | None:
+        """Why it does not run with groups of `ranks` ranks over `nodes` domains; None if it does."""
+        local, elsewhere = ranks // nodes, self.refuses(accelerator)
+        if elsewhere is not None:
+            return elsewhere
+        most = None if self.domain_ranks is None else self.domain_ranks.n
+        if most is not None and local > most:
+            return f"it has at most {most} ranks in one NVLink domain, and the group has {local}"
+        if self.whole_domains and most is not None and nodes > 1 and local < most:
+            return f"across domains it needs {most} ranks of the group in each NVLink domain, not {local}"
+        if self.domains is not None and nodes > self.domains.n:
+            return f"it has at most {self.domains.n} NVLink domains in a group, and the group has {nodes}"
+        return None
+
+    def refuses_model(self, shape: ModelShape, schedule: str, paired: bool) -> str | None:
+        """Why its kernels are not written for a model or schedule; None if they are.
+
+        `paired`: the schedule overlaps transfers with the compute of another micro-batch.
+        """
+        if shape.moe is None:
+            return None
+        if self.row_widths and shape.routed_width not in self.row_widths:
+            widths = ", ".join(f"{width:,}" for width in self.row_widths)
+            return f"its kernels are compiled for rows of {widths} elements, not {shape.routed_width:,}"
+        if self.most_choices is not None and shape.moe.top_k > self.most_choices.n:
+            return f"a token may choose {self.most_choices.n} experts, not {shape.moe.top_k}"
+        if self.fills_the_gpu and paired:
+            return f"its kernels fill the GPU, and schedule={schedule} computes beside transfers"
+        return None
+
+    def serves(self, node: Node, nodes: int) -> bool:
+        """Whether it serves NVLink domains of `node`, of which a cluster has `nodes`.
+
+        One domain may have fewer GPUs than `domain_ranks`; several may not where it needs whole ones.
+        """
+        if node.accelerator.communication_engine is not None or self.domain_ranks is None:
+            return True
+        size, most = node.n_gpus, self.domain_ranks.n
+        return size == most or (size < most and (nodes == 1 or not self.whole_domains))
