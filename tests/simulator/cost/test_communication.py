@@ -48,10 +48,11 @@ def transfer(
     slow_down: SlowDown = NO_SLOW_DOWN,
     links: Links = H800,
     profile: CalibrationProfile = PROFILE,
-    **rows: float,
+    tokens: float = 0.0,
+    row_bytes: float = 0.0,
 ) -> TransferCost:
     phase: Phase = "dispatch F" if operation == "dispatch" else "combine F"
-    call = Call(phase, nodes, nodes, sms, **rows)
+    call = Call(phase, nodes, nodes, sms, tokens, row_bytes)
     return dispatcher_transfer(dispatcher(kernels), call, traffic, links, profile, slow_down)
 
 
@@ -147,8 +148,9 @@ def test_kernels_measured_as_a_whole_get_no_call_and_no_row_on_top() -> None:
     own = PROFILE.model_copy(
         update={"curves": (curve("ep.dispatch.sm_rate", [(4, 90.0), (20, 300.0)]), *PROFILE.curves)}
     )
-    rows = {"tokens": 4096.0, "row_bytes": 7392.0}
-    time = transfer(moved(0.0, 1e6, 1e8), nodes=1, kernels="mine", links=H200, profile=own, **rows)
+    time = transfer(
+        moved(0.0, 1e6, 1e8), nodes=1, kernels="mine", links=H200, profile=own, tokens=4096, row_bytes=7392.0
+    )
     assert time.launch_s == notify_seconds(H200, 1) and time.payload_s == pytest.approx(1e8 / 300e9)
 
 
