@@ -32,7 +32,7 @@ PEAK_TOLERANCE = 1e-6
 class SmContext:
     """SMs reserved for communication kernels while an operator runs, which are busy if `overlapped`."""
 
-    communication_sms: int = 0
+    sms: int = 0
     overlapped: bool = False
     gemms_leave_sms: bool | None = None
     """Whether GEMMs leave these SMs free; None: as the table of their rates says."""
@@ -223,9 +223,9 @@ class _Index:
         """Slow-downs in this context, with busy communication SMs, and as the evidence was measured."""
         where = basis.conditions
         group = context.group(basis.group)
-        loaded = self.laws.at(group, context.communication_sms, True)
+        loaded = self.laws.at(group, context.sms, True)
         reference = self.laws.at(basis.group, where.communication_sms, where.beside_communication)
-        now = self.laws.at(group, context.communication_sms, context.overlapped)
+        now = self.laws.at(group, context.sms, context.overlapped)
         # Rates measured beside communication are not raised where less or no communication runs.
         if basis.group in self.profile.in_situ_groups and now.factor < reference.factor:
             now = reference

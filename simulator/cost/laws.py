@@ -37,29 +37,29 @@ class SmLaws:
             self._laws.setdefault(law.group, law)
         self._readings: dict[tuple[LawGroup, int, bool], SlowDown] = {}
 
-    def at(self, group: LawGroup, communication_sms: int, overlapped: bool) -> SlowDown:
-        """S(n) of a group while n communication SMs are busy (`overlapped`) or reserved but idle.
+    def at(self, group: LawGroup, sms: int, overlapped: bool) -> SlowDown:
+        """S(n) of a group while `sms` communication SMs are busy (`overlapped`) or reserved but idle.
 
         Idle SMs slow only SM-aware GEMMs, which leave them free, by the free-SM ratio. Raises InputError when
         no SM is left.
         """
-        key = (group, communication_sms, overlapped)
+        key = (group, sms, overlapped)
         reading = self._readings.get(key)
         if reading is None:
             reading = self._readings[key] = self._read(*key)
         return reading
 
-    def _read(self, group: LawGroup, n: int, overlapped: bool) -> SlowDown:
+    def _read(self, group: LawGroup, sms: int, overlapped: bool) -> SlowDown:
         law = self._laws.get(group)
-        if n == 0:  # no SM is shared, which also holds on an accelerator whose compute units are not known
+        if sms == 0:  # no SM is shared, which also holds on an accelerator whose compute units are not known
             return SlowDown(1.0, 0.0, law.id if law else "")
         total = self._accelerator.n_sms
-        if not 0 < n < total:
+        if not 0 < sms < total:
             raise InputError(
-                f"communication.sms={n} is not between 0 and {total - 1}: "
+                f"communication.sms={sms} is not between 0 and {total - 1}: "
                 f"{self._accelerator.name} has {total} SMs and compute needs at least one"
             )
-        free = total / (total - n)
+        free = total / (total - sms)
         if not overlapped:
             return SlowDown(free if group == "gemm_sm_aware" else 1.0, 0.0, law.id if law else "")
         if law is None:
@@ -69,7 +69,7 @@ class SmLaws:
             return SlowDown(free, ASSUMED_RESIDUAL, "", "", note)
         if law.form == "free_sms":
             return SlowDown(free, law.residual.relative, law.id)
-        reading = law.curve.at(n)
+        reading = law.curve.at(sms)
         # Beyond the measured counts the end value is held constant, but never below the free-SM ratio.
         least = free if group == "gemm_sm_aware" and reading.extrapolated else 1.0
         return SlowDown(max(reading.value, least), law.residual.relative, law.id, reading.note)

@@ -208,8 +208,8 @@ class PriceBook:
 
     def _repeated(self, plan: ParallelPlan, recipe: Precision, sms: int | None) -> list[TransferCost]:
         """Dispatch and combine of the forward, which recompute repeats."""
-        used = self.scenario.communication.sms if sms is None else sms
-        moved = self.transfers(plan, recipe, used, "alone")
+        sms = self.scenario.communication.sms if sms is None else sms
+        moved = self.transfers(plan, recipe, sms, "alone")
         return [moved[self.routed[0], phase, "alone"] for phase in REPEATED] if moved else []
 
     def _unrouted(

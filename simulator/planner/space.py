@@ -340,18 +340,18 @@ def kept_as_stated(wanted: PlanSpace, scenario: Scenario) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _check_sms(taken: int, cluster: Cluster) -> None:
+def _check_sms(sms: int, cluster: Cluster) -> None:
     """Raise InputError if communication takes every SM, or any SM beside a dedicated engine."""
     engine = cluster.accelerator.communication_engine
-    if engine is None and taken and taken >= cluster.accelerator.n_sms:
+    if engine is None and sms and sms >= cluster.accelerator.n_sms:
         most = cluster.accelerator.n_sms
         raise InputError(
-            f"sms={taken} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
+            f"sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
             f"use at most {most - 1}"
         )
-    if engine is not None and taken:
+    if engine is not None and sms:
         raise InputError(
-            f"sms={taken}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves "
+            f"sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves "
             "collectives; use sms: 0, or leave it out"
         )
 

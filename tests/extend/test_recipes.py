@@ -14,6 +14,7 @@ KINDS = (
     "An attention kind",
     "A topology",
     "A collective",
+    "A dispatcher",
     "An engine",
     "A model family",
     "A scenario key",
