@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
-from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from dataclasses import replace
+
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.communication import Links, engine_transfer, fastest_seconds, notify_seconds
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.library_collectives import all_to_all_price, ring_price
@@ -12,48 +13,26 @@ from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.table import Mode, TransferCost
-from moesim.simulator.dispatchers.deepep import ROW_LAW
 from moesim.simulator.dispatchers.protocol import (
-    EP_OPERATION,
     Call,
     Collective,
     CollectiveTime,
     Dispatcher,
     LinkBytes,
+    Meter,
     transfer_bytes,
 )
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.model.precision import row_bytes
 
-_CURVE_IDS: BoundedCache[frozenset[str]] = BoundedCache(64)
-"""Ids of the curves of the profiles that were read before."""
-
-IN_THE_RATE = ("call_time", *ROW_LAW)
-"""Figures that the rate of kernels measured as a whole contains."""
-
 
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     """Price of one dispatch or combine of a micro-batch."""
-    scenario, shape, moe = pricer.scenario, pricer.shape, pricer.shape.moe
-    assert moe is not None
-    kind = dispatcher(scenario.communication.kernels)
-    recipe = scenario.recipe
-    wire = recipe.dispatch if EP_OPERATION[phase] == "dispatch" else recipe.combine
-    call = Call(
-        phase,
-        scenario.parallel.ep,
-        pricer.ep_nodes,
-        scenario.communication.sms,
-        tokens=pricer.ep_tokens,
-        row_bytes=row_bytes(shape.routed_width, wire),
-        wire=wire,
-        row=shape.routed_width,
-        choices=moe.routed_rows,
-        experts=moe.experts,
-        targets=pricer.targets(),
-        fused=scenario.communication.fused_permutation,
-    )
+    kind, call = dispatcher(pricer.scenario.communication.kernels), replace(pricer.call, phase=phase)
+    recipe = pricer.scenario.recipe
+    wire = recipe.dispatch if call.operation == "dispatch" else recipe.combine
+    call = replace(call, wire=wire, row_bytes=row_bytes(call.row, wire))
     if pricer.cluster.accelerator.communication_engine is not None and not kind.by_library:
         moved = transfer_bytes(pricer.targets(), call.tokens, call.row_bytes)
         return engine_transfer(moved, pricer.links, pricer.profile, nodes=call.nodes)
@@ -73,7 +52,7 @@ def dispatcher_transfer(
 
     Raises InputError as `Dispatcher.seconds` does.
     """
-    meter = DispatcherMeter(kind, links, profile)
+    meter = JobMeter(kind, links, profile)
     time = kind.seconds(call, moved, meter)
     payload_s = max(time.nic_s, time.scale_up_s) * slow_down.factor
     return TransferCost(
@@ -94,53 +73,15 @@ def dispatcher_transfer(
     )
 
 
-class DispatcherMeter:
+class JobMeter(Meter):
     """The `Meter` of a dispatcher on the links of a job, with the evidence of what was read."""
 
     def __init__(self, kind: Dispatcher, links: Links, profile: CalibrationProfile) -> None:
         """Begin without anything read."""
-        self._kind, self._links, self._profile = kind, links, profile
-        self.nic_latency_s = links.nic_latency_s
-        self.used: list[str] = []
-        self.reads: list[tuple[str, float]] = []
-        self.notes: list[str] = []
+        super().__init__(kind, profile)
+        self._links, self.nic_latency_s = links, links.nic_latency_s
         self.evidence: PriceEvidence = NO_EVIDENCE
         """Of collectives of the library."""
-
-    def has(self, curve_id: str) -> bool:
-        """Whether `read` finds a curve for an id."""
-        return self._id(curve_id) is not None
-
-    def curve(self, curve_id: str) -> MeasuredCurve:
-        """The curve of the dispatcher itself, else of its family, else of any, else of the family that
-        stands in; rates measured as a whole contain their calls and rows. Raises InputError without any.
-        """
-        return self._profile.curve(self._id(curve_id) or curve_id)
-
-    def _id(self, curve_id: str) -> str | None:
-        kind, profile = self._kind, self._profile
-        present = _CURVE_IDS.get(Same(profile), lambda: frozenset(entry.id for entry in profile.curves))
-        names = [f"{curve_id}.{kind.name}", *([f"{curve_id}.{kind.curves}"] if kind.curves else []), curve_id]
-        operation, _, figure = curve_id.removeprefix("ep.").partition(".")
-        rate = f"ep.{operation}.sm_rate"
-        whole = f"{rate}.{kind.name}" in present or rate in present
-        if kind.stand_in and not (figure in IN_THE_RATE and whole):
-            names.append(f"{curve_id}.{kind.stand_in}")
-        return next((name for name in names if name in present), None)
-
-    def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
-        """Value at x and the curve's relative error; `note` replaces the usual text for an extrapolation."""
-        curve = self.curve(curve_id)
-        reading = curve.curve.at(x)
-        self.used.append(curve.id)
-        self.reads.append((curve.id, x))
-        if reading.extrapolated:
-            self.notes.append(note or reading.note)
-        return reading.value, curve.residual.relative
-
-    def note(self, text: str) -> None:
-        """Record an assumption."""
-        self.notes.append(text)
 
     def notify_s(self, nodes: int) -> float:
         """See `notify_seconds`."""

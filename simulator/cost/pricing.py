@@ -28,7 +28,7 @@ from moesim.simulator.cost.phase_memo import PhaseKey, PhaseMemo, phase_cost
 from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.stream_kernels import beside_compute
 from moesim.simulator.cost.table import Mode, PhaseCost
-from moesim.simulator.dispatchers.protocol import Permuted, TargetStatistics, on_stream
+from moesim.simulator.dispatchers.protocol import Call, TargetStatistics, on_stream
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.gradient_sync import GradientSync, keeps_whole_gradients
@@ -192,6 +192,24 @@ class Pricer(OfJob):
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
+    @property
+    def call(self) -> Call:
+        """What a GPU sends into its expert-parallel group in a dispatch."""
+        scenario, moe = self.scenario, self.shape.moe
+        assert moe is not None
+        return Call(
+            scenario.parallel.ep,
+            self.ep_nodes,
+            scenario.communication.sms,
+            tokens=self.ep_tokens,
+            row=self.shape.routed_width,
+            experts=moe.experts,
+            local_experts=(moe.experts + scenario.routing.redundant_experts) / scenario.parallel.ep,
+            choices=moe.routed_rows,
+            targets=self.targets,
+            fused=scenario.communication.fused_permutation,
+        )
+
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU, including redundant replicas of experts."""
         parameters = self._parameters.get(kind)
@@ -254,14 +272,7 @@ class Pricer(OfJob):
             moves = dispatcher(s.communication.kernels)
             if moves.pads_rows:
                 software = software.model_copy(update={"pad_expert_rows": False})
-            around = Permuted(
-                choices=self.shape.moe.routed_rows,
-                local_experts=(self.shape.moe.experts + s.routing.redundant_experts) / plan.ep,
-                ranks=plan.ep,
-                fused=s.communication.fused_permutation,
-                routing_map_bytes=self.ep_tokens * self.shape.moe.experts * plan.ep,
-            )
-            operators = moves.operators(operators, around)
+            operators = moves.operators(operators, self.call)
             if s.communication.permutes_on_stream:
                 operators = on_stream(operators)
         dense, expert = self.block_parameters(kind)

@@ -1,4 +1,7 @@
-"""DeepEP's normal kernels: RDMA once for each node, then NVLink, on SMs of their own (eqs. X2, X22)."""
+"""DeepEP's kernels: normal ones, with RDMA once for each node, then NVLink, and those of low latency.
+
+Low-latency kernels are forward calls of inference; no autograd function is published with them.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,26 @@ from dataclasses import dataclass, replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.dispatchers.protocol import (
+    EXPANDS,
+    INDICES,
+    LAYOUT,
+    REDUCES,
     Call,
     Dispatcher,
     EpOperation,
     ExpertBuffers,
-    Group,
     LinkBytes,
     Meter,
     PublishedSms,
     TransferTime,
+    direct_bytes,
     published,
     round_up,
     sm_rate,
 )
+from moesim.simulator.model.operator import Operator
 
 FAMILY = "deepep"
-
-ROW_LAW = ("token_time", "token_rate", "row_time", "row_rate", "ragged_factor")
-"""Figures of the law by which the SM time of other rows follows from that of the measured ones (eq. X22)."""
 
 WHOLE_ROW_BYTES = 512
 """Bytes that a warp adds up at a time: combines of rows that are no multiple of it take longer."""
@@ -74,20 +79,18 @@ class TwoHops(Dispatcher):
             call_error_s=call_s * call_residual,
         )
 
-    def benchmark_s(
-        self, launch_s: float, payload_s: float, notify_s: float, copied_s: float | None
-    ) -> float:
+    def benchmark_s(self, launch_s: float, payload_s: float, notify_s: float, copy_s: float | None) -> float:
         """The time of a call is inside the kernel, and the exchange of counts is a kernel of its own."""
-        return launch_s - (notify_s if copied_s is None else 0.0) + payload_s
+        return launch_s - (notify_s if copy_s is None else 0.0) + payload_s
 
-    def own_buffers(self, group: Group) -> ExpertBuffers:
+    def own_buffers(self, call: Call) -> ExpertBuffers:
         """Rings: 377.7 and 336.0 MB for EP64, 20 SMs and rows of 7,168 elements (eq. M12).
 
         Two SMs form one channel, and dedicated engines, which take no SMs, count as one. Each channel has a
         ring for each NVLink peer, and a send and a receive ring for each node. A slot holds the row, its
         source, 128 expert indices, weights and scales (DeepEP@567632dd5981 csrc/config.hpp).
         """
-        ranks = group.ranks
+        ranks = call.ranks
         size = next((s for s in RING_TOKENS if s >= ranks), max(RING_TOKENS))
         note = None
         if ranks > max(RING_TOKENS):
@@ -96,8 +99,8 @@ class TwoHops(Dispatcher):
                 "published"
             )
         nvl_tokens, rdma_tokens = RING_TOKENS[size]
-        channels, peers, nodes = max(group.sms // 2, 1), min(ranks, PEERS), max(ranks // PEERS, 1)
-        slot = 2 * group.row + 8 + 128 * (8 + 4 + 4)
+        channels, peers, nodes = max(call.sms // 2, 1), min(ranks, PEERS), max(ranks // PEERS, 1)
+        slot = 2 * call.row + 8 + 128 * (8 + 4 + 4)
         nvlink = channels * peers * (nvl_tokens * slot + (2 * nodes + 3) * 4)
         rdma = 0
         if ranks > PEERS:
@@ -120,7 +123,7 @@ def _sm_seconds(call: Call, received_bytes: float, meter: Meter) -> tuple[float,
     most, was = curve.curve.xs[-1], curve.conditions
     if call.sms > most:  # a row keeps one SM busy, so more SMs move more rows until the link is full
         rate *= call.sms / most
-        meter.note(
+        meter.notes.append(
             f"{curve.id}: {call.sms} communication SMs are above the measured {most:g}; each is taken to "
             f"move as much as one of {most:g}, up to the rate of the link"
         )
@@ -138,7 +141,7 @@ def _sm_seconds(call: Call, received_bytes: float, meter: Meter) -> tuple[float,
     if here.like(measured):
         return seconds, residual
     factor, law_residual = _carried(call.operation, here, measured, meter)
-    meter.note(
+    meter.notes.append(
         f"{curve.id}: measured with {was.ranks} ranks and rows of {was.row_bytes:,.0f} bytes, "
         f"{was.rows_a_token:.2f} a token; {here.ranks} ranks and rows of {here.row_bytes:,.0f} bytes, "
         f"{here.rows / here.tokens:.2f} a token, are assumed to follow the law that v1.2.1 showed on H100"
@@ -191,60 +194,88 @@ def _call_seconds(call: Call, meter: Meter) -> tuple[float, float]:
     return meter.read(name, call.tokens / call.sms)
 
 
+# -- low latency ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Direct(Dispatcher):
+    """Kernels that send a copy to every chosen expert, straight over NVLink or RDMA (eq. X29)."""
+
+    def traffic(self, call: Call) -> LinkBytes:
+        """Every chosen expert gets its own copy (eq. X28)."""
+        return direct_bytes(call.tokens, call.choices, call.ranks, call.local, call.row_bytes)
+
+    def seconds(self, call: Call, moved: LinkBytes, meter: Meter) -> TransferTime:
+        """Payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate), after a call and one latency.
+
+        No exchange of counts comes before it, and the kernel takes the SMs that it needs. Raises InputError
+        where a curve is missing.
+        """
+        fraction, residual = meter.read(f"ep.{call.operation}.scale_up_fraction", call.local)
+        nic_s, nic_residual = meter.nic(f"ep.{call.operation}.nic_fraction", moved, call.nodes)
+        call_s, call_residual = meter.read(f"ep.{call.operation}.call_time", call.tokens)
+        return TransferTime(
+            launch_s=call_s + (meter.nic_latency_s if call.nodes > 1 else 0.0),
+            nic_s=nic_s,
+            scale_up_s=meter.scale_up_s(moved, fraction),
+            best_s=meter.fastest_s(moved),
+            residual=max(residual, nic_residual),
+            call_error_s=call_s * call_residual,
+        )
+
+    def permuted(self, op: Operator, base: str, call: Call) -> tuple[Operator, ...]:
+        """Rows arrive in the order of the experts, and the combine sums the copies of a token itself."""
+        return () if base in (LAYOUT, *INDICES, *EXPANDS, *REDUCES) else (op,)
+
+    def own_buffers(self, call: Call) -> ExpertBuffers:
+        """Two send and two receive buffers with a slot for every token and expert (eq. M13).
+
+        Any rank may send all of its tokens to one expert, so a receive buffer has as many slots as the
+        experts of all ranks times the tokens of one (deepseek-ai/DeepEP@de3a15d511cc csrc/config.hpp,
+        LowLatencyLayout).
+        """
+        row, scales = call.row, call.row // 128
+        dispatched, combined = 16 + max(2 * row, row + 4 * scales), 4 * scales + 2 * row
+        slots = call.experts * call.tokens
+        send = max(call.tokens * dispatched, slots * combined)
+        received = slots * max(dispatched, combined)
+        return ExpertBuffers(0, round_up(int(2 * (send + received)) + 2 * round_up(4 * call.experts)))
+
+
 # -- generations -----------------------------------------------------------------------------------------
 
+_CSRC = "deepseek-ai/DeepEP@94a9f8f6 csrc/"
+_LOW = "deepseek-ai/DeepEP@de3a15d511cc csrc/kernels/"
 ARCHITECTURES = ("Hopper", "Blackwell", "Blackwell Ultra")
 
+
+def _tuned(commit: str, date: str, more: str = "") -> PublishedSms:
+    at = f"deepseek-ai/DeepEP@{commit} "
+    config = f"{at}deep_ep/buffer.py: Buffer.num_sms = 20, with which every tuned Config is built{more}"
+    test = f"{at}README.md: Buffer.set_num_sms(24); tests/test_internode.py: num_sms = 24"
+    return PublishedSms(published(20, config, date), published(24, test, date))
+
+
+_PEERS = "kernels/configs.cuh: NUM_MAX_NVL_PEERS 8; csrc/deep_ep.cpp: fewer ranks than 8, or a multiple of 8"
 DEEPEP_2025_02 = TwoHops(
     name="deepep-2025-02",
     curves=FAMILY,
     words={"megatron": "deepep", "torchtitan": "deepep"},
     architectures=ARCHITECTURES,
-    domain_ranks=published(
-        8,
-        "deepseek-ai/DeepEP@94a9f8f6 csrc/kernels/configs.cuh: NUM_MAX_NVL_PEERS 8; csrc/deep_ep.cpp: fewer "
-        "ranks than 8, or a multiple of 8",
-        "2026-05",
-    ),
-    domains=published(
-        20, "deepseek-ai/DeepEP@94a9f8f6 csrc/kernels/configs.cuh: NUM_MAX_RDMA_PEERS 20", "2026-05"
-    ),
+    domain_ranks=published(PEERS, f"{_CSRC}{_PEERS}", "2026-05"),
+    domains=published(20, f"{_CSRC}kernels/configs.cuh: NUM_MAX_RDMA_PEERS 20", "2026-05"),
     whole_domains=True,
-    sms=PublishedSms(
-        published(
-            20,
-            "deepseek-ai/DeepEP@458cdcb22a76 deep_ep/buffer.py: Buffer.num_sms = 20, with which every tuned "
-            "Config is built; DeepSeek-V3 trained with it (arXiv 2412.19437, section 3.5.1)",
-            "2025-03",
-        ),
-        published(
-            24,
-            "deepseek-ai/DeepEP@458cdcb22a76 README.md: Buffer.set_num_sms(24); tests/test_internode.py: "
-            "num_sms = 24",
-            "2025-03",
-        ),
-    ),
+    sms=_tuned("458cdcb22a76", "2025-03", "; DeepSeek-V3 trained with it (arXiv 2412.19437, section 3.5.1)"),
 )
-
-DEEPEP_2025_04 = replace(
-    DEEPEP_2025_02,
-    name="deepep-2025-04",
-    sms=PublishedSms(
-        published(
-            20,
-            "deepseek-ai/DeepEP@007fcfcf9791 deep_ep/buffer.py: Buffer.num_sms = 20, with which every tuned "
-            "Config is built",
-            "2025-04",
-        ),
-        published(
-            24,
-            "deepseek-ai/DeepEP@007fcfcf9791 README.md: Buffer.set_num_sms(24); tests/test_internode.py: "
-            "num_sms = 24",
-            "2025-04",
-        ),
-    ),
+DEEPEP_2025_04 = replace(DEEPEP_2025_02, name="deepep-2025-04", sms=_tuned("007fcfcf9791", "2025-04"))
+DEEPEP_LOW_LATENCY = Direct(
+    name="deepep-low-latency",
+    curves="deepep-low-latency",
+    architectures=ARCHITECTURES,
+    row_widths=(2048, 2560, 4096, 5120, 6144, 7168, 8192),  # _LOW launch.cuh: SWITCH_HIDDEN
+    most_choices=published(11, f"{_LOW}internode_ll.cu: kNumMaxTopK 11", "2025-10"),
+    fills_the_gpu=True,  # _LOW internode_ll.cu: experts / ceil(experts / SMs) blocks of up to 1,024 threads
 )
-
 OWN = TwoHops(name="", stand_in=FAMILY, words=DEEPEP_2025_02.words)
 """Kernels of one's own, which a profile names: they move tokens as DeepEP does and hold its buffers, at the
 rates of the profile's curves, and have no limits."""

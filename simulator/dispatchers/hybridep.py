@@ -14,10 +14,8 @@ from moesim.simulator.dispatchers.protocol import (
     CollectiveTime,
     Dispatcher,
     ExpertBuffers,
-    Group,
     LinkBytes,
     Meter,
-    Permuted,
     PublishedSms,
     TransferTime,
     published,
@@ -61,30 +59,28 @@ class Domains(Dispatcher):
             before=before,
         )
 
-    def benchmark_s(
-        self, launch_s: float, payload_s: float, notify_s: float, copied_s: float | None
-    ) -> float:
+    def benchmark_s(self, launch_s: float, payload_s: float, notify_s: float, copy_s: float | None) -> float:
         """The kernel alone is the payload; its Python interface copies rows out of, or into, the buffers."""
-        return payload_s if copied_s is None else launch_s - notify_s + payload_s + copied_s
+        return payload_s if copy_s is None else launch_s - notify_s + payload_s + copy_s
 
-    def permuted(self, op: Operator, base: str, around: Permuted) -> tuple[Operator, ...]:
+    def permuted(self, op: Operator, base: str, call: Call) -> tuple[Operator, ...]:
         """The scan that makes the layout reads the routing map and writes the order of the rows too."""
         if base == LAYOUT:
-            return (replace(op, bytes_read=around.routing_map_bytes),)
-        return () if base in INDICES or (around.fused and base in (*EXPANDS, *REDUCES)) else (op,)
+            return (replace(op, bytes_read=call.tokens * call.experts * call.ranks),)
+        return () if base in INDICES or (call.fused and base in (*EXPANDS, *REDUCES)) else (op,)
 
-    def own_buffers(self, group: Group) -> ExpertBuffers:
+    def own_buffers(self, call: Call) -> ExpertBuffers:
         """Room for all tokens of all ranks, in BF16, with weights for its domain's experts, and scales.
 
         Dispatch and combine share it. Across domains, rows wait in buffers of the NIC: those that a rank
         sends, and in either direction those for every other domain (deepseek-ai/DeepEP@94a9f8f6, branch
         hybrid-ep, csrc/hybrid_ep/buffer/intranode.cu and internode_doca.cu).
         """
-        row = group.row
-        slot = 2 * row + 4 * (row // 128) + 4 * group.experts // group.nodes
-        nvlink = group.tokens * group.ranks * slot
-        others = group.nodes - 1
-        rdma = group.tokens * (2 * row * (1 + 3 * others) + 4 * group.experts) if others else 0.0
+        row = call.row
+        slot = 2 * row + 4 * (row // 128) + 4 * call.experts // call.nodes
+        nvlink = call.tokens * call.ranks * slot
+        others = call.nodes - 1
+        rdma = call.tokens * (2 * row * (1 + 3 * others) + 4 * call.experts) if others else 0.0
         return ExpertBuffers(round_up(int(nvlink)), round_up(int(rdma)))
 
 
@@ -97,7 +93,7 @@ def _sm_seconds(call: Call, moved: LinkBytes, meter: Meter) -> tuple[float, floa
     written = 1.0
     if call.fused:
         assert call.targets is not None
-        written = call.choices / call.targets.distinct_gpus
+        written = call.choices / call.targets().distinct_gpus
     rows = moved.logical_nvlink_bytes / call.row_bytes * written
     name = f"ep.{call.operation}.row_time"
     if meter.has(f"{name}.{call.wire}"):
@@ -113,6 +109,7 @@ def _sm_seconds(call: Call, moved: LinkBytes, meter: Meter) -> tuple[float, floa
 
 
 _SOURCE = "deepseek-ai/DeepEP@94a9f8f6 (branch hybrid-ep) "
+_CONFIG = f"{_SOURCE}csrc/hybrid_ep/config.cuh: "
 _TABLES = f"{_SOURCE}docs/README_Hybrid-EP.md: tables with 16 and 32 SMs; NVIDIA-NeMo/Megatron-Bridge@v0.6.0"
 
 HYBRIDEP = Domains(
@@ -120,12 +117,10 @@ HYBRIDEP = Domains(
     curves="hybridep",
     words={"megatron": "hybridep"},
     architectures=ARCHITECTURES,
-    domain_ranks=published(
-        72, f"{_SOURCE}csrc/hybrid_ep/config.cuh: MAX_NUM_OF_RANKS_PER_NODE 72", "2026-05"
-    ),
+    domain_ranks=published(72, f"{_CONFIG}MAX_NUM_OF_RANKS_PER_NODE 72", "2026-05"),
     tokens_across=published(
         21844,
-        f"{_SOURCE}csrc/hybrid_ep/config.cuh: 3 tokens + 1 work requests below 65,536 across domains",
+        f"{_CONFIG}3 tokens + 1 work requests below 65,536 across domains",
         "2026-05",
     ),
     pads_rows=True,

@@ -16,7 +16,6 @@ from moesim.simulator.dispatchers.protocol import (
     Dispatcher,
     LinkBytes,
     Meter,
-    Permuted,
     TransferTime,
     direct_bytes,
 )
@@ -47,7 +46,7 @@ class AllToAll(Dispatcher):
             launch_s += calls * meter.read(SMALL_CALL, float(call.ranks))[0]
         return TransferTime(launch_s, time.nic_s, time.scale_up_s, meter.fastest_s(moved), time.residual)
 
-    def permuted(self, op: Operator, base: str, around: Permuted) -> tuple[Operator, ...]:
+    def permuted(self, op: Operator, base: str, call: Call) -> tuple[Operator, ...]:
         """The permutations of Megatron core's `alltoall` (NVIDIA/Megatron-LM@d98e8a64 token_dispatcher.py).
 
         Before the exchange a kernel writes a copy of a token for each chosen expert. What arrives is in the
@@ -55,11 +54,11 @@ class AllToAll(Dispatcher):
         reverses both.
         """
         if base in EXPANDS:
-            permuted = replace(op, bytes_read=op.bytes_written / around.choices)
-            return (permuted, _sort(op, op.bytes_written)) if around.local_experts > 1 else (permuted,)
+            permuted = replace(op, bytes_read=op.bytes_written / call.choices)
+            return (permuted, _sort(op, op.bytes_written)) if call.local_experts > 1 else (permuted,)
         if base in REDUCES:
-            summed = replace(op, bytes_written=op.bytes_read / around.choices)
-            return (_sort(op, op.bytes_read), summed) if around.local_experts > 1 else (summed,)
+            summed = replace(op, bytes_written=op.bytes_read / call.choices)
+            return (_sort(op, op.bytes_read), summed) if call.local_experts > 1 else (summed,)
         return (op,)
 
 
@@ -86,7 +85,7 @@ class AllGather(Dispatcher):
         best_s = min(meter.fastest_s(moved), max(time.nic_s, time.scale_up_s))
         return TransferTime(meter.notify_s(call.nodes), time.nic_s, time.scale_up_s, best_s, time.residual)
 
-    def permuted(self, op: Operator, base: str, around: Permuted) -> tuple[Operator, ...]:
+    def permuted(self, op: Operator, base: str, call: Call) -> tuple[Operator, ...]:
         """The permutations of Megatron core's `allgather` dispatcher, which has the tokens of all ranks.
 
         A kernel takes the rows of the rank's own experts out of them; after the experts another adds them
@@ -95,7 +94,7 @@ class AllGather(Dispatcher):
         if base in EXPANDS:
             return (replace(op, bytes_read=op.bytes_written),)
         if base in REDUCES:
-            everyone = op.bytes_read / around.choices * around.ranks
+            everyone = op.bytes_read / call.choices * call.ranks
             return (replace(op, bytes_written=op.bytes_read + everyone),)
         return (op,)
 

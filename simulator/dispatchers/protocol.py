@@ -6,15 +6,16 @@ value, and its methods are pure, apart from the `Meter`, which records what they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import MeasuredCurve
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.provenance import SourcedCount
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import Format
 from moesim.simulator.model.shape import ModelShape
@@ -106,9 +107,8 @@ def direct_bytes(tokens: float, top_k: float, ranks: int, per_node: int, bytes_p
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One dispatch or combine of a micro-batch by one rank of an expert-parallel group."""
+    """A rank of an expert-parallel group, with what it sends in one dispatch or combine of a micro-batch."""
 
-    phase: Phase
     ranks: int
     nodes: int
     """NVLink domains of the group."""
@@ -116,19 +116,22 @@ class Call:
     """SMs of the communication kernels (`communication.sms`)."""
     tokens: float = 0.0
     """Tokens that the rank sends or gets back."""
+    row: int = 0
+    """Elements of a row."""
     row_bytes: float = 0.0
     """Bytes of one row on the wire; with 0, rows cost nothing beyond their bytes."""
     wire: Format = "bf16"
     """Format of a row on the wire."""
-    row: int = 0
-    """Elements of a row."""
+    experts: int = 0
+    local_experts: float = 1.0
+    """Experts of the rank, with replicas."""
     choices: float = 1.0
     """Expert rows that a token becomes."""
-    experts: int = 0
-    targets: TargetStatistics | None = None
-    """Expected distinct targets of a token; None where the bytes are given."""
+    targets: Callable[[], TargetStatistics] | None = None
+    """Expected distinct targets of a token, counted where a dispatcher asks; None where bytes are given."""
     fused: bool = False
     """Whether the kernels also permute rows (`communication.fused_permutation`)."""
+    phase: Phase = "dispatch F"
 
     @property
     def operation(self) -> EpOperation:
@@ -169,40 +172,80 @@ class TransferTime(NamedTuple):
     """Collectives inside `launch_s`, by what they move."""
 
 
-class Meter(Protocol):
-    """Curves, links and collectives of a job, read for one dispatcher; it records what was read."""
+IN_THE_RATE = ("call_time", "token_time", "token_rate", "row_time", "row_rate", "ragged_factor")
+"""Figures that the rate of kernels measured as a whole contains."""
+
+_CURVE_IDS: BoundedCache[frozenset[str]] = BoundedCache(64)
+"""Ids of the curves of the profiles that were read before."""
+
+
+class Meter:
+    """Reads curves for one dispatcher and records them, and knows the links of the job (`cost` has those)."""
 
     nic_latency_s: float
 
+    def __init__(self, kind: Dispatcher, profile: CalibrationProfile) -> None:
+        """Begin without any curve read."""
+        self._kind, self._profile = kind, profile
+        self.used: list[str] = []
+        self.reads: list[tuple[str, float]] = []
+        self.notes: list[str] = []
+        """Assumptions, and readings outside the measured range."""
+
     def has(self, curve_id: str) -> bool:
-        """Whether the profile has a curve of this id for the dispatcher, its family or any."""
+        """Whether `read` finds a curve for an id."""
+        return self._id(curve_id) is not None
 
     def curve(self, curve_id: str) -> MeasuredCurve:
-        """That curve. Raises InputError where there is none."""
+        """The curve of the dispatcher itself, else of its family, of any, or of the family that stands in.
+
+        Raises InputError without any of them.
+        """
+        return self._profile.curve(self._id(curve_id) or curve_id)
+
+    def _id(self, curve_id: str) -> str | None:
+        kind, profile = self._kind, self._profile
+        present = _CURVE_IDS.get(Same(profile), lambda: frozenset(entry.id for entry in profile.curves))
+        names = [f"{curve_id}.{kind.name}", *([f"{curve_id}.{kind.curves}"] if kind.curves else []), curve_id]
+        operation, _, figure = curve_id.removeprefix("ep.").partition(".")
+        rate = f"ep.{operation}.sm_rate"
+        whole = f"{rate}.{kind.name}" in present or rate in present
+        if kind.stand_in and not (figure in IN_THE_RATE and whole):
+            names.append(f"{curve_id}.{kind.stand_in}")
+        return next((name for name in names if name in present), None)
 
     def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
         """Value at x and the curve's relative error; `note` replaces the usual text for an extrapolation."""
-
-    def note(self, text: str) -> None:
-        """Record an assumption."""
+        curve = self.curve(curve_id)
+        reading = curve.curve.at(x)
+        self.used.append(curve.id)
+        self.reads.append((curve.id, x))
+        if reading.extrapolated:
+            self.notes.append(note or reading.note)
+        return reading.value, curve.residual.relative
 
     def notify_s(self, nodes: int) -> float:
         """Seconds of the exchange of counts before a payload over `nodes` domains (eq. X3)."""
+        raise NotImplementedError
 
     def nic(self, curve_id: str, moved: LinkBytes, nodes: int) -> tuple[float, float]:
         """Seconds of the bytes between nodes at a curve's share of the NIC rate, and its relative error."""
+        raise NotImplementedError
 
     def scale_up_s(self, moved: LinkBytes, fraction: float) -> float:
-        """Seconds of the bytes inside a domain at a fraction of what the links carry in an all-to-all."""
+        """Seconds of the bytes inside a domain at a fraction of what its wiring carries in an all-to-all."""
+        raise NotImplementedError
 
     def fastest_s(self, moved: LinkBytes) -> float:
         """Seconds at the nominal rates of the links."""
+        raise NotImplementedError
 
     def collective(self, name: Collective, size: float, call: Call) -> CollectiveTime:
         """A collective of the library over the group (eqs. X5, O6).
 
         `size`: bytes that a rank sends in an all-to-all, else those of all ranks together.
         """
+        raise NotImplementedError
 
 
 def sm_rate(call: Call, meter: Meter) -> tuple[float, float]:
@@ -245,21 +288,6 @@ _STREAM_PHASES: tuple[tuple[Phase, tuple[str, ...], Phase], ...] = (
 """Where the permutations of a phase of the experts go that run on the stream of the transfers."""
 
 
-class Permuted(NamedTuple):
-    """What decides the permutations around a dispatcher."""
-
-    choices: float
-    """Expert rows that a token becomes."""
-    local_experts: float
-    """Experts of one rank."""
-    ranks: int
-    """Ranks of the expert-parallel group."""
-    fused: bool = False
-    """Whether the dispatcher permutes inside its own kernels, so that no other kernel is left."""
-    routing_map_bytes: float = 0.0
-    """Which experts the tokens of all ranks chose, a byte each."""
-
-
 def on_stream(operators: Operators) -> dict[Phase, tuple[Operator, ...]]:
     """Move the permutations of rows to the transfers whose stream they run on.
 
@@ -276,20 +304,6 @@ def on_stream(operators: Operators) -> dict[Phase, tuple[Operator, ...]]:
 
 
 # -- buffers ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """An expert-parallel group as its buffers see it, which hold BF16 rows of `row` elements."""
-
-    ranks: int
-    row: int
-    sms: int
-    tokens: float = 0.0
-    """Tokens of one rank."""
-    experts: int = 0
-    nodes: int = 1
-    """NVLink domains of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +403,7 @@ class Dispatcher:
     def traffic(self, call: Call) -> LinkBytes:
         """Bytes of a call by class of link (eq. X1)."""
         assert call.targets is not None, "the bytes of two hops depend on the targets of a token"
-        return transfer_bytes(call.targets, call.tokens, call.row_bytes)
+        return transfer_bytes(call.targets(), call.tokens, call.row_bytes)
 
     def seconds(self, call: Call, moved: LinkBytes, meter: Meter) -> TransferTime:
         """Seconds of a call that moves these bytes, alone on its links.
@@ -398,17 +412,15 @@ class Dispatcher:
         """
         raise NotImplementedError
 
-    def benchmark_s(
-        self, launch_s: float, payload_s: float, notify_s: float, copied_s: float | None
-    ) -> float:
+    def benchmark_s(self, launch_s: float, payload_s: float, notify_s: float, copy_s: float | None) -> float:
         """Seconds that its published benchmark states for a call.
 
-        `notify_s`: the part of `launch_s` for the exchange of counts. `copied_s`: copies by the Python
+        `notify_s`: the part of `launch_s` for the exchange of counts. `copy_s`: copies by the Python
         interface; None where the benchmark times the kernel alone.
         """
         return launch_s + payload_s
 
-    def permuted(self, op: Operator, base: str, around: Permuted) -> tuple[Operator, ...]:
+    def permuted(self, op: Operator, base: str, call: Call) -> tuple[Operator, ...]:
         """What stands for one operator of a block beside this dispatcher (eq. O15); `base`: its name.
 
         The operators of a block are those of DeepEP: tokens arrive once, and a kernel copies them into the
@@ -416,20 +428,20 @@ class Dispatcher:
         """
         return (op,)
 
-    def operators(self, operators: Operators, around: Permuted) -> dict[Phase, tuple[Operator, ...]]:
+    def operators(self, operators: Operators, call: Call) -> dict[Phase, tuple[Operator, ...]]:
         """The operators of a block with the permutations that the dispatcher leaves to other kernels."""
         return {
             phase: tuple(
-                new for op in ops for new in self.permuted(op, op.name.removesuffix(".recompute"), around)
+                new for op in ops for new in self.permuted(op, op.name.removesuffix(".recompute"), call)
             )
             for phase, ops in operators.items()
         }
 
-    def buffers(self, group: Group) -> ExpertBuffers:
-        """Bytes of its buffers on a GPU (eqs. M12, M13); none without expert parallelism."""
-        return self.own_buffers(group) if group.ranks > 1 else NO_BUFFERS
+    def buffers(self, call: Call) -> ExpertBuffers:
+        """Bytes of its buffers, in BF16, on a GPU (eqs. M12, M13); none without expert parallelism."""
+        return self.own_buffers(call) if call.ranks > 1 else NO_BUFFERS
 
-    def own_buffers(self, group: Group) -> ExpertBuffers:
+    def own_buffers(self, call: Call) -> ExpertBuffers:
         """Bytes of its buffers for a group of several ranks."""
         return NO_BUFFERS
 

@@ -14,8 +14,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.registry import registry
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
-from moesim.simulator.dispatchers.deepep import DEEPEP_2025_02, DEEPEP_2025_04, OWN
-from moesim.simulator.dispatchers.deepep_low_latency import DEEPEP_LOW_LATENCY
+from moesim.simulator.dispatchers.deepep import DEEPEP_2025_02, DEEPEP_2025_04, DEEPEP_LOW_LATENCY, OWN
 from moesim.simulator.dispatchers.hybridep import HYBRIDEP
 from moesim.simulator.dispatchers.nccl import NCCL, NCCL_ALLGATHER
 from moesim.simulator.dispatchers.protocol import Dispatcher

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moesim.simulator.dispatchers.deepep import DEEPEP_2025_04
-from moesim.simulator.dispatchers.deepep_low_latency import DEEPEP_LOW_LATENCY
+from moesim.simulator.dispatchers.deepep import DEEPEP_2025_04, DEEPEP_LOW_LATENCY
 from moesim.simulator.dispatchers.protocol import PublishedSms, published
 
 _SOURCE = "uccl-project/uccl@da914a2054c2 ep/"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction
-from moesim.simulator.dispatchers.protocol import Group
+from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
@@ -263,11 +263,12 @@ def memory_by_kind(
     )
 
 
-def expert_group(layout: Layout, shape: ModelShape, sequence: int, sms: int) -> Group:
-    """The expert-parallel group of a plan, for a dispatcher's buffers; `sequence`: tokens of one sequence."""
+def expert_group(layout: Layout, shape: ModelShape, sequence: int, sms: int) -> Call:
+    """What decides a dispatcher's buffers under a plan; `sequence`: tokens of one sequence."""
     plan, experts = layout.plan, shape.moe.experts if shape.moe else 0
     nodes = max(1, plan.ep * plan.expert_tp // layout.gpus_per_node)
-    return Group(plan.ep, shape.routed_width, sms, tokens_per_gpu(plan, sequence), experts, nodes)
+    tokens = tokens_per_gpu(plan, sequence)
+    return Call(plan.ep, nodes, sms, tokens, shape.routed_width, experts=experts)
 
 
 def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:

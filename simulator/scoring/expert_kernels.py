@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from moesim.hwmodels.calibration import load_profile
@@ -59,7 +60,6 @@ class KernelBenchmark:
     def call(self) -> Call:
         """The call that it repeats; every dispatch is prepared anew."""
         return Call(
-            "dispatch F" if self.operation == "dispatch" else "combine F",
             self.ranks,
             self.nodes,
             self.sms,
@@ -69,7 +69,8 @@ class KernelBenchmark:
             row=self.hidden,
             choices=self.gate.top_k,
             experts=self.gate.experts,
-            targets=expected_targets(self.gate, self.ranks, min(self.ranks, self.machine.n_gpus)),
+            targets=partial(expected_targets, self.gate, self.ranks, min(self.ranks, self.machine.n_gpus)),
+            phase="dispatch F" if self.operation == "dispatch" else "combine F",
         )
 
     @property

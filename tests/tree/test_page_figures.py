@@ -84,11 +84,11 @@ def flop(home: Home) -> tuple[float, ...]:
 
 
 def buffers(home: Home) -> tuple[float, ...]:
-    from moesim.simulator.dispatchers.protocol import Group
+    from moesim.simulator.dispatchers.protocol import Call
     from moesim.simulator.dispatchers.registry import dispatcher
 
     kind = dispatcher(home.prepared.scenario.communication.kernels)
-    found = kind.buffers(Group(64, home.prepared.shape.hidden, 20))
+    found = kind.buffers(Call(64, 8, 20, row=home.prepared.shape.hidden))
     return found.nvlink_bytes * MB, found.rdma_bytes * MB
 
 

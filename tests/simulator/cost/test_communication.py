@@ -52,7 +52,7 @@ def transfer(
     row_bytes: float = 0.0,
 ) -> TransferCost:
     phase: Phase = "dispatch F" if operation == "dispatch" else "combine F"
-    call = Call(phase, nodes, nodes, sms, tokens, row_bytes)
+    call = Call(nodes, nodes, sms, tokens, row_bytes=row_bytes, phase=phase)
     return dispatcher_transfer(dispatcher(kernels), call, traffic, links, profile, slow_down)
 
 

@@ -42,7 +42,7 @@ def rows_sent(
 ) -> TransferCost:
     """4,096 tokens of `row` bytes to the ranks of a random top-k of 256 experts, on H200."""
     targets = expected_targets(Gate(256, top_k), ranks * nodes, ranks)
-    call = Call(PHASE[operation], ranks * nodes, nodes, sms, tokens=4096, row_bytes=row)
+    call = Call(ranks * nodes, nodes, sms, 4096, row_bytes=row, phase=PHASE[operation])
     links = replace(H200, ep_per_node=ranks)
     return dispatcher_transfer(DEEPEP, call, transfer_bytes(targets, 4096, row), links, PROFILE)
 
@@ -83,7 +83,7 @@ def test_above_the_measured_sms_each_goes_on_at_its_rate_up_to_the_link(operatio
     traffic = transfer_bytes(targets, 4096, row)
     most, more = (
         dispatcher_transfer(
-            DEEPEP, Call(PHASE[operation], 1, 1, sms, tokens=4096, row_bytes=row), traffic, fast, PROFILE
+            DEEPEP, Call(1, 1, sms, 4096, row_bytes=row, phase=PHASE[operation]), traffic, fast, PROFILE
         )
         for sms in (24, 48)
     )
@@ -150,7 +150,7 @@ def test_rates_that_a_law_carries_must_say_what_they_were_measured_with() -> Non
         for c in PROFILE.curves
     )
     profile = PROFILE.model_copy(update={"curves": curves})
-    call = Call("dispatch F", 1, 1, 8, tokens=4096, row_bytes=1024.0)
+    call = Call(1, 1, 8, 4096, row_bytes=1024.0)
     with pytest.raises(
         InputError, match=r"ep\.dispatch\.sm_rate\.deepep: its conditions must state ranks, row_bytes"
     ):

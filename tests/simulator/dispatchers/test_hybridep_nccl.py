@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 
@@ -12,7 +12,7 @@ from moesim.simulator.cost.communication import Links, notify_seconds
 from moesim.simulator.cost.expert_transfers import dispatcher_transfer, expert_transfer
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.dispatchers.protocol import Call, Permuted
+from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.job import resolve
@@ -53,8 +53,8 @@ def operators(phase: Phase, *overrides: str) -> dict[str, Operator]:
 
 def in_a_rack(sms: int, row: float, phase: Phase = "combine B") -> tuple[float, float]:
     """(payload, launch) of a dispatch inside one domain of 32 GPUs."""
-    targets = expected_targets(Gate(256, 8), 32, 32)
-    call = Call(phase, 32, 1, sms, tokens=TOKENS, row_bytes=row, experts=256, targets=targets)
+    targets = partial(expected_targets, Gate(256, 8), 32, 32)
+    call = Call(32, 1, sms, TOKENS, row_bytes=row, experts=256, targets=targets, phase=phase)
     kind = dispatcher("hybridep")
     time = dispatcher_transfer(kind, call, kind.traffic(call), RACK, PROFILE)
     assert time.nic_s == time.nic_bytes == 0.0
@@ -153,7 +153,7 @@ def test_an_all_to_all_permutes_before_and_sorts_behind() -> None:
         assert name not in deepep
         assert nccl[name].bytes_read == nccl[name].bytes_written == pytest.approx(8 * 4096 * row)
     one_expert = dispatcher("nccl").operators(
-        {"mlp F": tuple(deepep.values())}, Permuted(choices=8, local_experts=1, ranks=16)
+        {"mlp F": tuple(deepep.values())}, Call(16, 2, 20, choices=8, local_experts=1)
     )
     assert not any("sort" in op.name for op in one_expert["mlp F"])  # what arrives is in order
 

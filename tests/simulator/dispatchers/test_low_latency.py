@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.dispatchers.protocol import EpOperation, Group, Permuted, direct_bytes
+from moesim.simulator.dispatchers.protocol import Call, EpOperation, direct_bytes
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_kernels
 from moesim.simulator.layout.job import resolve
@@ -59,7 +59,7 @@ def test_every_chosen_expert_gets_its_own_copy() -> None:
 def test_rows_arrive_in_the_order_of_the_experts() -> None:
     names = ("experts.count", "experts.expand", "experts.gate_up")
     operators: tuple[Operator, ...] = tuple(move(name, "permute", "F", 8.0, 8.0) for name in names)
-    left = dispatcher(LOW).operators({"mlp F": operators}, Permuted(8.0, 4.0, 8))
+    left = dispatcher(LOW).operators({"mlp F": operators}, Call(8, 1, 20, choices=8.0, local_experts=4.0))
     assert [op.name for op in left["mlp F"]] == ["experts.gate_up"]
 
 
@@ -67,9 +67,9 @@ def test_buffers_have_a_slot_for_every_expert_and_token() -> None:
     # LowLatencyLayout for 128 tokens of 7,168 and 288 experts: combine rows of 14,560 B, dispatch rows of
     # 14,352 B, and counts of 288 experts, rounded up to 128 B; everything twice.
     expected = 2 * (288 * 128 * 14_560 + 288 * 128 * 14_560 + 1_152)
-    buffers = dispatcher(LOW).buffers(Group(8, 7168, 20, 128.0, 288, 1))
+    buffers = dispatcher(LOW).buffers(Call(8, 1, 20, 128.0, 7168, experts=288))
     assert buffers.total_bytes == pytest.approx(expected, abs=256) and buffers.nvlink_bytes == 0
-    rings, group = dispatcher("uccl-ep"), Group(64, 7168, 20)
+    rings, group = dispatcher("uccl-ep"), Call(64, 8, 20, row=7168)
     assert rings.buffers(group) == dispatcher("deepep-2025-04").buffers(group)
 
 

@@ -12,7 +12,7 @@ import moesim
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.importers.merge import merge
-from moesim.simulator.dispatchers.protocol import Group
+from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import DISPATCHERS, check_known, check_own, dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.scenario import load_scenario
@@ -83,13 +83,13 @@ def test_includes_and_merges_keep_the_names(tmp_path: Path) -> None:
     "name", ["deepep-2025-02", "hybridep", "deepep-low-latency", "nccl", "nccl-allgather"]
 )
 def test_only_collectives_of_the_library_have_no_buffers(name: str) -> None:
-    kind, group = dispatcher(name), Group(64, 7168, 20, 4096.0, 256, 8)
+    kind, group = dispatcher(name), Call(64, 8, 20, 4096.0, 7168, experts=256)
     assert (kind.buffers(group).total_bytes == 0) == kind.by_library == name.startswith("nccl")
     assert kind.buffers(replace(group, ranks=1)).total_bytes == 0
 
 
 def test_kernels_of_ones_own_have_deepeps_rings_and_without_an_sm_one_channel() -> None:
-    group = Group(64, 7168, 20)
+    group = Call(64, 8, 20, row=7168)
     size = dispatcher("ptx").buffers(group).total_bytes
     assert size == dispatcher("deepep-2025-02").buffers(group).total_bytes > 713e6
     assert dispatcher("ptx").buffers(replace(group, sms=0)).total_bytes == pytest.approx(size / 10, rel=1e-5)

@@ -12,7 +12,7 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
-from moesim.simulator.dispatchers.protocol import ExpertBuffers, Group
+from moesim.simulator.dispatchers.protocol import Call, ExpertBuffers
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
@@ -377,26 +377,26 @@ def test_dropout_is_off_unless_a_scenario_says_so() -> None:
     assert scores == 4096 * LLAMA.attention.heads * 4096 * 2
 
 
-def expert_buffers(ranks: int, row: int, sms: int, kernels: str, *rest: int) -> ExpertBuffers:
-    return dispatcher(kernels).buffers(Group(ranks, row, sms, *rest))
+def expert_buffers(ranks: int, sms: int, kernels: str, nodes: int = 1) -> ExpertBuffers:
+    return dispatcher(kernels).buffers(Call(ranks, nodes, sms, 4096, 7168, experts=256))
 
 
 def test_deepep_buffers() -> None:
-    buffers = expert_buffers(64, 7168, 20, "deepep-2025-02")
+    buffers = expert_buffers(64, 20, "deepep-2025-02")
     assert buffers.nvlink_bytes == pytest.approx(377.7e6, abs=0.05e6)
     assert buffers.rdma_bytes == pytest.approx(336.0e6, abs=0.1e6)
-    assert expert_buffers(1, 7168, 20, "deepep-2025-02").total_bytes == 0
+    assert expert_buffers(1, 20, "deepep-2025-02").total_bytes == 0
     # Hybrid-EP has room for every token of every rank: 3.8 GB for EP64, and weights of the domain's experts.
-    rack = expert_buffers(64, 7168, 32, "hybridep", 4096, 256, 1)
+    rack = expert_buffers(64, 32, "hybridep", 1)
     assert rack.nvlink_bytes == 4096 * 64 * (2 * 7168 + 4 * 56 + 4 * 256) and rack.rdma_bytes == 0
-    nodes = expert_buffers(64, 7168, 32, "hybridep", 4096, 256, 8)
+    nodes = expert_buffers(64, 32, "hybridep", 8)
     assert nodes.nvlink_bytes == 4096 * 64 * (2 * 7168 + 4 * 56 + 4 * 32)
     assert nodes.rdma_bytes == 4096 * (22 * 2 * 7168 + 4 * 256)
-    assert expert_buffers(8, 7168, 20, "deepep-2025-02").rdma_bytes == 0
-    assert expert_buffers(64, 7168, 24, "deepep-2025-02").nvlink_bytes > buffers.nvlink_bytes
-    assert expert_buffers(320, 7168, 20, "deepep-2025-02").note is not None
-    assert expert_buffers(64, 7168, 20, "nccl").total_bytes == 0
-    engine = expert_buffers(64, 7168, 0, "deepep-2025-04").total_bytes  # one channel of the ten of 20 SMs
+    assert expert_buffers(8, 20, "deepep-2025-02").rdma_bytes == 0
+    assert expert_buffers(64, 24, "deepep-2025-02").nvlink_bytes > buffers.nvlink_bytes
+    assert expert_buffers(320, 20, "deepep-2025-02").note is not None
+    assert expert_buffers(64, 20, "nccl").total_bytes == 0
+    engine = expert_buffers(64, 0, "deepep-2025-04").total_bytes  # one channel of the ten of 20 SMs
     assert engine == pytest.approx(buffers.total_bytes / 10, rel=1e-5)
     nccl, deepep = (home(kernels=name).by_rank[1] for name in ("nccl", "deepep-2025-02"))
     pipeline = pipeline_buffer_bytes(V3, ParallelPlan(pp=16, ep=64), 4096)

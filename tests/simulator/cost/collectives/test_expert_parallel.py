@@ -66,7 +66,7 @@ def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, o
     flows = dispatch_flows(way, row, range(ep))
     links = Links(200e9, 0.0, 50e9, 0.0, 8)
     # 24 SMs move more than the links carry, so the links decide.
-    call = Call("dispatch F" if operation == "dispatch" else "combine F", ep, ep // 8, 24)
+    call = Call(ep, ep // 8, 24, phase="dispatch F" if operation == "dispatch" else "combine F")
     moved = transfer_bytes(targets, TOKENS, row)
     time = dispatcher_transfer(dispatcher("deepep-2025-02"), call, moved, links, profile)
     share = profile.curve(f"ep.{operation}.scale_up_fraction.deepep").curve.at(24).value
