@@ -39,7 +39,7 @@ from sparse_page import page as sparse_page
 
 import moesim
 from moesim.cli import main as command_line
-from moesim.simulator.cost.collectives.group_report import dispatch_loads
+from moesim.simulator.cost.collectives.expert_parallel import dispatch_loads
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.predict.compile import prepare

@@ -11,7 +11,6 @@ from moesim.simulator.cost.library_collectives import all_to_all_price, ring_pri
 from moesim.simulator.cost.moved import Moved
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.table import Mode, TransferCost
 from moesim.simulator.dispatchers.protocol import (
     Call,
@@ -121,7 +120,7 @@ class JobMeter(Meter):
 
 def _slow_down(pricer: Pricer) -> SlowDown:
     """Slow-down of an expert-parallel kernel beside compute."""
-    law = communication_law(pricer.profile)
+    law = next((law for law in pricer.profile.laws if law.group == "communication"), None)
     if law is None:
         name = pricer.profile.name
         note = f"profile {name}: no law for communication beside compute, no slow-down priced"

@@ -1,8 +1,8 @@
-"""Figures of a profile for all collectives of a job: residuals, slow-down law, and shares of link rates."""
+"""Figures of a profile for all collectives of a job: residuals, and shares of link rates."""
 
 from __future__ import annotations
 
-from moesim.hwmodels.calibration import CalibrationProfile, Law
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.confidence import GENERIC
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.layout.job import ResolvedJob
@@ -12,11 +12,6 @@ def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
     """Relative uncertainty of the data-parallel collectives, the larger of those of their two curves."""
     curves = ("collective.scale_up_fraction", "collective.nic_fraction")
     return max(profile.curve(prefix + name).residual.relative for name in curves)
-
-
-def communication_law(profile: CalibrationProfile) -> Law | None:
-    """The law of communication kernels beside compute, where the profile has one."""
-    return next((law for law in profile.laws if law.group == "communication"), None)
 
 
 def link_share_evidence(job: ResolvedJob) -> PriceEvidence:

@@ -24,13 +24,6 @@ EpOperation = Literal["dispatch", "combine"]
 Collective = Literal["all_to_all", "all_gather", "reduce_scatter"]
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
-EP_OPERATION: dict[Phase, EpOperation] = {
-    "dispatch F": "dispatch",
-    "combine B": "dispatch",  # the backward of a combine sends rows out again
-    "combine F": "combine",
-    "dispatch B": "combine",
-}
-
 # -- bytes -----------------------------------------------------------------------------------------------
 
 
@@ -39,15 +32,12 @@ class TargetStatistics:
     """Expected numbers of targets of one token; a target counts once however many of its experts are chosen.
 
     `distinct_nodes` and `distinct_gpus` include the token's own node and GPU where they are targets;
-    the `remote` fields leave them out. `gpus_per_node` is the number of EP ranks that share a node.
+    `distinct_remote_nodes` leaves them out. `gpus_per_node` is the number of EP ranks that share a node.
     """
 
     distinct_nodes: float
     distinct_gpus: float
     distinct_remote_nodes: float
-    distinct_remote_gpus: float
-    rows_per_token: int
-    """Expert rows that one token becomes (top_k)."""
     nodes: int
     gpus_per_node: int
 
@@ -135,8 +125,8 @@ class Call:
 
     @property
     def operation(self) -> EpOperation:
-        """Whether rows go out to the experts or come back."""
-        return EP_OPERATION[self.phase]
+        """Whether rows go out to the experts, as in the backward of a combine too, or come back."""
+        return "dispatch" if self.phase in ("dispatch F", "combine B") else "combine"
 
     @property
     def local(self) -> int:
@@ -320,9 +310,6 @@ class ExpertBuffers:
         return self.nvlink_bytes + self.rdma_bytes
 
 
-NO_BUFFERS = ExpertBuffers()
-
-
 def round_up(size: int) -> int:
     """Bytes of a buffer of which every part begins at a multiple of 128."""
     return -(-size // 128) * 128
@@ -439,11 +426,11 @@ class Dispatcher:
 
     def buffers(self, call: Call) -> ExpertBuffers:
         """Bytes of its buffers, in BF16, on a GPU (eqs. M12, M13); none without expert parallelism."""
-        return self.own_buffers(call) if call.ranks > 1 else NO_BUFFERS
+        return self.own_buffers(call) if call.ranks > 1 else ExpertBuffers()
 
     def own_buffers(self, call: Call) -> ExpertBuffers:
         """Bytes of its buffers for a group of several ranks."""
-        return NO_BUFFERS
+        return ExpertBuffers()
 
     # -- where it does not run ---------------------------------------------------------------------------
 

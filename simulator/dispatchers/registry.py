@@ -6,7 +6,7 @@ own (`deepep.OWN`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -43,6 +43,14 @@ FIGURES = (
 def dispatcher(name: str) -> Dispatcher:
     """The dispatcher of a value of `communication.kernels` that `check_known` has accepted."""
     return DISPATCHERS.get(name) or replace(OWN, name=name)
+
+
+def check_runs(name: str, problem: Callable[[Dispatcher], str | None]) -> None:
+    """Raise InputError, with the dispatchers that run, where there is a problem with the one of a name."""
+    found = problem(dispatcher(name))
+    if found is not None:
+        runs = [other for other, kind in DISPATCHERS.items() if problem(kind) is None]
+        raise InputError(f"{KEY}={name}: {found}; use {KEY}={runs[0]}", key=KEY, nearest=runs)
 
 
 def check_known(kernels: str, profile: CalibrationProfile) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.dispatchers.registry import DISPATCHERS, KEY, dispatcher
+from moesim.simulator.dispatchers.registry import DISPATCHERS, KEY, check_runs, dispatcher
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -17,14 +17,14 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
     if communication.fused_permutation and not kind.fuses_permutation:
         raise InputError(
             f"communication.fused_permutation: {communication.kernels} does not permute rows inside its "
-            f"kernels; use {KEY}={_first('fuses_permutation')}, or leave the key out",
+            f"kernels; use {KEY}={next(n for n, k in DISPATCHERS.items() if k.fuses_permutation)}, or leave the key out",
             key="communication.fused_permutation",
             nearest=(False,),
         )
     if communication.permutation_stream == "communication" and not kind.permutes_in_call:
         raise InputError(
             f"communication.permutation_stream=communication: {communication.kernels} leaves permutation to "
-            f"the expert layers on the compute stream; use compute, or {KEY}={_first('permutes_in_call')}",
+            f"the expert layers on the compute stream; use compute, or {KEY}={next(n for n, k in DISPATCHERS.items() if k.permutes_in_call)}",
             key="communication.permutation_stream",
             nearest=("compute",),
         )
@@ -40,10 +40,8 @@ def check_kernels(name: str, ep: int, shape: ModelShape, schedule: str, paired: 
     `name` is the dispatcher's, `ep` the ranks of a group. `paired`: the schedule overlaps transfers with the
     compute of another micro-batch.
     """
-    problem = None if ep == 1 else dispatcher(name).refuses_model(shape, schedule, paired)
-    if problem is not None:
-        others = [n for n, one in DISPATCHERS.items() if one.refuses_model(shape, schedule, paired) is None]
-        raise InputError(f"{KEY}={name}: {problem}; use {KEY}={others[0]}", key=KEY, nearest=others)
+    if ep > 1:
+        check_runs(name, lambda kind: kind.refuses_model(shape, schedule, paired))
 
 
 def check_group(kernels: str, cluster: Cluster, layout: Layout, sequence: int) -> None:
@@ -56,11 +54,7 @@ def check_group(kernels: str, cluster: Cluster, layout: Layout, sequence: int) -
         return
     kind, nodes = dispatcher(kernels), layout.nodes_spanned(layout.ep_group(0))
     group = plan.ep * plan.expert_tp  # the ranks that split an expert exchange tokens too
-    chip = cluster.accelerator
-    problem = kind.refuses_group(chip, group, nodes)
-    if problem is not None:
-        runs = [n for n, one in DISPATCHERS.items() if one.refuses_group(chip, group, nodes) is None]
-        raise InputError(f"{KEY}={kernels}: {problem}; use {KEY}={runs[0]}", key=KEY, nearest=runs)
+    check_runs(kernels, lambda one: one.refuses_group(cluster.accelerator, group, nodes))
     tokens = tokens_per_gpu(plan, sequence)
     if kind.tokens_across is None or nodes == 1 or tokens <= kind.tokens_across.n:
         return
@@ -94,8 +88,3 @@ def check_domains(ep: int, expert_tp: int, n_gpus: int, domain: int) -> None:
         key="parallel.ep",
         nearest=near or (1,),
     )
-
-
-def _first(able: str) -> str:
-    """The first dispatcher that can do something."""
-    return next(name for name, kind in DISPATCHERS.items() if getattr(kind, able))

@@ -105,8 +105,6 @@ def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> 
         distinct_nodes=distinct_nodes,
         distinct_gpus=distinct_gpus,
         distinct_remote_nodes=distinct_nodes * (nodes - 1) / nodes,
-        distinct_remote_gpus=distinct_gpus * (ep - 1) / ep,
-        rows_per_token=gate.top_k,
         nodes=nodes,
         gpus_per_node=per_node,
     )

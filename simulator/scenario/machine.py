@@ -14,7 +14,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.provenance import Sourced
-from moesim.simulator.dispatchers.registry import DISPATCHERS, check_known, dispatcher
+from moesim.simulator.dispatchers.registry import check_known, check_runs, dispatcher
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -211,12 +211,4 @@ def check_sms(sms: int, cluster: Cluster) -> None:
 
 def check_kernels(name: str, cluster: Cluster) -> None:
     """Raise InputError for a dispatcher whose kernels are not written for the cluster's accelerator."""
-    chip = cluster.accelerator
-    problem = dispatcher(name).refuses(chip)
-    if problem is not None:
-        runs = [other for other, kind in DISPATCHERS.items() if kind.refuses(chip) is None]
-        raise InputError(
-            f"communication.kernels={name}: {problem}; use communication.kernels={runs[0]}",
-            key="communication.kernels",
-            nearest=runs,
-        )
+    check_runs(name, lambda kind: kind.refuses(cluster.accelerator))

@@ -85,11 +85,6 @@ class Communication(Section):
     )
 
     @property
-    def by_nccl(self) -> bool:
-        """Whether NCCL's collectives move the tokens of experts, in the place of expert-parallel kernels."""
-        return dispatcher(self.kernels).by_library
-
-    @property
     def permutes_on_stream(self) -> bool:
         """Whether the kernels that permute rows run on the stream of the transfers."""
         if self.permutation_stream is None:

@@ -11,7 +11,7 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.simulator.cost.communication import Links, notify_seconds
 from moesim.simulator.cost.expert_transfers import dispatcher_transfer
-from moesim.simulator.dispatchers.protocol import Call, Dispatcher, EpOperation, LinkBytes
+from moesim.simulator.dispatchers.protocol import Call, EpOperation, LinkBytes
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.precision import Format, row_bytes
@@ -52,11 +52,6 @@ class KernelBenchmark:
         return max(1, self.ranks // self.machine.n_gpus)
 
     @property
-    def kind(self) -> Dispatcher:
-        """The dispatcher itself."""
-        return dispatcher(self.kernels)
-
-    @property
     def call(self) -> Call:
         """The call that it repeats; every dispatch is prepared anew."""
         return Call(
@@ -76,7 +71,7 @@ class KernelBenchmark:
     @property
     def traffic(self) -> LinkBytes:
         """Bytes that one rank sends in a dispatch, or receives in a combine."""
-        return self.kind.traffic(self.call)
+        return dispatcher(self.kernels).traffic(self.call)
 
     @property
     def logical_bytes(self) -> float:
@@ -86,11 +81,11 @@ class KernelBenchmark:
 
 def benchmark_seconds(run: KernelBenchmark) -> float:
     """Predicted seconds of a benchmark on idle GPUs, of the kernel alone or of the whole call."""
-    links, traffic = _links(run), run.traffic
-    transfer = dispatcher_transfer(run.kind, run.call, traffic, links, load_profile(run.profile))
+    kind, links, traffic = dispatcher(run.kernels), _links(run), run.traffic
+    transfer = dispatcher_transfer(kind, run.call, traffic, links, load_profile(run.profile))
     memory = run.machine.accelerator.hbm_bandwidth.value
     copied_s = 2.0 * traffic.logical_nvlink_bytes / (COPY_SHARE * memory)
-    return run.kind.benchmark_s(
+    return kind.benchmark_s(
         transfer.launch_s,
         transfer.payload_s,
         notify_seconds(links, run.nodes),

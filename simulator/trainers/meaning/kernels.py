@@ -66,7 +66,7 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
 
 def _sms_of_base(given: Given, base: Scenario, sms: list[str]) -> None:
     """Set the SMs of the base's dispatcher where the file states only these."""
-    if sms and base.communication.by_nccl:
+    if sms and dispatcher(base.communication.kernels).by_library:
         raise InputError(
             f"{given.place(sms[0])}: are SMs of DeepEP or HybridEP, and the file does not state a dispatcher "
             f"where the base has {base.communication.kernels}; state --moe-token-dispatcher-type, or give "

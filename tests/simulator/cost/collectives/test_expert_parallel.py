@@ -11,8 +11,10 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.expert_parallel import (
+    TOKENS_PER_DRAW,
     RowTraffic,
     dispatch_flows,
+    dispatch_loads,
     group_loads,
     load_by_kind,
     sampled,
@@ -26,6 +28,7 @@ from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.loads import sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets
 
+SPREAD = Gate(64, 4)
 V3 = Gate(256, 8, 8, 4, "top2-sum")
 ROW = 7392.0
 TOKENS = 4096
@@ -99,3 +102,23 @@ def test_rows_reach_all_their_targets() -> None:
 def test_a_group_needs_as_many_gpus_as_ranks() -> None:
     with pytest.raises(InputError, match="4 GPUs given for an expert-parallel group of 8"):
         dispatch_flows(uniform_traffic(expected_targets(Gate(64, 4), 8, 8), 10), ROW, range(4))
+
+
+def test_even_routing_loads_links_evenly_and_a_sample_nearly() -> None:
+    tokens = TOKENS_PER_DRAW + 100
+    rows = {
+        (r.routing, r.load.kind): r for r in dispatch_loads(SPREAD, tokens, 1000.0, range(16), topology(2))
+    }
+    for kind in ("nvlink", "nic"):
+        assert rows["even", kind].largest_over_mean == pytest.approx(1.0, rel=1e-9)
+        assert 1.0 < rows["sampled", kind].largest_over_mean < 1.15
+        assert rows["sampled", kind].load.mean_bytes == pytest.approx(
+            rows["even", kind].load.mean_bytes, rel=0.02
+        )
+
+
+def test_the_same_seed_draws_the_same_loads() -> None:
+    first, again, other = (
+        dispatch_loads(SPREAD, 300, 1.0, range(16), topology(2), seed) for seed in (1, 1, 2)
+    )
+    assert first == again != other
