@@ -6,53 +6,18 @@ Pure functions of bytes, links and a calibration profile; the engine adds conten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.rate_tables import operator_bytes
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.dispatchers.protocol import LinkBytes
+from moesim.simulator.dispatchers.protocol import LinkBytes, Links, fastest_seconds, notify_seconds
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.scenario.sections import InNetwork
-
-NOTIFY_ROUNDS = 2
-"""Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
 
 COPY, STATED = "copy.local.sm_rate", "permute/sm_rate"
 """Curve of bytes/s over SMs of a copy inside one GPU, and the use of one that stands in for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Nominal rates per GPU and direction, and one-way latencies, of the links that a transfer may use.
-
-    `nic_bytes_per_s` is 0 where the node has no network (a single node).
-    """
-
-    scale_up_bytes_per_s: float
-    scale_up_latency_s: float
-    nic_bytes_per_s: float
-    nic_latency_s: float
-    gpus_per_node: int
-    curves: str = ""
-    """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
-    wiring: ScaleUpShares = SWITCHED
-    """Shares of `scale_up_bytes_per_s` that a group can use."""
-    in_network: InNetwork = "none"
-    """Where switches add up all-reduces (`communication.in_network`)."""
-    architecture: str = ""
-    """Architecture of the GPUs, for figures of the library that depend on it."""
-    ep_per_node: int = 1
-    """Members of an expert-parallel group on one node."""
-
-
-def fastest_seconds(traffic: LinkBytes, links: Links) -> float:
-    """Seconds of a transfer at the nominal rates of its links, of which no kernel is faster."""
-    nic_s = traffic.ib_bytes / links.nic_bytes_per_s if traffic.ib_bytes else 0.0
-    return max(nic_s, traffic.nvlink_bytes / links.scale_up_bytes_per_s)
 
 
 def engine_transfer(
@@ -87,14 +52,6 @@ def engine_transfer(
         worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
         evidence=PriceEvidence.of(ids),
     )
-
-
-def notify_seconds(links: Links, nodes: int) -> float:
-    """Latency of the notify kernel after the last rank arrived: two exchanges over each fabric it spans.
-
-    Source: latency of one exchange from the network description (ISCA 2025 Table 5); eq. X3.
-    """
-    return NOTIFY_ROUNDS * (links.scale_up_latency_s + (links.nic_latency_s if nodes > 1 else 0.0))
 
 
 def send_seconds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.cost.communication import Links, engine_transfer, fastest_seconds, notify_seconds
+from moesim.simulator.cost.communication import engine_transfer
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.library_collectives import all_to_all_price, ring_price
 from moesim.simulator.cost.moved import Moved
@@ -18,6 +18,7 @@ from moesim.simulator.dispatchers.protocol import (
     CollectiveTime,
     Dispatcher,
     LinkBytes,
+    Links,
     Meter,
     transfer_bytes,
 )
@@ -75,38 +76,12 @@ def dispatcher_transfer(
 class JobMeter(Meter):
     """The `Meter` of a dispatcher on the links of a job, with the evidence of what was read."""
 
-    def __init__(self, kind: Dispatcher, links: Links, profile: CalibrationProfile) -> None:
-        """Begin without anything read."""
-        super().__init__(kind, profile)
-        self._links, self.nic_latency_s = links, links.nic_latency_s
-        self.evidence: PriceEvidence = NO_EVIDENCE
-        """Of collectives of the library."""
-
-    def notify_s(self, nodes: int) -> float:
-        """See `notify_seconds`."""
-        return notify_seconds(self._links, nodes)
-
-    def nic(self, curve_id: str, moved: LinkBytes, nodes: int) -> tuple[float, float]:
-        """Both are 0 where nothing leaves the node."""
-        if not moved.ib_bytes:
-            return 0.0, 0.0
-        share, residual = self.read(curve_id, nodes)
-        return moved.ib_bytes / (share * self._links.nic_bytes_per_s), residual
-
-    def scale_up_s(self, moved: LinkBytes, fraction: float) -> float:
-        """Seconds at a fraction of what the wiring of the domain carries in an all-to-all."""
-        links = self._links
-        return moved.nvlink_bytes / (
-            fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
-        )
-
-    def fastest_s(self, moved: LinkBytes) -> float:
-        """Seconds at nominal rates."""
-        return fastest_seconds(moved, self._links)
+    evidence: PriceEvidence = NO_EVIDENCE
+    """Of collectives of the library."""
 
     def collective(self, name: Collective, size: float, call: Call) -> CollectiveTime:
         """A collective of the library, whose ring is on the NICs where the group spans nodes."""
-        links, profile = self._links, self._profile
+        links, profile = self.links, self._profile
         if name == "all_to_all":
             time, evidence = all_to_all_price(size, call.ranks, call.nodes, links, profile)
             self.evidence |= evidence

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.library_collectives import ring_price
 from moesim.simulator.cost.moved import CONTEXT, SPLIT_EXPERTS, TENSOR, Moved, summed
@@ -23,6 +22,7 @@ from moesim.simulator.cost.overlap import (
 )
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, HalfOverlap, methods_note, methods_of
+from moesim.simulator.dispatchers.protocol import Links
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import BlockKind, Operator, Phase

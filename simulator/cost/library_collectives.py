@@ -14,10 +14,9 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.scale_up_shares import SWITCHED
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds
-from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.measured_collectives import curve_of_group, measured_seconds
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
-from moesim.simulator.dispatchers.protocol import CollectiveTime
+from moesim.simulator.dispatchers.protocol import CollectiveTime, Links
 
 RingOperation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _RingKey: TypeAlias = tuple[RingOperation, float, int, int, Links]

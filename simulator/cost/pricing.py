@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
-from moesim.simulator.cost.communication import Links, beside_compute
+from moesim.simulator.cost.communication import beside_compute
 from moesim.simulator.cost.compute import (
     OperatorCost,
     SmContext,
@@ -27,7 +27,7 @@ from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.phase_memo import PhaseKey, PhaseMemo, phase_cost
 from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.table import Mode, PhaseCost
-from moesim.simulator.dispatchers.protocol import Call, TargetStatistics, on_stream
+from moesim.simulator.dispatchers.protocol import Call, Links, TargetStatistics, on_stream
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.gradient_sync import GradientSync, keeps_whole_gradients

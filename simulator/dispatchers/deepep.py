@@ -215,7 +215,7 @@ class Direct(Dispatcher):
         nic_s, nic_residual = meter.nic(f"ep.{call.operation}.nic_fraction", moved, call.nodes)
         call_s, call_residual = meter.read(f"ep.{call.operation}.call_time", call.tokens)
         return TransferTime(
-            launch_s=call_s + (meter.nic_latency_s if call.nodes > 1 else 0.0),
+            launch_s=call_s + (meter.links.nic_latency_s if call.nodes > 1 else 0.0),
             nic_s=nic_s,
             scale_up_s=meter.scale_up_s(moved, fraction),
             best_s=meter.fastest_s(moved),

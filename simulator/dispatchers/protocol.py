@@ -15,6 +15,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import Format
@@ -23,6 +24,9 @@ from moesim.simulator.model.shape import ModelShape
 EpOperation = Literal["dispatch", "combine"]
 Collective = Literal["all_to_all", "all_gather", "reduce_scatter"]
 Operators = Mapping[Phase, tuple[Operator, ...]]
+
+NOTIFY_ROUNDS = 2
+"""Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
 
 # -- bytes -----------------------------------------------------------------------------------------------
 
@@ -90,6 +94,44 @@ def direct_bytes(tokens: float, top_k: float, ranks: int, per_node: int, bytes_p
         logical_ib_bytes=rows if ranks > per_node else 0.0,
         logical_nvlink_bytes=rows,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Nominal rates per GPU and direction, and one-way latencies, of the links that a transfer may use.
+
+    `nic_bytes_per_s` is 0 where the node has no network (a single node).
+    """
+
+    scale_up_bytes_per_s: float
+    scale_up_latency_s: float
+    nic_bytes_per_s: float
+    nic_latency_s: float
+    gpus_per_node: int
+    curves: str = ""
+    """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
+    wiring: ScaleUpShares = SWITCHED
+    """Shares of `scale_up_bytes_per_s` that a group can use."""
+    in_network: str = "none"
+    """Where switches add up all-reduces (`communication.in_network`)."""
+    architecture: str = ""
+    """Architecture of the GPUs, for figures of the library that depend on it."""
+    ep_per_node: int = 1
+    """Members of an expert-parallel group on one node."""
+
+
+def fastest_seconds(traffic: LinkBytes, links: Links) -> float:
+    """Seconds of a transfer at the nominal rates of its links, of which no kernel is faster."""
+    nic_s = traffic.ib_bytes / links.nic_bytes_per_s if traffic.ib_bytes else 0.0
+    return max(nic_s, traffic.nvlink_bytes / links.scale_up_bytes_per_s)
+
+
+def notify_seconds(links: Links, nodes: int) -> float:
+    """Latency of the notify kernel after the last rank arrived: two exchanges over each fabric it spans.
+
+    Source: latency of one exchange from the network description (ISCA 2025 Table 5); eq. X3.
+    """
+    return NOTIFY_ROUNDS * (links.scale_up_latency_s + (links.nic_latency_s if nodes > 1 else 0.0))
 
 
 # -- seconds ---------------------------------------------------------------------------------------------
@@ -170,13 +212,11 @@ _CURVE_IDS: BoundedCache[frozenset[str]] = BoundedCache(64)
 
 
 class Meter:
-    """Reads curves for one dispatcher and records them, and knows the links of the job (`cost` has those)."""
+    """Reads curves for one dispatcher and records them; `cost` adds the collectives of the library."""
 
-    nic_latency_s: float
-
-    def __init__(self, kind: Dispatcher, profile: CalibrationProfile) -> None:
+    def __init__(self, kind: Dispatcher, links: Links, profile: CalibrationProfile) -> None:
         """Begin without any curve read."""
-        self._kind, self._profile = kind, profile
+        self._kind, self._profile, self.links = kind, profile, links
         self.used: list[str] = []
         self.reads: list[tuple[str, float]] = []
         self.notes: list[str] = []
@@ -216,19 +256,26 @@ class Meter:
 
     def notify_s(self, nodes: int) -> float:
         """Seconds of the exchange of counts before a payload over `nodes` domains (eq. X3)."""
-        raise NotImplementedError
+        return notify_seconds(self.links, nodes)
 
     def nic(self, curve_id: str, moved: LinkBytes, nodes: int) -> tuple[float, float]:
-        """Seconds of the bytes between nodes at a curve's share of the NIC rate, and its relative error."""
-        raise NotImplementedError
+        """Seconds of the bytes between nodes at a curve's share of the NIC rate, and its relative error.
+
+        Both are 0 where nothing leaves the node.
+        """
+        if not moved.ib_bytes:
+            return 0.0, 0.0
+        share, residual = self.read(curve_id, nodes)
+        return moved.ib_bytes / (share * self.links.nic_bytes_per_s), residual
 
     def scale_up_s(self, moved: LinkBytes, fraction: float) -> float:
         """Seconds of the bytes inside a domain at a fraction of what its wiring carries in an all-to-all."""
-        raise NotImplementedError
+        wired = fraction * self.links.wiring.all_to_all(self.links.ep_per_node)
+        return moved.nvlink_bytes / (wired * self.links.scale_up_bytes_per_s)
 
     def fastest_s(self, moved: LinkBytes) -> float:
         """Seconds at the nominal rates of the links."""
-        raise NotImplementedError
+        return fastest_seconds(moved, self.links)
 
     def collective(self, name: Collective, size: float, call: Call) -> CollectiveTime:
         """A collective of the library over the group (eqs. X5, O6).

@@ -15,16 +15,18 @@ def check_dispatcher(scenario: Scenario, cluster: Cluster, layout: Layout) -> No
     plan, communication = scenario.parallel, scenario.communication
     kind = dispatcher(communication.kernels)
     if communication.fused_permutation and not kind.fuses_permutation:
+        able = next(name for name, one in DISPATCHERS.items() if one.fuses_permutation)
         raise InputError(
             f"communication.fused_permutation: {communication.kernels} does not permute rows inside its "
-            f"kernels; use {KEY}={next(n for n, k in DISPATCHERS.items() if k.fuses_permutation)}, or leave the key out",
+            f"kernels; use {KEY}={able}, or leave the key out",
             key="communication.fused_permutation",
             nearest=(False,),
         )
     if communication.permutation_stream == "communication" and not kind.permutes_in_call:
+        able = next(name for name, one in DISPATCHERS.items() if one.permutes_in_call)
         raise InputError(
             f"communication.permutation_stream=communication: {communication.kernels} leaves permutation to "
-            f"the expert layers on the compute stream; use compute, or {KEY}={next(n for n, k in DISPATCHERS.items() if k.permutes_in_call)}",
+            f"the expert layers on the compute stream; use compute, or {KEY}={able}",
             key="communication.permutation_stream",
             nearest=("compute",),
         )

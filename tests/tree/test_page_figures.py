@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from moesim.simulator.cost.communication import notify_seconds
+from moesim.simulator.dispatchers.protocol import notify_seconds
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.records import Execution

@@ -10,8 +10,8 @@ import moesim
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.library_collectives import ring_seconds
+from moesim.simulator.dispatchers.protocol import Links
 
 PROFILE = load_profile("h800-trace")
 H200 = Links(450e9, 3.33e-6, 50e9, 5e-6, 8, in_network="scale-up", architecture="Hopper")

@@ -12,7 +12,6 @@ import pytest
 import moesim
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.kernels.importers import merge, nccl_tests_profile
-from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.library_collectives import (
     RingOperation,
     all_to_all_price,
@@ -20,6 +19,7 @@ from moesim.simulator.cost.library_collectives import (
     ring_seconds,
 )
 from moesim.simulator.cost.measured_collectives import measured_seconds, use_of
+from moesim.simulator.dispatchers.protocol import Links
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.imported_curves import imported_readings
 

@@ -13,10 +13,16 @@ import pytest
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import Conditions
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.communication import Links, notify_seconds
 from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.dispatchers.protocol import Call, EpOperation, LinkBytes, transfer_bytes
+from moesim.simulator.dispatchers.protocol import (
+    Call,
+    EpOperation,
+    LinkBytes,
+    Links,
+    notify_seconds,
+    transfer_bytes,
+)
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.operator import Phase

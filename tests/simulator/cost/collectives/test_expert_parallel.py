@@ -21,9 +21,8 @@ from moesim.simulator.cost.collectives.expert_parallel import (
     uniform_traffic,
 )
 from moesim.simulator.cost.collectives.network import Shares, link_loads
-from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.expert_transfers import dispatcher_transfer
-from moesim.simulator.dispatchers.protocol import Call, transfer_bytes
+from moesim.simulator.dispatchers.protocol import Call, Links, transfer_bytes
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.loads import sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets
@@ -36,6 +35,9 @@ TOKENS = 4096
 
 def topology(nodes: int, network: str = "mpft-ib-400g") -> Topology:
     return build_topology(load_node("hgx-h800"), nodes, load_network(network if nodes > 1 else "single-node"))
+
+
+PLACE = topology(2)
 
 
 def outgoing(topology: Topology, flows_bytes: dict[str, float], gpu: int) -> float:
@@ -106,9 +108,7 @@ def test_a_group_needs_as_many_gpus_as_ranks() -> None:
 
 def test_even_routing_loads_links_evenly_and_a_sample_nearly() -> None:
     tokens = TOKENS_PER_DRAW + 100
-    rows = {
-        (r.routing, r.load.kind): r for r in dispatch_loads(SPREAD, tokens, 1000.0, range(16), topology(2))
-    }
+    rows = {(r.routing, r.load.kind): r for r in dispatch_loads(SPREAD, tokens, 1000.0, range(16), PLACE)}
     for kind in ("nvlink", "nic"):
         assert rows["even", kind].largest_over_mean == pytest.approx(1.0, rel=1e-9)
         assert 1.0 < rows["sampled", kind].largest_over_mean < 1.15
@@ -118,7 +118,5 @@ def test_even_routing_loads_links_evenly_and_a_sample_nearly() -> None:
 
 
 def test_the_same_seed_draws_the_same_loads() -> None:
-    first, again, other = (
-        dispatch_loads(SPREAD, 300, 1.0, range(16), topology(2), seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (dispatch_loads(SPREAD, 300, 1.0, range(16), PLACE, seed) for seed in (1, 1, 2))
     assert first == again != other
