@@ -2,8 +2,8 @@
 
     python benchmarks/eager_curves.py benchmarks/gpu/results/2026-11-20-h200-host-launch.json > ...
 
-x of a curve are the bytes that `moesim.simulator.model.eager` counts for an operator, y those over the GPU
-time of the PyTorch operators it stands for.
+x of a curve are the bytes that `moesim.simulator.frameworks.eager` counts for an operator, y those over the
+GPU time of the PyTorch operators it stands for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moesim.simulator.model.eager import GATE_BACKWARD_CALLS, GATE_FORWARD_CALLS, ROW_BYTES
+from moesim.simulator.frameworks.eager import GATE_BACKWARD_CALLS, GATE_FORWARD_CALLS, ROW_BYTES
 
 GAP_US = 1.93
 """Launch gap of the profile, which the prediction adds for every kernel of a chain."""

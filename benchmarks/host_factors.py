@@ -21,11 +21,11 @@ from typing import Any
 from moesim.hwmodels.host import Host, load_host
 from moesim.simulator.cost.host import HostTimes
 from moesim.simulator.cost.launches import BACKWARD, FORWARD
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.attention import GQA, MLA
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.shape import ModelShape, ShapeSource
-from moesim.simulator.model.software import Software
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan

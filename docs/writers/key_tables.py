@@ -16,9 +16,9 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.frozen import descriptions
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.provenance import Sourced
+from moesim.simulator.frameworks.software import Software, StaticExperts
 from moesim.simulator.model.library import shipped_models
 from moesim.simulator.model.precision import PRECISIONS, Precision
-from moesim.simulator.model.software import Software, StaticExperts
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import RULES
 from moesim.simulator.scenario.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink

@@ -10,7 +10,6 @@ from moesim.simulator.cost.library_collectives import RingOperation, overlap_del
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.software import Software
 
 
 class Ring(NamedTuple):
@@ -66,16 +65,6 @@ class Pieces(NamedTuple):
 
 
 WHOLE = Pieces()
-BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
-"""Parameters of a bucket of Megatron core, and the least number for each data-parallel rank
-(NVIDIA/Megatron-LM@d98e8a64ddf3 megatron/core/distributed/distributed_data_parallel.py:134)."""
-
-
-def bucket_size(software: Software, ranks: int) -> int | None:
-    """Parameters of a bucket of overlapped gradients over so many replicas; None if they travel by block."""
-    if software.bucket_parameters is not None:
-        return software.bucket_parameters
-    return max(BUCKET, BUCKET_PER_RANK * ranks) if software.data_parallel_buckets == "megatron" else None
 
 
 def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: float, copies: int) -> Pieces:
@@ -83,10 +72,9 @@ def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: 
 
     Collectives that are not overlapped travel whole.
     """
-    software = pricer.scenario.software
     if not pricer.gradient_sync.hidden:
         return WHOLE
-    bucket = bucket_size(software, rings(pricer, copies)[0].ranks)
+    bucket = pricer.scenario.software.bucket_size(rings(pricer, copies)[0].ranks)
     if bucket is not None:
         return Pieces(max(1, int(dense // bucket)), max(1, int(expert // bucket)))
     held = [pricer.block_parameters(kind) for kind in kinds]

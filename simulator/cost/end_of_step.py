@@ -18,7 +18,6 @@ from moesim.simulator.cost.data_parallel import (
     WHOLE,
     Pieces,
     Ring,
-    bucket_size,
     data_parallel,
     group_rings,
     pieces_of,
@@ -34,14 +33,13 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
+from moesim.simulator.frameworks.kernel_lists import with_step_kernels
 from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.block import EMBEDDING, HEAD
-from moesim.simulator.model.framework_kernels import with_step_kernels
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
-from moesim.simulator.model.software import Software
 from moesim.simulator.schedules import Schedule
 
 NORM_BYTES = 4.0
@@ -50,14 +48,9 @@ NORM_BYTES = 4.0
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-    by_rank = chunks_by_rank(schedule, stages, by_place=by_chunk(pricer.scenario.software))
+    by_rank = chunks_by_rank(schedule, stages, by_place=pricer.scenario.software.buckets_by_chunk)
     same = {held: rank_step_end(pricer, held, schedule) for held in dict.fromkeys(by_rank)}
     return tuple(same[held] for held in by_rank)
-
-
-def by_chunk(software: Software) -> bool:
-    """Whether collectives hide by model chunk and rank, so that ranks with equal blocks may differ."""
-    return software.overlap_data_parallel and software.data_parallel_buckets == "megatron"
 
 
 def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
@@ -129,7 +122,7 @@ def _collectives(
             return groups
         last = _last_scatter(pricer, held.kinds, schedule, dense, expert)
         return _one_after_other(last, groups[0]), groups[1]
-    if by_chunk(software) and copies == 1:
+    if software.buckets_by_chunk and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
         reduction, gather = exposed_by_chunk(pricer, held, schedule, update_s)
     else:
@@ -240,7 +233,7 @@ def exposed_by_chunk(
     forwards, backwards = (tuple(fsum(window[i]) for window in windows) for i in (0, 1))
     software, layout = pricer.scenario.software, pricer.layout
     ranks = layout.dp * pricer.scenario.parallel.cp
-    size = bucket_size(software, ranks)
+    size = software.bucket_size(ranks)
     assert size is not None  # Megatron's buckets have one
     passes = min(schedule.pp, schedule.microbatches) if len(held.chunks) > 1 else 1
     place = ChunkPlace(held.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))

@@ -18,12 +18,12 @@ from moesim.simulator.cost.host import (
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.frameworks.software import GraphPart, Software
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import checkpoints, feed_forward_checkpoints
-from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.schedules.template import EP_PHASES
 
 FORWARD: tuple[Phase, ...] = ("dispatch F", "mlp F", "combine F", "attn F")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moesim.simulator.model.software import TensorOverlap
+from moesim.simulator.frameworks.software import TensorOverlap
 
 MEASURED_CHANNELS, MEASURED_SMS = 24, 132
 """SMs that held the collectives beside which `lost_beside_nccl` was measured, of all SMs of an H200."""

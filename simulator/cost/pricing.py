@@ -29,17 +29,16 @@ from moesim.simulator.cost.pricing_key import operators_key
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.dispatchers.protocol import Call, Links, TargetStatistics, on_stream
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.kernel_lists import PLAIN, Feature, layer_sizes, with_layer_kernels
+from moesim.simulator.frameworks.operators import apply_framework, with_stash
 from moesim.simulator.layout.activations import stashed_bytes
-from moesim.simulator.layout.gradient_sync import GradientSync, keeps_whole_gradients
+from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
-from moesim.simulator.model.framework import apply_framework
-from moesim.simulator.model.framework_kernels import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.static_experts import with_stash
 from moesim.simulator.schedules.overlap_order import EP_PHASES
 
 L = TypeVar("L", bound=Hashable)
@@ -275,7 +274,7 @@ class Pricer(OfJob):
             if s.communication.permutes_on_stream:
                 operators = on_stream(operators)
         dense, expert = self.block_parameters(kind)
-        shards, whole = self.layout.shards, keeps_whole_gradients(plan.pp, software)
+        shards, whole = self.layout.shards, software.keeps_whole_gradients(plan.pp)
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
         adapted = apply_framework(
             operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import fsum
 
+from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.cached import CachedTensor, Role
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.recompute import Module, Recompute, RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 SCORE_BYTES = 2.0
@@ -155,7 +155,7 @@ def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Softwar
     """
     if precision.loss != "fp32":
         return 0.0
-    if "eager" in (software.kernels, software.loss):
+    if software.loss_of_torch:
         logits, wide = row_bytes(shape.vocab, precision.logits), row_bytes(shape.vocab, "fp32")
         kept = logits if software.loss == "compiled" else wide + logits * pipeline
         return logits + 2 * wide - kept

@@ -25,30 +25,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.software import Software
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
-
-
-def keeps_whole_gradients(pp: int, software: Software) -> bool:
-    """Whether micro-batches add into whole gradients, which are reduced after the last, in every ZeRO stage.
-
-    ZeRO stages 0 and 1 do so anyway. `software.gradient_sync` says it for stages 2 and 3; where it is absent,
-    torch's pipelines with FSDP2 do (eq. M45).
-    """
-    if software.gradient_sync is None:
-        return pp > 1 and software.parameters_copied
-    return software.gradient_sync == "last-microbatch"
-
-
-def makes_gradients_in_backward(software: Software) -> bool:
-    """Whether the first backward of a step makes the gradients; else they have buffers all along (eq. M47).
-
-    PyTorch's autograd makes a parameter's gradient in the backward after `zero_grad(set_to_none=True)`, and
-    so does FSDP. GEMMs that accumulate need a buffer (Megatron core's and Megatron-FSDP's), and DeepSpeed's
-    BF16 optimizer has one in FP32 (`deepspeed/runtime/bf16_optimizer.py`, `fp32_groups_gradients_flat`).
-    """
-    sharded = software.parameters_copied or software.flat_parameters
-    return sharded or software.weight_gradients in ("written", "added")
 
 
 class GradientSync(NamedTuple):
@@ -72,7 +50,7 @@ class GradientSync(NamedTuple):
         micro-batch; with states over each group it is HSDP, which does so in every backward.
         """
         accumulates = microbatches > 1 or plan.zero_stage == 3
-        in_backward = plan.zero_stage >= 2 and accumulates and not keeps_whole_gradients(plan.pp, software)
+        in_backward = plan.zero_stage >= 2 and accumulates and not software.keeps_whole_gradients(plan.pp)
         return cls(
             in_backward,
             plan.zero_stage == 3 or software.overlap_data_parallel,

@@ -12,9 +12,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction
 from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
-from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.rank_bytes import (
@@ -35,7 +35,6 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 FRAMEWORK_BYTES = SourcedBytes(
@@ -97,7 +96,7 @@ reserve."""
 
 def allocator_slack(software: Software, zero_stage: int) -> SourcedFraction:
     """The slack of the allocator under a framework's way of holding parameters and gradients (eq. M10)."""
-    come_and_go = zero_stage == 3 or software.parameters_copied or software.flat_parameters
+    come_and_go = zero_stage == 3 or software.fsdp
     return FSDP_SLACK if come_and_go else BUFFERS_SLACK
 
 
@@ -298,8 +297,8 @@ class _OnePlan:
         self.expert_buffers = expert.total_bytes
         self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)
         self.framework = FRAMEWORK_BYTES.value
-        self.single_pass = inputs.single_pass and makes_gradients_in_backward(inputs.software)
-        self.whole_gradients = keeps_whole_gradients(plan.pp, inputs.software)
+        self.single_pass = inputs.single_pass and inputs.software.makes_gradients_in_backward
+        self.whole_gradients = inputs.software.keeps_whole_gradients(plan.pp)
         self._kept: dict[BlockKind, float] = {}
 
     def kept(self, kind: BlockKind) -> float:

@@ -15,13 +15,13 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.model.block import HEAD
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 Amount: TypeAlias = float | FloatArray
@@ -103,7 +103,7 @@ class PlanNumbers(Protocol):
 
     @property
     def whole_gradients(self) -> bool:
-        """Whether gradients stay whole until the last micro-batch (`keeps_whole_gradients`)."""
+        """Whether gradients stay whole until the last micro-batch (`Software.keeps_whole_gradients`)."""
 
     def kept(self, kind: BlockKind) -> Amount:
         """Activation bytes that a block keeps for one micro-batch."""
@@ -287,7 +287,7 @@ def workspace_bytes(
     """
     if kind == HEAD and precision.loss == "fp32":
         tokens = plan.microbatch * sequence / plan.cp
-        if "eager" in (software.kernels, software.loss) and software.loss != "compiled":
+        if software.loss_of_torch and software.loss != "compiled":
             return 2 * tokens * row_bytes(shape.vocab, "fp32") / plan.tp
         if software.loss == "fused":
             return 0.0

@@ -12,7 +12,6 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.activations import activation_bytes
-from moesim.simulator.layout.gradient_sync import keeps_whole_gradients, makes_gradients_in_backward
 from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import (
     FRAMEWORK_BYTES,
@@ -205,10 +204,10 @@ class _ManyPlans:
             [pipeline_buffer_bytes(book.shape, f.plan, sequence) for f in frames]
         )
         self.framework = FRAMEWORK_BYTES.value
-        made = makes_gradients_in_backward(book.scenario.software)
+        made = book.scenario.software.makes_gradients_in_backward
         once = [float(made and pattern.pp == 1 and f.microbatches == 1) for f in frames]
         self.single_pass = _by_frame(once) > 0.0
-        self.whole_gradients = keeps_whole_gradients(pattern.pp, book.scenario.software)
+        self.whole_gradients = book.scenario.software.keeps_whole_gradients(pattern.pp)
 
     def kept(self, kind: BlockKind) -> FloatArray:
         return self._by_split(("kept", kind), lambda frame: self._book.activations(frame, kind))

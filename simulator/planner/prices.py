@@ -136,7 +136,7 @@ class PriceBook:
     def copied(self, plan: ParallelPlan) -> tuple[object, ...]:
         """Further keys of compute for a framework that copies parameters sharded over replicas."""
         software = self.scenario.software
-        if plan.zero_stage < 2 or not (software.parameters_copied or software.flat_parameters):
+        if plan.zero_stage < 2 or not software.fsdp:
             return ()
         layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
         return plan.zero_stage, plan.pp > 1, layout.dp * plan.cp > 1, layout.expert_dp > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from moesim.simulator.cost.end_of_step import by_chunk, rank_step_end
+from moesim.simulator.cost.end_of_step import rank_step_end
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
@@ -50,7 +50,7 @@ class StepEndPrices:
             pricer: Pricer | None = None
             if held is None:
                 pricer = pricer_of()
-                by_place = by_chunk(pricer.scenario.software)
+                by_place = pricer.scenario.software.buckets_by_chunk
                 held = self._held[place] = chunks_by_rank(schedule, stages, by_place=by_place)
             known = self._by_rank.setdefault(shared, {})
             missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]

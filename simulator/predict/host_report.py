@@ -8,7 +8,7 @@ from math import fsum
 from pydantic import BaseModel, ConfigDict
 
 from moesim.simulator.engine.program import Program
-from moesim.simulator.model.software import Software
+from moesim.simulator.frameworks.software import Software
 
 BOUND_SHARE = 0.10
 """Share of launch stalls in a step from which a run is called bound by the host."""

@@ -29,6 +29,8 @@ from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.registry import NONE, release_of
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan, PlanDefault, expert_tp_of, sequence_parallel_of
 
@@ -235,6 +237,33 @@ def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> l
         why = f"median of the {price.term} offers for {chip.name} ({price.terms}, {price.date})"
         key = f"{place}.price_per_gpu_hour"
         chosen.append(Default(key=key, value=price.text, why=why, kind=price.kind, source=price.source))
+    return chosen
+
+
+# -- the framework --------------------------------------------------------------------------------------
+
+
+def framework_defaults(software: Software) -> list[Default]:
+    """List what the named framework answers for switches that are not stated, and what is assumed of it."""
+    if software.framework == NONE:
+        return []
+    release, stated = release_of(software.framework), software.model_fields_set
+    chosen = [
+        Default(
+            key=f"software.{switch}",
+            value="absent" if value is None else str(value).lower() if isinstance(value, bool) else value,
+            why=f"what {release.title} does",
+            kind="published",
+            source=source,
+        )
+        for switch, (value, source) in release.answers.items()
+        if switch not in stated
+    ]
+    assumed = release.assumed(switch for switch in Software.model_fields if switch not in stated)
+    if assumed:
+        why = f"as without a framework, since nobody has read what {release.title} does: {', '.join(assumed)}"
+        name, source = software.framework, "simulator/frameworks"
+        chosen.append(Default(key="software", value=name, why=why, kind="assumed", source=source))
     return chosen
 
 

@@ -31,11 +31,11 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.common.key_values import overridden_key
+from moesim.simulator.frameworks.software import Software, without_answers
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import RecomputeKey
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.credit import credited_to_user
 from moesim.simulator.scenario.defaults import Default
@@ -354,6 +354,8 @@ def changed_scenario(origin: ScenarioOrigin, changes: Sequence[Change], base: st
     """
     place, data = origin.place or "scenario", dict(origin.data or {})
     for change in changes:
+        if change.key == "software.framework" and isinstance(data.get("software"), Mapping):
+            data["software"] = without_answers(data["software"])
         data = put(data, change.key, change.value, change.place, partial(_resolved, data, place, base))
     scenario = validate_model(Scenario, data, place, base)
     left: tuple[str, ...] = ()

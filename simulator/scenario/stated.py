@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.defaults import Default
@@ -43,6 +44,10 @@ class Fillable(Stated, Protocol):
     @property
     def parallel(self) -> ParallelPlan:
         """The degrees of parallelism."""
+
+    @property
+    def software(self) -> Software:
+        """What the framework does."""
 
     @property
     def shape(self) -> ModelShape:
@@ -92,7 +97,7 @@ def _goes_without_saying(key: str, value: object, shape: ModelShape, plan: Paral
 def list_defaults(
     scenario: Fillable, chosen: tuple[Default, ...], machines: Sequence[Cluster]
 ) -> tuple[Default, ...]:
-    """List the defaults of a scenario: those `chosen` when it was built, and those of its clusters and pools.
+    """List the defaults of a scenario: those `chosen` when it was built, of its clusters and its framework.
 
     `machines` is its cluster, or those of its fleet's pools.
     """
@@ -107,7 +112,7 @@ def list_defaults(
     for number, pool in enumerate(pools):
         if pool.profile is None and not is_stated(scenario, "profile"):
             defaults.append(rules.profile_default(machines[number], f"fleet.pools.{number}.profile"))
-    return tuple(defaults)
+    return (*defaults, *rules.framework_defaults(scenario.software))
 
 
 def as_stated(scenario: Fillable, data: dict[str, Any], *, resolved: bool) -> dict[str, Any]:

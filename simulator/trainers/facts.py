@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute, modules_of
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import SCHEDULES

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules.spec import Project
@@ -151,7 +151,7 @@ class Trainer:
     def _adapted(
         self, section: str, part: BaseModel, values: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        fields, changed = part.model_dump(), []
+        fields, changed = dict(part), []
         for entry in self.replacements:
             place, _, key = entry.key.partition(".")
             matters = values is None or all(holds(c, values[name]) for name, c in entry.where.items())

@@ -17,6 +17,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.cost.block_prices import block_compute
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.attention import ATTENTION_KINDS, Attention
@@ -42,7 +43,6 @@ from moesim.simulator.model.precision import PRECISIONS, Precision, row_bytes
 from moesim.simulator.model.primitives import gemm, linear_forward, linear_input_gradient, weight_gradient
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.model.work import Work
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare

@@ -17,9 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, Pos
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
+from moesim.simulator.frameworks.software import GraphPart, TensorOverlap
 from moesim.simulator.model.precision import Format
 from moesim.simulator.model.recompute import RecomputeKey, RecomputePolicy
-from moesim.simulator.model.software import GraphPart, TensorOverlap
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 SETTINGS, BEHIND = "configurations.csv", "configuration-rows.csv"

@@ -6,10 +6,10 @@ from typing import Literal
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import validate_model
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.model.attention import MLA
 from moesim.simulator.model.feed_forward.moe import MoE
@@ -18,7 +19,6 @@ from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape, ShapeSource
-from moesim.simulator.model.software import Software
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.software import GraphPart, Software
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.repeated import modules_of_model
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.trainers.export import Words

@@ -6,8 +6,8 @@ import pytest
 
 from moesim.simulator.cost.host import Launch, PassLaunches, launch_stall_s
 from moesim.simulator.cost.launches import device_reads
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.software import Software
 
 
 def test_a_read_holds_the_host_until_the_device_is_done() -> None:

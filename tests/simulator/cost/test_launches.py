@@ -10,11 +10,11 @@ from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.host import HostTimes, Launch, PassLaunches, launch_stall_s
 from moesim.simulator.cost.launches import around_block_s, block_family, pass_launches
 from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.primitives import gemm, move
-from moesim.simulator.model.software import Software
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict

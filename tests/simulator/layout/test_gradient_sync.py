@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.gradient_sync import GradientSync, check_gradient_sync
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 

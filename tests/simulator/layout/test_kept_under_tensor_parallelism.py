@@ -6,12 +6,12 @@ from typing import Literal
 
 import pytest
 
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute, RecomputePolicy
 from moesim.simulator.model.shape import ModelShape, ShapeSource
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 BF16 = PRECISIONS["bf16"]

@@ -14,6 +14,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.dispatchers.protocol import Call, ExpertBuffers
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.local_parameters import local_parameters
@@ -40,7 +41,6 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario.parallel import ParallelPlan
 
@@ -408,8 +408,8 @@ def test_deepep_buffers() -> None:
 
 def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     """benchmarks/gpu/results/2026-11-20-h200-host-launch.json: 8,192 tokens, the experts' half of a layer."""
+    from moesim.simulator.frameworks.software import Software
     from moesim.simulator.layout.activations import activation_bytes, cached_tensors
-    from moesim.simulator.model.software import Software
     from moesim.simulator.scoring.scoreboard.runs import MIXED, shape_of_run
 
     shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)

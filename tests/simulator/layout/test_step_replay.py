@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.allocator import AllocatorBytes
 from moesim.simulator.layout.eager_blocks import eager_block
 from moesim.simulator.layout.eager_tape import EagerOp, Tape, run_backward, run_forward, run_weights
@@ -22,7 +23,6 @@ from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import build
 

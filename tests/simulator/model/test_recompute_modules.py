@@ -11,6 +11,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.library import load_model
@@ -19,7 +20,6 @@ from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import MODULES, Module, Recompute, parse_recompute, recompute_label
 from moesim.simulator.model.repeated import check_recompute, checkpoints
-from moesim.simulator.model.software import Software
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace

@@ -9,13 +9,13 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.scoreboard import OpenRow, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.plan import policies_of, scenario_of

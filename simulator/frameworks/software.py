@@ -1,12 +1,22 @@
-"""Behaviour of the training framework, such as its attention kernels and the collectives that it overlaps."""
+"""What a training framework does in a step, as one value: the answers of a release, and single switches."""
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from moesim.hwmodels.frozen import Section
+from moesim.simulator.frameworks.registry import NONE, release_of
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 """Part of a layer that replays from a CUDA graph, or the whole step."""
@@ -36,8 +46,17 @@ class StaticExperts(Section):
 
 
 class Software(Section):
-    """Framework behaviour that changes a step; every option is off by default (docs/model.md, section 15)."""
+    """Framework behaviour that changes a step; every option is off by default (docs/model.md, section 15).
 
+    A `framework` answers all switches that are left out or null; a stated switch overrides its answer.
+    """
+
+    framework: str = Field(
+        NONE,
+        exclude_if=lambda name: name == NONE,
+        description="Trainer release whose behaviour the other keys of this section override, such as "
+        "`megatron-core-0.17` (`simulator/frameworks`); `none`: every option that is not stated is off.",
+    )
     attention: Literal["flash", "flex", "unfused"] = "flash"
     """`flash`: a fused kernel of a library; `flex`: PyTorch's compiled flex_attention, which is slower;
     `unfused`: two batched GEMMs and a softmax kernel, whose scores go through memory."""
@@ -173,6 +192,23 @@ class Software(Section):
     static_experts: StaticExperts | None = None
     """Buffers of routed experts have a fixed size; absent: as many rows as arrive, which the host reads."""
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _answered_by_framework(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, Mapping) or data.get("framework", NONE) == NONE:
+            return build(data)
+        stated = {switch: value for switch, value in data.items() if value is not None}
+        software = build({**release_of(stated.get("framework")).switches, **stated})
+        software.model_fields_set.intersection_update(stated)
+        return software
+
+    @model_serializer(mode="wrap")
+    def _as_stated(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = dump(self)
+        if self.framework == NONE or (info.context or {}).get("resolved"):
+            return data
+        return {switch: value for switch, value in data.items() if switch in self.model_fields_set}
+
     @model_validator(mode="after")
     def _compiled_blocks_are_fused(self) -> Self:
         if self.compiled_blocks and (self.kernels != "fused" or self.modules != "torch"):
@@ -193,6 +229,63 @@ class Software(Section):
             )
         return self
 
+    @property
+    def fsdp(self) -> bool:
+        """Whether PyTorch's FSDP, 1 or 2, holds parameters and gradients, which come and go."""
+        return self.parameters_copied or self.flat_parameters
+
+    @property
+    def makes_gradients_in_backward(self) -> bool:
+        """Whether the first backward of a step makes gradients; else they have buffers all along (eq. M47).
+
+        PyTorch's autograd makes a parameter's gradient in the backward after `zero_grad(set_to_none=True)`,
+        and so does FSDP. GEMMs that accumulate need a buffer (Megatron core's and Megatron-FSDP's), and
+        DeepSpeed's BF16 optimizer has one in FP32 (`deepspeed/runtime/bf16_optimizer.py`,
+        `fp32_groups_gradients_flat`).
+        """
+        return self.fsdp or self.weight_gradients in ("written", "added")
+
+    def keeps_whole_gradients(self, pp: int) -> bool:
+        """Whether micro-batches add into whole gradients, which are reduced after the last, in ZeRO-2 and 3.
+
+        Stages 0 and 1 do so anyway. Where `gradient_sync` does not say it, torch's pipelines with FSDP2 do
+        (eq. M45).
+        """
+        if self.gradient_sync is None:
+            return pp > 1 and self.parameters_copied
+        return self.gradient_sync == "last-microbatch"
+
+    @property
+    def loss_of_torch(self) -> bool:
+        """Whether the loss is PyTorch's own, eager or compiled with eager layers (eq. M44)."""
+        return "eager" in (self.kernels, self.loss)
+
+    @property
+    def buckets_by_chunk(self) -> bool:
+        """Whether gradients overlap by model chunk and rank, so that ranks with equal blocks may differ."""
+        return self.overlap_data_parallel and self.data_parallel_buckets == "megatron"
+
+    def bucket_size(self, ranks: int) -> int | None:
+        """Parameters in a bucket over `ranks` data-parallel ranks; None for one block.
+
+        Source of Megatron core's: NVIDIA/Megatron-LM@d98e8a64ddf3
+        megatron/core/distributed/distributed_data_parallel.py:134.
+        """
+        if self.bucket_parameters is not None:
+            return self.bucket_parameters
+        return max(40_000_000, 1_000_000 * ranks) if self.data_parallel_buckets == "megatron" else None
+
 
 PLAIN = Software()
 """Fused kernels, and no overlap of collectives."""
+
+
+def without_answers(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `software` without what a dump has of its framework, so that another one answers anew.
+
+    A dump without a framework has every switch; those at their defaults were not stated.
+    """
+    plain = PLAIN.model_dump(mode="json", exclude_none=True)
+    if not plain.keys() <= section.keys():
+        return dict(section)
+    return {switch: value for switch, value in section.items() if plain.get(switch) != value}

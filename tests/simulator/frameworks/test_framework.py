@@ -6,14 +6,14 @@ from math import fsum
 
 import pytest
 
+from moesim.simulator.frameworks.operators import apply_framework
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.attention import GQA
-from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software
 
 LLAMA = load_model("llama-3-8b")
 RECIPE = Precision(linear="bf16", loss="fp32")

@@ -6,11 +6,11 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.framework import apply_framework
+from moesim.simulator.frameworks.operators import apply_framework
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import PRECISIONS, Precision
-from moesim.simulator.model.software import Software
 
 FUSED = Software(expert_kernels="fused")
 

@@ -7,15 +7,14 @@ from math import fsum
 import pytest
 from pydantic import ValidationError
 
+from moesim.simulator.frameworks.operators import apply_framework, with_stash
+from moesim.simulator.frameworks.software import Software, StaticExperts
 from moesim.simulator.layout.activations import activation_bytes, stashed_bytes, working_bytes
-from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import Software, StaticExperts
-from moesim.simulator.model.static_experts import with_stash
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 TOKENS, ROWS = 4096, 8192.0

@@ -7,8 +7,8 @@ from math import fsum
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.eager import flat_gradients
-from moesim.simulator.model.framework_kernels import (
+from moesim.simulator.frameworks.eager import flat_gradients
+from moesim.simulator.frameworks.kernel_lists import (
     LayerSizes,
     framework_kernels,
     layer_sizes,

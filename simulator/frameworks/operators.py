@@ -1,0 +1,318 @@
+"""Adapts the operators of a block to the kernels and copies of the training framework (pure).
+
+One section a kind of work; what eager code and FSDP move stands in `eager.py`, what frameworks run around
+norms and at the end of a step in `kernel_lists.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from moesim.simulator.frameworks.eager import (
+    added_gradients,
+    copied_parameters,
+    copies_of_single_groups,
+    eager_operators,
+    flat_gradients,
+    narrow_accumulators,
+    passes_of_loss,
+    summed_gradients,
+)
+from moesim.simulator.frameworks.software import Software
+from moesim.simulator.model.feed_forward.router import GATE_BACKWARD_PASSES, GATE_FORWARD_PASSES
+from moesim.simulator.model.operator import Direction, Operator, Phase
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.primitives import BF16, move
+
+
+def apply_framework(
+    operators: Mapping[Phase, tuple[Operator, ...]],
+    software: Software,
+    recipe: Precision,
+    zero_stage: int,
+    parameters: float,
+    sharded: float,
+    *,
+    whole_gradients: bool = False,
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Return the operators of a block with what `software` adds (docs/model.md, section 15).
+
+    `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
+    replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
+    added up before they are reduced.
+    """
+    adapted = dict(operators)
+    if software.weight_gradients != "accumulated":
+        adapted = added_gradients(adapted, parameters, software.weight_gradients)
+    elif recipe.gradients == "bf16":
+        adapted = narrow_accumulators(adapted)
+    if software.expert_kernels == "fused":
+        adapted = fused_experts(adapted)
+    if software.pad_expert_rows and recipe.linear != "bf16":
+        adapted = padded_rows(adapted)
+    if software.router != "chain":
+        adapted = routed_by(adapted, software.router)
+    if software.expert_biases != "fused":
+        adapted = split_biases(adapted, software.expert_biases)
+    if software.flat_parameters and zero_stage == 3:
+        adapted = flat_gradients(
+            adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce], divided=software.gradients_divided
+        )
+    if software.loss != "fused":
+        adapted = passes_of_loss(adapted, software.loss)
+    if software.kernels == "eager":
+        adapted = eager_operators(adapted)
+        if software.gradient_sums:
+            adapted = summed_gradients(adapted, software.expert_biases == "repeated")
+        if software.expert_biases == "repeated":
+            adapted = clamped_activations(adapted)
+    if software.parameters_copied and zero_stage > 1:
+        adapted = copied_parameters(adapted, sharded, zero_stage, whole_gradients=whole_gradients)
+        if software.single_groups_copied and zero_stage == 3:
+            adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
+    return adapted
+
+
+# -- the router ----------------------------------------------------------------------------------------
+
+FUSED_KERNELS = 3
+"""Kernels of a fused router, forward and backward: choice, scores of the balance loss, and the loss
+(NVIDIA/TransformerEngine `pytorch/router.py`: `fused_topk_with_score_function`,
+`fused_compute_score_for_moe_aux_loss`, `fused_moe_aux_loss`)."""
+FUSED_PASSES = 7
+"""Reads and writes of a [tokens, experts] FP32 tensor by these kernels: logits, weights and saved scores of
+the first, logits, scores and saved scores of the second, scores of the third; maps of choices are small."""
+_CHAIN = {"gate.select": GATE_FORWARD_PASSES, "gate.select.backward": GATE_BACKWARD_PASSES}
+_ROUTER = frozenset({"gate", "gate.dgrad", "gate.wgrad", *_CHAIN})
+
+
+def routed_by(
+    operators: Mapping[Phase, tuple[Operator, ...]], router: str
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Replace the router's kernels; `router` is `fused` or `constant`."""
+    return {
+        phase: tuple(one for op in ops for one in _routed(op, router)) for phase, ops in operators.items()
+    }
+
+
+def _routed(op: Operator, router: str) -> tuple[Operator, ...]:
+    base = op.name.removesuffix(".recompute")
+    if router == "constant":
+        return () if base in _ROUTER else (op,)
+    if base not in _CHAIN:
+        return (op,)
+    share = FUSED_PASSES / _CHAIN[base]
+    size = {"bytes_read": op.bytes_read * share, "bytes_written": op.bytes_written * share}
+    return (replace(op, **size, launches=FUSED_KERNELS),)  # type: ignore[arg-type]
+
+
+# -- rows of experts padded for FP8 --------------------------------------------------------------------
+
+_BEFORE = {"experts.gate_up": "experts.pad", "experts.down.dgrad": "experts.pad_gradient"}
+_AFTER = {"experts.down": "experts.unpad", "experts.gate_up.dgrad": "experts.unpad_gradient"}
+
+
+def padded_rows(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+    """Pad the rows of every expert to a multiple of 16 or 32 for FP8 GEMMs, and take the padding out again.
+
+    Megatron core pads before the first projection and unpads behind the second; the backward does the reverse
+    (NVIDIA/Megatron-LM@core_v0.15.0 megatron/core/transformer/moe/experts.py:862 and 958,
+    NVIDIA/TransformerEngine@001b2b1e8 transformer_engine/pytorch/module/fp8_padding.py). Each copy reads and
+    writes all rows in BF16; the rows that are added are left out.
+    """
+    return {phase: tuple(one for op in ops for one in _copied(op)) for phase, ops in operators.items()}
+
+
+def _copied(op: Operator) -> tuple[Operator, ...]:
+    base = op.name.removesuffix(".recompute")
+    name = _BEFORE.get(base) or _AFTER.get(base)
+    if name is None or op.gemm is None:
+        return (op,)
+    columns = op.gemm.k if base in _BEFORE else op.gemm.n
+    size = op.gemm.m * columns * BF16
+    suffix = op.name.removeprefix(base)
+    copy = move(name + suffix, "copy", op.direction, size, size, variant="flat", per_received_row=True)
+    return (copy, op) if base in _BEFORE else (op, copy)
+
+
+# -- kernels inside the grouped GEMMs of experts -------------------------------------------------------
+
+EPILOGUES = frozenset(
+    {
+        "experts.scale_weights",
+        "experts.swiglu",
+        "experts.down.cast",
+        "experts.down.scales",
+        "experts.cache",
+        "experts.restore",
+        "experts.swiglu.backward",
+        "experts.weight_gradient",
+        "experts.scale_weights.backward",
+        "experts.down.input_cast_channel",
+        "experts.gate_up.cast_gradient",
+        "experts.gate_up.scales",
+        "experts.gate_up.gradient_cast_channel",
+    }
+)
+"""Operators that run in the epilogue of a grouped GEMM, or whose output it has written already."""
+
+
+def fused_experts(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+    """The operators of a block without the kernels between its grouped GEMMs; recomputed ones stay.
+
+    Transformer Engine's fused grouped MLP writes activations and their gradients from the epilogue of the
+    GEMM before them: the activation times the routing weight, quantised by rows and by columns, behind the
+    first projection, and its backward, with the gradient of the weight, behind the input gradient of the
+    second (NVIDIA/TransformerEngine@d0067d0da transformer_engine/pytorch/ops/fused/grouped_mlp.py). The
+    epilogue's bytes move while tensor cores compute and add no time; pre-activations stay in BF16.
+    """
+    return {
+        phase: tuple(op for op in ops if op.recompute or op.name not in EPILOGUES)
+        for phase, ops in operators.items()
+    }
+
+
+# -- biases of experts outside of their GEMMs ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBias:
+    """Bytes per element of a projection's output and kernels per expert, forward and backward."""
+
+    forward_bytes: float
+    backward_bytes: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
+    # Megatron core adds the second projection's bias, all in BF16: forward writes bias times weight (2), adds
+    # it (4 + 2) and joins (2 + 2); backward joins the parts' gradients (2 + 2), multiplies them by weights
+    # and by biases and sums both products (2 x 6). NVIDIA/Megatron-LM@core_v0.15.0
+    # megatron/core/transformer/moe/experts.py:823 `_apply_bias`.
+    "split": {"down": SplitBias(12.0, 16.0, 2, 4)},
+    # Automodel adds both, the second with FP32 weights: product (4), sum (6 + 4), join (4 + 4) and cast
+    # (4 + 2) forward; backward casts to FP32 (2 + 4) and back (4 + 2), joins (2 + 2), one product and its sum
+    # (12): the weights of its gate for benchmarks are constants without a gradient (`FakeBalancedGate`).
+    # NVIDIA-NeMo/Automodel@2c236e081 nemo_automodel/components/moe/layers.py:356 `_apply_bias`.
+    "split-fp32": {
+        "gate_up": SplitBias(8.0, 6.0, 1, 1),
+        "down": SplitBias(28.0, 28.0, 2, 3),
+    },
+    # torchtitan repeats both biases by row (2), joins them to rows of padding (2 + 2) and adds them (4 + 2);
+    # the gradient of a bias is a sum over rows, which every framework has. torchtitan 0.2.2
+    # torchtitan/models/gpt_oss/model/moe.py, `_run_experts_grouped_mm`.
+    "repeated": {"gate_up": SplitBias(12.0, 0.0, 8, 0), "down": SplitBias(12.0, 0.0, 8, 0)},
+}
+"""Projections whose bias is added outside the GEMM, by `software.expert_biases`."""
+
+
+CLAMPED_FORWARD, CLAMPED_BACKWARD = (22.0, 14.0), (58.0, 42.0)
+"""Bytes read and written per element of the experts' intermediate rows by torchtitan's clamped SwiGLU (same
+file, `swiglu`). Forward: two clamps of every second column (4 + 2 each), two scalings, a sigmoid (2 + 2
+each) and two products (4 + 2 each). Backward: four products (16 + 8), gradients of sigmoid (4 + 2) and
+scaling (2 + 2), comparisons and choices of both clamps (20 + 8), a sum (4 + 2), both slices into zeroed
+buffers (4 + 16) and their sum (8 + 4)."""
+CLAMPED_FORWARD_KERNELS, CLAMPED_BACKWARD_KERNELS = 7, 18
+EAGER_FORWARD_BYTES, EAGER_BACKWARD_BYTES = 10.0, 18.0
+"""Bytes per such element of eager SwiGLU (`simulator/frameworks/eager.py`)."""
+
+
+def clamped_activations(
+    operators: Mapping[Phase, tuple[Operator, ...]],
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Replace eager SwiGLU of routed experts by torchtitan's clamped one, a kernel for every operator."""
+    return {phase: tuple(map(_clamped, ops)) for phase, ops in operators.items()}
+
+
+def _clamped(op: Operator) -> Operator:
+    base = op.name.removesuffix(".recompute")
+    if base not in ("experts.swiglu", "experts.swiglu.backward"):
+        return op
+    backward = base.endswith("backward")
+    elements = (op.bytes_read + op.bytes_written) / (
+        EAGER_BACKWARD_BYTES if backward else EAGER_FORWARD_BYTES
+    )
+    read, written = CLAMPED_BACKWARD if backward else CLAMPED_FORWARD
+    kernels = CLAMPED_BACKWARD_KERNELS if backward else CLAMPED_FORWARD_KERNELS
+    return replace(
+        op,
+        bytes_read=elements * read,
+        bytes_written=elements * written,
+        launches=kernels,
+        variant="clamped_backward" if backward else "clamped_forward",
+    )
+
+
+def split_biases(
+    operators: Mapping[Phase, tuple[Operator, ...]], how: str
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Add the biases of experts by `how`, a key of `SPLIT_BIASES`, to blocks that have such biases.
+
+    Bytes per element were counted in the code: rows are split by expert, each part gets its bias, times the
+    weights of its tokens, and the parts are joined again.
+    """
+    if not any(op.name == "experts.down.bias" for op in operators.get("mlp F", ())):
+        return dict(operators)
+    return {phase: tuple(one for op in ops for one in _split(op, how)) for phase, ops in operators.items()}
+
+
+def _split(op: Operator, how: str) -> tuple[Operator, ...]:
+    base = op.name.removesuffix(".recompute")
+    if base == "experts.down.bias":
+        return ()
+    if base == "experts.bias.wgrad" and how == "repeated":
+        return (replace(op, variant="index_add"),)
+    for projection, bias in SPLIT_BIASES[how].items():
+        if base == f"experts.{projection}":
+            return op, _added(op, projection, bias.forward_bytes, bias.forward_kernels, how != "repeated")
+        if not bias.backward_kernels:
+            continue
+        if base == f"experts.{projection}.dgrad":
+            return _added(op, projection, bias.backward_bytes, bias.backward_kernels), op
+    return (op,)
+
+
+def _added(gemm: Operator, projection: str, size: float, kernels: int, by_expert: bool = True) -> Operator:
+    """The kernels around a grouped GEMM; rows and columns are those of the projection's output."""
+    assert gemm.gemm is not None
+    shape = gemm.gemm
+    columns = shape.n if gemm.direction == "F" or gemm.recompute else shape.k
+    half = shape.m * columns * size / 2
+    name = f"experts.{projection}.bias" + (".recompute" if gemm.recompute else "")
+    if gemm.direction == "I" and not gemm.recompute:
+        name = f"experts.{projection}.bias.backward"
+    op = move(
+        name, "elementwise", gemm.direction, half, half,
+        variant="add", launches=kernels * (shape.groups if by_expert else 1), per_received_row=True,
+    )  # fmt: skip
+    return replace(op, recompute=gemm.recompute)
+
+
+# -- experts with buffers of a fixed size --------------------------------------------------------------
+
+TENSORS = 6
+"""Tensors that are copied, each by a kernel: inputs of both projections with their scales, the output of the
+first, and the routing weights (`GroupedTensor` saves of Transformer Engine's grouped MLP)."""
+
+
+def with_stash(
+    operators: Mapping[Phase, tuple[Operator, ...]], stashed_bytes: float
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Return the operators of a block with its copies of `stashed_bytes`, behind F and before I.
+
+    Megatron core copies what the experts keep to pages when their forward ends, and back before their
+    backward, each with one kernel that reads the number of rows on the device (NVIDIA/Megatron-LM@d98e8a64
+    megatron/core/transformer/moe/ops/paged_stash.py). The kernels run on a stream of their own; they are
+    priced as if no compute hid them.
+    """
+    out = dict(operators)
+    if stashed_bytes > 0.0 and "mlp F" in out:
+        out["mlp F"] = (*out["mlp F"], _copy("experts.stash", "F", stashed_bytes))
+        out["mlp I"] = (_copy("experts.unstash", "I", stashed_bytes), *out["mlp I"])
+    return out
+
+
+def _copy(name: str, direction: Direction, size: float) -> Operator:
+    return move(name, "copy", direction, size, size, variant="flat", launches=TENSORS, per_received_row=True)

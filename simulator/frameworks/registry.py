@@ -1,0 +1,71 @@
+"""Registry of trainer releases, each a file with its answers to the switches of `software`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NamedTuple, TypeAlias
+
+from moesim.hwmodels.errors import LegalValuesError
+from moesim.hwmodels.validation import nearest
+
+NONE = "none"
+"""The release of a scenario that names no framework."""
+
+RELEASES = (
+    NONE,
+    "torchtitan-0.2",
+    "megatron-core-0.16",
+    "megatron-core-0.17",
+    "megatron-bridge-0.4",
+    "nemo-25",
+    "deepspeed-0.19",
+)
+"""The releases; `a-1.2` is the module `a_1_2.py`, which is loaded only where a scenario names it."""
+
+OF_THE_RUN = frozenset(
+    {"framework", "dropout", "allocator", "host", "host_slowness", "cuda_graphs", "static_experts"}
+)
+"""Switches that a run's own configuration or machine decides, whatever its trainer."""
+
+Value: TypeAlias = str | bool | int | None
+
+
+class Answer(NamedTuple):
+    """What a release does, as the value of a switch (None: what an absent key means), and who says so."""
+
+    value: Value
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A trainer release: its answers by switch. Other switches stay as they are without a framework."""
+
+    title: str
+    answers: Mapping[str, Answer]
+
+    @property
+    def switches(self) -> dict[str, Value]:
+        """The value of every switch that the release answers."""
+        return {switch: answer.value for switch, answer in self.answers.items()}
+
+    def assumed(self, switches: Iterable[str]) -> tuple[str, ...]:
+        """Those of `switches` for which nobody has read what the release does."""
+        return tuple(s for s in switches if s not in self.answers and s not in OF_THE_RUN)
+
+
+def release_of(name: object) -> Release:
+    """The release of a name; raises LegalValuesError, with the known names, for any other."""
+    if name not in RELEASES:
+        text = str(name)[:60]
+        raise LegalValuesError(
+            f"framework={text!r} is not known{nearest(text, list(RELEASES))}; known: {', '.join(RELEASES)}; "
+            "or leave framework out and state the switches",
+            "framework",
+            RELEASES,
+        )
+    module = str(name).replace("-", "_").replace(".", "_")
+    release: Release = import_module(f"moesim.simulator.frameworks.{module}").RELEASE
+    return release

@@ -1,0 +1,45 @@
+"""torchtitan 0.2 (read at 0.2.2) as its defaults run it: eager blocks under FSDP2, on torch 2.11."""
+
+from __future__ import annotations
+
+from moesim.simulator.frameworks.registry import Answer, Release
+
+_TITAN = "torchtitan 0.2.2 torchtitan"
+_PARALLEL = f"{_TITAN}/models/llama3/infra/parallelize.py"
+_CONFIG = f"{_TITAN}/config/job_config.py"
+
+RELEASE = Release(
+    "torchtitan 0.2",
+    {
+        "attention": Answer("flash", f"{_TITAN}/models/attention.py: ScaledDotProductAttentionWrapper"),
+        "op_keeps_transfers": Answer(
+            True, f"{_TITAN}/models/deepseek_v3/infra/parallelize.py:41: all_to_all_single; qwen3 lacks it"
+        ),
+        "router": Answer("chain", f"{_TITAN}/models/moe/moe.py: TokenChoiceTopKRouter"),
+        "expert_biases": Answer("repeated", f"{_TITAN}/models/gpt_oss/model/moe.py: _run_experts_grouped_mm"),
+        "kernels": Answer("eager", f"{_CONFIG}: compile.enable is off"),
+        "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
+        "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),
+        "parameters_copied": Answer(True, f"{_PARALLEL}: fully_shard of every block"),
+        "single_groups_copied": Answer(True, f"{_TITAN}/models/llama4/infra/parallelize.py:404: the experts"),
+        "flat_parameters": Answer(False, f"{_PARALLEL}: FSDP2, not FSDP1"),
+        "gradients_divided": Answer(False, f"{_PARALLEL}: FSDP2, not FSDP1"),
+        "allocator": Answer("expandable", "pytorch/torchtitan run_train.sh: expandable_segments:True"),
+        "layer_kernels": Answer("plain", f"{_TITAN}/models: what `kernels: eager` counts"),
+        "step_kernels": Answer(
+            "torch",
+            f"{_TITAN}/distributed/utils.py: clip_grad_norm_; a pipeline has torch-fsdp2",
+        ),
+        "gradients_all_reduced": Answer(False, f"{_PARALLEL}: fully_shard scatters them"),
+        "weight_gradients": Answer("written", f"{_PARALLEL}: fully_shard; autograd writes gradients"),
+        "placeholder_gradients": Answer(False, f"{_TITAN}/models: no Transformer Engine"),
+        "loss": Answer("eager", f"{_TITAN}/components/loss.py: cross_entropy of logits in FP32"),
+        "overlap_tensor_parallel": Answer("none", f"{_CONFIG}: enable_async_tensor_parallel is off"),
+        "overlap_data_parallel": Answer(True, f"{_PARALLEL}: fully_shard, which always overlaps"),
+        "gradient_sync": Answer(None, f"{_TITAN}/train.py: reductions stay on between micro-batches"),
+        "awaited_sends": Answer("schedule", "torch.distributed.pipelining: sends are posted"),
+        "modules": Answer("torch", f"{_TITAN}/models: PyTorch's own"),
+        "dtensor": Answer(True, f"{_PARALLEL}:173: parallelize_module"),
+        "garbage_collection": Answer("fixed", f"{_TITAN}/tools/utils.py: GarbageCollection, by gc_freq"),
+    },
+)
