@@ -16,7 +16,9 @@ RELEASE = Release(
             True, f"{_TITAN}/models/deepseek_v3/infra/parallelize.py:41: all_to_all_single; qwen3 lacks it"
         ),
         "router": Answer("chain", f"{_TITAN}/models/moe/moe.py: TokenChoiceTopKRouter"),
-        "expert_biases": Answer("repeated", f"{_TITAN}/models/gpt_oss/model/moe.py: _run_experts_grouped_mm"),
+        "expert_biases": Answer(
+            "fused", f"{_TITAN}/models/moe/moe.py: none but in gpt_oss (`repeated`)"
+        ),
         "kernels": Answer("eager", f"{_CONFIG}: compile.enable is off"),
         "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
         "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),

@@ -20,6 +20,7 @@ KINDS = (
     "A scenario key",
     "A calibration importer",
     "A trainer",
+    "A trainer release",
 )
 IN_PROCESS = ("A schedule", "An attention kind", "An engine")
 """Recipes whose own test registers a larger toy while it runs; what the page prints is carried out here."""

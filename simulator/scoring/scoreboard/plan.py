@@ -19,7 +19,12 @@ from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
 from moesim.simulator.scoring import mlperf
-from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
+from moesim.simulator.scoring.scoreboard.configurations import (
+    Published,
+    differs_from,
+    left_out_of,
+    published_of,
+)
 from moesim.simulator.scoring.scoreboard.launching import launching_of
 from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
@@ -246,41 +251,23 @@ def software_of(row: OpenRow) -> Software:
     The defaults are fused kernels, collectives of data and context parallelism that hide behind compute, and
     those of tensor parallelism as Transformer Engine runs them without user buffers.
     """
-    published, fsdp = published_of(row), sharding_of(row).fsdp
-    hidden, copied = (
-        (published.overlap_context_parallel, published.overlap_data_parallel),
-        published.parameters_copied,
-    )
-    return Software(
-        attention=published.attention or "flash",
-        dropout=bool(published.dropout),
-        fp8_scales="current" if published.fp8_scales == "current" else "delayed",
-        pad_expert_rows=bool(published.pad_expert_rows),
-        router=published.router or "chain",
-        expert_biases=published.expert_biases or "fused",
-        expert_kernels=published.expert_kernels or "separate",
-        fp8_activations=published.fp8_activations or "fused",
-        loss=published.loss or "fused",
-        weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
-        parameters_copied=row.zero_or_fsdp.startswith("fsdp2") if copied is None else copied,
-        flat_parameters=bool(published.flat_parameters),
-        gradients_divided=bool(published.gradients_divided),
-        placeholder_gradients=bool(published.placeholder_gradients),
-        kernels=published.kernels or "fused",
-        layer_kernels=published.layer_kernels or "plain",
-        step_kernels=published.step_kernels or "plain",
-        gradients_all_reduced=bool(published.gradients_all_reduced),
-        tied_tables_reduced=True,
-        end_collectives=True,
-        amax_reduction=published.amax_reduction or "none",
-        awaited_sends=_awaited_sends(row),
-        overlap_tensor_parallel=published.overlap_tensor_parallel or "weight-gradient",
-        overlap_context_parallel=hidden[0] is not False,
-        overlap_data_parallel=hidden[1] is not False,
-        data_parallel_buckets=published.data_parallel_buckets or "layer",
-        bucket_parameters=published.bucket_parameters,
-        **launching_of(row),
-    )
+    published = published_of(row)
+    usual = {
+        "weight_gradients": "written" if sharding_of(row).fsdp else "accumulated",
+        "parameters_copied": row.zero_or_fsdp.startswith("fsdp2"),
+        "overlap_tensor_parallel": "weight-gradient",
+        "overlap_context_parallel": True,
+        "overlap_data_parallel": True,
+    }
+    switches = Software.model_fields.keys() & Published.model_fields.keys()
+    stated = {switch: value for switch in switches if (value := getattr(published, switch)) is not None}
+    always = {
+        "fp8_scales": "current" if published.fp8_scales == "current" else "delayed",
+        "tied_tables_reduced": True,
+        "end_collectives": True,
+        "awaited_sends": _awaited_sends(row),
+    }
+    return Software.model_validate(usual | stated | always | launching_of(row))
 
 
 def _awaited_sends(row: OpenRow) -> Awaited:

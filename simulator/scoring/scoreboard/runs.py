@@ -151,15 +151,8 @@ def scenario_of_run(run: Run) -> Scenario:
         variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
         run=RunPlan(tokens=float(run.sequences * run.sequence)),
         software=Software(
-            kernels="eager",
-            parameters_copied=True,
-            allocator="expandable",
-            gradient_sums=True,
-            single_groups_copied=True,
-            overlap_data_parallel=True,
+            framework="torchtitan-0.2",
             host="emerald-rapids-vm",
-            weight_gradients="written",
-            loss="eager",
             step_kernels="torch" if zero == 3 else "torch-fsdp2",
         ),
     )
