@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.registry import Answer, Release
+from moesim.simulator.frameworks.registry import OF_FSDP, Answer, Release, all_off
 
 _RUNTIME = "deepspeed 0.19.8 deepspeed/runtime"
 _MODEL = "bigscience-workshop/Megatron-DeepSpeed@8387ae17 megatron"
@@ -10,10 +10,7 @@ _MODEL = "bigscience-workshop/Megatron-DeepSpeed@8387ae17 megatron"
 RELEASE = Release(
     "DeepSpeed 0.19",
     {
-        "parameters_copied": Answer(False, f"{_RUNTIME}/zero: not FSDP"),
-        "single_groups_copied": Answer(False, f"{_RUNTIME}/zero: not FSDP"),
-        "flat_parameters": Answer(False, f"{_RUNTIME}/zero: not FSDP"),
-        "gradients_divided": Answer(False, f"{_RUNTIME}/zero: not FSDP"),
+        **all_off(f"{_RUNTIME}/zero: its own partitions", *OF_FSDP),
         "step_kernels": Answer("deepspeed-bf16", f"{_RUNTIME}/bf16_optimizer.py: step"),
         "gradients_all_reduced": Answer(True, f"{_RUNTIME}/pipe/engine.py:297: _bf16_reduce_grads"),
         "tied_tables_reduced": Answer(True, f"{_RUNTIME}/pipe/engine.py:269: _exec_reduce_tied_grads"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.registry import Answer, Release
+from moesim.simulator.frameworks.registry import OF_FSDP, Answer, Release, all_off
 
 
 def answers(revision: str) -> dict[str, Answer]:
@@ -24,10 +24,7 @@ def answers(revision: str) -> dict[str, Answer]:
         "expert_biases": Answer("split", f"{moe}/experts.py: _apply_bias"),
         "kernels": Answer("fused", f"{core}/fusions"),
         "gradient_sums": Answer(False, f"{core}/transformer/attention.py: linear_qkv is one layer"),
-        "parameters_copied": Answer(False, f"{reduction}/param_and_grad_buffer.py: not FSDP2"),
-        "single_groups_copied": Answer(False, f"{reduction}/param_and_grad_buffer.py: not FSDP2"),
-        "flat_parameters": Answer(False, f"{reduction}/param_and_grad_buffer.py: not FSDP1"),
-        "gradients_divided": Answer(False, f"{reduction}/param_and_grad_buffer.py: not FSDP1"),
+        **all_off(f"{reduction}/param_and_grad_buffer.py: its own buffers", *OF_FSDP),
         "layer_kernels": Answer("megatron-te", f"{core}/fusions/fused_bias_dropout.py: one kernel"),
         "step_kernels": Answer("megatron-ddp", f"{arguments}: check_for_nan_in_loss_and_grad is on"),
         "gradients_all_reduced": Answer(False, f"{reduction}/param_and_grad_buffer.py: start_grad_sync"),

@@ -29,6 +29,9 @@ OF_THE_RUN = frozenset(
 )
 """Switches that a run's own configuration or machine decides, whatever its trainer."""
 
+OF_FSDP = ("parameters_copied", "single_groups_copied", "flat_parameters", "gradients_divided")
+"""Switches that only PyTorch's FSDP, 1 or 2, turns on."""
+
 Value: TypeAlias = str | bool | int | None
 
 
@@ -37,6 +40,11 @@ class Answer(NamedTuple):
 
     value: Value
     source: str
+
+
+def all_off(source: str, *switches: str) -> dict[str, Answer]:
+    """The answer that none of `switches` is on."""
+    return dict.fromkeys(switches, Answer(False, source))
 
 
 @dataclass(frozen=True, slots=True)

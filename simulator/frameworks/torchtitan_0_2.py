@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.registry import Answer, Release
+from moesim.simulator.frameworks.registry import Answer, Release, all_off
 
 _TITAN = "torchtitan 0.2.2 torchtitan"
 _PARALLEL = f"{_TITAN}/models/llama3/infra/parallelize.py"
@@ -16,23 +16,19 @@ RELEASE = Release(
             True, f"{_TITAN}/models/deepseek_v3/infra/parallelize.py:41: all_to_all_single; qwen3 lacks it"
         ),
         "router": Answer("chain", f"{_TITAN}/models/moe/moe.py: TokenChoiceTopKRouter"),
-        "expert_biases": Answer(
-            "fused", f"{_TITAN}/models/moe/moe.py: none but in gpt_oss (`repeated`)"
-        ),
+        "expert_biases": Answer("fused", f"{_TITAN}/models/moe/moe.py: none but in gpt_oss (`repeated`)"),
         "kernels": Answer("eager", f"{_CONFIG}: compile.enable is off"),
         "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
         "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),
         "parameters_copied": Answer(True, f"{_PARALLEL}: fully_shard of every block"),
         "single_groups_copied": Answer(True, f"{_TITAN}/models/llama4/infra/parallelize.py:404: the experts"),
-        "flat_parameters": Answer(False, f"{_PARALLEL}: FSDP2, not FSDP1"),
-        "gradients_divided": Answer(False, f"{_PARALLEL}: FSDP2, not FSDP1"),
+        **all_off(f"{_PARALLEL}: FSDP2", "flat_parameters", "gradients_divided", "gradients_all_reduced"),
         "allocator": Answer("expandable", "pytorch/torchtitan run_train.sh: expandable_segments:True"),
         "layer_kernels": Answer("plain", f"{_TITAN}/models: what `kernels: eager` counts"),
         "step_kernels": Answer(
             "torch",
             f"{_TITAN}/distributed/utils.py: clip_grad_norm_; a pipeline has torch-fsdp2",
         ),
-        "gradients_all_reduced": Answer(False, f"{_PARALLEL}: fully_shard scatters them"),
         "weight_gradients": Answer("written", f"{_PARALLEL}: fully_shard; autograd writes gradients"),
         "placeholder_gradients": Answer(False, f"{_TITAN}/models: no Transformer Engine"),
         "loss": Answer("eager", f"{_TITAN}/components/loss.py: cross_entropy of logits in FP32"),

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, PositiveInt
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.frameworks.software import GraphPart, TensorOverlap
+from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.model.precision import Format
 from moesim.simulator.model.recompute import RecomputeKey, RecomputePolicy
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
@@ -25,10 +26,6 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow
 SETTINGS, BEHIND = "configurations.csv", "configuration-rows.csv"
 LEFT_OUT = "left out"
 """Value of the column `here` for a setting that the model cannot express; its note says how it is priced."""
-
-
-def _words(text: object) -> object:
-    return () if text == "none" else tuple(text.split()) if isinstance(text, str) else text
 
 
 def _layers(text: object) -> object:
@@ -42,7 +39,7 @@ def _layers(text: object) -> object:
 class Published(BaseModel):
     """The settings of a row's configurations; None if no configuration states the field.
 
-    Each field means the same as in `Software`, `Precision`, `ParallelPlan` or `ModelShape`.
+    Each field means the same as in `Precision`, `ParallelPlan` or `ModelShape`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,43 +71,24 @@ class Published(BaseModel):
     parameters: Literal["bf16", "fp8", "fp32"] | None = None
     master_weights: Format | None = None
     moments: Format | None = None
-    loss: Literal["fused", "compiled", "chain"] | None = None
-    attention: Literal["flash", "flex", "unfused"] | None = None
     attention_format: Literal["fp8", "bf16"] | None = None
     """Format of the core attention's operands (`Precision.attention`)."""
-    dropout: bool | None = None
     fp8_scales: Literal["delayed", "current", "tile", "mx"] | None = None
     """Scales of FP8 GEMMs; `tile` and `mx` set `Precision.scaling`."""
-    fp8_activations: Literal["fused", "separate"] | None = None
-    router: Literal["chain", "fused", "constant"] | None = None
-    pad_expert_rows: bool | None = None
-    expert_kernels: Literal["separate", "fused"] | None = None
-    expert_biases: Literal["fused", "split", "split-fp32"] | None = None
-    weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
-    parameters_copied: bool | None = None
-    flat_parameters: bool | None = None
-    gradients_divided: bool | None = None
-    placeholder_gradients: bool | None = None
-    layer_kernels: str | None = None
-    step_kernels: str | None = None
-    gradients_all_reduced: bool | None = None
-    kernels: Literal["fused", "eager"] | None = None
-    amax_reduction: Literal["none", "tensor-parallel", "data-parallel"] | None = None
-    overlap_tensor_parallel: TensorOverlap | None = None
-    overlap_context_parallel: bool | None = None
-    overlap_data_parallel: bool | None = None
-    data_parallel_buckets: Literal["layer", "megatron"] | None = None
-    bucket_parameters: PositiveInt | None = None
     overlap_expert_parallel: bool | None = None
     """All-to-alls run behind the compute of another micro-batch: 1F1B of overlapped pairs."""
-    modules: Literal["torch", "transformer-engine", "megatron-core"] | None = None
-    cuda_graphs: Annotated[tuple[GraphPart, ...] | None, BeforeValidator(_words)] = None
     tied_embeddings: bool | None = None
     vocab: PositiveInt | None = None
     mtp: NonNegativeInt | None = None
     dense_layers: NonNegativeInt | None = None
     """Number of first layers with a dense FFN, if a shortened model differs from the whole one."""
     profile: str | None = None
+    software: Software = PLAIN
+    """The switches that a configuration states, and the others at their defaults."""
+
+
+SWITCHES = Software.model_fields.keys() - Published.model_fields.keys() - {"framework"}
+"""Fields of the table that are switches of `software`; "none" and words joined by blanks are CUDA graphs."""
 
 
 class Setting(BaseModel):
@@ -189,8 +167,16 @@ def published_of(row: OpenRow) -> Published:
                 f"{SETTINGS}: {row.id} has two values of {setting.field}: {other.here} ({other.place}) and "
                 f"{setting.here} ({setting.place}); one configuration must not stand behind it"
             )
-    values = {name: setting.here for name, setting in chosen.items()}
-    return validate_model(Published, values, f"{SETTINGS}: {row.id}")
+    return read_settings({name: setting.here for name, setting in chosen.items()}, f"{SETTINGS}: {row.id}")
+
+
+def read_settings(values: Mapping[str, str], place: str) -> Published:
+    """The settings of texts by field of the table. Raises InputError with the place for a malformed one."""
+    switches: dict[str, Any] = {name: text for name, text in values.items() if name in SWITCHES}
+    if "cuda_graphs" in switches:
+        switches["cuda_graphs"] = tuple(switches["cuda_graphs"].replace("none", "").split())
+    others = {name: text for name, text in values.items() if name not in SWITCHES}
+    return validate_model(Published, {**others, "software": switches}, place)
 
 
 def left_out_of(row: OpenRow) -> tuple[str, ...]:
@@ -218,7 +204,7 @@ def settings() -> tuple[Setting, ...]:
     """Every published setting, in the file's order. Raises InputError for a malformed line."""
     found = tuple(validate_model(Setting, record, SETTINGS) for record in _records(SETTINGS))
     for setting in found:
-        if setting.field not in ("", *Published.model_fields):
+        if setting.field not in ("", *Published.model_fields, *SWITCHES):
             raise InputError(f"{SETTINGS}: {setting.place}: field {setting.field!r} is not known")
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
@@ -20,12 +20,10 @@ from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLA
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.configurations import (
-    Published,
     differs_from,
     left_out_of,
     published_of,
 )
-from moesim.simulator.scoring.scoreboard.launching import launching_of
 from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 from moesim.simulator.scoring.scoreboard.shapes import shape_of
@@ -200,7 +198,7 @@ def precision_of(row: OpenRow) -> Precision:
         linear="fp4" if text == "nvfp4" else "fp8" if fp8 else "bf16",
         scaling=scaling,
         attention=published.attention_format or "bf16",
-        loss="bf16" if (published.loss or "fused") == "fused" else "fp32",
+        loss="bf16" if published.software.loss == "fused" else "fp32",
         parameters=published.parameters or "bf16",
         master_weights=published.master_weights or "fp32",
         moments=published.moments or "fp32",
@@ -259,15 +257,34 @@ def software_of(row: OpenRow) -> Software:
         "overlap_context_parallel": True,
         "overlap_data_parallel": True,
     }
-    switches = Software.model_fields.keys() & Published.model_fields.keys()
-    stated = {switch: value for switch in switches if (value := getattr(published, switch)) is not None}
     always = {
         "fp8_scales": "current" if published.fp8_scales == "current" else "delayed",
         "tied_tables_reduced": True,
         "end_collectives": True,
         "awaited_sends": _awaited_sends(row),
     }
+    stated = published.software.model_dump(exclude_unset=True)
     return Software.model_validate(usual | stated | always | launching_of(row))
+
+
+HOSTS = {"GB": "grace-gb200", "A100": "epyc-7742", "MI": "epyc-9004"}
+"""Hosts by the beginning of an accelerator's name: of an NVL72 tray, a DGX A100 and an Instinct node. A host
+without published launch times is assumed to be as fast as that of a DGX H100."""
+OTHER_HOST = "xeon-8480c"
+MEGATRON_SOURCES = ("MoE Parallel Folding", "NVIDIA/NeMo")
+"""Beginnings of sources whose runs are Megatron core's, where no configuration says so."""
+
+
+def launching_of(row: OpenRow) -> dict[str, Any]:
+    """The switches of kernel launches: the host, the module library and the CUDA graphs of a row."""
+    stated = published_of(row).software
+    megatron = stated.layer_kernels == "megatron-te" or row.source.startswith(MEGATRON_SOURCES)
+    usual = "megatron-core" if megatron else "transformer-engine"
+    return {
+        "host": next((host for begin, host in HOSTS.items() if row.hardware.startswith(begin)), OTHER_HOST),
+        "modules": stated.modules if "modules" in stated.model_fields_set else usual,
+        "cuda_graphs": stated.cuda_graphs,
+    }
 
 
 def _awaited_sends(row: OpenRow) -> Awaited:

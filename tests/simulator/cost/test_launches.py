@@ -21,7 +21,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.host_report import BOUND_SHARE
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard import open_rows
-from moesim.simulator.scoring.scoreboard.launching import launching_of
+from moesim.simulator.scoring.scoreboard.plan import launching_of
 from moesim.simulator.scoring.scoreboard.runs import runs, scenario_of_run
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.sources import HOST

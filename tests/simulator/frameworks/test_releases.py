@@ -1,4 +1,4 @@
-"""simulator/frameworks: a release is one value of `software`, single switches override it, and all is told."""
+"""simulator/frameworks: a release is one value of `software`, single switches override it, all is told."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_a_release_changes_the_step_and_its_answers_are_defaults_with_sources() 
     assert step > moesim.simulate(*SMALL).step.time_s  # passes of the loss, split biases and checks for NaN
     again = Scenario.model_validate(bridge.to_dict())
     assert again.software == bridge.software and again.defaults == bridge.defaults
-    assert moesim.simulate(bridge.replace(**{"software.framework": NONE})).step == moesim.simulate(*SMALL).step
+    assert (
+        moesim.simulate(bridge.replace(**{"software.framework": NONE})).step == moesim.simulate(*SMALL).step
+    )
 
 
 def test_what_nobody_has_read_is_listed_as_assumed() -> None:
