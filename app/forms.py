@@ -14,7 +14,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.file_limits import check
+from moesim.hwmodels.yaml_io import check
 
 PARAMETER = "form"
 MOST_FIELDS = 40

@@ -16,7 +16,7 @@ from typing import Any
 
 from moesim.app import uploads
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.file_limits import check
+from moesim.hwmodels.yaml_io import check
 
 PARAMETER = "packed"
 """Query parameter that holds the text in the place of `preset` and `set`."""

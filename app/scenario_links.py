@@ -15,11 +15,10 @@ from moesim.app import packed_links, uploads
 from moesim.hwmodels import list_clusters, load_cluster
 from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.file_limits import check
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.provenance import OWN, STATED_IN
-from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.hwmodels.yaml_io import check, parse_mapping
 from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.machine import may_change_machine

@@ -30,7 +30,7 @@ MAIN = Path(__file__).resolve().parent / "main.py"
 
 NEEDED = (
     "PIL.Image",
-    "moesim.hwmodels.full_yaml",
+    "yaml",
     "moesim.simulator.studies.explain",
     "pandas",
     "plotly.io",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from moesim.hwmodels.calibration import (
     CalibrationProfile,
@@ -231,7 +230,7 @@ def profile_text(profile: CalibrationProfile, *, as_json: bool = False) -> str:
     if as_json:
         text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     else:
-        text = dump_mapping({key: _styled(key, value) for key, value in data.items()})
+        text = dump_mapping(data, compact=_FLOW_KEYS)
     name = f"{profile.name}{'.json' if as_json else '.yaml'}"
     back = validate_model(CalibrationProfile, parse_mapping(text, name), name)
     if profile_mapping(back) != data:
@@ -265,19 +264,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
-    return value
-
-
-def _styled(key: str, value: Any) -> Any:
-    """Mark short values (rows of points, residuals, conditions) for one line, and the rest for blocks."""
-    if isinstance(value, dict):
-        styled = CommentedMap({name: _styled(name, item) for name, item in value.items()})
-        if key in _FLOW_KEYS:
-            styled.fa.set_flow_style()
-        return styled
-    if isinstance(value, list):
-        items = CommentedSeq([_styled("", item) for item in value])
-        if key in _FLOW_KEYS or all(not isinstance(item, dict | list) for item in value):
-            items.fa.set_flow_style()
-        return items
     return value

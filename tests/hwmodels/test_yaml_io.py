@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
@@ -25,8 +26,26 @@ def test_whole_numbers_in_every_base() -> None:
     assert list(parse_mapping(text, "f.yaml").values()) == [255, 15, 5, -1000, 2**63 - 1]
 
 
-def test_yaml_is_version_1_2() -> None:
-    assert parse_mapping("a: 160e9\nb: on\nc: 1:30\n", "f.yaml") == {"a": 160e9, "b": "on", "c": "1:30"}
+@pytest.mark.parametrize(
+    ("plain", "value"),
+    [
+        ("160e9", 160e9), (".5e3", 500.0), ("1.", 1.0), ("-0.0", -0.0), ("1_0.5", 10.5), ("07", 7), ("+3", 3),
+        ("on", "on"), ("No", "No"), ("1:30", "1:30"), ("50 GB/s", "50 GB/s"), ("1f1b", "1f1b"), ("-", "-"),
+        ("2026-11", "2026-11"), ("580.159.04", "580.159.04"), ("0x", "0x"), ("e5", "e5"), ("=", "="),
+        ("TRUE", True), ("tRUE", "tRUE"), ("~", None), ("Null", None), ("", None), ("'~'", "~"),
+        ("!!str 5", "5"), ("!!float 1.5", 1.5), ("[1, 2.5, -4]", [1, 2.5, -4]),
+    ],
+)  # fmt: skip
+def test_yaml_is_version_1_2(plain: str, value: object) -> None:
+    found = parse_mapping(f"a: {plain}\n" if plain != "-" else "a: '-'\n", "f.yaml")["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_texts_in_blocks_and_over_several_lines() -> None:
+    text = "a: >-\n  one\n  two\nb: |\n  one\n  two\nc: {d: 'x\n  y'}\ne: one\n  two\n"
+    assert parse_mapping(text, "f.yaml") == {
+        "a": "one two", "b": "one\ntwo\n", "c": {"d": "x y"}, "e": "one two"
+    }  # fmt: skip
 
 
 def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
@@ -48,9 +67,9 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
         ("f.yaml", "a: !!python/object:os.system x\n", ["not valid YAML"]),
         ("f.yaml", "%YAML 1.1\n---\na: on\n", ["directive"]),
         ("f.yaml", "a: !!bool maybe\n", ["line 1", "'maybe'", "leave tags out"]),
-        ("f.yaml", 'a: !!int ""\n', ["line 1", "no number"]),
+        ("f.yaml", 'a: !!int ""\n', ["line 1", "cannot have the tag 'int'"]),
         ("f.yaml", "a: !!set {x}\n", ["line 1", "the tag 'set'"]),
-        ("f.yaml", "<<: {a: 1}\n", ["line 1", "'merge'"]),
+        ("f.yaml", "<<: {a: 1}\n", ["line 1", "merge key << is refused"]),
         ("f.yaml", "a: 1\n[[]]: 1\n", ["line 2", "a key must be a text"]),
         ("f.yaml", "{a: 1}: 1\n", ["a key must be a text"]),
         ("f.yaml", "true: 1\n", ["a key must be a text"]),
@@ -59,7 +78,7 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
         ("f.yaml", "a: 9223372036854775808\n", ["0x8000000000000000", "nearest: 9223372036854775807"]),
         ("f.yaml", "a: 1e999\n", ["numbers are finite"]),
         ("f.yaml", "a: .nan\n", ["numbers are finite"]),
-        ("f.yaml", 'a: "\\ud800"\n', ["half of a pair"]),
+        ("f.yaml", 'a: "\\ud800"\n', ["line 1", "Unicode character escape"]),
         ("f.yaml", "a: \ud800\n", ["half of a pair"]),
         ("f.yaml", 'a: "\\0"\n', ["zero byte"]),
         ("f.yaml", f"a: [{'1,' * 30_000}]\n", ["more than 20,000 keys and values", "JSON"]),
@@ -71,9 +90,9 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
         ("f.json", '{"a": "\\u0000"}', ["zero byte"]),
         ("f.json", f'{{"a": [{"0, " * 100_000}0]}}', ["more than 100,000 values"]),
         ("f.json", f"{{{', '.join(f'{chr(34)}k{i}{chr(34)}: 1' for i in range(25_000))}}}", ["20,000 keys"]),
-        ("f.yaml", "a: 1\n---\nb: 2\n", ["not valid YAML"]),
+        ("f.yaml", "a: 1\n---\nb: 2\n", ["line 2", "not valid YAML", "second document"]),
         ("f.yaml", "a: \x00", ["zero byte"]),
-        ("f.yaml", "a: \x07", ["not valid YAML"]),
+        ("f.yaml", "b: 1\na: \x07", ["line 2", "not valid YAML", "'\\x07' is not allowed"]),
         ("f.yaml", BOMB, ["line 2", "alias *a0", "refused"]),
         ("f.yaml", "a: &x 1\nb: *x\n", ["line 2", "alias *x"]),
         ("f.yaml", "a: " + "[" * 5000 + "]" * 5000, ["nested too deeply"]),
@@ -123,6 +142,21 @@ _SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | _FLOATS
 _TEXTS = st.text("abc: -#'\"{}", max_size=10)
 _VALUES = st.recursive(_SCALARS | _TEXTS, lambda x: st.lists(x, max_size=3), max_leaves=5)
 _KEYS = st.text("abcdefghij_", min_size=1, max_size=8)
+
+
+def test_written_texts_mean_the_same_to_readers_of_yaml_1_1() -> None:
+    data = {"a": ["on", "1:30", "2026-01-02", "1e5", "0o17", "null", "=", "<<", ""], "b": 1e16, "c": "x\ny\n"}
+    data["d"] = data["a"]
+    text = dump_mapping(data)
+    assert parse_mapping(text, "f.yaml") == data
+    assert yaml.safe_load(text) == data | {"b": "1e+16"}  # a number of YAML 1.2 only
+
+
+def test_short_values_stand_in_one_line_where_asked() -> None:
+    data = {"a": [[1, 2], [3, 4]], "b": {"c": "x", "d": [{"e": 1}]}, "f": {"g": 1}}
+    assert dump_mapping(data, compact=frozenset({"b"})) == (
+        "a:\n- [1, 2]\n- [3, 4]\nb: {c: x, d: [{e: 1}]}\nf:\n  g: 1\n"
+    )
 
 
 @given(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=5))

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import moesim
 
 PACKAGES = (
-    "simpy", "numba", "llvmlite", "numpy", "networkx", "pydantic", "typer", "rich", "ruamel.yaml",
+    "simpy", "numba", "llvmlite", "numpy", "networkx", "pydantic", "typer", "rich", "pyyaml",
     "streamlit", "plotly", "distributed", "nvidia-ml-py",
 )  # fmt: skip
 CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
