@@ -349,7 +349,7 @@ def dump_mapping(data: dict[str, Any], width: int = 100, compact: frozenset[str]
             return node
 
     def text(dumper: Any, value: str) -> Any:
-        return dumper.represent_scalar(_TAG + "str", value, style='"' if "\n" in value else None)
+        return dumper.represent_scalar(_TAG + "str", value, style="|" if "\n" in value else None)
 
     def number(dumper: Any, value: float) -> Any:
         plain = (
