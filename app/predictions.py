@@ -20,14 +20,14 @@ from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.accelerator import list_accelerators
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.calibration import fitting_profiles
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.node import load_node
-from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.topologies import Inventory
-from moesim.hwmodels.topologies.picture import Picture, picture
+from moesim.hwmodels.topologies.base import Picture, picture
 from moesim.simulator.planner.nearest import Repair
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.predict.band import Band

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from moesim.hwmodels.efficiency import Curve
+from moesim.hwmodels.calibration_entry import Curve
 from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.kda import KDA
 from moesim.simulator.model.attention.lightning import Lightning

@@ -21,8 +21,8 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.fluid import FluidReport, simulate_flows
+from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.maxmin import max_min_rates
 from moesim.simulator.engine.simpy.links import LinkPool
 

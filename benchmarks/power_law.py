@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from moesim.hwmodels.power import PowerLaw, load_clock
+from moesim.hwmodels.calibration_entry import PowerLaw, load_clock
 
 MOST_MHZ = 1980.0
 SOURCE = (

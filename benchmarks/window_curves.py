@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moesim.hwmodels.efficiency import Curve
+from moesim.hwmodels.calibration_entry import Curve
 from moesim.simulator.model.attention.reach import Reach
 
 COPY_BYTES_PER_S = 0.81 * 4.8e12

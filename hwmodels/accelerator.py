@@ -9,7 +9,6 @@ from pydantic import Field
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     DateText,
     Kind,
@@ -22,6 +21,7 @@ from moesim.hwmodels.provenance import (
     SourcedHertz,
     SourcedWatts,
 )
+from moesim.hwmodels.yaml_io import by_name, load_described, shipped_names
 
 FOLDER = "accelerators"
 

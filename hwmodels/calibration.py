@@ -1,15 +1,11 @@
-"""Calibration profiles hold what was measured or published about the kernels of one accelerator.
-
-Measurement (kernels/) and prediction (simulator/) meet in a profile only. Every entry carries its source,
-kind, date, conditions and residual. A profile may include others, so that each fact stands in one file
-only. Own entries come before included ones, and a look-up takes the first that fits.
-"""
+"""Calibration profiles hold what was measured or published about the kernels of one accelerator."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,25 +14,27 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.calibration_entry import (
+    SM_AWARE,
+    AnyLawGroup,
     Conditions,
+    Curve,
     Duty,
     Elsewhere,
     Entry,
     PlainPart,
+    PowerLaw,
+    ReplacedCurve,
     Residual,
     check_value,
+    with_former_names,
 )
-from moesim.hwmodels.curve_units import dimension_of, si_factor
-from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
-from moesim.hwmodels.identity import SameObject
-from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
-from moesim.hwmodels.power import PowerLaw
+from moesim.hwmodels.frozen import SameObject
 from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
-from moesim.hwmodels.replaced_curve import ReplacedCurve
+from moesim.hwmodels.units import dimension_of, si_factor
 from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import load_mapping
+from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
 
 __all__ = [
     "CalibrationProfile",
@@ -372,3 +370,64 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
         update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)
+
+
+# -- profiles of an accelerator --------------------------------------------------------------------
+
+GENERIC_PROFILE = "generic-roofline"
+"""Prices any accelerator from its datasheet peaks."""
+
+
+def fitting_profiles(accelerator: str) -> list[str]:
+    """Names of the shipped profiles that may price an accelerator, the generic one last."""
+    fitting = [name for name in list_profiles() if accelerator in accelerators_of(name)]
+    return [*fitting, GENERIC_PROFILE]
+
+
+@lru_cache(maxsize=256)
+def accelerators_of(profile: str) -> tuple[str, ...]:
+    """The accelerators that a shipped profile may price, read from the head of its file alone."""
+    lines = (PROFILE_DIRECTORY / f"{profile}.yaml").read_text("utf-8").splitlines()
+    head = "\n".join(line for line in lines if line.startswith(("accelerator:", "also_for:")))
+    keys = parse_mapping(head, f"profile {profile}")
+    return (keys["accelerator"], *keys.get("also_for", ()))
+
+
+# -- profiles without some entries -----------------------------------------------------------------
+
+_KEPT = 32
+_made: dict[tuple[int, tuple[str, ...]], tuple[CalibrationProfile, CalibrationProfile]] = {}
+"""Profiles by the identity of the whole one, which is kept beside them so that its id stays taken."""
+
+
+def without_entries(profile: CalibrationProfile, names: tuple[str, ...]) -> CalibrationProfile:
+    """The profile without the entries of these ids; `*` in a name stands for any text.
+
+    Rates are then taken from the next entry or prior that fits. The same profile and names give the same
+    object. Raises InputError for a name without `*` that no entry has.
+    """
+    if not names:
+        return profile
+    key = (id(profile), names)
+    if key not in _made:
+        if len(_made) >= _KEPT:
+            _made.clear()
+        _made[key] = (profile, _without(profile, names))
+    return _made[key][1]
+
+
+def _without(profile: CalibrationProfile, names: tuple[str, ...]) -> CalibrationProfile:
+    ids = {entry.id for entry in profile.entries()}
+    for name in names:
+        if "*" not in name and name not in ids:
+            raise InputError(
+                f"without_entries: profile {profile.name!r} has no entry {name!r}; give the id of one of its "
+                f"{len(ids)} entries, or a pattern "
+                "with *"
+            )
+    gone = {id_ for id_ in ids if any(fnmatchcase(id_, name) for name in names)}
+    kept = {
+        field: tuple(entry for entry in getattr(profile, field) if entry.id not in gone)
+        for field in ("gemm_tables", "curves", "laws", "priors")
+    }
+    return profile.model_copy(update=kept)

@@ -8,14 +8,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.errors import InputError, LegalValuesError
 from moesim.hwmodels.frozen import Section
-from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.network import Network, NetworkRef, list_networks, load_network
 from moesim.hwmodels.node import Node, NodeRef
+from moesim.hwmodels.price import EnergySiteRef
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedUsdPerHour
 from moesim.hwmodels.topologies import Topology, build_topology
+from moesim.hwmodels.yaml_io import load_described, shipped_names
 
 FOLDER = "clusters"
 

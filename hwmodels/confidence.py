@@ -6,14 +6,15 @@ from typing import Literal
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import (
+    GENERIC_PROFILE,
     CalibrationProfile,
     GemmTable,
     Prior,
+    accelerators_of,
     list_profiles,
     load_profile,
 )
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.profile_choice import GENERIC_PROFILE, accelerators_of
 
 Confidence = Literal["measured", "published", "peak-only"]
 

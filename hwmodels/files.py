@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -156,6 +157,57 @@ def writable_by_others(path: Path) -> bool:
     status = path.lstat()
     others = stat.S_IWGRP | stat.S_IWOTH
     return stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & others)
+
+
+def private_folder(variable: str, name: str) -> tuple[Path | None, str]:
+    """(the user's cache folder of this name, ""), or (None, why there is none and what helps).
+
+    It is created for this user alone, or is the one that the environment variable names; what others may
+    write to is refused.
+    """
+    named, base = os.environ.get(variable), os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(named) if named else (Path(base) if base else Path.home() / ".cache") / name
+    except RuntimeError:
+        return None, f"this user has no home; set {variable} to a folder"
+    try:
+        make_private_folder(folder)
+        if not named and not folder.is_symlink():  # one that was made under umask 002; ours by name
+            folder.chmod(0o700)
+        if writable_by_others(folder):
+            return None, (
+                f"others may write to {folder}, or it is a link or another user's, and what lies in it could "
+                f"be theirs: remove it, or set {variable} to a folder of mode 0700"
+            )
+    except OSError as error:
+        where = error.filename or folder
+        return None, f"{where}: {error.strerror or error}; set {variable} to another folder"
+    if not os.access(folder, os.W_OK):
+        return None, f"{folder} cannot be written to; set {variable} to another folder"
+    return folder, ""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[IO[bytes] | None]:
+    """The file, created and locked for this process alone; None where another process has locked it.
+
+    The system releases the lock when its process ends, however that happens. Raises OSError.
+    """
+    with path.open("a+b") as file:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                file.seek(1_000_000)  # beyond the text, which others may read
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            yield None
+        else:
+            yield file
 
 
 def oldest_beyond(most_bytes: int, paths: Iterable[Path]) -> list[Path]:

@@ -1,18 +1,23 @@
-"""Base classes of descriptions in files and of printed results."""
+"""Base classes of descriptions and results, which never change, and how these print themselves."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
+
+
+# -- base classes ----------------------------------------------------------------------------------
 
 
 class Frozen(BaseModel):
@@ -70,3 +75,74 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
                 case ast.Expr(value=ast.Constant(value=str() as text)):
                     texts[line.target.id] = inspect.cleandoc(text)
     return texts
+
+
+# -- keys of caches --------------------------------------------------------------------------------
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameObject(Generic[Value]):
+    """Equals only another key of the same object, so that `lru_cache` neither hashes nor compares contents.
+
+    The key keeps the object alive. Functions that are cached so must be pure, and their values immutable.
+    """
+
+    value: Value
+
+    def __hash__(self) -> int:
+        """Hash of the object's identity."""
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both keys stand for the same object."""
+        return isinstance(other, SameObject) and self.value is other.value
+
+
+# -- short texts -----------------------------------------------------------------------------------
+
+MOST_ROWS = 6
+"""Most rows of a table that a printed result shows."""
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A number with a few significant digits and a letter for its thousands, such as 2.66 M."""
+    for scale, letter in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
+        if abs(value) >= scale:
+            return f"{value / scale:.{digits}g}{letter}"
+    return f"{value:,.0f}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage."""
+    return f"{100 * fraction:.1f} %"
+
+
+def gib(size_bytes: float) -> str:
+    """Bytes in GiB with one decimal, without the unit."""
+    return f"{size_bytes / 2**30:.1f}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun, such as "1 warning" or "3 warnings"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def titled(title: str, figures: Mapping[str, str]) -> str:
+    """A title line, and one indented line for each named figure; figures without text are left out."""
+    shown = {name: text for name, text in figures.items() if text}
+    width = max((len(name) for name in shown), default=0) + 2
+    return "\n".join([title, *(f"  {name:<{width}}{text}" for name, text in shown.items())])
+
+
+def table_lines(rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> list[str]:
+    """Indented lines of a table with aligned columns; `rows` begins with the header.
+
+    Of more than `most` rows below the header, the first ones are shown, and a last line counts the others.
+    """
+    kept = rows[: most + 1]
+    widths = [max(len(row[column]) for row in kept) for column in range(len(kept[0]))]
+    lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in kept]
+    left = len(rows) - len(kept)
+    return [*lines, f"  ... and {left:,} more"] if left else lines

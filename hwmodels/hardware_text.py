@@ -10,17 +10,27 @@ from pydantic import BaseModel
 from moesim.hwmodels.accelerator import Accelerator, list_accelerators, load_accelerator
 from moesim.hwmodels.cluster import list_clusters, load_cluster
 from moesim.hwmodels.confidence import best_profile, compute_units_text, missing_figures
-from moesim.hwmodels.energy import list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.failure import list_failure_rates, list_restarts, load_failure_rate, load_restart
+from moesim.hwmodels.failure import (
+    list_failure_rates,
+    list_restarts,
+    list_storage,
+    load_failure_rate,
+    load_restart,
+    load_storage,
+)
 from moesim.hwmodels.host import list_hosts, load_host
-from moesim.hwmodels.network import list_networks, load_network
+from moesim.hwmodels.network import list_networks, list_scale_ups, load_network, load_scale_up
 from moesim.hwmodels.node import list_nodes, load_node
-from moesim.hwmodels.price import list_prices, load_prices
+from moesim.hwmodels.price import (
+    list_energy_sites,
+    list_prices,
+    list_purchases,
+    load_energy_site,
+    load_prices,
+    load_purchase,
+)
 from moesim.hwmodels.provenance import sourced_numbers
-from moesim.hwmodels.purchase import list_purchases, load_purchase
-from moesim.hwmodels.scale_up import list_scale_ups, load_scale_up
-from moesim.hwmodels.storage import list_storage, load_storage
 from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.validation import nearest
 

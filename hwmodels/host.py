@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction
 from moesim.hwmodels.units import Seconds
+from moesim.hwmodels.yaml_io import load_described, shipped_names
 
 FOLDER = "hosts"
 

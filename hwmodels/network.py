@@ -1,4 +1,4 @@
-"""The scale-out network between nodes, with its switches, links and latencies."""
+"""The scale-up network between the GPUs of a node or domain, and the scale-out network between nodes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,90 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
-from moesim.hwmodels.fabric_kinds import with_kind
-from moesim.hwmodels.fabric_prices import load_fabric_prices
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.library import by_name, load_described, shipped_names
-from moesim.hwmodels.topologies.description import ScaleOutFabric
-from moesim.hwmodels.topologies.registry import SCALE_OUT
-from moesim.hwmodels.topologies.spec import any_fabric
+from moesim.hwmodels.price import load_fabric_prices
+from moesim.hwmodels.topologies.description import ScaleOutFabric, ScaleUpFabric
+from moesim.hwmodels.topologies.part import TopologySpec, any_fabric
+from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
+from moesim.hwmodels.validation import nearest
+from moesim.hwmodels.yaml_io import by_name, load_described, shipped_names
+
+# -- descriptions of a fabric ----------------------------------------------------------------------
+
+
+def with_kind(data: Mapping[str, Any], specs: Mapping[str, TopologySpec]) -> dict[str, Any]:
+    """The mapping with its `kind` written into its `fabric`, where pydantic looks for it.
+
+    Raises ValueError for an unknown kind, for a missing fabric, and for one that the kind does not have.
+    """
+    kind, fabric = data.get("kind"), data.get("fabric")
+    if not isinstance(kind, str):
+        return dict(data)  # pydantic reports the error
+    known = sorted(specs)
+    if kind not in known:
+        raise ValueError(
+            f"unknown kind {kind!r}{nearest(kind, known)}; the known ones are {', '.join(known)}"
+        )
+    if specs[kind].fabric is None:
+        if fabric is not None:
+            raise ValueError(f"a network of kind {kind!r} has no fabric: leave the key out")
+        return dict(data)
+    if fabric is None:
+        raise ValueError(f"a network of kind {kind!r} needs the key fabric")
+    return {**data, "fabric": {**fabric, "kind": kind} if isinstance(fabric, Mapping) else fabric}
+
+
+# -- scale-up --------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
-    Fabric = ScaleOutFabric
+    UpFabric = ScaleUpFabric
 else:
-    Fabric = any_fabric(SCALE_OUT)
+    UpFabric = any_fabric(SCALE_UP)
 
-FOLDER = "networks"
+SCALE_UPS = "scale_up"
+
+
+class ScaleUp(Frozen):
+    """Data of one scale-up network (`data/scale_up/*.yaml`); `kind` says which keys `fabric` has."""
+
+    name: str = "custom"
+    title: str = "custom scale-up network"
+    kind: str
+    fabric: UpFabric
+    note: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fabric_of_the_kind(cls, data: Any) -> Any:
+        return with_kind(data, SCALE_UP) if isinstance(data, Mapping) else data
+
+
+def list_scale_ups() -> tuple[str, ...]:
+    """Names of the shipped scale-up networks."""
+    return shipped_names(SCALE_UPS)
+
+
+def load_scale_up(name: str, base: Path | None = None) -> ScaleUp:
+    """The scale-up network of a shipped name or a file path (relative to the file `base`, if given).
+
+    Raises InputError for an unknown name or a malformed file.
+    """
+    return load_described(ScaleUp, SCALE_UPS, name, "scale-up network", base)
+
+
+ScaleUpRef = Annotated[ScaleUp, by_name(ScaleUp, load_scale_up)]
+"""A field that takes a scale-up network's name, path or full description."""
+
+
+# -- scale-out -------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    OutFabric = ScaleOutFabric
+else:
+    OutFabric = any_fabric(SCALE_OUT)
+
+NETWORKS = "networks"
 
 
 class Network(Frozen):
@@ -31,7 +100,7 @@ class Network(Frozen):
     name: str
     title: str
     kind: str
-    fabric: Fabric | None = None
+    fabric: OutFabric | None = None
     prices: str | None = None
     """Name or path of a price list, which is not loaded here: a predicted step does not depend on prices."""
     note: str | None = None
@@ -56,7 +125,7 @@ class Network(Frozen):
 
 def list_networks() -> tuple[str, ...]:
     """Names of the shipped networks."""
-    return shipped_names(FOLDER)
+    return shipped_names(NETWORKS)
 
 
 def load_network(name: str, base: Path | None = None) -> Network:
@@ -64,7 +133,7 @@ def load_network(name: str, base: Path | None = None) -> Network:
 
     Raises InputError for an unknown name or a malformed file.
     """
-    return load_described(Network, FOLDER, name, "network", base)
+    return load_described(Network, NETWORKS, name, "network", base)
 
 
 NetworkRef = Annotated[Network, by_name(Network, load_network)]

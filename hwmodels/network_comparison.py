@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.fabric_prices import FabricPrices, load_fabric_prices
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
+from moesim.hwmodels.price import FabricPrices, load_fabric_prices
 from moesim.hwmodels.provenance import DateText, Kind, Source
 from moesim.hwmodels.topologies import build_topology
-from moesim.hwmodels.yaml_io import parse_mapping, validate_model
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
 
 PRICES = "ndr-400g"
 

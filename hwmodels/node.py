@@ -11,7 +11,7 @@ from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import AcceleratorRef
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.library import by_name, load_described, shipped_names
+from moesim.hwmodels.network import ScaleUpRef
 from moesim.hwmodels.provenance import (
     Sourced,
     SourcedBytesPerSecond,
@@ -19,8 +19,8 @@ from moesim.hwmodels.provenance import (
     SourcedSeconds,
     SourcedWatts,
 )
-from moesim.hwmodels.scale_up import ScaleUpRef
-from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.hwmodels.topologies.description import SWITCHED, ScaleUpShares
+from moesim.hwmodels.yaml_io import by_name, load_described, shipped_names
 
 FOLDER = "nodes"
 MOST_GPUS = 65_536

@@ -1,14 +1,17 @@
-"""Validates mappings as descriptions and turns pydantic's errors into one readable paragraph."""
+"""Registries, and the validation of mappings as descriptions, with errors in one readable paragraph."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from moesim.hwmodels.errors import InputError, LegalValuesError, UnknownKeyError
+
+# -- validation ------------------------------------------------------------------------------------
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -164,3 +167,19 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
+
+
+# -- registries ------------------------------------------------------------------------------------
+
+SpecT = TypeVar("SpecT")
+
+
+def registry(*specs: SpecT, key: str = "name") -> Mapping[str, SpecT]:
+    """Specs by the attribute that names them, in their order; raises ValueError for two of one name."""
+    found: dict[str, SpecT] = {}
+    for spec in specs:
+        name = getattr(spec, key)
+        if name in found:
+            raise ValueError(f"{name!r} is registered twice: by {found[name]} and {spec}")
+        found[name] = spec
+    return MappingProxyType(found)

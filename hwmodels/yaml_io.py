@@ -1,4 +1,4 @@
-"""Reads every YAML and JSON file safely, as plain data of a bounded size, and writes YAML.
+"""Reads every YAML and JSON file safely, as plain data of a bounded size; writes YAML; finds shipped files.
 
 Characters, values, keys, nesting and the digits of a number are limited, so that any hostile text is refused
 within a second. Aliases, tags, directives and duplicate keys are refused; a date is read as text. PyYAML
@@ -10,26 +10,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ValidationInfo
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import read_text
-from moesim.hwmodels.validation import validate_model
-
-__all__ = [
-    "EXTENSIONS",
-    "MAX_JSON_BYTES",
-    "MAX_YAML_BYTES",
-    "check",
-    "check_text",
-    "cut",
-    "dump_mapping",
-    "load_mapping",
-    "parse_mapping",
-    "validate_model",
-]
+from moesim.hwmodels.files import is_there, read_text
+from moesim.hwmodels.validation import nearest, validate_model
 
 MAX_JSON_BYTES = 4_000_000
 MAX_YAML_BYTES = 500_000
@@ -329,7 +320,7 @@ def dump_mapping(data: dict[str, Any], width: int = 100, compact: frozenset[str]
     """
     import yaml
 
-    class Dumper(yaml.SafeDumper):
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
@@ -436,3 +427,61 @@ def check_text(text: str) -> None:
 def cut(text: str) -> str:
     """The text, shortened to 60 characters for a message."""
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- files that ship and files of the user ---------------------------------------------------------
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@lru_cache(maxsize=64)
+def shipped_names(folder: str) -> tuple[str, ...]:
+    """Names of the shipped files of one kind (`folder` below hwmodels/data), sorted."""
+    entries = files("moesim.hwmodels").joinpath("data", *folder.split("/")).iterdir()
+    return tuple(sorted(entry.name[:-5] for entry in entries if entry.name.endswith(".yaml")))
+
+
+def load_described(cls: type[ModelT], folder: str, name: str, what: str, base: Path | None = None) -> ModelT:
+    """The description called `name`: a shipped name, or the path of a YAML or JSON file.
+
+    `what` names the kind in messages. A relative path is looked up beside `base` (the file that names
+    it) and then in the working directory. Raises InputError for an unknown name, with the valid ones
+    and the nearest, and for a file that is missing or malformed.
+    """
+    if name in shipped_names(folder):
+        described: ModelT = _shipped(cls, folder, name)
+        return described
+    if name.lower().endswith(EXTENSIONS):
+        path = Path(name)
+        if base is not None and not path.is_absolute() and is_there(base.parent / path):
+            path = base.parent / path
+        return validate_model(cls, load_mapping(path), str(path))
+    valid = list(shipped_names(folder))
+    raise InputError(
+        f"unknown {what} {name!r}{nearest(name, valid)}; the known ones are {', '.join(valid)}, "
+        f"or give the path of a file that ends in {', '.join(EXTENSIONS)}"
+    )
+
+
+@lru_cache(maxsize=256)
+def _shipped(cls: type[ModelT], folder: str, name: str) -> ModelT:
+    """Reads a shipped file once per process; descriptions are frozen, so one copy can be shared."""
+    place = f"moesim/hwmodels/data/{folder}/{name}.yaml"
+    text = files("moesim.hwmodels").joinpath("data", *folder.split("/"), f"{name}.yaml").read_text("utf-8")
+    return validate_model(cls, parse_mapping(text, place), place)
+
+
+def by_name(cls: type[BaseModel], loader: Callable[[str, Path | None], Any]) -> BeforeValidator:
+    """Validator of a field that holds a `cls` and may be written as a name or path."""
+
+    def resolve(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str):
+            return value
+        place = (info.context or {}).get("place")
+        try:
+            return loader(value, Path(place) if place else None)
+        except InputError as error:
+            prefix = f"{place}: " if place else ""
+            raise InputError(f"{prefix}{info.field_name}: {error}") from None
+
+    return BeforeValidator(resolve, json_schema_input_type=str | cls)

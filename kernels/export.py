@@ -26,9 +26,9 @@ from moesim.hwmodels.calibration import (
     MeasuredCurve,
     Residual,
 )
+from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import write_atomically
-from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.provenance import Kind
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, parse_mapping

@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -118,9 +119,11 @@ def trace_pair() -> Run:
 def compiled_code() -> None:
     """The compiled engine's code on disk: one worker compiles it, the others wait."""
     pytest.importorskip("numba")
-    from moesim.simulator.engine.compiled import warm
+    from moesim.simulator.engine.compiled import loader
 
-    warm.wait_until_warm()
+    end = time.monotonic() + 300.0
+    while loader.place()[0] is not None and not loader.warm() and time.monotonic() < end:
+        time.sleep(0.2)
 
 
 # -- a small job ------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 
 from moesim.app.charts.style import BLUE, GREY, ORANGE, RED, SERIES, rows_axis, styled
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
-from moesim.hwmodels.drift import Drift
-from moesim.hwmodels.drift_points import PointDrift
+from moesim.hwmodels.drift import Drift, PointDrift
 
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
 KINDS: Mapping[str, str] = dict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SCALE, styled
-from moesim.hwmodels.topologies.picture import Picture
+from moesim.hwmodels.topologies.base import Picture
 from moesim.simulator.engine.full_resolution.result import HeatMap
 
 KINDS = {"gpu": (BLUE, "square"), "leaf": (ORANGE, "diamond"), "spine": (PURPLE, "diamond-wide")}

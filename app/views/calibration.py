@@ -12,16 +12,18 @@ from moesim.app.charts import calibration as charts
 from moesim.app.escaping import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, profile_hash
-from moesim.hwmodels.drift import Drift, compare, verdict
-from moesim.hwmodels.drift_points import (
+from moesim.hwmodels.calibration_entry import LawGroup
+from moesim.hwmodels.drift import (
     CAUTION,
+    Drift,
     PointDrift,
+    compare,
     compare_points,
     shared_entries,
+    verdict,
     verdict_of_points,
 )
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.laws import SmLaws
 
 GROUPS: dict[LawGroup, str] = {

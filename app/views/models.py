@@ -6,7 +6,7 @@ import streamlit as st
 
 from moesim.app import state, uploads, widgets
 from moesim.app.escaping import escaped
-from moesim.hwmodels.summary_text import short
+from moesim.hwmodels.frozen import short
 from moesim.simulator.model.catalogue import (
     MOST_SEARCHED,
     CatalogueRow,

@@ -17,11 +17,8 @@ from moesim.app.escaping import escaped
 from moesim.app.number_text import span
 from moesim.app.run_explanations import derivations
 from moesim.app.views import headline
-from moesim.hwmodels.energy import list_energy_sites
-from moesim.hwmodels.failure import list_failure_rates, list_restarts
-from moesim.hwmodels.price import list_prices, load_prices
-from moesim.hwmodels.purchase import list_purchases
-from moesim.hwmodels.storage import list_storage
+from moesim.hwmodels.failure import list_failure_rates, list_restarts, list_storage
+from moesim.hwmodels.price import list_energy_sites, list_prices, list_purchases, load_prices
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.predict.result import Result

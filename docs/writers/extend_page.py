@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from moesim.hwmodels.importers.registry import EDGE_LIST_FORM, MACHINE_FORMS
+from moesim.hwmodels.importers.topology import EDGE_LIST_FORM, MACHINE_FORMS
 from moesim.hwmodels.topologies.description import ScaleOutFabric
+from moesim.hwmodels.topologies.part import kind_rows
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
-from moesim.hwmodels.topologies.spec import kind_rows
 from moesim.kernels.importers import CALIBRATION_IMPORTERS
 from moesim.simulator.cost.collectives.registry import COLLECTIVES
 from moesim.simulator.model.huggingface import FAMILIES

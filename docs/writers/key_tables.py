@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.frozen import descriptions
-from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.provenance import Sourced
+from moesim.hwmodels.yaml_io import shipped_names
 from moesim.simulator.frameworks.software import Software, StaticExperts
 from moesim.simulator.model.library import shipped_models
 from moesim.simulator.model.precision import PRECISIONS, Precision

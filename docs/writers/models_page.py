@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.summary_text import short
+from moesim.hwmodels.frozen import short
 from moesim.simulator.cost.model_evidence import evidence_text, model_evidence
 from moesim.simulator.model.attention import ATTENTION_KINDS
 from moesim.simulator.model.catalogue import (

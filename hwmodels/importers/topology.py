@@ -1,9 +1,10 @@
-"""Makes a cluster file from a description of the user's machine in a registered format or an edge list."""
+"""Makes a cluster file from the topology of a machine, by the reader of its format."""
 
 from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,29 @@ from typing import Any
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.hwmodels.importers.machine import ImportedMachine, rate_text
-from moesim.hwmodels.importers.registry import MACHINE_FORMS
+from moesim.hwmodels.importers.machine import ImportedMachine, MachineForm, rate_text
+from moesim.hwmodels.importers.nccl_xml import NCCL_XML
+from moesim.hwmodels.importers.smi_topo import SMI_TOPO
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.topologies.edge_list import EDGE_LIST, parse_edges
-from moesim.hwmodels.topologies.fully_connected_node import FULLY_CONNECTED
-from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.topologies.scale_up_parts import FULLY_CONNECTED
+from moesim.hwmodels.validation import registry, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
+
+# -- readers ---------------------------------------------------------------------------------------
+
+MACHINE_FORMS: Mapping[str, MachineForm] = registry(
+    NCCL_XML,
+    SMI_TOPO,
+)
+"""Forms by name; the first that recognises a text reads it. Text of no form is an edge list."""
+
+EDGE_LIST_FORM = "edge list: lines such as gpu:0 switch:0 50GB/s 1us"
+"""What describes a whole cluster; the forms above describe one server."""
+
+
+# -- clusters --------------------------------------------------------------------------------------
 
 MAX_BYTES = 4_000_000
 MOST_EDGES = 15_000

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.topologies.base import Topology
-from moesim.hwmodels.topologies.build import build_topology
+from moesim.hwmodels.topologies.base import Inventory, Topology
 from moesim.hwmodels.topologies.faults import LinkFault
-from moesim.hwmodels.topologies.inventory import Inventory
+from moesim.hwmodels.topologies.registry import build_topology
 from moesim.hwmodels.topologies.tables import (
     Link,
     LinkTable,

@@ -1,10 +1,12 @@
-"""The base class of topologies: GPUs by global rank, links between them, and routes."""
+"""A topology: its links and routes, counts, cost and picture."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
@@ -12,18 +14,95 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.fabric_prices import load_fabric_prices
+from moesim.hwmodels.price import FabricPrices, load_fabric_prices
 from moesim.hwmodels.topologies.description import NodeFigures
 from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_factors
-from moesim.hwmodels.topologies.inventory import Inventory, count_inventory
 from moesim.hwmodels.topologies.spreading import single_routes, spread_routes
 from moesim.hwmodels.topologies.tables import Link, LinkTable, Route, RouteSet, Spreading
 from moesim.hwmodels.topologies.wiring import Wiring
+from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.validation import nearest
 
 if TYPE_CHECKING:
     import networkx
 
+
+# -- counts and cost -------------------------------------------------------------------------------
+
+NIC_KIND = "nic"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Counts of a topology, and the cost of its scale-out network.
+
+    `endpoints` are NIC ports. `switches` and `cables` count physical ones by kind; `scale_out_switches` are
+    those of the scale-out network. `switch_ports` are those in use. `inter_switch_links` are scale-out cables
+    between switches ("links" of arXiv 2505.09343, Table 3). Each optical cable has two `transceivers`.
+    `cost_usd` is by part, and empty where no prices are known.
+    """
+
+    endpoints: int
+    switches: dict[str, int]
+    scale_out_switches: int
+    switch_ports: int
+    cables: dict[str, int]
+    inter_switch_links: int
+    transceivers: int
+    cost_usd: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total_usd(self) -> float | None:
+        """Cost of the scale-out network; None where no prices are known."""
+        return sum(self.cost_usd.values()) if self.cost_usd else None
+
+    @property
+    def usd_per_endpoint(self) -> float | None:
+        """Cost per NIC port; None without prices or endpoints."""
+        total = self.total_usd
+        return None if total is None or not self.endpoints else total / self.endpoints
+
+
+def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
+    """Count a wiring; every chip of a striped switch and every strand of a cable counts.
+
+    Cost: docs/model.md, eq. N1.
+    """
+    switches: dict[str, int] = {}
+    outer = 0
+    for block in wiring.vertices:
+        if block.kind != "gpu" and block.count:
+            switches[block.kind] = switches.get(block.kind, 0) + block.count * block.chips
+            outer += 0 if block.scale_up else block.count * block.chips
+    cables: dict[str, int] = {}
+    endpoints = inter_switch = transceivers = ports = 0
+    for run in wiring.cables:
+        n = len(run.tails) * run.strands
+        if not n:
+            continue
+        cables[run.kind] = cables.get(run.kind, 0) + n
+        transceivers += 2 * n if run.optical else 0
+        at_switch = int(np.sum(run.tails >= wiring.n_gpus) + np.sum(run.heads >= wiring.n_gpus))
+        if run.scale_up:
+            continue
+        ports += at_switch * run.strands
+        if run.kind == NIC_KIND:
+            endpoints += n
+        else:
+            inter_switch += (
+                int(np.sum((run.tails >= wiring.n_gpus) & (run.heads >= wiring.n_gpus))) * run.strands
+            )
+    cost: dict[str, float] = {}
+    if prices is not None:
+        cost = {
+            "switches": outer * prices.switch.value,
+            "inter-switch links": inter_switch * prices.link.value,
+            "endpoint links": endpoints * prices.link.value,
+        }
+    return Inventory(endpoints, switches, outer, ports, cables, inter_switch, transceivers, cost)
+
+
+# -- topologies ------------------------------------------------------------------------------------
 
 MOST_PARTS = 20_000_000
 """Most GPUs, switches and cables of a topology; at about 140 bytes each they take 3 GB."""
@@ -282,3 +361,95 @@ class Topology(ABC):
         for gpu in (array.min(initial=0), array.max(initial=0)):
             self.check_gpu(int(gpu))
         return array.astype(np.int64)
+
+
+# -- picture ---------------------------------------------------------------------------------------
+
+MOST_PER_LAYER = 32
+"""Most vertices of one kind that are drawn side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayer:
+    """All vertices of one kind, with their number and the names of those shown."""
+
+    kind: str
+    count: int
+    shown: tuple[str, ...]
+
+    @property
+    def left_out(self) -> int:
+        """Vertices that are not shown."""
+        return self.count - len(self.shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """One cable between two shown vertices; `rate` is the nominal rate of one direction, as text."""
+
+    kind: str
+    tail: str
+    head: str
+    rate: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Layers from top to bottom, cables, and the place of each vertex (0 to 1 across, layer number down)."""
+
+    layers: tuple[PictureLayer, ...]
+    cables: tuple[Cable, ...]
+    places: dict[str, tuple[float, float]]
+    scale_up_kinds: tuple[str, ...]
+
+
+def picture(topology: Topology, nodes: int = 3) -> Picture:
+    """A picture of the first nodes and the last one, with the switches that their cables reach."""
+    wiring = topology.wiring
+    names = wiring.names
+    tails, heads = np.asarray(wiring.tails), np.asarray(wiring.heads)
+    per_node = topology.gpus_per_node
+    fits = max(1, MOST_PER_LAYER // per_node)
+    wanted = sorted({*range(min(nodes, topology.nodes, fits) - 1), topology.nodes - 1})
+    gpus = [node * per_node + gpu for node in wanted for gpu in range(per_node)][:MOST_PER_LAYER]
+    shown = set(gpus)
+    layers, below = [("gpu", topology.n_gpus, gpus)], set()
+    for vertices in wiring.vertices[1:]:  # in the order of wiring: from the GPUs outwards
+        ids = range(vertices.first, vertices.first + vertices.count)
+        touching = {
+            int(end)
+            for one, other in ((tails, heads), (heads, tails))
+            for end in one[np.isin(other, sorted(shown))].tolist()
+        }
+        drawn = [v for v in ids if v in touching][:MOST_PER_LAYER]
+        layers.append((vertices.kind, vertices.count, drawn))
+        shown |= set(drawn)
+    cables: list[Cable] = []
+    kinds: defaultdict[str, set[int]] = defaultdict(set)
+    scale_up = {block.kind for block in wiring.cables if block.scale_up}
+    index = 0
+    for block in wiring.cables:
+        for tail, head in zip(block.tails.tolist(), block.heads.tolist(), strict=True):
+            if tail in shown and head in shown:
+                link = topology.link(2 * index)
+                rate = format_quantity(link.nominal_bytes_per_s, "bytes_per_s")
+                cables.append(Cable(block.kind, names[tail], names[head], rate))
+                kinds[block.kind] |= {tail, head}
+            index += 1
+    for kind, _, drawn in layers[1:]:
+        if any(set(drawn) & ends for cable, ends in kinds.items() if cable in scale_up):
+            below.add(kind)
+    order = [layer for layer in layers[:0:-1] if layer[0] not in below]
+    order += [layers[0], *(layer for layer in layers[1:] if layer[0] in below)]
+    order = [layer for layer in order if layer[2]]
+    places = {
+        names[v]: ((n + 0.5) / len(drawn), float(len(order) - row))
+        for row, (_, _, drawn) in enumerate(order)
+        for n, v in enumerate(drawn)
+    }
+    return Picture(
+        tuple(PictureLayer(kind, count, tuple(names[v] for v in drawn)) for kind, count, drawn in order),
+        tuple(cables),
+        places,
+        tuple(sorted(scale_up)),
+    )

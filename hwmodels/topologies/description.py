@@ -1,19 +1,67 @@
-"""Figures of node and network that topologies read, and the keys of `fabric` that their files share.
-
-`Node` and `Network` provide these figures. They import this package, so it knows them as protocols only.
-"""
+"""What topologies are built from: the figures of nodes and networks, and the shares of a scale-up rate."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Protocol, Self
 
 from pydantic import model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedFraction, SourcedSeconds
-from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+
+# -- shares of a scale-up rate ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUpShares:
+    """Shares of the nominal rate of one GPU and direction, by communication pattern (docs/model.md, eq. H3).
+
+    This class describes a non-blocking switch, where every GPU reaches every other at its full rate. A
+    topology whose links limit the rate has a subclass beside it.
+    """
+
+    @property
+    def links_are_shared(self) -> bool:
+        """Whether messages of several GPUs share links between GPUs."""
+        return False
+
+    def all_to_all(self, group: int) -> float:
+        """Share of a uniform all-to-all of `group` GPUs."""
+        del group
+        return 1.0
+
+    def pair(self) -> float:
+        """Share that two neighbours can use between them."""
+        return 1.0
+
+    def ring(self, group: int) -> float:
+        """Share of a reduce-scatter or all-gather of `group` GPUs."""
+        del group
+        return 1.0
+
+    def groups(self, group: int, gpus: int) -> IntArray | None:
+        """GPUs of every expert-parallel group [groups, members]; None where placement makes no difference.
+
+        Raises InputError where no group of this size can be placed.
+        """
+        del group, gpus
+        return None
+
+    def busiest_link(self, source: IntArray, target: IntArray) -> int:
+        """Number of messages from `source` to `target` GPUs [n] on the busiest link, at least one."""
+        del source, target
+        return 1
+
+
+SWITCHED = ScaleUpShares()
+"""Every GPU reaches every other at its full rate."""
+
+
+# -- figures of nodes and networks -----------------------------------------------------------------
 
 
 class ScaleUpFabric(Frozen):

@@ -11,8 +11,7 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount
 from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
-from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
-from moesim.hwmodels.topologies.spec import ScaleOutSpec
+from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, columns, link
 from moesim.hwmodels.topologies.wiring import Wiring
 
 MOST_DETOURS = 128

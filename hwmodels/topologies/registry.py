@@ -1,22 +1,28 @@
-"""Every kind of topology: a new one is its file and one line here."""
+"""Every kind of topology (a new one is its file and one line here), and what builds that of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moesim.hwmodels.registry import registry
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.cluster_topology import ClusterTopology
+from moesim.hwmodels.topologies.description import NetworkFigures, NodeFigures
 from moesim.hwmodels.topologies.dragonfly import DRAGONFLY
 from moesim.hwmodels.topologies.edge_list import EDGE_LIST
-from moesim.hwmodels.topologies.fat_tree import FAT_TREE
-from moesim.hwmodels.topologies.fully_connected_node import FULLY_CONNECTED
-from moesim.hwmodels.topologies.multi_plane_fat_tree import MULTI_PLANE_FAT_TREE
-from moesim.hwmodels.topologies.nvswitch_node import NVSWITCH
-from moesim.hwmodels.topologies.rail_optimised import RAIL_OPTIMISED
-from moesim.hwmodels.topologies.scale_up_domain import SCALE_UP_DOMAIN
-from moesim.hwmodels.topologies.single_node import SINGLE_NODE
-from moesim.hwmodels.topologies.spec import ScaleOutSpec, ScaleUpSpec
-from moesim.hwmodels.topologies.supernode import SUPERNODE
+from moesim.hwmodels.topologies.fat_tree import FAT_TREE, MULTI_PLANE_FAT_TREE, RAIL_OPTIMISED
+from moesim.hwmodels.topologies.part import ScaleOutSpec, ScaleUpPart, ScaleUpSpec
+from moesim.hwmodels.topologies.scale_up_parts import (
+    FULLY_CONNECTED,
+    NVSWITCH,
+    SCALE_UP_DOMAIN,
+    SINGLE_NODE,
+    SUPERNODE,
+)
 from moesim.hwmodels.topologies.torus import TORUS
+from moesim.hwmodels.validation import registry
+
+# -- kinds -----------------------------------------------------------------------------------------
 
 SCALE_UP: Mapping[str, ScaleUpSpec] = registry(
     NVSWITCH,
@@ -38,3 +44,33 @@ SCALE_OUT: Mapping[str, ScaleOutSpec] = registry(
     key="kind",
 )
 """What joins the nodes, by the `kind` of a network file."""
+
+
+# -- building --------------------------------------------------------------------------------------
+
+
+def scale_up_part(node: NodeFigures, nodes: int) -> ScaleUpPart:
+    """The scale-up part of every node, by the kind of its `scale_up`; one switch where it has none.
+
+    Raises InputError where the description does not fit the node.
+    """
+    if node.scale_up is None:
+        return NVSWITCH.build(node, nodes, None)
+    return SCALE_UP[node.scale_up.kind].build(node, nodes, node.scale_up.fabric)
+
+
+def build_topology(node: NodeFigures, nodes: int, network: NetworkFigures) -> Topology:
+    """The topology of `nodes` servers on a network.
+
+    Raises InputError for nodes that do not fit the network or its scale-up part.
+    """
+    try:
+        outside = SCALE_OUT[network.kind].build(node, nodes, network.fabric)
+        if isinstance(outside, Topology):
+            built = outside
+        else:
+            built = ClusterTopology(node, nodes, (scale_up_part(node, nodes), outside))
+    except InputError as error:
+        raise InputError(f"network {network.name!r}: {error}") from None
+    built.kind, built.prices = network.kind, network.prices
+    return built

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from moesim.hwmodels.calibration import GemmTable, Law, MeasuredCurve
-from moesim.hwmodels.law_groups import LawGroup, entry_id_suffix
+from moesim.hwmodels.calibration_entry import LawGroup, entry_id_suffix
 from moesim.kernels.calibrate.entries_common import FLOOR, Rows, sm_curve, spread
 from moesim.kernels.export import curve, gemm_table, law, residual
 from moesim.kernels.fit import fit_slow_down

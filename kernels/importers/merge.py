@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
+from moesim.hwmodels.calibration_entry import ReplacedCurve
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.replaced_curve import ReplacedCurve
 
 
 def merge(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moesim.hwmodels.registry import registry
+from moesim.hwmodels.validation import registry
 from moesim.kernels.importers.deepep import DEEPEP
 from moesim.kernels.importers.nccl_tests import NCCL_TESTS
 from moesim.kernels.importers.spec import CalibrationImporter

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.cost.laws import SlowDown, SmLaws
 from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence

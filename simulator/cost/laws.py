@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Law
+from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.law_groups import LawGroup
 
 ASSUMED_RESIDUAL = 0.2
 """Relative error of the free-SM ratio where a profile has no law for a group."""

@@ -11,7 +11,7 @@ from math import inf
 from typing import Literal, TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.hwmodels.scale_up_shares import SWITCHED
+from moesim.hwmodels.topologies.description import SWITCHED
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds
 from moesim.simulator.cost.measured_collectives import curve_of_group, measured_seconds

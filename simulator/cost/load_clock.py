@@ -15,7 +15,7 @@ from math import fsum
 from typing import NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.hwmodels.power import LoadClass, PowerLaw, load_clock
+from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
 from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer

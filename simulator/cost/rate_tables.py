@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Conditions, MeasuredCurve, Prior
+from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.attention_rates import attention_curve, exact_curve, in_bf16, low_format
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve

@@ -15,7 +15,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.provenance import SourcedCount
-from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.hwmodels.topologies.description import SWITCHED, ScaleUpShares
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import Format

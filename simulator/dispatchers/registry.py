@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.registry import registry
+from moesim.hwmodels.validation import registry
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.dispatchers.deepep import DEEPEP_2025_02, DEEPEP_2025_04, DEEPEP_LOW_LATENCY, OWN
 from moesim.simulator.dispatchers.hybridep import HYBRIDEP

@@ -1,24 +1,191 @@
-"""Lower and upper bound of a step, from the same programs that the engine runs (pure).
-
-Both bounds read the engine's inputs: the duration of every task with its member's speed, jitter, faults and
-received rows, the link map with the bandwidth that faults left, and the slow-downs of sends and of the end of
-the step. They therefore hold for every scenario (docs/model.md, eq. B1 to B4).
-"""
+"""Lower and upper bound of a step, and what it moves over links, from the programs that the engine runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.contention import LinkContention, hop_targets
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.figures import Priced
-from moesim.simulator.engine.member_durations import member_sums_ns, most_loaded, rows_of
-from moesim.simulator.engine.program import TRANSFER_STREAMS, Program
-from moesim.simulator.engine.task_table import TaskTable, task_table
+from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.cost.moved import EXPERTS, SENDS, SHARDS, Moved, summed
+from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.engine.link_map import Demand
+from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program
+from moesim.simulator.engine.task_table import (
+    MoveKey,
+    Priced,
+    TaskTable,
+    TransferTable,
+    member_sums_ns,
+    most_loaded,
+    rows_of,
+    task_table,
+)
 from moesim.simulator.schedules import step_order
+from moesim.simulator.schedules.template import EP_PHASES, Stream
+
+# -- the longest time of a transfer on shared links ------------------------------------------------
+
+Hop = tuple[int, int]
+"""(source, target) pipeline rank of a send."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Bytes of a transfer under even load on each of `links`.
+
+    `outer` belongs to the scale-out hop, which scales with node loads, `inner` to the scale-up hop.
+    """
+
+    links: IntArray
+    outer: FloatArray
+    inner: FloatArray
+
+
+@dataclass(slots=True)
+class LinkContention:
+    """Counts the communication streams of all groups on every link, and bounds how long transfers take."""
+
+    programs: Sequence[Program]
+    capacity: FloatArray
+    """Bytes per nanosecond of every link."""
+    streams: IntArray
+    """Number of streams (up to two a rank and group) that have transfers on each link."""
+    sends: list[dict[Hop, int]] = field(default_factory=list)
+    """Number of sends of each group, by hop."""
+    _own: list[IntArray] = field(default_factory=list)
+    """Links that a group uses."""
+    _bytes: dict[tuple[int, MoveKey], _Bytes] = field(default_factory=dict)
+    _weights: dict[tuple[int, MoveKey], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    _demands: dict[tuple[int, Hop], Demand] = field(default_factory=dict)
+    _sends: dict[tuple[int, Hop], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, programs: Sequence[Program], tables: Sequence[TaskTable] | None = None) -> LinkContention:
+        """Count the streams and sends of all programs; `tables`: their task tables, if they exist already."""
+        capacity = programs[0].link_map.capacity_bytes_per_ns
+        made = cls(programs, capacity, np.zeros(len(capacity), dtype=np.int64))
+        tables = tables or [task_table(program) for program in programs]
+        for number, table in enumerate(tables):
+            links = made._stream_links(number, table.transfers)
+            for stream in links:
+                made.streams[stream] += 1
+            made.sends.append(_sends(table))
+            links += [made._send(number, hop).links for hop in made.sends[-1]]
+            made._own.append(np.unique(np.concatenate([*links, np.zeros(0, dtype=np.int64)])))
+        return made
+
+    def _stream_links(self, number: int, transfers: TransferTable) -> list[IntArray]:
+        """The links of every stream of every rank of a group."""
+        streams: defaultdict[tuple[int, Stream], set[int]] = defaultdict(set)
+        for rank, task, moved in zip(
+            transfers.ranks, transfers.tasks, transfers.moved_of.tolist(), strict=True
+        ):
+            streams[rank, task.stream].add(moved)
+        links = [self._of(number, *moved).links for moved in transfers.moved]
+        return [np.unique(np.concatenate([links[n] for n in moved])) for moved in streams.values()]
+
+    def _of(self, number: int, moved: MoveKey, cost: TransferCost) -> _Bytes:
+        key = (number, moved)
+        if key not in self._bytes:
+            program, (rank, phase, _, _) = self.programs[number], moved
+            even = np.ones(program.members)
+            parts = []
+            for part in (replace(cost, scale_up_bytes=0.0), replace(cost, nic_bytes=0.0)):
+                demand = program.link_map.uniform(rank, phase, part)
+                if demand is None:
+                    demand = program.link_map.transfer(rank, phase, part, even, even)
+                parts.append(demand)
+            links = np.union1d(parts[0].links, parts[1].links)
+            amounts = np.zeros((2, len(links)))
+            for amount, demand in zip(amounts, parts, strict=True):
+                amount[np.searchsorted(links, demand.links)] = demand.bytes
+            self._bytes[key] = _Bytes(links, amounts[0], amounts[1])
+        return self._bytes[key]
+
+    def transfer_ns(
+        self, number: int, moved: MoveKey, cost: TransferCost, nodes: FloatArray, members: FloatArray
+    ) -> FloatArray:
+        """Longest payload in ns beside the transfers of all other streams (eq. B3).
+
+        `nodes` and `members`: relative rows of the most loaded node and member, in any shape; the result has
+        the same.
+        """
+        key = (number, moved)
+        if key not in self._weights:
+            own = self._of(number, moved, cost)
+            others = self.streams[own.links] - 1
+            each = np.array([(part + others * part.max(initial=0.0)) / self.capacity[own.links]
+                             for part in (own.outer, own.inner)])  # fmt: skip
+            self._weights[key] = tuple({(outer, inner) for outer, inner in each.T.tolist()})
+        longest = np.zeros(nodes.shape)
+        for outer, inner in self._weights[key]:
+            np.maximum(longest, nodes * outer + members * inner, out=longest)
+        return longest
+
+    def _send(self, number: int, hop: Hop) -> Demand:
+        if (number, hop) not in self._demands:
+            program = self.programs[number]
+            self._demands[number, hop] = program.link_map.send(*hop, program.costs.send_bytes)
+        return self._demands[number, hop]
+
+    def send_ns(self, number: int, source: int, target: int) -> float:
+        """Longest time in ns of a group's pipeline send beside the transfers of all streams (eq. B3)."""
+        key = (number, (source, target))
+        if key not in self._sends:
+            program, demand = self.programs[number], self._send(*key)
+            alone = program.costs.send_s * NS * float(np.max(program.link_map.send_slowness(source, target)))
+            crowd = self.streams[demand.links] * demand.bytes.max(initial=0.0)
+            shared = (demand.bytes + crowd) / self.capacity[demand.links]
+            self._sends[key] = max(alone, float(shared.max(initial=0.0)))
+        return self._sends[key]
+
+    def others_sends_ns(self, number: int) -> float:
+        """Longest time in ns that the sends of all groups can occupy the links of group `number` (eq. B4)."""
+        mine = np.zeros(len(self.capacity), dtype=bool)
+        mine[self._own[number]] = True
+        total = 0.0
+        for other, sends in enumerate(self.sends):
+            for hop, count in sends.items():
+                demand = self._send(other, hop)
+                met = mine[demand.links]
+                share = demand.bytes[met] / self.capacity[demand.links[met]]
+                total += count * float(share.max(initial=0.0))
+        return total
+
+
+def hop_targets(table: TaskTable) -> IntArray:
+    """Pipeline rank to which each action sends its activation and its gradient [actions, 2]; -1 for none.
+
+    The same hops as those of `Program.hops`.
+    """
+    program, actions = table.program, table.actions
+    schedule = program.schedule
+    if program.costs.send_s == 0.0:
+        return np.full((len(actions.steps), 2), -1)
+    backward = np.array([code.kind != "W" for code in actions.codes], dtype=bool)[actions.code]
+    stages = actions.stages + np.array([1, -1])
+    held = np.stack([actions.stages[:, 0] >= 0, backward], axis=1)
+    sent = held & (stages >= 0) & (stages < schedule.n_stages)
+    routes = np.array(schedule.routes)
+    direction = actions.microbatches * len(routes) // schedule.microbatches
+    target = routes[np.where(sent, direction, 0), np.where(sent, stages, 0)]
+    return np.where(sent & (target != actions.rank[:, None]), target, -1)
+
+
+def _sends(table: TaskTable) -> dict[Hop, int]:
+    """Number of sends by hop, in the order in which the hops first appear."""
+    targets = hop_targets(table)
+    hops = np.stack([np.broadcast_to(table.actions.rank[:, None], targets.shape), targets], axis=-1)
+    hops = hops[targets >= 0]
+    unique, first, count = np.unique(hops, axis=0, return_index=True, return_counts=True)
+    order = np.argsort(first).tolist()
+    return {(int(unique[at, 0]), int(unique[at, 1])): int(count[at]) for at in order}
+
+
+# -- bounds ----------------------------------------------------------------------------------------
 
 ROUNDING_NS = 1.0
 """The engine rounds to whole nanoseconds, so a transfer may end this much earlier or later than priced."""
@@ -192,3 +359,54 @@ def _end_ns(programs: Sequence[Program]) -> float:
         reduce_ns = max(reduce_ns, sync.reduce_s * slow * growth)
         rest_ns = max(rest_ns, (sync.norm_s + sync.optimizer_s + sync.gather_s * slow) * growth)
     return reduce_ns + rest_ns + 4.0 * ROUNDING_NS
+
+
+# -- moved bytes -----------------------------------------------------------------------------------
+
+
+def moved_by_rank(table: TaskTable) -> tuple[tuple[Moved, ...], ...]:
+    """Bytes that an average GPU of each pipeline rank sends in a step, by what moves them (eq. T4).
+
+    Transfers and sends that an engine runs, collectives inside phases and collectives at the end of the step,
+    whether anything waits for them or not. A GPU receives as many bytes as it sends.
+    """
+    program = table.program
+    rows: list[list[tuple[Moved, float]]] = [[] for _ in program.ranks]
+    for rank, moved in _transfers(table):
+        rows[rank].append((moved, 1.0))
+    for rank, code, actions in table.groups:
+        times = float(len(actions))
+        for task in table.actions.codes[code].tasks:
+            rows[rank] += [(moved, times) for moved in task.price.moved]
+            if task.transfer is not None:
+                rows[rank] += [(moved, times) for moved in task.transfer.cost.moved_before]
+    sent = np.bincount(table.actions.rank, (hop_targets(table) >= 0).sum(axis=1), len(rows))
+    for own, sends, sync in zip(rows, sent.tolist(), program.costs.sync, strict=True):
+        size = program.costs.send_bytes
+        across = program.costs.send_across_nodes
+        own.append((Moved(SENDS, size * across, size * (not across)), sends))
+        own += [(moved, 1.0) for moved in sync.moved]
+    return tuple(summed(own) for own in rows)
+
+
+def _transfers(table: TaskTable) -> Iterable[tuple[int, Moved]]:
+    """(rank, bytes) of the transfers that an engine runs, with the rows that the members receive."""
+    transfers, count = table.transfers, table.program.schedule.microbatches
+    ranks = np.array(transfers.ranks, dtype=np.int64)[transfers.place]
+    experts = np.array([task.phase in EP_PHASES for task in transfers.tasks], dtype=bool)[transfers.place]
+    load = transfers.load_of[transfers.place], transfers.microbatch
+
+    def loads(of_places: list[FloatArray]) -> FloatArray:
+        means = [np.broadcast_to(rows.mean(axis=1), (count,)) for rows in of_places]
+        return np.array(means).reshape(-1, count)[load]
+
+    costs = [rows.cost for rows in transfers.rows]
+    nic = transfers.each([c.nic_bytes for c in costs]) * loads([rows.node_load for rows in transfers.loads])
+    up = transfers.each([c.scale_up_bytes for c in costs]) * loads([rows.load for rows in transfers.loads])
+    totals: defaultdict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for what, chosen in ((EXPERTS, experts), (SHARDS, ~experts)):
+        for place, sizes in enumerate((nic, up)):
+            sums = np.bincount(ranks[chosen], sizes[chosen], len(table.program.ranks))
+            for rank, total in enumerate(sums.tolist()):
+                totals[rank, what][place] += total
+    return [(rank, Moved(what, *both)) for (rank, what), both in totals.items()]

@@ -11,9 +11,9 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.cost.formulas import busy_share
 from moesim.simulator.cost.table import Mode
-from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
+    NS,
     CompiledTask,
     CompiledTemplate,
     MemberVariation,

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
-from moesim.simulator.engine.arrivals import barriers
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import CompiledTask, PlacedStep
-from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.program import NS, CompiledTask, PlacedStep
+from moesim.simulator.engine.records import Execution, barriers
 
 
 class Segment(NamedTuple):

@@ -1,8 +1,4 @@
-"""Max-min fair rates of flows that cross links, as pure functions without a clock (docs/model.md, eq. E3).
-
-`fair_bandwidths` is the solver. `max_min_rates` applies it to whole transfers. `max_min_rates_of_few` does
-the same in plain Python, which is faster than arrays for a handful of flows.
-"""
+"""Max-min fair rates of flows that cross links, without a clock (docs/model.md, eqs. E3 and E3a) (pure)."""
 
 from __future__ import annotations
 
@@ -12,6 +8,22 @@ from math import inf
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+
+# -- constants of sharing that every engine obeys --------------------------------------------------
+
+CAPACITY_UNITS = 1 << 44
+"""A link's capacity in the integer unit of offered loads. Integers do not drift over any number of starts
+and ends, and their sum does not depend on the order."""
+TIGHT_LOAD = CAPACITY_UNITS + 17
+"""Offered load above which a link may slow flows: its capacity plus 1e-12 of it for rounding."""
+
+MOST_LINKS_IN_STEPS = 256
+"""Pools with at most this many links raise all rates of a group step by step (`max_min_rates_of_few`); larger
+ones settle links by rounds (`fair_bandwidths`). Both are exact; they differ in the last digits of a rate, so
+engines must choose alike. Measured in docs/performance.md."""
+
+
+# -- rates -----------------------------------------------------------------------------------------
 
 LEVEL_TOLERANCE = 1e-12
 """Relative tolerance at which two levels count as one."""

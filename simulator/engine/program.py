@@ -1,21 +1,64 @@
-"""The engine's input: task templates, and the duration of every task before the simulation starts.
-
-A `Program` is plain data. Its vectors have one entry a *member*, a GPU of one expert-parallel group of each
-pipeline rank. Folded resolution runs one program, full resolution one for every such group.
-"""
+"""The engine's input: task templates, and the duration of every task before the simulation starts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
-from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.link_map import LinkMap
+from moesim.simulator.engine.link_map import Demand, LinkMap
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Schedule
 from moesim.simulator.schedules.template import OverlapOrder, Stream
+
+# -- durations -------------------------------------------------------------------------------------
+
+SingleArray = NDArray[np.float32]
+
+NS = 1e9
+"""Nanoseconds in a second; cost functions return seconds, the engine counts integer nanoseconds."""
+LONGEST_PHASE_S = 1e5
+"""Longest phase in seconds; ninety thousand of them in series still fit into 64 bits of nanoseconds."""
+
+
+def slowest_draws(
+    generator: np.random.Generator, shape: tuple[int, int], together: int, stands_for: int
+) -> SingleArray:
+    """32-bit normal draws [micro-batches, members], each the largest of GPUs that meet in a layer (eq. E1a).
+
+    `together`: neighbouring members that meet; `stands_for`: GPUs that each of them stands for.
+    """
+    rows, members = shape
+    draws = generator.standard_normal((rows, members // together), dtype=np.float32)
+    for _ in range(stands_for * together - 1):
+        np.maximum(draws, generator.standard_normal(draws.shape, dtype=np.float32), out=draws)
+    return draws if together == 1 else np.repeat(draws, together, axis=1)
+
+
+def whole_ns(seconds: FloatArray) -> IntArray:
+    """Seconds as whole nanoseconds.
+
+    Raises InputError for a phase longer than any real one, OverflowError for values that are no durations.
+    """
+    longest = float(seconds.max(initial=0.0))
+    if longest > LONGEST_PHASE_S:
+        raise InputError(
+            f"a single phase of a micro-batch takes {longest:.3g} s with these rates and sizes; a step is "
+            f"counted in nanoseconds with phases of at most {LONGEST_PHASE_S:g} s (a day and a half): raise "
+            "peaks, bandwidths and efficiencies, or lower batch.sequence_length and parallel.microbatch"
+        )
+    if not 0.0 <= float(seconds.min(initial=0.0)) <= longest:
+        raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are not durations")
+    return np.rint(seconds * NS).astype(np.int64)
+
+
+# -- programs --------------------------------------------------------------------------------------
 
 TRANSFER_STREAMS: tuple[Stream, ...] = ("communication", "sharding")
 
@@ -144,3 +187,65 @@ class PricedSchedule:
     blocks: tuple[tuple[BlockKind, ...], ...]
     costs: CostTable
     order: OverlapOrder | None
+
+
+# -- programs as vectors ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionTable:
+    """Every action of a program in the order of pipeline ranks, and every task in the order of actions.
+
+    `steps[a]`: the placed step. `rank[a]`: its pipeline rank. `code[a]`: its template in `codes`.
+    `stages[a]` and `microbatches[a]`: (forward, backward), -1 where the side is absent. `first_action[r]`:
+    first action of rank r, with the number of all actions at the end. `first_task[a]`: number of the first
+    task of action a, with the number of all tasks at the end.
+    """
+
+    steps: tuple[PlacedStep, ...]
+    codes: tuple[CompiledTemplate, ...]
+    rank: IntArray
+    code: IntArray
+    stages: IntArray
+    microbatches: IntArray
+    first_action: IntArray
+    first_task: IntArray
+
+    @property
+    def tasks(self) -> int:
+        """Number of all tasks."""
+        return int(self.first_task[-1])
+
+    def of_code(self) -> Iterator[tuple[CompiledTemplate, IntArray]]:
+        """Each template with the numbers of its actions, in the order in which templates appear."""
+        order = np.argsort(self.code, kind="stable")
+        ends = np.cumsum(np.bincount(self.code, minlength=len(self.codes)))
+        begin = 0
+        for code, end in zip(self.codes, ends.tolist(), strict=True):
+            yield code, order[begin:end]
+            begin = end
+
+
+def action_table(program: Program) -> ActionTable:
+    """The table of a program's actions."""
+    steps = tuple(step for steps in program.ranks for step in steps)
+    numbers: dict[int, int] = {}
+    codes: list[CompiledTemplate] = []
+    code = np.empty(len(steps), dtype=np.int64)
+    for action, step in enumerate(steps):
+        number = numbers.setdefault(id(step.code), len(codes))
+        if number == len(codes):
+            codes.append(step.code)
+        code[action] = number
+    counts = np.array([len(steps) for steps in program.ranks], dtype=np.int64)
+    sizes = np.array([len(found.tasks) for found in codes], dtype=np.int64)
+    return ActionTable(
+        steps,
+        tuple(codes),
+        np.repeat(np.arange(len(counts)), counts),
+        code,
+        np.array([step.stages for step in steps], dtype=np.int64).reshape(-1, 2),
+        np.array([step.microbatches for step in steps], dtype=np.int64).reshape(-1, 2),
+        np.append(0, np.cumsum(counts)),
+        np.append(0, np.cumsum(sizes[code] if len(steps) else sizes[:0])),
+    )

@@ -1,10 +1,4 @@
-"""The records that an engine returns: the times of every task, transfer, send and end of step of a program.
-
-Times are integer nanoseconds from the start of the step; vectors have one value a member. An execution holds
-them as arrays over all actions and tasks (`RecordedTimes`, in the order of `ActionTable`); `Execution.ranks`
-shows the same numbers action by action. This module names no engine, so code that reads an execution works
-with every engine.
-"""
+"""The protocol of an engine, and what it returns: the times of every task, transfer, send and end of step."""
 
 from __future__ import annotations
 
@@ -12,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.action_table import ActionTable
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import PlacedStep, Program
+from moesim.simulator.cost import formulas
+from moesim.simulator.cost.formulas import SyncParts
+from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, PlacedStep, Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
+
+# -- records ---------------------------------------------------------------------------------------
 
 
 class Barriers(NamedTuple):
@@ -40,7 +36,7 @@ class RecordedTimes:
 
     `start`, `end` and `free` [actions, members] and `ends` [tasks, members] mean what they mean in a
     `StepRecord`, as do `begins` and `finishes` [tasks], which are -1 for compute tasks. `barriers`
-    follow from these (`engine/arrivals.py`); an engine may give them where it has them anyway.
+    follow from these (`barriers`); an engine may give them where it has them anyway.
     """
 
     start: IntArray
@@ -94,7 +90,7 @@ class SendRecord:
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """The execution of one group of a step; `engine/protocol.py` lists what an engine guarantees for it.
+    """The execution of one group of a step; `Engine` lists what an engine guarantees for it.
 
     `table`: the actions and tasks of the program. `times`: when every action and task began and ended.
     `syncs[r]`: the end of the step on pipeline rank r. `sends`: every pipeline send between ranks, in the
@@ -181,3 +177,118 @@ def step_time_s(executions: Sequence[Execution]) -> float:
 def last_group(executions: Sequence[Execution]) -> Execution:
     """The execution of the group whose last action ended last; of equal ones the first."""
     return max(executions, key=lambda execution: execution.last_ns)
+
+
+# -- arrivals at barriers --------------------------------------------------------------------------
+
+
+def inputs_ready_ns(
+    execution: Execution, code: CompiledTemplate, actions: IntArray, transfers: Sequence[int]
+) -> IntArray:
+    """When each member had all that transfers wait for [transfers, actions, members], in nanoseconds.
+
+    `actions` run the template `code`; `transfers` are positions in it. The small kernels before a transfer
+    follow. No task ends before its action starts, so the start matters only to transfers without inputs.
+    """
+    times, first = execution.times, execution.table.first_task[actions]
+    ready = np.empty((len(transfers), len(actions), times.ends.shape[1]), dtype=np.int64)
+    for row, transfer in zip(ready, transfers, strict=True):
+        tasks = _waits_for(code, transfer)
+        if not tasks:
+            row[:] = times.start[actions]
+        for at, task in enumerate(tasks):
+            if at == 0:
+                times.ends.take(first + task, axis=0, out=row, mode="clip")
+            else:
+                np.maximum(row, times.ends.take(first + task, axis=0), out=row)
+    return ready
+
+
+def barriers(execution: Execution) -> Barriers:
+    """How the members reached the barriers of the transfers of a group: as recorded, or from its times."""
+    if execution.times.barriers is not None:
+        return execution.times.barriers
+    table, tasks = execution.table, execution.table.tasks
+    last, total = np.full(tasks, -1), np.zeros(tasks, dtype=np.int64)
+    for code, actions in table.of_code():
+        if code.transfers:
+            at = table.first_task[actions] + np.array(code.transfers)[:, None]
+            ready = inputs_ready_ns(execution, code, actions, code.transfers)
+            for row, transfer in zip(ready, code.transfers, strict=True):
+                task = code.tasks[transfer]
+                row += task.rows_ns[table.microbatches[actions, task.side]]
+            last[at], total[at] = ready.argmax(axis=2), ready.sum(axis=2)
+    return Barriers(last, total)
+
+
+def _waits_for(code: CompiledTemplate, transfer: int) -> tuple[int, ...]:
+    """Tasks that must have ended before a transfer: its inputs, and the one before on its stream."""
+    before = code.before[transfer]
+    return tuple(dict.fromkeys((*code.tasks[transfer].deps, *([] if before is None else [before]))))
+
+
+# -- the end of the step ---------------------------------------------------------------------------
+
+
+def end_of_step(
+    programs: Sequence[Program], free_ns: Sequence[Sequence[int]]
+) -> tuple[list[SyncRecord], int]:
+    """The end of the step on every pipeline rank, and the nanosecond at which the step ends (eq. E5).
+
+    `free_ns[group][r]`: when pipeline rank r of each program was free after its last action. A rank's
+    reduction waits for all groups of all ranks that hold the same parameters (in a bidirectional schedule
+    also the mirror rank); gradient clipping makes the norm a barrier of all ranks.
+    """
+    schedule, sync = programs[0].schedule, programs[0].costs.sync
+    done = [max(group[r] for group in free_ns) for r in range(schedule.pp)]
+    slow = [max(program.link_map.sync_slowness(r) for program in programs) for r in range(schedule.pp)]
+    parts = [
+        SyncParts(
+            round(cost.reduce_s * slower * NS),
+            round(cost.norm_s * NS),
+            round(cost.optimizer_s * NS),
+            round(cost.gather_s * slower * NS),
+        )
+        for cost, slower in zip(sync, slow, strict=True)
+    ]
+    holders = [schedule.holders(r) for r in range(schedule.pp)]
+    result = [
+        SyncRecord(end, (t.ready, t.reduced), (t.meet, t.norm), (t.norm, t.updated), (t.updated, t.gathered))
+        for end, t in zip(done, formulas.end_of_step(done, holders, parts, max), strict=True)
+    ]
+    return result, max((s.gather[1] for s in result), default=0)
+
+
+# -- the protocol ----------------------------------------------------------------------------------
+
+
+class Engine(Protocol):
+    """Runs the programs of all groups of a step together.
+
+    An engine decides how tasks, transfers and sends share the cluster's links; the program states their
+    durations and order. Everything that reads an execution relies on these promises:
+
+    - The executions come in the order of the programs, and each has a record for every placed step, in the
+      order of its pipeline rank. The tasks of a step start in template order, each on its stream (compute or
+      communication), after the tasks that it depends on (docs/model.md, eq. E1).
+    - A transfer is a barrier: `begins` is when its last member was ready, and no member has its payload
+      before `begins` + launch + its own payload alone on its links (eq. E2).
+    - A step starts when its rank is free and its activation and gradient have arrived (eqs. E4 and E7).
+    - `syncs`, `end_ns` and `carried_bytes` are the same in all executions; `end_of_step` computes the first
+      two from the records.
+    - Equal programs give equal executions.
+
+    With links that are never full, every engine returns the longest path through the tasks
+    (docs/model.md, section "Engine"); the tests hold each registered engine to that.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in `ENGINES`."""
+
+    def execute(self, programs: Sequence[Program]) -> list[Execution]:
+        """Run the programs, one a group, and return what happened to each.
+
+        All programs follow one schedule on the links of one cluster. Raises RuntimeError where ranks wait
+        for each other forever, which a validated schedule cannot cause.
+        """

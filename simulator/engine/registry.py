@@ -6,10 +6,14 @@ import os
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.engine.compiled.cache import cache_folder, is_ready
-from moesim.simulator.engine.compiled.engine import TASKS_BEFORE, AutomaticEngine, CompiledEngine
-from moesim.simulator.engine.compiled.warm import compiling, problem, start_in_background
-from moesim.simulator.engine.protocol import Engine
+from moesim.simulator.engine.compiled.engine import (
+    TASKS_BEFORE,
+    AutomaticEngine,
+    CompiledEngine,
+    start_in_background,
+)
+from moesim.simulator.engine.compiled.loader import attempts, is_ready, place, problem
+from moesim.simulator.engine.records import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
 DEFAULT = "auto"
@@ -46,7 +50,7 @@ def is_compiling() -> bool:
     A process in the background then compiles it; this starts one where none does so yet. Raises
     InputError for an unknown engine.
     """
-    if engine_of() is _reference or is_ready(cache_folder()) or problem() is not None:
+    if engine_of() is _reference or is_ready() or problem() is not None:
         return False
     start_in_background()
     return True
@@ -57,14 +61,15 @@ def engine_report() -> dict[str, str]:
 
     Starts and compiles nothing.
     """
-    folder, why, process = cache_folder(), problem(), compiling()
-    state = f"{folder}: " if folder is not None else ""
+    file, why = place()[0], problem()
+    state = f"{file}: " if file is not None else ""
+    held, lines, _ = attempts(file) if file is not None and why is None else (False, [], 0.0)
     if why is not None:
-        state += why if folder is None else f"not usable: {why}"
-    elif is_ready(folder):
+        state += why if file is None else f"not usable: {why}"
+    elif is_ready():
         state += "ready"
-    elif process is not None:
-        state += f"process {process} compiles now"
+    elif held:
+        state += f"process {''.join(lines[-1:]) or '?'} compiles now"
     else:
         state += "empty; the first prediction that could use compiled code compiles it in the background"
     name = os.environ.get(VARIABLE) or DEFAULT
@@ -79,7 +84,7 @@ def engine_report() -> dict[str, str]:
         text = f"simpy, because the compiled one cannot run: {why}"
     elif engine is _compiled:
         text = f"compiled, because of {asked}"
-    elif is_ready(folder):
+    elif is_ready():
         text = f"compiled, after the first {TASKS_BEFORE:,} tasks of a process, which simpy runs"
     else:
         text = "simpy, until the code of the compiled one is ready"

@@ -15,10 +15,17 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
-from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS, SingleArray, slowest_draws, whole_ns
 from moesim.simulator.engine.link_map import LinkMap
-from moesim.simulator.engine.member_durations import keep_figures
-from moesim.simulator.engine.program import MemberVariation, TransferRows
+from moesim.simulator.engine.program import (
+    LONGEST_PHASE_S,
+    NS,
+    MemberVariation,
+    SingleArray,
+    TransferRows,
+    slowest_draws,
+    whole_ns,
+)
+from moesim.simulator.engine.task_table import keep_figures
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules import Schedule
 

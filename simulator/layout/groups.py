@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
-from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.hwmodels.topologies.description import SWITCHED, ScaleUpShares
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.parallel import Layout
 

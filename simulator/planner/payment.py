@@ -6,9 +6,8 @@ from typing import Literal, get_args
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.price import RentChoice, Term, list_prices, load_prices
+from moesim.hwmodels.price import RentChoice, Term, list_prices, list_purchases, load_prices, load_purchase
 from moesim.hwmodels.provenance import SourcedUsdPerHour
-from moesim.hwmodels.purchase import list_purchases, load_purchase
 from moesim.simulator.run.money import rates
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import paid_share

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.summary_text import gib, percent, short, table_lines
+from moesim.hwmodels.frozen import gib, percent, short, table_lines
 from moesim.simulator.common.tables import html_table
 from moesim.simulator.layout.memory import Verdict, verdict_of
 from moesim.simulator.planner.refusals import Refusal

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import fsum
 
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import CompiledTemplate
+from moesim.simulator.engine.program import NS, CompiledTemplate
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.prepared import Prepared, PreparedPool

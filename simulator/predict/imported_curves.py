@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
-from moesim.hwmodels.curve_units import si_factor
+from moesim.hwmodels.units import si_factor
 from moesim.simulator.cost.library_collectives import RingOperation, all_to_all_price, ring_price
 from moesim.simulator.cost.measured_collectives import bus_bytes, is_imported, operation_of, use_of
 from moesim.simulator.predict.prepared import Prepared

@@ -9,7 +9,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.protocol import Engine
+from moesim.simulator.engine.records import Engine
 from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.memory import MemoryReport

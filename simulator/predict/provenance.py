@@ -9,8 +9,8 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.frozen import SameObject
 from moesim.hwmodels.host import CompiledBlock, HostCall, InBlock, load_host
-from moesim.hwmodels.identity import SameObject
 from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES

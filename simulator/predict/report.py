@@ -11,13 +11,10 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.cost.moved import summed
-from moesim.simulator.engine.action_table import ActionTable
-from moesim.simulator.engine.arrivals import barriers
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.member_durations import total_ns
-from moesim.simulator.engine.moved_bytes import moved_by_rank
-from moesim.simulator.engine.program import CompiledTemplate
-from moesim.simulator.engine.records import Execution, SyncRecord
+from moesim.simulator.engine.bounds import moved_by_rank
+from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate
+from moesim.simulator.engine.records import Execution, SyncRecord, barriers
+from moesim.simulator.engine.task_table import total_ns
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.predict.result_parts import Breakdown, MovedBytes, PhaseSpan, Utilisation
 from moesim.simulator.schedules.overlap_order import EP_PHASES

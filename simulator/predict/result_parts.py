@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
-from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.summary_text import short
+from moesim.hwmodels.frozen import Frozen, short
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.layout.memory import Verdict, verdict_of
 from moesim.simulator.run.report import RunReport

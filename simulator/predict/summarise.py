@@ -8,8 +8,8 @@ from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
+from moesim.simulator.engine.full_resolution.groups import full_result
 from moesim.simulator.engine.full_resolution.result import FullResult
-from moesim.simulator.engine.full_resolution.summary import full_result
 from moesim.simulator.engine.records import Execution, last_group, step_time_s
 from moesim.simulator.layout.pools import usd_per_hour
 from moesim.simulator.layout.stages import describe

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import CompiledTask, CompiledTemplate
+from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.event_list import EventList
 from moesim.simulator.predict.trace_events import COMMUNICATION, COMPUTE, INSIDE, SHARDING

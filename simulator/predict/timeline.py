@@ -8,7 +8,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.durations import NS
+from moesim.simulator.engine.program import NS
 from moesim.simulator.predict.event_list import Events
 from moesim.simulator.predict.step_events import (
     EXPOSED,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moesim.simulator.cost.table import Mode
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import CompiledTask
+from moesim.simulator.engine.program import NS, CompiledTask
 from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 
 Event = dict[str, Any]

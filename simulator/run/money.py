@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.energy import EnergySite
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.price import load_prices
+from moesim.hwmodels.price import EnergySite, Purchase, load_prices
 from moesim.hwmodels.provenance import UNDATED, SourcedUsdPerHour
-from moesim.hwmodels.purchase import Purchase
 from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.simulator.scenario.run_plan import Price
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from pydantic import Field
 
-from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.summary_text import count, percent, short, titled
+from moesim.hwmodels.frozen import Frozen, count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario.defaults import Default

@@ -19,7 +19,6 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.price import Offer, Term, list_prices, load_prices
@@ -27,7 +26,7 @@ from moesim.hwmodels.provenance import Kind, SourcedFraction
 from moesim.hwmodels.topologies import build_topology
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.hwmodels.yaml_io import parse_mapping, shipped_names
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.registry import NONE, release_of
 from moesim.simulator.frameworks.software import Software

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.calibration import CalibrationProfile, fitting_profiles
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.provenance import Sourced
 from moesim.simulator.dispatchers.registry import check_known, check_runs, dispatcher
 from moesim.simulator.model.precision import Precision

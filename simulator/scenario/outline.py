@@ -15,11 +15,11 @@ from pydantic import (
 )
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
-from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node, part_of_node
+from moesim.hwmodels.price import EnergySiteRef
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario.defaults import network_of, node_of

@@ -11,17 +11,21 @@ from pydantic import Field, PositiveInt, model_validator
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.failure import FailureRateRef, RestartRef, load_failure_rate, load_restart
+from moesim.hwmodels.failure import (
+    FailureRateRef,
+    RestartRef,
+    StorageRef,
+    load_failure_rate,
+    load_restart,
+    load_storage,
+)
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section
-from moesim.hwmodels.library import by_name
-from moesim.hwmodels.price import Offer, RentChoice
+from moesim.hwmodels.price import Offer, PurchaseRef, RentChoice
 from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
-from moesim.hwmodels.purchase import PurchaseRef
-from moesim.hwmodels.storage import StorageRef, load_storage
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
-from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.hwmodels.yaml_io import EXTENSIONS, by_name, load_mapping, parse_mapping
 from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.scenario.defaults import Chosen, Default, tokens_of
 

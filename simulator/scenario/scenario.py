@@ -22,9 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from moesim.hwmodels.calibration import CalibrationProfile, load_profile, with_includes_merged
+from moesim.hwmodels.calibration import (
+    CalibrationProfile,
+    load_profile,
+    with_includes_merged,
+    without_entries,
+)
 from moesim.hwmodels.cluster import Cluster, load_cluster
-from moesim.hwmodels.entries_left_out import without_entries
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moesim.hwmodels.summary_text import count, titled
+from moesim.hwmodels.frozen import count, titled
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.sections import Batch, Communication
 

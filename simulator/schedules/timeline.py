@@ -12,7 +12,7 @@ from math import fsum
 from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.identity import SameObject
+from moesim.hwmodels.frozen import SameObject
 from moesim.simulator.schedules.action import Action, Overlap, Step, actions_of
 from moesim.simulator.schedules.schedule import Schedule
 

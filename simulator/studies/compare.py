@@ -10,8 +10,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.summary_text import gib, percent, short, table_lines
+from moesim.hwmodels.frozen import Frozen, gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.driver import predict

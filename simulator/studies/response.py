@@ -10,8 +10,7 @@ from math import fsum
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.program import NS, Program
 from moesim.simulator.model.operator import BlockKind, Phase
 
 END_OF_STEP = ("gradient reduction", "gradient norm", "optimizer", "parameter gather")

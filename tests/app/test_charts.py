@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 import moesim
-from moesim.hwmodels.topologies.picture import picture
+from moesim.hwmodels.topologies.base import picture
 from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import OutlookRow

@@ -187,8 +187,7 @@ def test_the_server_predicts_ahead_once_the_engine_is_compiled(monkeypatch: pyte
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr(registry, "start_in_background", lambda: done.append("compile"))
     monkeypatch.setattr(registry, "problem", lambda: None)
-    monkeypatch.setattr(registry, "cache_folder", lambda: Path())
-    monkeypatch.setattr(registry, "is_ready", lambda folder: len(done) > 1)
+    monkeypatch.setattr(registry, "is_ready", lambda: len(done) > 1)
     tries = [3]
     while tries[-1]:
         tries.append(job_server.warm(tries[-1]))

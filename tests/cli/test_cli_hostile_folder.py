@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moesim.simulator.engine.compiled.warm import wait_until_warm
+from moesim.simulator.engine.compiled import engine, loader
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = (
@@ -74,10 +74,9 @@ def test_commands_and_their_workers(folder: Path, arguments: tuple[str, ...]) ->
     assert not ran(folder)
 
 
+@pytest.mark.usefixtures("compiled_code")
 def test_the_compiler_in_the_background(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moesim.simulator.engine.compiled import warm
-
-    if not wait_until_warm():
+    if not loader.is_ready():
         pytest.skip("there is no compiled code here")
     started: list[subprocess.Popen[Any]] = []
     popen = subprocess.Popen
@@ -86,8 +85,8 @@ def test_the_compiler_in_the_background(folder: Path, monkeypatch: pytest.Monkey
         started.append(popen(*arguments, **options))
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    monkeypatch.setattr(warm, "problem", lambda: None)
+    monkeypatch.setattr(engine, "problem", lambda: None)
     monkeypatch.chdir(folder)
-    warm.start_in_background()
+    engine.start_in_background()
     assert [process.wait() for process in started] == [0]
     assert not ran(folder)

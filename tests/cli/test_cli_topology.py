@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels import load_cluster
-from moesim.hwmodels.importers.registry import MACHINE_FORMS
+from moesim.hwmodels.importers.topology import MACHINE_FORMS
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 from moesim.kernels.importers import CALIBRATION_IMPORTERS
 from moesim.simulator.model.huggingface import FAMILIES

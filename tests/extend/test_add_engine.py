@@ -13,12 +13,16 @@ import pytest
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.action_table import action_table
-from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.end_of_step import end_of_step
-from moesim.simulator.engine.program import PlacedStep, Program
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, free_ns, recorded_times
+from moesim.simulator.engine.link_map import Demand
+from moesim.simulator.engine.program import NS, PlacedStep, Program, action_table
+from moesim.simulator.engine.records import (
+    Execution,
+    SendRecord,
+    StepRecord,
+    end_of_step,
+    free_ns,
+    recorded_times,
+)
 from moesim.simulator.engine.registry import ENGINES, engine_of
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 from moesim.simulator.model.operator import BlockKind

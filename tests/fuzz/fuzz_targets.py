@@ -50,8 +50,8 @@ from moesim.hwmodels import (
 )
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import MoesimError
-from moesim.hwmodels.fabric_prices import load_fabric_prices
 from moesim.hwmodels.host import load_host
+from moesim.hwmodels.price import load_fabric_prices
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.model.huggingface import import_hf
 from moesim.simulator.model.library import load_model

@@ -10,8 +10,8 @@ from moesim.hwmodels.calibration import (
     load_profile,
     profile_hash,
 )
-from moesim.hwmodels.curve_units import si_factor
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import si_factor
 
 HEAD = """
 name: {name}

@@ -8,8 +8,14 @@ import pytest
 from test_drift import SHAPES, profile
 
 from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.drift import compare
-from moesim.hwmodels.drift_points import LEVEL, PointDrift, compare_points, shared_entries, verdict_of_points
+from moesim.hwmodels.drift import (
+    LEVEL,
+    PointDrift,
+    compare,
+    compare_points,
+    shared_entries,
+    verdict_of_points,
+)
 
 
 def slowed(count: int, factor: float) -> list[tuple[float, ...]]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moesim.hwmodels.efficiency import Curve
+from moesim.hwmodels.calibration_entry import Curve
 
 
 def curve(points: list[tuple[float, float]], interpolation: str = "linear") -> Curve:

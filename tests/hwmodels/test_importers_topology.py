@@ -9,7 +9,7 @@ import pytest
 
 from moesim.hwmodels import InputError, load_cluster
 from moesim.hwmodels.importers import ImportedTopology, import_topology
-from moesim.hwmodels.importers.safe_xml import MAX_DEPTH, parse_xml
+from moesim.hwmodels.importers.nccl_xml import MAX_DEPTH, parse_xml
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import Sourced
 from moesim.hwmodels.topologies.base import Topology

@@ -19,7 +19,8 @@ from moesim.hwmodels.provenance import (
     provenance_rows,
 )
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
-from moesim.hwmodels.yaml_io import parse_mapping, validate_model
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.layout.memory import BUFFERS_SLACK, FRAMEWORK_BYTES, FSDP_SLACK, REPLAY_ERRORS
 
 GOOD = {"value": "50 GB/s", "kind": "spec", "source": "a data sheet", "date": "2024-12"}

@@ -9,7 +9,7 @@ import pytest
 from topology_cases import network, node, torus
 
 from moesim.hwmodels import InputError, Node, load_network, load_node, validate_model
-from moesim.hwmodels.scale_up import ScaleUp, list_scale_ups, load_scale_up
+from moesim.hwmodels.network import ScaleUp, list_scale_ups, load_scale_up
 from moesim.hwmodels.topologies import Topology, build_topology
 
 GPUS = {"nvl72": 72, "tpu-v5p-8x8x8": 512, "cloudmatrix384": 384, "mi300x-mesh": 8, "hgx-hopper": 8}

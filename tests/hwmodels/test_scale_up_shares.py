@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.scale_up_shares import SWITCHED
-from moesim.hwmodels.topologies.fully_connected_node import MeshShares
-from moesim.hwmodels.topologies.torus_shares import TorusShares
+from moesim.hwmodels.topologies.description import SWITCHED
+from moesim.hwmodels.topologies.scale_up_parts import MeshShares
+from moesim.hwmodels.topologies.torus import TorusShares
 
 MESH = MeshShares(1 / 7, 8)  # eight MI300X
 TORUS = TorusShares(1 / 6, (8, 16, 16))  # a slice of TPU v5p

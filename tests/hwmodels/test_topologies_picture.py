@@ -8,7 +8,7 @@ import pytest
 
 from moesim.hwmodels import InputError, load_cluster
 from moesim.hwmodels.topologies import Topology
-from moesim.hwmodels.topologies.picture import MOST_PER_LAYER, Picture, picture
+from moesim.hwmodels.topologies.base import MOST_PER_LAYER, Picture, picture
 from moesim.hwmodels.units import in_unit
 
 CLUSTERS = (

@@ -8,11 +8,11 @@ import pytest
 from topology_cases import cases
 
 from moesim.hwmodels import Network, ScaleUp, list_networks, list_scale_ups, load_network, load_scale_up
-from moesim.hwmodels.registry import registry
 from moesim.hwmodels.topologies.description import ScaleUpFabric
-from moesim.hwmodels.topologies.nvswitch_node import NVSWITCH, NvswitchFabric, NvswitchNode
+from moesim.hwmodels.topologies.part import ScaleUpSpec, TopologySpec, any_fabric, kind_rows
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
-from moesim.hwmodels.topologies.spec import ScaleUpSpec, TopologySpec, any_fabric, kind_rows
+from moesim.hwmodels.topologies.scale_up_parts import NVSWITCH, NvswitchFabric, NvswitchNode
+from moesim.hwmodels.validation import registry
 
 SPECS: list[TopologySpec] = [*SCALE_UP.values(), *SCALE_OUT.values()]
 

@@ -19,7 +19,7 @@ from moesim.hwmodels.units import (
     parse_quantity,
     quantity_text,
 )
-from moesim.hwmodels.yaml_io import validate_model
+from moesim.hwmodels.validation import validate_model
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import BytesPerSecond
-from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping, load_mapping, parse_mapping, validate_model
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping, load_mapping, parse_mapping
 
 BOMB = "\n".join(['a0: &a0 ["x"]'] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)])
 

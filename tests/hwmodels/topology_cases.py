@@ -6,8 +6,7 @@ import functools
 from typing import Any
 
 from moesim.hwmodels import Node, load_network, load_node, validate_model
-from moesim.hwmodels.network import Network
-from moesim.hwmodels.scale_up import ScaleUp, load_scale_up
+from moesim.hwmodels.network import Network, ScaleUp, load_scale_up
 from moesim.hwmodels.topologies import Topology, build_topology
 
 RATE = {"link_bandwidth": "50 GB/s", "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moesim.hwmodels.law_groups import LawGroup, entry_id_suffix
+from moesim.hwmodels.calibration_entry import LawGroup, entry_id_suffix
 
 SOURCE = "moesim benchmarks/gpu/interference.py on 8x H200, driver {}, date 2026-11-20"
 CLOCKS = "not pinned; GPU rested before each window, median 1.89 GHz of 1.98, power limit met at times"

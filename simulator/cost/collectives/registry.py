@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moesim.hwmodels.registry import registry
+from moesim.hwmodels.validation import registry
 from moesim.simulator.cost.collectives.exchange import DIRECT
 from moesim.simulator.cost.collectives.nvls import NVLS
 from moesim.simulator.cost.collectives.ring import RING

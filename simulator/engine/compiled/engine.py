@@ -1,17 +1,223 @@
-"""The compiled engine, and the choice between it and the SimPy engine."""
+"""The compiled engine, equal to the SimPy engine to the nanosecond, and the choice between the two."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
+from itertools import pairwise
+from typing import Any
 
-from moesim.simulator.engine.compiled.cache import cache_folder, first_today, is_ready, numba_version
-from moesim.simulator.engine.compiled.native import CannotCompileError, native
-from moesim.simulator.engine.compiled.warm import problem, start_in_background, warm_once
-from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.protocol import Engine
-from moesim.simulator.engine.records import Execution
+import numpy as np
+
+from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.engine.compiled.loader import (
+    DAY_S,
+    CannotCompileError,
+    attempts,
+    is_ready,
+    native,
+    numba_version,
+    place,
+    problem,
+    warm,
+)
+from moesim.simulator.engine.compiled.lower import LoweredStep, lower
+from moesim.simulator.engine.compiled.state import (
+    DONE,
+    ERROR,
+    SENDS,
+    RunState,
+    address_of,
+    addresses,
+    initial_room,
+    new_state,
+)
+from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
+from moesim.simulator.engine.program import Program, SingleArray
+from moesim.simulator.engine.records import (
+    Barriers,
+    Engine,
+    Execution,
+    RecordedTimes,
+    SendRecord,
+    end_of_step,
+)
+from moesim.simulator.engine.task_durations import use_for_phases
+
+# -- durations of phases ---------------------------------------------------------------------------
+
+
+class CompiledPhases:
+    """Durations of phases by compiled code."""
+
+    def phase_rows(
+        self,
+        fixed_s: float,
+        row_s: float,
+        load: FloatArray | None,
+        factor: FloatArray | None,
+        shape: tuple[int, int],
+    ) -> tuple[IntArray, IntArray, IntArray, FloatArray] | None:
+        """Nanoseconds [micro-batches, members] of a phase, and their largest, sum and mean by micro-batch.
+
+        `load`, `factor`: contiguous arrays of that shape, or None for 1. None where some duration is no usual
+        one, which NumPy's way then checks.
+        """
+        microbatches, members = shape
+        results = np.empty(microbatches * (members + 3), np.int64)
+        usual = native().fill_rows(
+            fixed_s,
+            row_s,
+            0 if load is None else address_of(load),
+            0 if factor is None else address_of(factor),
+            microbatches,
+            members,
+            address_of(results),
+        )
+        if not usual:
+            return None
+        figures = results[microbatches * members :].reshape(3, microbatches)
+        return (
+            results[: microbatches * members].reshape(shape),
+            *(figures[0], figures[1], figures[2].view(np.float64)),
+        )
+
+    def payloads(
+        self,
+        nic_s: float,
+        scale_up_s: float,
+        loads: tuple[FloatArray, FloatArray] | None,
+        shape: tuple[int, int],
+    ) -> tuple[FloatArray, IntArray] | None:
+        """Nanoseconds of a payload: the longest of each micro-batch, not rounded, and those of all members.
+
+        `loads`: contiguous arrays of that shape, averaged over a node and by member, or None for 1. None
+        where some duration is no usual one.
+        """
+        microbatches, members = shape
+        results = np.empty(microbatches * (members + 1), np.int64)
+        node_load, load = (0, 0) if loads is None else map(address_of, loads)
+        out = address_of(results)
+        if not native().fill_payloads(nic_s, scale_up_s, node_load, load, microbatches, members, out):
+            return None
+        rows = microbatches * members
+        return results[rows:].view(np.float64), results[:rows].reshape(shape)
+
+    def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
+        """Clock times run-to-run noise [micro-batches, members], from contiguous arrays of that shape."""
+        factors = np.empty(draws.shape)
+        native().fill_noise(cv, address_of(draws), address_of(clock), draws.size, address_of(factors))
+        return factors
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+EVENTS_A_SLICE = 200_000
+"""Events between two looks at whether the run was cancelled: some 20 to 100 ms."""
+
+
+class CannotRunError(RuntimeError):
+    """The compiled loop met a step that it does not run; the SimPy engine runs it or says what is wrong."""
+
+
+def run_compiled(programs: Sequence[Program]) -> list[Execution]:
+    """Run the programs of all groups together, with the records of the SimPy engine.
+
+    Raises CannotRunError where a link has no bandwidth or ranks wait for each other forever.
+    """
+    few = len(programs[0].link_map.capacity_bytes_per_ns) <= MOST_LINKS_IN_STEPS
+    lowered = lower(programs, few, CAPACITY_UNITS)
+    state = _run(lowered)
+    times = [_times(lowered, state, group) for group in range(len(programs))]
+    sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
+    free = [
+        [int(part.free[end - 1].max()) if end > begin else 0 for begin, end in pairwise(b)]
+        for part, b in zip(times, (t.first_action.tolist() for t in lowered.actions), strict=True)
+    ]
+    syncs, end_ns = end_of_step(programs, free)
+    return [
+        Execution(program, table, own, syncs, sent, end_ns, state.link_bytes)
+        for program, table, own, sent in zip(programs, lowered.actions, times, sends, strict=True)
+    ]
+
+
+def _run(lowered: LoweredStep) -> RunState:
+    room = initial_room(lowered.sizes)
+    while True:
+        state = new_state(lowered.tables, lowered.sizes, room)
+        table = addresses(lowered.tables, state)
+        code, address = native(), address_of(table)
+        code.start(address)
+        while code.advance(address, EVENTS_A_SLICE):
+            pass
+        error = int(state.counters[ERROR])
+        if error == 0:
+            break
+        larger = room.more(error)
+        if larger == room:
+            raise CannotRunError("a transfer crosses a link without bandwidth")
+        room = larger
+    if not (state.process_state == DONE).all():
+        raise CannotRunError("pipeline ranks wait for each other")
+    return state
+
+
+def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
+    """The times of one group, as views of the state's arrays."""
+    tables, sizes = lowered.tables, lowered.sizes
+    actions, tasks, ranks = sizes.actions, sizes.tasks, sizes.ranks
+    first, last = tables.process_first[group * ranks], tables.process_first[(group + 1) * ranks]
+    begin, end = tables.action_first_task[first], tables.action_first_task[last]
+    starts, ends, frees = (state.clock[tasks + n * actions : tasks + (n + 1) * actions] for n in range(3))
+    return RecordedTimes(
+        starts[first:last],
+        ends[first:last],
+        frees[first:last],
+        state.clock[begin:end],
+        state.begins[begin:end],
+        state.finishes[begin:end],
+        Barriers(state.last_member[begin:end], state.ready_total[begin:end]),
+    )
+
+
+class SendTimes(Sequence[SendRecord]):
+    """The sends of one group in the order of their ends; a record is made when it is read."""
+
+    def __init__(self, lowered: LoweredStep, state: RunState, group: int) -> None:
+        """Keep what the records are made of."""
+        ended: IntArray = state.key_order[: state.counters[SENDS]]
+        sizes = lowered.sizes
+        own = ended[ended // (2 * sizes.stages * sizes.microbatches) == group]
+        self._keys, self._rank_of, self._sizes = own, lowered.tables.rank_of, sizes
+        self._begin, self._end = state.key_begin[own], state.key_end[own]
+
+    def __len__(self) -> int:
+        """Number of sends."""
+        return len(self._keys)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        """The record at a position, or a list of records."""
+        if isinstance(at, slice):
+            return [self[n] for n in range(*at.indices(len(self)))]
+        key, sizes, rank_of = int(self._keys[at]), self._sizes, self._rank_of
+        stage, microbatch = key // sizes.microbatches % sizes.stages, key % sizes.microbatches
+        forward = key // (sizes.stages * sizes.microbatches) % 2 == 0
+        sender = stage - 1 if forward else stage + 1
+        source, target = rank_of[sender, microbatch], rank_of[stage, microbatch]
+        label = f"{sender}{'F' if forward else 'B'}{microbatch}"
+        return SendRecord(int(source), int(target), label, int(self._begin[at]), int(self._end[at]))
+
+    def __iter__(self) -> Iterator[SendRecord]:
+        """All records."""
+        return (self[n] for n in range(len(self)))
+
+
+# -- engines ---------------------------------------------------------------------------------------
 
 
 class CompiledEngine:
@@ -35,8 +241,6 @@ class CompiledEngine:
         """
         if not self.usable or not self._loads():
             return self.reference.execute(programs)
-        from moesim.simulator.engine.compiled.execute import CannotRunError, run_compiled
-
         try:
             return run_compiled(programs)
         except CannotRunError as reason:
@@ -48,8 +252,7 @@ class CompiledEngine:
         try:
             if numba_version() is None:
                 raise CannotCompileError(problem())
-            warm_once()
-            native()
+            _load()
         except CannotCompileError as reason:
             self.usable = False
             _say(f"the SimPy engine runs instead of the compiled one: {reason}")
@@ -88,7 +291,7 @@ class AutomaticEngine:
         Where none could, one line on stderr says so, once a day.
         """
         if not self.ready:
-            first, self.ready = self.ready is None, is_ready(cache_folder())
+            first, self.ready = self.ready is None, is_ready()
             if first and not self.ready:
                 start_in_background()
                 reason = problem()
@@ -98,6 +301,41 @@ class AutomaticEngine:
                         f"mended: {reason} (`moesim doctor` says more; this line comes once a day)"
                     )
         return self.ready
+
+
+@cache
+def _load() -> None:
+    """Before the first use in a process: make the code unless it is there, and use it for phases too."""
+    warm()
+    native()
+    use_for_phases(CompiledPhases())
+
+
+def start_in_background() -> None:
+    """Start a process that compiles with low priority, unless one does so already or none could."""
+    file = place()[0]
+    with suppress(OSError):
+        if problem() is None and file is not None and not attempts(file)[0]:
+            quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            command = [sys.executable, "-P", "-m", "moesim.simulator.engine.compiled.loader"]
+            subprocess.Popen(command, start_new_session=True, **quiet)
+
+
+def first_today() -> bool:
+    """Whether no process has given a notice for a day; it counts as given now.
+
+    Where no time can be written down, every process may give it. Raises nothing.
+    """
+    file = place()[0]
+    with suppress(OSError):
+        if file is not None:
+            stamp = file.with_name("said")
+            with suppress(FileNotFoundError):
+                if 0.0 <= time.time() - stamp.lstat().st_mtime < DAY_S:
+                    return False
+            os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+            os.utime(stamp)
+    return True
 
 
 @cache

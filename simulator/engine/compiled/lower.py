@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.action_table import ActionTable, action_table
-from moesim.simulator.engine.compiled.tables import (
+from moesim.simulator.engine.compiled.state import (
     BY_PATTERN,
     BY_ROW,
     COMMUNICATION,
@@ -21,11 +20,17 @@ from moesim.simulator.engine.compiled.tables import (
     StepSizes,
     Tables,
 )
-from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.durations import NS
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap, ExchangePattern
-from moesim.simulator.engine.link_map import TO_EXPERTS
-from moesim.simulator.engine.program import CompiledTask, CompiledTemplate, Program, TransferRows
+from moesim.simulator.engine.link_map import TO_EXPERTS, Demand
+from moesim.simulator.engine.program import (
+    NS,
+    ActionTable,
+    CompiledTask,
+    CompiledTemplate,
+    Program,
+    TransferRows,
+    action_table,
+)
 from moesim.simulator.schedules import Schedule
 
 

@@ -1,30 +1,47 @@
-"""How compiled code reads and writes the arrays of a run: `run.field[index]`, without passing arrays around.
-
-A run is one integer, the address of a table with the address of every array. Numba passes an array as seven
-values and counts its references, so functions over a hundred arrays take minutes to compile; over one integer
-they take seconds. This module teaches Numba the three types behind it: the run, and vectors of integers and
-of floating-point numbers that are no more than an address. `Tables` and `RunState` own all memory.
+"""What compiled code is made of: how functions are compiled, how they read and write the arrays of a run
+(`run.field[index]`, without passing arrays around), vectors of members' clocks, and the queue of events.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
-from numba.extending import (
-    infer_getattr,
-    intrinsic,
-    lower_builtin,
-    lower_getattr_generic,
-    register_model,
+from numba.extending import infer_getattr, intrinsic, lower_builtin, lower_getattr_generic, register_model
+
+from moesim.simulator.engine.compiled.state import (
+    ERROR,
+    EVENTS,
+    FIELDS,
+    FLOATS,
+    NOW,
+    QUEUE_FULL,
+    SEQUENCE,
+    SIZES,
 )
 
-from moesim.simulator.engine.compiled.addresses import FIELDS, FLOATS
-from moesim.simulator.engine.compiled.state import SIZES
+# -- compiling -------------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function with the first one that calls it.
+
+    Division by zero gives infinity, as in NumPy. `fastmath` stays off, so every sum keeps its order.
+    """
+    result: Callable[P, R] = numba.njit(error_model="numpy", fastmath=False)(function)
+    return result
+
+
+# -- the arrays of a run ---------------------------------------------------------------------------
 
 Run = Any
 """In compiled code: the sizes in `SIZES` as numbers, the fields of `Tables` and `RunState` as vectors."""
@@ -166,3 +183,175 @@ def _prefetch(_: Any, vector: Any) -> Any:
 
 prefetch: Any = intrinsic(_prefetch)
 """`prefetch(vector)`: ask the processor to fetch the first 64 bytes of a vector, which are read soon."""
+
+
+# -- vectors of members' clocks --------------------------------------------------------------------
+
+
+@compiled
+def clock_of(run: Run, row: int) -> Vector:
+    """The members' clocks in a row of `RunState.clock`."""
+    return row_of(run.clock, row, run.members)
+
+
+@compiled
+def arrival_of(run: Run, key: int) -> Vector:
+    """When each member has an input."""
+    return row_of(run.arrivals, key, run.members)
+
+
+@compiled
+def copy(to: Vector, source: Vector, count: int) -> None:
+    """Copy a vector."""
+    for m in range(count):
+        to[m] = source[m]
+
+
+@compiled
+def copy_shifted(to: Vector, source: Vector, amount: int, count: int) -> None:
+    """Copy a vector with an amount added to every number."""
+    for m in range(count):
+        to[m] = source[m] + amount
+
+
+@compiled
+def raise_to(to: Vector, other: Vector, count: int) -> None:
+    """Elementwise maximum of two vectors, into the first."""
+    for m in range(count):
+        to[m] = max(to[m], other[m])
+
+
+@compiled
+def add(to: Vector, other: Vector, count: int) -> None:
+    """Add a vector to another."""
+    for m in range(count):
+        to[m] += other[m]
+
+
+@compiled
+def sum_of(to: Vector, one: Vector, other: Vector, count: int) -> None:
+    """Sum of two vectors."""
+    for m in range(count):
+        to[m] = one[m] + other[m]
+
+
+@compiled
+def later_plus(to: Vector, one: Vector, other: Vector, added: Vector, count: int) -> None:
+    """Elementwise maximum of two vectors, plus a third."""
+    for m in range(count):
+        to[m] = max(one[m], other[m]) + added[m]
+
+
+@compiled
+def largest(source: Vector, count: int) -> int:
+    """The largest number of a vector."""
+    result = source[0]
+    for m in range(1, count):
+        result = max(result, source[m])
+    return result
+
+
+@compiled
+def total_of(source: Vector, count: int) -> int:
+    """The sum of a vector."""
+    result = 0
+    for m in range(count):
+        result += source[m]
+    return result
+
+
+@compiled
+def first_with(source: Vector, value: int) -> int:
+    """The first place of a vector that holds a value; one place must."""
+    m = 0
+    while source[m] != value:
+        m += 1
+    return m
+
+
+@compiled
+def fetch_row(run: Run, address: int, microbatch: int) -> None:
+    """Ask the processor to fetch a row of durations ahead of its use, while other work goes on."""
+    row = row_of(ints_at(address), microbatch, run.members)
+    for line in range((run.members + 7) // 8):
+        prefetch(row_of(row, line, 8))
+
+
+# -- the queue of events ---------------------------------------------------------------------------
+
+START, RESUME, LAUNCH, DEADLINE, ARRIVED, INPUT, SENT, BESIDE_ENDED = range(8)
+"""Kinds of events: an actor starts; an actor goes on after a launch; a send starts; the deadline of a flow;
+the last byte of a flow is there; an input is there that a process waits for; a send has ended; a collective
+of the sharding stream has ended."""
+
+KINDS = 8
+LATER = 1 << 62
+"""Added to the order of an event that is not urgent."""
+PLACES = 1 << 20
+"""An order is the number of the event times this, plus the place where the event is kept."""
+
+
+@compiled
+def _is_before(run: Run, at: int, time: int, order: int) -> bool:
+    """Whether the event at a place in the heap comes before (time, order)."""
+    first = run.queue_time[at]
+    return first < time or (first == time and run.queue_order[at] < order)
+
+
+@compiled
+def schedule(run: Run, time: int, kind: int, subject: int, extra: int, urgent: bool) -> None:
+    """Put an event of a subject (actor, key, flow or task) into the queue."""
+    at = run.counters[EVENTS]
+    if at >= run.most_events:
+        run.counters[ERROR] = QUEUE_FULL
+        return
+    run.counters[EVENTS] = at + 1
+    run.counters[SEQUENCE] += 1
+    place = run.queue_places[at]  # the first `at` places of this list are taken
+    run.queue_what[place] = subject * KINDS + kind
+    run.queue_extra[place] = extra
+    order = run.counters[SEQUENCE] * PLACES + place + (0 if urgent else LATER)
+    times, orders = run.queue_time, run.queue_order
+    while at > 0:
+        parent = (at - 1) >> 1
+        if _is_before(run, parent, time, order):
+            break
+        times[at] = times[parent]
+        orders[at] = orders[parent]
+        at = parent
+    times[at] = time
+    orders[at] = order
+
+
+@compiled
+def after(run: Run, delay: int, kind: int, subject: int, extra: int) -> None:
+    """Schedule an event that is not urgent, `delay` nanoseconds from now."""
+    schedule(run, run.counters[NOW] + delay, kind, subject, extra, False)
+
+
+@compiled
+def take_first(run: Run) -> int:
+    """Take the first event out of the queue and set the clock to its time; return the place that keeps it.
+
+    What is kept there stays until the next event is scheduled.
+    """
+    times, orders = run.queue_time, run.queue_order
+    run.counters[NOW] = times[0]
+    taken = orders[0] % PLACES
+    run.counters[EVENTS] -= 1
+    count = run.counters[EVENTS]
+    run.queue_places[count] = taken
+    time, order = times[count], orders[count]
+    at = 0
+    while 2 * at + 1 < count:
+        child = 2 * at + 1
+        if child + 1 < count and _is_before(run, child + 1, times[child], orders[child]):
+            child += 1
+        if not _is_before(run, child, time, order):
+            break
+        times[at] = times[child]
+        orders[at] = orders[child]
+        at = child
+    times[at] = time
+    orders[at] = order
+    return taken

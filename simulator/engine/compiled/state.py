@@ -1,15 +1,135 @@
-"""The state of a run of the compiled event loop."""
+"""The programs of a step and the state of a run as arrays, and the table of addresses by which compiled code
+finds them.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.compiled.spare import SPARE
-from moesim.simulator.engine.compiled.tables import SHARDING, StepSizes, Tables
+
+# -- the programs of a step ------------------------------------------------------------------------
+
+COMPUTE, COMMUNICATION, SHARDING = 0, 1, 2
+"""Kinds of a task: on the compute stream, or a transfer on one of the two transfer streams."""
+
+BY_PATTERN, BY_ROW = -1, -2
+"""Instead of the number of a demand: the demand follows an exchange pattern, or is listed by micro-batch."""
+
+
+class StepSizes(NamedTuple):
+    """StepSizes of a step, and two of its properties.
+
+    `sends_take_time`: whether sends between pipeline ranks use links. `few_links`: which of the two link
+    pools SimPy takes for as many links. `flows`: transfers and sends of the whole step, the most flows that
+    can be.
+    """
+
+    members: int
+    groups: int
+    ranks: int
+    stages: int
+    microbatches: int
+    sends_take_time: bool
+    few_links: bool
+    actions: int
+    tasks: int
+    flows: int
+
+
+class Tables(NamedTuple):
+    """All groups of a step. Actions, tasks, keys and processes of group g follow those of group g - 1.
+
+    A process is a pipeline rank of a group. `action_*`: one entry an action. `code_*`: one a template; -1
+    where an output does not leave inside the action. `task_*`: one a task of a template; `task_rows`,
+    `task_payload`, `task_member`, `task_load` and `task_node_load` are memory addresses of [micro-batches,
+    members] arrays (of payloads [micro-batches]), so that no duration is copied. `demand_*`: links and bytes
+    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of all patterns carries
+    entries `pattern_link_first[n]` to `pattern_link_first[n + 1]`, each a share of what a member receives
+    over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
+    source, target]: sends.
+    """
+
+    rank_of: IntArray
+    process_first: IntArray
+    action_code: IntArray
+    action_stages: IntArray
+    action_microbatches: IntArray
+    action_waits: IntArray
+    action_first_task: IntArray
+    code_first: IntArray
+    code_forward_out: IntArray
+    code_backward_out: IntArray
+    code_posts_forward: IntArray
+    code_posts_backward: IntArray
+    code_takes_gradient: IntArray
+    task_kind: IntArray
+    task_side: IntArray
+    task_dep_first: IntArray
+    task_deps: IntArray
+    task_rows: IntArray
+    task_launch: IntArray
+    task_payload: IntArray
+    task_member: IntArray
+    task_demand: IntArray
+    task_first_row: IntArray
+    task_pattern: IntArray
+    task_nic_bytes: FloatArray
+    task_scale_up_bytes: FloatArray
+    task_load: IntArray
+    task_node_load: IntArray
+    task_load_rows: IntArray
+    row_demand: IntArray
+    demand_first: IntArray
+    demand_links: IntArray
+    demand_bytes: FloatArray
+    pattern_first_link: IntArray
+    pattern_links: IntArray
+    pattern_link_first: IntArray
+    pattern_source: IntArray
+    pattern_share: FloatArray
+    pair_alone: FloatArray
+    pair_demand: IntArray
+    pair_slow: IntArray
+    pair_slow_most: FloatArray
+    capacity: FloatArray
+    unit: FloatArray
+
+
+# -- memory that is kept ---------------------------------------------------------------------------
+
+MOST_BYTES = 64_000_000
+"""Largest memory that is kept; a larger run, such as full resolution, takes and returns its own."""
+
+
+class SpareMemory:
+    """One block of integers, handed out again when nothing refers to it any more."""
+
+    def __init__(self) -> None:
+        """Nothing is kept before the first run."""
+        self._block: IntArray | None = None
+
+    def take(self, rows: int, columns: int) -> IntArray:
+        """An array of arbitrary numbers [rows, columns], in the kept block if it is free and large enough."""
+        size = rows * columns
+        if size * 8 > MOST_BYTES:
+            return np.empty((rows, columns), dtype=np.int64)
+        block, self._block = self._block, None
+        # Every view of a block refers to it, so a block with one name left (and the argument) is free.
+        if block is None or len(block) < size or sys.getrefcount(block) > 2:
+            block = np.empty(size, dtype=np.int64)
+        self._block = block
+        return block[:size].reshape(rows, columns)
+
+
+SPARE = SpareMemory()
+
+
+# -- the state of a run ----------------------------------------------------------------------------
 
 NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
 """Places in `RunState.counters`: the time in ns, the number of the last event, events in the queue, flows so
@@ -226,3 +346,34 @@ def _vector(name: str, count: Mapping[str, int]) -> FloatArray | IntArray:
     if "Float" in str(RunState.__annotations__[name]):
         return np.zeros(size)
     return np.full(size, -1, dtype=np.int64) if name in _NONE_YET else np.zeros(size, dtype=np.int64)
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+FIELDS = (*Tables._fields, *RunState._fields)
+
+
+def addresses(tables: Tables, state: RunState) -> IntArray:
+    """The address of every array, in the order of `FIELDS`; the arrays must outlive the table.
+
+    Raises TypeError for an array that is not contiguous or has another type of number than its field.
+    """
+    for name, array in zip(FIELDS, (*tables, *state), strict=True):
+        wanted = np.float64 if name in FLOATS else np.int64
+        if array.dtype != wanted or not array.flags.c_contiguous:
+            raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
+    return np.array([address_of(a) for a in (*tables, *state)], dtype=np.int64)
+
+
+FLOATS = frozenset(
+    name
+    for fields in (Tables.__annotations__, RunState.__annotations__)
+    for name, kind in fields.items()
+    if "Float" in str(kind)
+)
+"""Fields of floating-point numbers; all others hold integers."""
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where an array begins."""
+    return int(array.__array_interface__["data"][0])

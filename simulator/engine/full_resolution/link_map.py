@@ -9,12 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.hwmodels.identity import SameObject
+from moesim.hwmodels.frozen import SameObject
 from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.full_resolution.statistics import link_ends
-from moesim.simulator.engine.link_map import TO_EXPERTS, unlimited
+from moesim.simulator.engine.link_map import TO_EXPERTS, Demand, unlimited
 from moesim.simulator.model.operator import Phase
 
 LINKS_OF_A_PAIR = 6

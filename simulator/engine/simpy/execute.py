@@ -15,11 +15,15 @@ import simpy
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.common.garbage import without_cyclic_collection
-from moesim.simulator.engine.action_table import action_table
-from moesim.simulator.engine.durations import NS
-from moesim.simulator.engine.end_of_step import end_of_step
-from moesim.simulator.engine.program import CompiledTemplate, PlacedStep, Program
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord, free_ns, recorded_times
+from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program, action_table
+from moesim.simulator.engine.records import (
+    Execution,
+    SendRecord,
+    StepRecord,
+    end_of_step,
+    free_ns,
+    recorded_times,
+)
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Process = Generator[simpy.Event, Any, None]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.summary_text import percent, short
+from moesim.hwmodels.frozen import percent, short
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -64,8 +64,8 @@ def _print_kinds(as_json: bool) -> None:
     """Print every registered topology: kind, keys of `fabric`, an example and a description."""
     from moesim.cli.console import print_json, print_table, print_text
     from moesim.hwmodels.topologies.description import ScaleOutFabric
+    from moesim.hwmodels.topologies.part import kind_rows
     from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
-    from moesim.hwmodels.topologies.spec import kind_rows
 
     if as_json:
         print_json({"scale_up": kind_rows(SCALE_UP), "scale_out": kind_rows(SCALE_OUT)})
@@ -119,8 +119,8 @@ def _facts(built: Topology) -> dict[str, Any]:
 
 def _compare(as_json: bool) -> None:
     from moesim.cli.console import print_json, print_table, print_text
-    from moesim.hwmodels.fabric_prices import load_fabric_prices
     from moesim.hwmodels.network_comparison import PRICES, compare_networks, published_table
+    from moesim.hwmodels.price import load_fabric_prices
 
     cells = compare_networks()
     if as_json:
@@ -140,7 +140,7 @@ def _compare(as_json: bool) -> None:
 def _list_forms(wanted: bool) -> None:
     if wanted:
         from moesim.cli.console import print_text
-        from moesim.hwmodels.importers.registry import EDGE_LIST_FORM, MACHINE_FORMS
+        from moesim.hwmodels.importers.topology import EDGE_LIST_FORM, MACHINE_FORMS
 
         for text in (*MACHINE_FORMS, EDGE_LIST_FORM):
             print_text(text)

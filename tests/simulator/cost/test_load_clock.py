@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.power import LoadClass, PowerLaw, load_clock
+from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
 from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.cost.price_table import inside_step
 from moesim.simulator.cost.pricing import Pricer

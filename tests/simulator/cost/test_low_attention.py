@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from moesim.hwmodels.accelerator import load_accelerator
-from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.entries_left_out import without_entries
+from moesim.hwmodels.calibration import load_profile, without_entries
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, without_timed_parts
 from moesim.simulator.layout.job import resolve

@@ -7,8 +7,13 @@ from statistics import median
 import pytest
 
 from moesim.hwmodels.accelerator import load_accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, list_profiles, load_profile
-from moesim.hwmodels.entries_left_out import without_entries
+from moesim.hwmodels.calibration import (
+    CalibrationProfile,
+    MeasuredCurve,
+    list_profiles,
+    load_profile,
+    without_entries,
+)
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
 from moesim.simulator.model.primitives import gemm

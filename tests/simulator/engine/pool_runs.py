@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import simpy
 
-from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Arrival = tuple[int, Mapping[int, float] | Iterable[tuple[int, float]], float]

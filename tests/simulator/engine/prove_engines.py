@@ -16,7 +16,7 @@ from prepared_steps import prove_prepared, prove_presets
 from random_steps import differences, random_step, toy_of_conftest
 from shared_links import CompiledLinks, random_case, run_case
 
-from moesim.simulator.engine.compiled.execute import run_compiled
+from moesim.simulator.engine.compiled.engine import run_compiled
 from moesim.simulator.engine.registry import engine_of
 
 MOST_FLOWS = 14

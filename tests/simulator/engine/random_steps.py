@@ -16,11 +16,9 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.table import SyncCost, TransferCost
-from moesim.simulator.engine.arrivals import barriers
-from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.link_map import FoldedLinkMap
+from moesim.simulator.engine.link_map import Demand, FoldedLinkMap
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Barriers, Execution
+from moesim.simulator.engine.records import Barriers, Execution, barriers
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import SCHEDULES, build
 

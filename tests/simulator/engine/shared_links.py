@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.compiled import links, queue, rates
-from moesim.simulator.engine.compiled.addresses import addresses
+from moesim.simulator.engine.compiled import links, memory
 from moesim.simulator.engine.compiled.memory import as_run
 from moesim.simulator.engine.compiled.state import (
     ERROR,
@@ -27,12 +26,14 @@ from moesim.simulator.engine.compiled.state import (
     SIZES,
     Room,
     RunState,
+    StepSizes,
+    Tables,
+    addresses,
     new_state,
 )
-from moesim.simulator.engine.compiled.tables import StepSizes, Tables
-from moesim.simulator.engine.fair_share import CAPACITY_UNITS
+from moesim.simulator.engine.maxmin import CAPACITY_UNITS
 
-MODULES = (queue, rates, links)
+MODULES = (memory, links)
 SLACK = 1e-9
 """Relative rounding error that a sum of rates may have."""
 MOST_EVENTS = 10_000
@@ -144,9 +145,9 @@ class PlainLinks:
     def next_end(self) -> int:
         """Take the next event; return the flow that has ended at it, or -1."""
         run = self.run
-        place = queue.take_first(run)
-        kind, flow = run.queue_what[place] % queue.KINDS, run.queue_what[place] // queue.KINDS
-        if kind == queue.DEADLINE and run.queue_extra[place] == run.flow_version[flow]:
+        place = memory.take_first(run)
+        kind, flow = run.queue_what[place] % memory.KINDS, run.queue_what[place] // memory.KINDS
+        if kind == memory.DEADLINE and run.queue_extra[place] == run.flow_version[flow]:
             links.end_flow(run, flow)
             return int(flow)
         return -1
@@ -178,8 +179,8 @@ class CompiledLinks:
 def _compiled_functions() -> tuple[Any, Any]:
     import numba
 
-    begin_flow, end_flow, take_first = links.begin_flow, links.end_flow, queue.take_first
-    kinds, deadline = queue.KINDS, queue.DEADLINE
+    begin_flow, end_flow, take_first = links.begin_flow, links.end_flow, memory.take_first
+    kinds, deadline = memory.KINDS, memory.DEADLINE
 
     def begin(address: int, owner: int, alone: float, first: int, width: int, slot: int) -> None:
         begin_flow(as_run(address), owner, alone, first, width, slot)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
-from moesim.simulator.engine.contention import LinkContention
+from moesim.simulator.engine.bounds import LinkContention, lower_bound_s, upper_bound_s
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.fluid import FluidReport, simulate_flows
+from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.maxmin import max_min_rates
 from moesim.simulator.engine.simpy.links import LinkPool
 

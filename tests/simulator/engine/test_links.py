@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_runs import run_pool
 
-from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.maxmin import max_min_rates, max_min_rates_of_few
 from moesim.simulator.engine.simpy.links import LinkPool
 

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from pool_runs import run_pool
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.fair_share import CAPACITY_UNITS, TIGHT_LOAD
-from moesim.simulator.engine.simpy.links import LinkPool
-from moesim.simulator.engine.simpy.sharing import FewLinks, Flow
-from moesim.simulator.engine.simpy.sharing_arrays import LINKS_PER_BLOCK, ManyLinks
+from moesim.simulator.engine.link_map import Demand
+from moesim.simulator.engine.maxmin import CAPACITY_UNITS, TIGHT_LOAD
+from moesim.simulator.engine.simpy.links import LINKS_PER_BLOCK, FewLinks, Flow, LinkPool, ManyLinks
 
 Arrival = tuple[int, dict[int, int], float]
 Case = tuple[list[Arrival], list[int]]

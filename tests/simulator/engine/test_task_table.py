@@ -7,12 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moesim.simulator.engine import member_durations
-from moesim.simulator.engine.arrivals import inputs_ready_ns
-from moesim.simulator.engine.contention import LinkContention, hop_targets
+from moesim.simulator.engine import task_table as tables
+from moesim.simulator.engine.bounds import LinkContention, hop_targets
 from moesim.simulator.engine.full_resolution.statistics import group_times
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.records import Execution, inputs_ready_ns
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.engine.task_table import task_table
 from moesim.simulator.predict.report import breakdowns, compute_ns
@@ -135,15 +134,15 @@ def test_a_transfer_that_waits_for_no_task_is_ready_when_its_action_starts(toy: 
 
 def test_durations_that_cannot_change_are_reduced_once() -> None:
     rows = np.array([[1, 5, 3], [2, 2, 9]])
-    first = member_durations.slowest_ns(rows)
+    first = tables.slowest_ns(rows)
     rows[0, 0] = 8
-    assert first.tolist() == [5, 9] and member_durations.slowest_ns(rows).tolist() == [8, 9]
+    assert first.tolist() == [5, 9] and tables.slowest_ns(rows).tolist() == [8, 9]
     rows.setflags(write=False)
-    kept = member_durations.total_ns(rows)
-    assert kept.tolist() == [16, 13] and member_durations.total_ns(rows) is kept
-    some = member_durations.rows_of(np.array([1])), member_durations.rows_of(np.array([1, 0]))
-    assert [member_durations.member_sums_ns(rows, part).tolist() for part in some] == [[2, 2, 9], [10, 7, 12]]
-    count = len(member_durations._KEPT)
+    kept = tables.total_ns(rows)
+    assert kept.tolist() == [16, 13] and tables.total_ns(rows) is kept
+    some = tables.rows_of(np.array([1])), tables.rows_of(np.array([1, 0]))
+    assert [tables.member_sums_ns(rows, part).tolist() for part in some] == [[2, 2, 9], [10, 7, 12]]
+    count = len(tables._KEPT)
     del rows
     gc.collect()
-    assert len(member_durations._KEPT) == count - 1
+    assert len(tables._KEPT) == count - 1

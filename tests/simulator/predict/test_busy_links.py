@@ -10,8 +10,8 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.moved import EXPERTS, SENDS, SHARDS
+from moesim.simulator.engine.bounds import moved_by_rank
 from moesim.simulator.engine.link_map import PORTS_PER_GPU
-from moesim.simulator.engine.moved_bytes import moved_by_rank
 from moesim.simulator.predict.report import utilisation
 from moesim.simulator.predict.result_parts import Utilisation
 from moesim.simulator.predict.step import ExecutedStep, run_step

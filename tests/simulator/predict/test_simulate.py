@@ -14,7 +14,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.data_parallel import Pieces, data_parallel
 from moesim.simulator.cost.end_of_step import pass_seconds, step_end
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
-from moesim.simulator.engine.durations import LONGEST_PHASE_S, whole_ns
+from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.model.library import load_model

@@ -7,8 +7,8 @@ import pytest
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.price import Purchase, load_purchase
 from moesim.hwmodels.provenance import SourcedSeconds
-from moesim.hwmodels.purchase import Purchase, load_purchase
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.run.money import purchase_usd_per_hour, rates
 from moesim.simulator.scenario.run_plan import Price

@@ -11,16 +11,14 @@ import pytest
 
 import moesim
 from moesim.hwmodels.accelerator import load_accelerator
-from moesim.hwmodels.calibration import list_profiles, load_profile
+from moesim.hwmodels.calibration import accelerators_of, list_profiles, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.price import RentChoice, load_prices
-from moesim.hwmodels.profile_choice import accelerators_of
 from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
+from moesim.hwmodels.yaml_io import dump_mapping, load_mapping, shipped_names
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.defaults import RULES, network_of, node_of, price_of

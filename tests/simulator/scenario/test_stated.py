@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import moesim
-from moesim.hwmodels.storage import load_storage
+from moesim.hwmodels.failure import load_storage
 from moesim.simulator.run.money import rates
 from moesim.simulator.scenario import Scenario, load_scenario
 

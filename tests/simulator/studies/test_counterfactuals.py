@@ -11,7 +11,7 @@ import pytest
 
 import moesim
 from moesim.simulator.cost.table import CostTable
-from moesim.simulator.engine.compiled.cache import cache_folder, is_ready
+from moesim.simulator.engine.compiled.loader import is_ready
 from moesim.simulator.engine.link_map import unlimited
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.predict.step import run_step
@@ -157,8 +157,7 @@ def test_without_all_causes_the_longest_path_through_compute_is_left(even: Scena
 
 
 def test_both_engines_agree(small: Scenario) -> None:
-    folder = cache_folder()
-    if folder is None or not is_ready(folder):
+    if not is_ready():
         pytest.skip("the cache of compiled code is not ready; compiling takes half a minute")
     assert runs_of(small, "compiled") == runs_of(small, "simpy")
 

@@ -8,7 +8,7 @@ pytest.importorskip("numba")
 
 from shared_links import PlainLinks, in_plain_python, random_case, run_case
 
-from moesim.simulator.engine.compiled import links, rates
+from moesim.simulator.engine.compiled import links
 
 CASES = 12
 """`make proof` runs more of them, and runs them compiled as well."""
@@ -31,7 +31,7 @@ def test_the_proof_notices_a_wrong_solver(few: bool, solver: str) -> None:
     # The inner context ends first: undone later, it would leave plain Python where compiled code belongs.
     with in_plain_python(), pytest.MonkeyPatch.context() as patched:
         name = "rates_of_few" if few else "rates_of_many"
-        right = getattr(rates, name)
+        right = getattr(links, name)
 
         def even_shares(run: object, count: int) -> None:
             """Rates that fit the links but leave room on them."""

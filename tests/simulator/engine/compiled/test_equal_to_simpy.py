@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from random_steps import differences, random_step
 
-from moesim.simulator.engine.compiled.execute import run_compiled
+from moesim.simulator.engine.compiled.engine import run_compiled
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.registry import engine_of
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.simulator.cost.formulas import payload_seconds
-from moesim.simulator.engine.compiled import native
-from moesim.simulator.engine.compiled.cache import cache_folder, is_ready, numba_version
-from moesim.simulator.engine.compiled.phase_durations import CompiledPhases
-from moesim.simulator.engine.compiled.warm import wait_until_warm
-from moesim.simulator.engine.durations import LONGEST_PHASE_S, NS
+from moesim.simulator.engine.compiled import loader
+from moesim.simulator.engine.compiled.engine import CompiledPhases
+from moesim.simulator.engine.program import LONGEST_PHASE_S, NS
 
-if numba_version() is None:
+if loader.numba_version() is None:
     pytest.skip("Numba is not installed", allow_module_level=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    wait_until_warm()
+pytestmark = pytest.mark.usefixtures("compiled_code")
 
 
 def rows(fixed_s: float, row_s: float, load: Any, factor: Any) -> Any:
@@ -102,30 +97,29 @@ def test_noise_on_clocks_is_that_of_numpy(cv: float, seed: int) -> None:
 
 
 def test_a_process_that_finds_compiled_code_does_not_import_numba() -> None:
-    if not is_ready(cache_folder()):
+    if not loader.is_ready():
         pytest.skip("there is no folder for compiled code here")
     script = (
-        "import sys; from moesim.simulator.engine.compiled import execute;"
-        "execute.native(); assert 'numba' not in sys.modules"
+        "import sys; from moesim.simulator.engine.compiled import loader;"
+        "loader.native(); assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_function_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "CFUNCTYPE", lambda *_: lambda _address: lambda *_arguments: 1)
-    folder = cache_folder()
-    if folder is None or not is_ready(folder):
+    monkeypatch.setattr(loader, "CFUNCTYPE", lambda *_: lambda _address: lambda *_arguments: 1)
+    content = loader._content()
+    if content is None:
         pytest.skip("there is no folder for compiled code here")
     with pytest.raises(RuntimeError, match=r"the compiled function .*start.* failed"):
-        native._from_files(folder).start(0)
+        loader._loaded(content).start(0)
 
 
-def test_a_function_that_a_file_lacks_is_named(tmp_path: Path) -> None:
-    folder = cache_folder()
-    if folder is None or not is_ready(folder):
+def test_a_function_that_is_missing_is_named() -> None:
+    content = loader._content()
+    if content is None:
         pytest.skip("there is no folder for compiled code here")
-    for file in folder.iterdir():
-        shutil.copy(file, tmp_path / file.name)
-    shutil.copy(folder / "fill_rows.o", tmp_path / "start.o")
-    with pytest.raises(RuntimeError, match=r"start.o: it has no function .*start"):
-        native._from_files(tmp_path)
+    listed = json.loads(content)
+    listed["start"][2] = listed["fill_rows"][2]
+    with pytest.raises(RuntimeError, match=r"it has no function .*start"):
+        loader._loaded(json.dumps(listed))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from moesim.simulator.engine.compiled.cache import numba_version
+from moesim.simulator.engine.compiled.loader import numba_version
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import load_scenario

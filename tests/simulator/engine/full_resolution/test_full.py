@@ -11,7 +11,7 @@ import pytest
 
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.topologies.torus_shares import TorusShares
+from moesim.hwmodels.topologies.torus import TorusShares
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.registry import engine_of
