@@ -138,25 +138,28 @@ def import_launch(
     base: AnyScenario = "deepseek-v3-2048xh800",
     *overrides: str,
     environment: Mapping[str, str] | None = None,
-    recipe: str | None = None,
+    run: int | None = None,
     parameters: Sequence[str] = (),
     vocab: int | None = None,
     gpus: int | None = None,
     ignore: Sequence[str] = (),
+    ignore_unknown: bool = False,
 ) -> Understanding:
-    """Read a trainer's launch file (shell, YAML, TOML, JSON, Python) and say what every argument means.
+    """Read what a trainer was told (a log, a configuration, a script, a capture); say what it means.
 
     Nothing of the file is run. `base`, with the overrides, gives cluster, profile, prices and run, and needs
-    no `parallel`; `environment` and `parameters` are what a shell would give the script; `recipe` names one
-    of several; `vocab` is used where only a tokenizer is named; `gpus` replaces its number; `ignore` skips
-    arguments.
+    no `parallel`; `environment` and `parameters` are what a shell would give the script; `run` chooses one of
+    several; `vocab` is used where only a tokenizer is named; `gpus` replaces its number; `ignore` skips
+    arguments, and `ignore_unknown` all that nobody knows.
     The result has a `scenario`. Raises InputError, with file and line, for what it refuses.
     """
     from moesim.simulator.trainers.meaning.understand import load_base, understand
     from moesim.simulator.trainers.reading import read_launch
 
-    launch = read_launch(Path(path), environment or {}, recipe, parameters)
-    return understand(launch, load_base(base, overrides), Path(path).name, vocab, gpus, ignore)
+    launch = read_launch(Path(path), environment or {}, parameters, run)
+    return understand(
+        launch, load_base(base, overrides), Path(path).name, vocab, gpus, ignore, ignore_unknown
+    )
 
 
 def trainer(name: str) -> Trainer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any
@@ -14,11 +15,17 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.trainers.launch import Argument, LaunchFile, Unknown, Value
-from moesim.simulator.trainers.meaning.forks import forks
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown, Value
 from moesim.simulator.trainers.meaning.given import StatedArgument, row_of, shown_value
-from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow
-from moesim.simulator.trainers.meaning.table import Table, TableEntry
+from moesim.simulator.trainers.meaning.table import (
+    Kind,
+    MeaningRow,
+    Table,
+    TableEntry,
+    UnknownArgumentError,
+    forks,
+)
 
 FILE = "data/trainers/names.yaml"
 
@@ -51,6 +58,15 @@ MOST_ARGUMENTS = 5000
 
 MOST_SHOWN = 4
 """Most unknown arguments that one message names."""
+
+DECIDES = re.compile(
+    r"parallel|expert|layer|hidden|head|batch|seq|recomput|checkpoint.activ|activation|fp4|fp8|bf16|fp16|precision"
+    r"|dtype|zero|shard|fsdp|dispatch|flavor|nodes|nproc|gpus|world.size|vocab|offload|pipeline|overlap|degree"
+    r"|microb|topk|top.k|lora|deepep|hybridep",
+    re.IGNORECASE,
+)
+"""Words in names of arguments that decide a plan: node size, degrees, batch, model, precision, recomputation,
+sharding and dispatcher. Such an argument is refused where no table has it, also with --ignore-unknown."""
 
 MEGATRONS_COMPANION = "deepspeed"
 """Whose names may stand beside Megatron-LM's arguments: Megatron-DeepSpeed reads a DeepSpeed file too."""
@@ -91,12 +107,13 @@ def _names() -> Mapping[str, _Trainer]:
 
 
 def collect(
-    launch: LaunchFile, table: Table, ignore: Collection[str] = ()
+    launch: LaunchFile, table: Table, ignore: Collection[str] = (), ignore_unknown: bool = False
 ) -> tuple[dict[str, StatedArgument], list[MeaningRow]]:
     """Arguments by Megatron-LM's names, the last of several values, and rows on those that are not used.
 
-    Raises InputError for unknown, ambiguous and refused arguments, and for those in `ignore` that the file
-    does not have.
+    `ignore_unknown` passes over arguments that no table has, a row for each, unless their names say that they
+    decide the plan. Raises InputError for unknown, ambiguous and refused arguments, and for those in `ignore`
+    that the file does not have.
     """
     if len(launch.arguments) > MOST_ARGUMENTS:
         raise InputError(
@@ -112,6 +129,15 @@ def collect(
     for argument in launch.arguments:
         try:
             one, row = _of_fork(argument, table, ignore) or _read(argument, trainer, table, ignore)
+        except UnknownArgumentError as error:
+            if ignore_unknown and not DECIDES.search(argument.name.rpartition(".")[2]):
+                text = "nobody knows it; passed over by --ignore-unknown"
+                value = shown_value(argument.value)
+                rows.append(MeaningRow(argument.name, value, "ignored", text, argument.place))
+            else:
+                remedy = ", by its name since it may decide the plan" if ignore_unknown else ""
+                refused.append(str(error) + remedy)
+            continue
         except InputError as error:
             refused.append(str(error))
             continue
@@ -194,18 +220,9 @@ def _read(
     if argument.name in ignore:
         return row("ignored", "you said so")
     if not argument.name:
-        if isinstance(argument.value, Unknown):
-            reason = f"it may hold more arguments, and {argument.value.reason}"
-            return row("not priced", f"the direction is unknown: {reason}")
         return row("ignored", "a word that belongs to no argument")
     name = _plain_name(argument.name)
     known = trainer.arguments.get(name)
-    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
-        word = _named_value(known, argument.value.text)
-        if known is not None and word is not None:
-            entry = _entry(known.argument, table)
-            return StatedArgument(argument.name, known.values[word], argument.place, entry, text), None
-        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     if known is not None:
         value = _value(known, argument.value)
         value = _without_value(known.argument, argument) if value is argument.value is None else value
@@ -227,7 +244,7 @@ def _read(
         entry = table.entry(name, argument.place)
         return StatedArgument(argument.name, argument.value, argument.place, entry), None
     hint = nearest(name, list(trainer.arguments))
-    raise InputError(
+    raise UnknownArgumentError(
         f"{argument.place}: {name[:80]!r} is not known{hint}; correct it, or give --ignore {name[:80]} if it "
         "changes neither time nor memory"
     )
@@ -244,12 +261,6 @@ def _without_value(name: str, argument: Argument) -> Value:
             f"the value, or give --ignore {argument.name} to take the base's"
         )
     return WITHOUT_VALUE.get(name)
-
-
-def _named_value(known: _Name | None, text: str) -> str | None:
-    """The one value of a known argument that a call of another file names, as in `precision("bf16")`."""
-    words = re.findall(r"['\"]([\w.-]{1,40})['\"]", text) if known is not None else []
-    return words[0] if known is not None and len(words) == 1 and words[0] in known.values else None
 
 
 def _plain_name(name: str) -> str:
@@ -295,3 +306,158 @@ def _sections(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]
+
+
+SHORTHAND = {
+    "TP": "tensor-model-parallel-size",
+    "PP": "pipeline-model-parallel-size",
+    "EP": "expert-model-parallel-size",
+    "CP": "context-parallel-size",
+    "ETP": "expert-tensor-parallel-size",
+    "VPP": "num-virtual-stages-per-pipeline-rank",
+    "MBS": "micro-batch-size",
+    "GBS": "global-batch-size",
+    "SEQ_LEN": "seq-length",
+}
+"""Variables that users of Megatron-LM give to their scripts (yanring/Megatron-MoE-ModelZoo@e8650517)."""
+
+NODES = "NNODES"
+
+HOSTS_OF_FOUR = "GB200_CLUSTER"
+"""Variable whose value 1 says that a node has four GPUs."""
+
+IN_A_NODE = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPU_PER_NODE", "NUM_GPUS_PER_NODE", "NGPUS_PER_NODE")
+"""Variables that hold the GPUs of a node."""
+
+_FP8 = {
+    "fp8-format": "e4m3", "fp8-param-gather": True, "use-precision-aware-optimizer": True,
+    "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16",
+}  # fmt: skip
+_FLEX = {"moe-token-dispatcher-type": "flex"}
+
+CHOICES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "PR": {
+        "bf16": {"bf16": True},
+        "fp8": {**_FP8, "fp8-recipe": "blockwise"},
+        "mxfp8": {**_FP8, "fp8-recipe": "mxfp8", "overlap-grad-reduce": True, "overlap-param-gather": True},
+    },
+    "A2A_OVERLAP": {"0": {}, "1": {"overlap-moe-expert-parallel-comm": True, "delay-wgrad-compute": True}},
+    "DISPATCHER": {
+        "alltoall": {"moe-token-dispatcher-type": "alltoall"},
+        "deepep": {**_FLEX, "moe-flex-dispatcher-backend": "deepep"},
+        "hybridep": {**_FLEX, "moe-flex-dispatcher-backend": "hybridep", "moe-hybridep-num-sms": 32},
+    },
+    "OPTIMIZER_OFFLOAD": {"0": {}, "1": {"optimizer-cpu-offload": True}},
+    "MOE_GROUPED_GEMM": {"true": {"moe-grouped-gemm": True}},
+}
+"""Arguments that the values of a variable stand for, in sbatch_benchmarking.sh of the same commit."""
+
+_UNDECIDING = re.compile(
+    r"MODEL|COMMENT|CLUSTER|ACCOUNT|PARTITION|SEGMENT|PROFILE|PRETRAIN|DRY_RUN|DATASET|MCORE_RELEASE_VERSION"
+    r"|USE_MNNVL|(WANDB|HF|SLURM|NCCL|CUDA|TORCH|TORCHINDUCTOR|PYTORCH|NVTE|OMP|UB|UCX|NVSHMEM|NVLINK|TRITON|PYTHON"
+    r"|LD|GLOO|NUM_OF_HYBRID_EP|MASTER|RANK|NODE_RANK|TOKENIZERS)(_.*)?"
+    r"|PYTHON.*|(.*_)?(PATH|DIR|FOLDER|ROOT|FILE|IMAGE|MOUNTS|PROJECT|TOKEN|KEY|HOME|NAME|LOGS?|CACHE|ADDR|PORT"
+    r"|SCRIPT|TIME|URL|USER|HOSTS?|HOSTFILE|STEPS?|ITERS?|SEED|LR|TOKENIZER(_MODEL)?|ID)"
+)
+"""Variables that name things, or settings of libraries: they decide nothing of the plan."""
+
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
+_OFF = ("", "false", "none")
+
+
+def starts_another_script(launch: LaunchFile) -> bool:
+    """Whether the file starts a script instead of a training program, so that it holds a part only."""
+    return launch.program is not None and launch.program.lower().endswith(_SCRIPTS)
+
+
+def with_nodes(launch: LaunchFile) -> LaunchFile:
+    """The launch with the nodes of its variable NNODES, where it names no machine itself."""
+    nodes = _count(launch, NODES)
+    if launch.machine.nodes is not None or nodes is None:
+        return launch
+    stated = (_count(launch, name) for name in IN_A_NODE)
+    four = 4 if launch.environment.get(HOSTS_OF_FOUR) == "1" else None
+    gpus = launch.machine.gpus_per_node or next((n for n in stated if n is not None), four)
+    shown = shown_value(launch.environment[NODES])
+    return replace(launch, machine=Machine(nodes, gpus, {"nodes": f"the variable {NODES}={shown}"}))
+
+
+def _count(launch: LaunchFile, name: str) -> int | Unknown | None:
+    """The number that a variable holds; None where it is not set."""
+    value = launch.environment.get(name)
+    if value is None or isinstance(value, Unknown):
+        return value
+    if value.isascii() and value.isdigit() and len(value) < 8:
+        return int(value)
+    return Unknown(value, "it is no whole number") if value else None
+
+
+def read_variables(
+    launch: LaunchFile,
+    stated: dict[str, StatedArgument],
+    table: Table,
+    base: Scenario,
+    ignore: Collection[str] = (),
+) -> list[MeaningRow]:
+    """Add the arguments that variables stand for to `stated`, and return rows on all other variables.
+
+    Raises InputError for a variable of which it is not known what it decides, unless `ignore` names it.
+    """
+    rows = []
+    for name, value in launch.environment.items():
+        text = shown_value(value)
+        if name in ignore:
+            rows.append(MeaningRow(name, text, "ignored", "you said so", "environment"))
+            continue
+        if text.lower() in _OFF or name in (NODES, *IN_A_NODE, HOSTS_OF_FOUR):
+            continue
+        if name in SHORTHAND:
+            _state_variable(stated, SHORTHAND[name], name, value, table)
+        elif name in CHOICES:
+            rows += _chosen(launch, stated, table, base, name, text)
+        elif _UNDECIDING.fullmatch(name):
+            meaning = f"the direction is unknown: a variable for {launch.program}, which is not read"
+            rows.append(MeaningRow(name, text, "not priced", meaning, "environment"))
+        else:
+            raise InputError(
+                f"environment: {name}={text[:60]} is for {launch.program}, which is not read, and what it "
+                f"decides is not known; give arguments in its place, and --ignore {name}"
+            )
+    return rows
+
+
+def _chosen(
+    launch: LaunchFile,
+    stated: dict[str, StatedArgument],
+    table: Table,
+    base: Scenario,
+    name: str,
+    text: str,
+) -> list[MeaningRow]:
+    """State the arguments of a variable with few values; a row where they change nothing."""
+    if text not in CHOICES[name]:
+        raise InputError(
+            f"environment: {name}={text[:60]} is not known; known: {', '.join(CHOICES[name])}; correct it, "
+            f"or give --ignore {name} if it changes neither time nor memory"
+        )
+    arguments = CHOICES[name][text]
+    if name == "PR" and text == base.recipe.linear == "bf16":
+        return [MeaningRow(name, text, "base", "the precision is BF16, as the base's", "environment")]
+    for argument, value in arguments.items():
+        _state_variable(stated, argument, name, value, table, text)
+    if not arguments:
+        return [MeaningRow(name, text, "irrelevant", "adds no argument with this value", "environment")]
+    return [row for argument in arguments for row in row_of(stated[argument], table)]
+
+
+def _state_variable(
+    stated: dict[str, StatedArgument],
+    argument: str,
+    name: str,
+    value: Any,
+    table: Table,
+    text: str | None = None,
+) -> None:
+    """State an argument that a variable stands for, unless the file gives it itself."""
+    if argument not in stated:
+        stated[argument] = StatedArgument(name, value, "environment", table.entries[argument], text)

@@ -1,8 +1,8 @@
-"""The table of Megatron-LM's arguments: which are used, irrelevant, not priced or refused, and why."""
+"""The tables of arguments: what each one means, and the rows that explain them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -14,6 +14,41 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.trainers.launch import Unknown, Value
+
+Kind = Literal["key", "default", "base", "irrelevant", "not priced", "ignored"]
+"""How an argument counts: it sets a scenario key, the trainer's default does so, the base does so, it changes
+nothing, it has an effect that is not priced, or the user said that it is to be ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeaningRow:
+    """One line of the summary. `place` is file and line; empty where the file does not say it."""
+
+    argument: str
+    value: str
+    kind: Kind
+    meaning: str
+    place: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """The row as plain data."""
+        return {
+            "argument": self.argument,
+            "value": self.value,
+            "kind": self.kind,
+            "meaning": self.meaning,
+            "place": self.place,
+        }
+
+
+def shown(value: Any) -> str:
+    """A value as one short text: words separated by blanks, long texts cut."""
+    if value is None or value is True:
+        return ""
+    text = " ".join(map(shown, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
 
 Status = Literal["used", "irrelevant", "not priced", "refused"]
 TimeEffect = Literal["faster", "slower", "none", "unknown"]
@@ -44,6 +79,10 @@ class _MeaningsFile(Section):
     not_priced: dict[str, UnpricedGroup]
     refused: dict[str, ReasonGroup]
     harmless: Annotated[dict[str, str], Field(default_factory=dict)]
+
+
+class UnknownArgumentError(InputError):
+    """An argument that no table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +133,7 @@ class Table:
                 "write the whole name"
             )
         hint = nearest(name, list(self.entries))
-        raise InputError(
+        raise UnknownArgumentError(
             f"{place}: {argument[:80]!r} is no argument that Megatron-LM knows{hint}; correct it, or give "
             f"--ignore {argument[:80]} if it changes neither time nor memory"
         )
@@ -133,3 +172,67 @@ def megatron_table() -> Table:
             raise InputError(f"{FILE}: {entry.name} is listed twice; keep one")
         by_name[entry.name] = entry
     return Table(by_name, read.harmless)
+
+
+FORKS_FILE = "data/trainers/megatron-forks.yaml"
+
+
+class _Meaning(Section):
+    """What one argument says in the words of Megatron-LM."""
+
+    argument: str
+    value: str | bool | None = None
+    values: Annotated[dict[str, Any], Field(default_factory=dict)]
+    also: Annotated[dict[str, Any], Field(default_factory=dict)]
+    also_with: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
+
+
+class _ForksFile(Section):
+    """The keys of the data file."""
+
+    means: dict[str, _Meaning]
+    local_kernels: tuple[str, ...]
+    irrelevant: dict[str, ReasonGroup]
+    not_priced: dict[str, UnpricedGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class Forks:
+    """The table: meanings and entries by the argument without its dashes."""
+
+    meanings: Mapping[str, _Meaning]
+    entries: Mapping[str, TableEntry]
+    local_kernels: frozenset[str]
+
+    def means(self, name: str, value: Value | Unknown) -> Iterator[tuple[str, Value | Unknown]] | None:
+        """Arguments of Megatron-LM, with their values, that an argument stands for; None for others."""
+        meaning = self.meanings.get(name)
+        if meaning is None or (meaning.values and _plain(value) not in meaning.values):
+            return None
+        return _of(meaning, value)
+
+
+def _of(meaning: _Meaning, value: Value | Unknown) -> Iterator[tuple[str, Value | Unknown]]:
+    known = not isinstance(value, Unknown)
+    text = _plain(value)
+    if known and meaning.value is not None:
+        yield meaning.argument, meaning.value
+    else:
+        yield meaning.argument, meaning.values.get(text, value) if known else value
+    yield from meaning.also.items()
+    if known:
+        yield from meaning.also_with.get(text, {}).items()
+
+
+def _plain(value: Value | Unknown) -> str:
+    """The text of a value without the quotes that some scripts leave around it."""
+    return "" if isinstance(value, Unknown) else str(value).strip("'\"")
+
+
+@lru_cache(maxsize=1)
+def forks() -> Forks:
+    """The table of the shipped data file."""
+    text = (resources.files("moesim.simulator") / FORKS_FILE).read_text("utf-8")
+    read = validate_model(_ForksFile, parse_mapping(text, FORKS_FILE), FORKS_FILE)
+    entries = {entry.name: entry for entry in entries_of(read.irrelevant, read.not_priced)}
+    return Forks(read.means, entries, frozenset(read.local_kernels))

@@ -15,20 +15,33 @@ from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.launch import LaunchFile
-from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
-from moesim.simulator.trainers.meaning.contradictions import check_contradictions
-from moesim.simulator.trainers.meaning.degrees import read_degrees
-from moesim.simulator.trainers.meaning.given import Given
-from moesim.simulator.trainers.meaning.kernels import fused_loss, read_dispatcher, read_routing, read_software
-from moesim.simulator.trainers.meaning.machine import read_machine
+from moesim.simulator.trainers.meaning.arguments import (
+    NAMED_TRAINERS,
+    collect,
+    read_variables,
+    starts_another_script,
+    with_nodes,
+)
+from moesim.simulator.trainers.meaning.given import Given, check_contradictions
+from moesim.simulator.trainers.meaning.kernels import (
+    fused_loss,
+    read_dispatcher,
+    read_precision,
+    read_recompute,
+    read_routing,
+    read_software,
+)
+from moesim.simulator.trainers.meaning.model import NEEDED, read_shape
 from moesim.simulator.trainers.meaning.named_model import check_named_model
-from moesim.simulator.trainers.meaning.precision import read_precision
-from moesim.simulator.trainers.meaning.recomputation import read_recompute
-from moesim.simulator.trainers.meaning.rows import MeaningRow
-from moesim.simulator.trainers.meaning.shape import NEEDED, read_shape
-from moesim.simulator.trainers.meaning.stages import STAGE_ARGUMENTS, read_rounds, read_schedule, read_stages
-from moesim.simulator.trainers.meaning.table import megatron_table
-from moesim.simulator.trainers.meaning.wrapper import read_variables, starts_another_script, with_nodes
+from moesim.simulator.trainers.meaning.parallel import (
+    STAGE_ARGUMENTS,
+    read_degrees,
+    read_machine,
+    read_rounds,
+    read_schedule,
+    read_stages,
+)
+from moesim.simulator.trainers.meaning.table import MeaningRow, megatron_table
 
 KEPT = ("cluster", "fleet", "profile", "variation", "run", "resolution", "spreading", "faults", "seed")
 """Keys of the base that a scenario keeps unless the launch file sets them."""
@@ -75,13 +88,14 @@ def understand(
     vocab: int | None = None,
     gpus: int | None = None,
     ignore: Collection[str] = (),
+    ignore_unknown: bool = False,
 ) -> Understanding:
     """Give every argument of a launch file a meaning, and build the scenario.
 
     `base` gives cluster, profile, prices and run; `name` is the name of the file; `vocab` is the size of the
     vocabulary where the file does not state it; `gpus` replaces the number that it asks for; `ignore` are
-    arguments to skip. Raises InputError, naming argument and place, for unknown, refused and contradictory
-    arguments and for values that matter and are missing.
+    arguments to skip, and `ignore_unknown` skips those that no table has. Raises InputError, naming argument
+    and place, for unknown, refused and contradictory arguments and for values that matter and are missing.
     """
     in_part = starts_another_script(launch)
     like_base = in_part or (launch.trainer in NAMED_TRAINERS and not _has_command_line(launch))
@@ -91,7 +105,7 @@ def understand(
             "or give the launch file that states the plan"
         )
     table = megatron_table()
-    stated, rows = collect(launch, table, ignore)
+    stated, rows = collect(launch, table, ignore, ignore_unknown)
     if in_part:
         rows += read_variables(launch, stated, table, base, ignore)
         launch = with_nodes(launch)

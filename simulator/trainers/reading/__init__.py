@@ -1,4 +1,4 @@
-"""Readers of launch files: shell scripts, YAML, TOML, JSON and Python recipes, of which nothing is run."""
+"""Readers of what a trainer was told: its printed arguments, configurations, plain scripts and captures."""
 
 from __future__ import annotations
 
@@ -9,34 +9,46 @@ from types import MappingProxyType
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.simulator.trainers.launch import LaunchFile
-from moesim.simulator.trainers.reading.limits import MOST_BYTES
-from moesim.simulator.trainers.reading.python_recipe import read_recipe
-from moesim.simulator.trainers.reading.shell import read_shell
-from moesim.simulator.trainers.reading.toml_launch import read_json, read_toml
-from moesim.simulator.trainers.reading.yaml_launch import read_yaml
+from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, parse_mapping
+from moesim.simulator.trainers.launch import LaunchFile, Machine
+from moesim.simulator.trainers.reading.capture import NOTED, read_capture
+from moesim.simulator.trainers.reading.configuration import MOST_BYTES, read_configuration, read_toml
+from moesim.simulator.trainers.reading.launchers import (
+    arguments_of,
+    chosen_launch,
+    header_options,
+    slurm_variables,
+)
+from moesim.simulator.trainers.reading.printed import (
+    bridge_container,
+    is_of_wandb,
+    printed_launch,
+    wandb_values,
+)
+from moesim.simulator.trainers.reading.script import REMEDY, Script, Word
+from moesim.simulator.trainers.reading.trainer_names import trainer_of
 
 __all__ = ["read_launch"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".conf", "")
+MOST_LOG_BYTES = 20_000_000
+"""Most bytes of a log, in which a trainer prints its arguments once."""
 
 
 def read_launch(
     path: Path,
     environment: Mapping[str, str] = _NOTHING,
-    recipe: str | None = None,
     parameters: Sequence[str] = (),
+    run: int | None = None,
 ) -> LaunchFile:
-    """What a launch file says: a shell script, a YAML, TOML or JSON configuration, or a Python recipe.
+    """What a trainer was told, from its printed arguments, a configuration, a plain script or a capture.
 
-    `environment` gives the variables that the file does not set itself, `recipe` names the function of a
-    Python file, and `parameters` are the positional parameters of a script, or `name=value` parameters of a
-    recipe. Nothing of the file is run. Raises InputError, naming file and line, for a file that cannot be
-    read, that is beyond the limits, or that starts no training.
+    `environment` gives the variables that the file does not set itself, `parameters` are `$1`, `$2`, ... of a
+    script, and `run` chooses one of several launches. Nothing of the file is run. Raises InputError, naming
+    file and line, for a file that cannot be read, is beyond the limits, needs a shell, or starts no training.
     """
     try:
-        return _read(path, environment, recipe, parameters)
+        return _read(path, environment, parameters, run)
     except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; write the arguments out"
@@ -44,34 +56,85 @@ def read_launch(
 
 
 def _read(
-    path: Path, environment: Mapping[str, str], recipe: str | None, parameters: Sequence[str]
+    path: Path, environment: Mapping[str, str], parameters: Sequence[str], run: int | None
 ) -> LaunchFile:
     suffix = path.suffix.lower()
-    if recipe is not None and suffix != ".py":
-        raise InputError(
-            f"{path}: recipe={recipe!r} names a function, but only a .py file has functions; leave it out"
-        )
-    if suffix in (".yaml", ".yml"):
-        return read_yaml(path, environment)
+    if path.is_dir():
+        return read_capture(path / NOTED, run)
+    if suffix == ".jsonl":
+        return read_capture(path, run)
     if suffix == ".toml":
         return read_toml(path)
-    if suffix == ".json":
-        return read_json(path, environment)
     if suffix == ".py":
-        return read_recipe(path, recipe, _named(parameters))
-    if suffix in _SHELL or read_text(path, MOST_BYTES, "launch file", strict=False).startswith("#!"):
-        return read_shell(path, environment, parameters)
-    raise InputError(
-        f"{path}: {suffix!r} is no launch file that can be read; give a shell script (.sh, .slurm), a "
-        "configuration (.yaml, .toml, .json) or a recipe (.py)"
+        raise InputError(
+            f"{path}: a recipe in Python is not read; hand in what the trainer prints of it: the YAML of "
+            "Megatron-Bridge's print_yaml(), the configuration that torchtitan logs, or config.yaml of W&B"
+        )
+    text = read_text(path, MOST_LOG_BYTES, "launch file", strict=False)
+    if suffix in (".yaml", ".yml", ".json"):
+        return _of_mapping(path, text, environment)
+    launch = printed_launch(text, path.name, run)
+    if launch is not None:
+        return launch
+    return read_script(
+        read_text(path, MOST_BYTES, "launch script", strict=False), path, environment, parameters, run
     )
 
 
-def _named(parameters: Sequence[str]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for parameter in parameters:
-        match = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", parameter, re.DOTALL)
-        if match is None:
-            raise InputError(f"the parameter {parameter[:60]!r} of a recipe must be written as name=value")
-        named[match[1]] = match[2]
-    return named
+def _of_mapping(path: Path, text: str, environment: Mapping[str, str]) -> LaunchFile:
+    """The launch of a YAML or JSON file: an export of W&B, a ConfigContainer, or any other configuration."""
+    read_text(path, MAX_YAML_BYTES, "configuration")
+    data = parse_mapping(text, str(path))
+    if is_of_wandb(data):
+        data, launch = wandb_values(data, text, path.name)
+        if launch is not None:
+            return launch
+    if str(data.get("_target_", "")).endswith("ConfigContainer"):
+        return bridge_container(data, text, path.name)
+    return read_configuration(data, text, path.name, environment)
+
+
+def read_script(
+    text: str, path: Path, environment: Mapping[str, str], parameters: Sequence[str], run: int | None
+) -> LaunchFile:
+    """The launch of a script whose arguments are literal words and plain `NAME=value`.
+
+    Raises InputError, with the line and the remedy, for what only a shell can evaluate on the way to it.
+    """
+    if "\x00" in text:
+        raise InputError(f"{path}: is no text; give a script, a configuration or a log")
+    headers = header_options(text, path.name)
+    slurm: dict[str, str] = {}
+    for options, _ in headers:
+        slurm |= slurm_variables(options)
+    script = Script(path.name, {**slurm, **environment}, parameters)
+    script.follow(text.replace("\r\n", "\n"))
+    launch = chosen_launch(script.commands, path.name, headers, run=run)
+    if launch is not None:
+        return launch
+    if script.stopped:
+        raise InputError(
+            f"{script.stopped}: stands before the launch, and only a shell can follow it; {REMEDY}"
+        )
+    return _variables_only(script, path.name)
+
+
+def _variables_only(script: Script, file: str) -> LaunchFile:
+    """The launch of a file that only sets one variable with arguments, such as a model's configuration."""
+    found = {
+        name: texts
+        for name, texts in script.values.items()
+        if name not in script.given
+        and sum(bool(re.match(r"\s*--\w", piece.text)) for text in texts for piece in text)
+    }
+    if len(found) != 1:
+        names = f"; of its variables {', '.join(sorted(found))}, none holds all arguments" if found else ""
+        raise InputError(
+            f"{file}: starts no program with arguments (torchrun, deepspeed, accelerate, python){names}; "
+            "give the script that starts the training, a configuration (.yaml, .toml, .json), or a log in "
+            "which the trainer prints its arguments"
+        )
+    (name,) = found
+    arguments = arguments_of([Word(text, place) for text, place in script.words_of(name)])
+    note = f"{file} starts no training; the arguments of its variable {name} were read"
+    return LaunchFile(trainer_of("", arguments), None, arguments, Machine(), {}, (note,))

@@ -1,18 +1,20 @@
-"""Tells the options of a launcher (torchrun, deepspeed, srun) from the program and its arguments."""
+"""Tells launchers (torchrun, deepspeed, srun) from the program and its arguments, and counts its GPUs."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import PurePosixPath
 
-from moesim.simulator.trainers.launch import Machine, Unknown
-from moesim.simulator.trainers.reading import slurm
-from moesim.simulator.trainers.reading.script_record import Command, ScriptRecord
-from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown
+from moesim.simulator.trainers.reading.configuration import entries_of_text
+from moesim.simulator.trainers.reading.script import Command, Word
+from moesim.simulator.trainers.reading.trainer_names import trainer_of
 
-_PYTHON = re.compile(r"python[\d.]*|pypy3?")
-_TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = {
     "torchrun": {"standalone", "no_python", "run_path", "use_env", "enable_elastic"},
     "deepspeed": {
@@ -25,208 +27,310 @@ _FLAGS = {
     },
 }  # fmt: skip
 """The options of each launcher that take no value."""
-_RUNNERS = frozenset(["uv", "coverage", "poetry", "conda", "pixi", "ray", "torchx"])
-"""Programs that run another one without options that matter here."""
-_OTHERS = frozenset(
-    [
-        "docker",
-        "podman",
-        "curl",
-        "wget",
-        "pip",
-        "pip3",
-        "srun",
-        "sbatch",
-        "salloc",
-        "singularity",
-        "apptainer",
-        "aws",
-        "gcloud",
-        "rsync",
-    ]
-)
-_FEW_FLAGS = 5
-"""A program that is not known counts as a launch from this many flags on."""
-_NODES = {"torchrun": ("nnodes",), "deepspeed": ("num_nodes",), "accelerate": ("num_machines",)}
-_GPUS = {"torchrun": ("nproc_per_node",), "deepspeed": ("num_gpus",), "accelerate": ()}
+_LAUNCHERS = {
+    "torchrun": "torchrun", "ft_launcher": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate",
+    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed",
+}  # fmt: skip
+_NODES = {"torchrun": "nnodes", "deepspeed": "num_nodes", "accelerate": "num_machines"}
+_GPUS = {"torchrun": "nproc_per_node", "deepspeed": "num_gpus"}
+_PYTHON = re.compile(r"python[\d.]*")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
+_SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_ASKED = ("nodes", "ntasks-per-node", "gpus-per-node", "gres", "gpus")
+_OTHER_WORK = re.compile(r"conver|parity|eval|generat|infer|process|check|export|test|bench_|download|import")
+_FLAG = re.compile(r"--?[A-Za-z][\w.+-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
+_PAIR = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_OF_DEEPSPEED = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
+_OF_CONFIGURATION = (*_OF_DEEPSPEED, "--job.config_file", "--config-file", "--config_file", "--config")
 
 
 @dataclass(slots=True)
 class Started:
-    """A program and its words, the launcher that starts it, and what that launcher's options say."""
+    """A program and its words, what started it, and what the options before it say."""
 
     launcher: str | None
-    program: str
-    words: list[str]
-    options: dict[str, str] = field(default_factory=dict)
-    unread: list[str] = field(default_factory=list)
-    is_guess: bool = False
+    program: Word
+    words: list[Word]
+    options: dict[str, Word] = field(default_factory=dict)
+    wrappers: list[Word] = field(default_factory=list)
 
 
-def started(command: Command, unknowns: Unknowns) -> Started | None:
-    """The program that a command starts, or None for a command that is no training program."""
+def started(command: Command) -> Started | None:
+    """The program that a command starts with its arguments, or None for a command that is no launch."""
     words = list(command.words)
-    name = PurePosixPath(words[0]).name if is_known(words[0]) else words[0]
-    if name in ("torchrun", "deepspeed", "ft_launcher"):
-        return _launched("torchrun" if name == "ft_launcher" else name, words[1:])
-    if name == "accelerate" and words[1:2] == ["launch"]:
-        return _launched("accelerate", words[2:])
-    if _PYTHON.fullmatch(name):
-        return _python(words[1:])
-    if unknowns.shown(words[0]).endswith((".py", ".sh", ".slurm", ".sub")):
-        return Started(None, words[0], words[1:])
-    if not is_known(words[0]) or name in _RUNNERS:
-        for at, word in enumerate(words[1:], start=1):
-            if re.fullmatch(
-                r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", unknowns.shown(word)
-            ):
-                inner = started(replace(command, words=tuple(words[at:])), unknowns)
-                if inner is not None:
-                    inner.unread = [*(text for text in words[:at] if not is_known(text)), *inner.unread]
-                    return inner
-    flags = sum(word.startswith("--") for word in words)
-    if is_known(words[0]) and flags >= _FEW_FLAGS and name not in _OTHERS:
-        return Started(None, words[0], words[1:], is_guess=True)
+    for at, word in enumerate(words):
+        name = word.text.rpartition("/")[2]
+        following = [one.text for one in words[at + 1 : at + 3]]
+        found: Started | None = None
+        if name in ("torchrun", "deepspeed", "ft_launcher"):
+            found = _launched(_LAUNCHERS[name], words[at + 1 :])
+        elif name == "accelerate" and following[:1] == ["launch"]:
+            found = _launched("accelerate", words[at + 2 :])
+        elif _PYTHON.fullmatch(name):
+            found = _python(words[at + 1 :])
+        elif name in ("bash", "sh") and following and following[0].endswith(_SCRIPTS):
+            found = Started(None, words[at + 1], words[at + 2 :])
+        elif word.text.endswith(".py") or (at == 0 and word.text.endswith(_SCRIPTS)):
+            found = Started(None, word, words[at + 1 :])
+        else:
+            continue
+        if found is not None:
+            found.wrappers = words[:at]
+        return found
     return None
 
 
-def _python(words: list[str]) -> Started | None:
+def _python(words: list[Word]) -> Started | None:
     while words:
-        word = words[0]
-        if word == "-m" and len(words) > 1:
-            if words[1] in _TORCH_MODULES:
-                return _launched("torchrun", words[2:])
-            if words[1] == "accelerate.commands.launch":
-                return _launched("accelerate", words[2:])
-            if words[1] in ("deepspeed", "deepspeed.launcher.runner"):
-                return _launched("deepspeed", words[2:])
-            return None if words[1] in _OTHERS else Started(None, words[1], words[2:])
-        if word in ("-X", "-W") and len(words) > 1:
-            words = words[2:]
-        elif word == "-c":
+        text = words[0].text
+        if text == "-m" and len(words) > 1:
+            launcher = _LAUNCHERS.get(words[1].text)
+            return _launched(launcher, words[2:]) if launcher else Started(None, words[1], words[2:])
+        if text == "-c" or (not words[1:] and text.startswith("-")):
             return None
-        elif word.startswith("-"):
-            words = words[1:]
-        elif re.search(r"(^|/)torch/distributed/(run|launch)\.py$", word):
+        if text.startswith("-"):
+            words = words[2:] if text in ("-X", "-W") else words[1:]
+        elif re.search(r"(^|/)torch/distributed/(run|launch)\.py$", text):
             return _launched("torchrun", words[1:])
         else:
-            return Started(None, word, words[1:])
+            return Started(None, words[0], words[1:])
     return None
 
 
-def _launched(launcher: str, words: list[str]) -> Started | None:
-    options: dict[str, str] = {}
-    unread: list[str] = []
-    flags = _FLAGS[launcher]
+def _launched(launcher: str, words: list[Word]) -> Started | None:
+    """The program behind the options of a launcher; a value never begins with a dash."""
+    options: dict[str, Word] = {}
     at = 0
     while at < len(words):
         word = words[at]
-        if not word.startswith("-"):
-            if not is_known(word) and not re.search(r"\.\w+$|/", word) and at + 1 < len(words):
-                unread.append(word)
-                at += 1
-                continue
+        if not word.text.startswith("-"):
             break
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, value = word.text.lstrip("-").partition("=")
         name = name.replace("-", "_")
+        at += 1
         if name in ("m", "module"):
-            at += 1
             break
-        if equals:
-            options[name] = value
+        options[name] = Word(value, word.place)
+        takes = not equals and name not in _FLAGS[launcher] and at < len(words)
+        if takes and not words[at].text.startswith("-"):
+            options[name] = words[at]
             at += 1
-        elif name in flags:
-            options[name] = ""
-            at += 1
-        else:
-            options[name] = words[at + 1] if at + 1 < len(words) else ""
-            at += 2
     if at >= len(words):
         return None
     program, rest = words[at], words[at + 1 :]
-    if "no_python" in options and _PYTHON.fullmatch(PurePosixPath(program).name):
+    if "no_python" in options and _PYTHON.fullmatch(PurePosixPath(program.text).name):
         inner = _python(rest)
         if inner is not None:
             program, rest = inner.program, inner.words
-    return Started(launcher, program, rest, options, unread)
+    return Started(launcher, program, rest, options)
 
 
-def machine_of(command: Command, program: Started, reading: ScriptRecord) -> Machine:
-    """The nodes and GPUs of a node that launcher, wrappers and headers ask for; the innermost one counts."""
-    unknowns = reading.unknowns
-    nodes: list[tuple[str, str]] = []
-    gpus: list[tuple[str, str]] = []
-    launcher = program.launcher
-    if launcher is not None:
-        nodes += [(program.options[key], command.place) for key in _NODES[launcher] if key in program.options]
-        gpus += [(program.options[key], command.place) for key in _GPUS[launcher] if key in program.options]
-        total, count = program.options.get("num_processes", ""), program.options.get("num_machines", "1")
-        if launcher == "accelerate" and total.isdigit() and count.isdigit() and int(count) and len(total) < 8:
-            gpus.append((str(int(total) // int(count)), command.place))
-        unread = program.unread
-        if unread:
-            reading.notes[
-                f"{command.place}: the options {' '.join(map(unknowns.shown, unread))[:80]} of {launcher} "
-                "are not known"
-            ] = None
-    elif program.unread:
-        shown = " ".join(map(unknowns.shown, program.unread))[:80]
-        reading.notes[f"{command.place}: the launcher {shown} is not known"] = None
-    tasks: list[tuple[str, str]] = []
-    headers = [(slurm.asked(slurm.header_words(text)), place) for text, place in reading.headers]
-    wrappers = [(_wrapper(words), command.place) for words in reversed(command.wrappers)]
-    for options, place in [*wrappers, *reversed(headers)]:
-        if "nodes" in options:
-            nodes.append((options["nodes"], place))
-        per_node = slurm.gpus_of(options)
-        if per_node is not None:
-            gpus.append((per_node, place))
-        if "ntasks-per-node" in options:
-            tasks.append((options["ntasks-per-node"], place))
-    if launcher is None:
-        gpus += tasks
-    if not nodes and launcher in ("torchrun", "deepspeed") and gpus and "hostfile" not in program.options:
-        nodes.append(("1", f"{command.place}, where {launcher} starts one node by default"))
-    places: dict[str, str] = {}
-    return Machine(
-        _chosen("nodes", nodes, reading, places), _chosen("gpus_per_node", gpus, reading, places), places
+def chosen_launch(
+    commands: Sequence[Command],
+    name: str,
+    headers: Sequence[tuple[dict[str, str], str]] = (),
+    files: Mapping[str, str] | None = None,
+    run: int | None = None,
+) -> LaunchFile | None:
+    """The launch of the training among commands, or None where none starts a training.
+
+    `headers` are options of `#SBATCH` lines with their places, and `files` texts of configuration files by
+    the name that an argument has for them. Raises InputError where several trainings are started and `run`
+    names none of them, with the place of each.
+    """
+    found: list[tuple[Command, Started]] = []
+    seen: set[tuple[str, ...]] = set()
+    for command in commands:
+        program = started(command)
+        if program is None or _OTHER_WORK.search("/".join(PurePosixPath(program.program.text).parts[-2:])):
+            continue
+        key = (program.program.text, *(word.text for word in program.words), str(command.environment))
+        is_script = program.program.text.endswith(_SCRIPTS)
+        if key not in seen and (any(_is_argument(word.text) for word in program.words) or is_script):
+            seen.add(key)
+            found.append((command, program))
+    if not found:
+        return None
+    at = chosen_run(name, [f"{c.place} ({p.program.text[-40:]})" for c, p in found], run)
+    command, program = found[at]
+    arguments = arguments_of(program.words)
+    for argument in arguments:
+        if argument.name in _OF_CONFIGURATION and isinstance(argument.value, str):
+            text = (files or {}).get(argument.value)
+            if text is not None:
+                entries = entries_of_text(text, argument.value)
+                ours = argument.name in _OF_DEEPSPEED
+                arguments = (*arguments, *entries) if ours else (*entries, *arguments)
+                break
+    notes: list[str] = []
+    if program.program.text.endswith(_SCRIPTS):
+        notes.append(f"{command.place}: {program.program.text} is a script of its own, which was not read")
+    notes += [
+        f"{c.place}: {p.program.text} is started as well; it is not the launch that was read"
+        for n, (c, p) in enumerate(found)
+        if n != at
+    ]
+    machine = machine_of(program, command.place, headers, notes)
+    trainer = trainer_of(program.program.text, arguments, program.launcher)
+    return LaunchFile(
+        trainer, program.program.text, arguments, machine, dict(command.environment), tuple(notes)
     )
 
 
-def _wrapper(words: tuple[str, ...]) -> dict[str, str]:
-    """What a wrapper such as srun or mpirun asks for."""
-    name = PurePosixPath(words[0]).name if words else ""
-    if name in ("srun", "salloc", "sbatch"):
-        return slurm.asked(words[1:])
+def chosen_run(name: str, places: Sequence[str], run: int | None) -> int:
+    """The index of the run to read; raises InputError, naming all places, where it is not clear."""
+    if run is None and len(places) == 1:
+        return 0
+    shown = "; ".join(f"--run {n}: {place}" for n, place in enumerate(places[:12], start=1))
+    shown += f"; and {len(places) - 12} more" if len(places) > 12 else ""
+    if run is None:
+        raise InputError(f"{name} holds {len(places)} runs, so say which one: {shown}")
+    if not 1 <= run <= len(places):
+        raise InputError(f"--run {run}: {name} holds {len(places)}: {shown}")
+    return run - 1
+
+
+def _is_argument(text: str) -> bool:
+    return bool(_FLAG.fullmatch(text) or _PAIR.fullmatch(text))
+
+
+def arguments_of(words: Sequence[Word]) -> tuple[Argument, ...]:
+    """The arguments of a program from its words, in order.
+
+    A flag takes the words up to the next flag: `--flag` alone has the value None, several words are a tuple.
+    `key=value` words are arguments of their own. Words before the first flag have the name "".
+    """
+    pairs: list[tuple[str, list[str], str]] = []
+    is_open = False
+    for word in words:
+        text = word.text
+        pair = _PAIR.fullmatch(text)
+        if _FLAG.fullmatch(text) and not re.fullmatch(r"-[eE]\d+", text):
+            name, equals, value = text.partition("=")
+            pairs.append((name, [value] if equals else [], word.place))
+            is_open = not equals
+        elif pair is not None:
+            pairs.append((("~" if pair[1] == "~" else "") + pair[2], [pair[3]], word.place))
+            is_open = False
+        elif is_open and text != "--":
+            pairs[-1][1].append(text)
+        elif text == "--" or re.fullmatch(r"~[A-Za-z_][\w.@/-]*", text):
+            pairs.append((text, [], word.place))
+            is_open = False
+        else:
+            pairs.append(("", [text], word.place))
+    return tuple(
+        Argument(name, None if not values else values[0] if len(values) == 1 else tuple(values), place)
+        for name, values, place in pairs
+    )
+
+
+# -- machine -----------------------------------------------------------------------------------------
+
+
+def header_options(text: str, file: str) -> list[tuple[dict[str, str], str]]:
+    """The `#SBATCH` options of a batch script before its first command, each with its place."""
+    options: list[tuple[dict[str, str], str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped.startswith("#SBATCH"):
+            words = re.split(r"\s#", stripped[len("#SBATCH") :])[0]
+            try:
+                parts = shlex.split(words)
+            except ValueError:
+                parts = words.split()
+            options.append((asked(parts), f"{file}, line {number}"))
+        elif stripped and not stripped.startswith("#"):
+            break
+    return options
+
+
+def asked(words: Sequence[str]) -> dict[str, str]:
+    """What the words of srun or a header ask for, by the long name of each option."""
     found: dict[str, str] = {}
-    if name in ("mpirun", "mpiexec"):
-        for word, value in zip(words[1:], [*words[2:], ""], strict=True):
-            if word.lstrip("-") in ("npernode", "ppn") or word == "-N":
-                found["ntasks-per-node"] = value
-            match = re.fullmatch(r"ppr:(\d+):node(:.*)?", value)
-            if word.lstrip("-") == "map-by" and match:
-                found["ntasks-per-node"] = match[1]
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if name in _ASKED:
+                found[name] = value if equals else following
+        elif len(word) > 1 and word[0] == "-" and word[1] in _SHORT:
+            found[_SHORT[word[1]]] = word[2:].removeprefix("=") or following
+        elif word.lstrip("-") in ("npernode", "ppn"):
+            found["ntasks-per-node"] = following
+        elif match := re.fullmatch(r"ppr:(\d+):node(:.*)?", word):
+            found["ntasks-per-node"] = match[1]
     return found
 
 
-def _chosen(
-    name: str, candidates: list[tuple[str, str]], reading: ScriptRecord, places: dict[str, str]
+def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
+    """The variables that Slurm sets for a batch script with these options."""
+    variables: dict[str, str] = {}
+    nodes, tasks = options.get("nodes", ""), options.get("ntasks-per-node", "")
+    if nodes.isdigit():
+        variables |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
+    if tasks.isdigit():
+        variables["SLURM_NTASKS_PER_NODE"] = tasks
+    if "gpus-per-node" in options:
+        variables["SLURM_GPUS_PER_NODE"] = options["gpus-per-node"]
+    return variables
+
+
+def _gpus_of(options: Mapping[str, str]) -> str | None:
+    if "gpus-per-node" in options:
+        return options["gpus-per-node"].rsplit(":", 1)[-1]
+    match = re.search(r"gpu(?::[\w.-]+)?:([^,()]+)|gpu$", options.get("gres", ""))
+    if match:
+        return match[1] or "1"
+    return options["gpus"].rsplit(":", 1)[-1] if options.get("nodes") == "1" and "gpus" in options else None
+
+
+def machine_of(
+    program: Started,
+    place: str,
+    headers: Sequence[tuple[dict[str, str], str]],
+    notes: list[str],
+) -> Machine:
+    """The nodes and GPUs of a node that launcher, wrappers and headers ask for; the innermost one counts."""
+    nodes: list[tuple[str, str]] = []
+    gpus: list[tuple[str, str]] = []
+    launcher, options = program.launcher, program.options
+    if launcher is not None:
+        nodes += [(options[k].text, options[k].place) for k in (_NODES[launcher],) if k in options]
+        gpus += [(options[k].text, options[k].place) for k in (_GPUS.get(launcher, ""),) if k in options]
+        total = options["num_processes"].text if "num_processes" in options else ""
+        count = options["num_machines"].text if "num_machines" in options else "1"
+        if launcher == "accelerate" and total.isdigit() and count.isdigit() and int(count) and len(total) < 8:
+            gpus.append((str(int(total) // int(count)), place))
+    tasks: list[tuple[str, str]] = []
+    wrapper = (asked([word.text for word in program.wrappers]), place)
+    for wanted, where in [wrapper, *reversed(headers)]:
+        nodes += [(wanted["nodes"], where)] if "nodes" in wanted else []
+        per_node = _gpus_of(wanted)
+        gpus += [(per_node, where)] if per_node is not None else []
+        tasks += [(wanted["ntasks-per-node"], where)] if "ntasks-per-node" in wanted else []
+    gpus += tasks if launcher is None else []
+    if not nodes and launcher in ("torchrun", "deepspeed") and gpus and "hostfile" not in options:
+        nodes.append(("1", f"{place}, where {launcher} starts one node by default"))
+    places: dict[str, str] = {}
+    return Machine(
+        _count("nodes", nodes, places, notes), _count("gpus_per_node", gpus, places, notes), places
+    )
+
+
+def _count(
+    name: str, candidates: Sequence[tuple[str, str]], places: dict[str, str], notes: list[str]
 ) -> int | Unknown | None:
-    """The first known of several values; the others are noted where they differ."""
-    numbers = [(slurm.whole_number(reading.unknowns.value(text), name), place) for text, place in candidates]
-    if not numbers:
+    """The first of several counts; the others are noted where they differ."""
+    if not candidates:
         return None
-    known = [(number, place) for number, place in numbers if isinstance(number, int)]
-    chosen, place = (known or numbers)[0]
-    places[name] = place
-    for other, elsewhere in numbers:
-        if isinstance(other, int) and other != chosen:
-            reading.notes[
-                f"{name} is {chosen} at {place}, but {other} at {elsewhere}; the first is taken"
-            ] = None
-    if isinstance(chosen, int) and isinstance(numbers[0][0], Unknown):
-        first = numbers[0][0]
-        reading.notes[
-            f"{name} is {first.text!r} at {numbers[0][1]}, which is not known; {chosen} at {place} is taken"
-        ] = None
-    return chosen
+    numbers: list[int | Unknown] = [
+        int(text) if re.fullmatch(r"\d{1,7}", text) else Unknown(text, f"{name} is not a whole number")
+        for text, _ in candidates
+    ]
+    places[name] = candidates[0][1]
+    for number, (_, place) in zip(numbers[1:], candidates[1:], strict=True):
+        if isinstance(number, int) and isinstance(numbers[0], int) and number != numbers[0]:
+            first = f"{name} is {numbers[0]} at {candidates[0][1]}"
+            notes.append(f"{first}, but {number} at {place}; the first is taken")
+    return numbers[0]

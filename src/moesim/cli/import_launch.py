@@ -1,4 +1,4 @@
-"""The command `import launch`, which turns the launch file of a trainer into a scenario."""
+"""The command `import launch`, which turns what a trainer was told into a scenario."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def register(importers: typer.Typer) -> None:
 
 
 def import_launch(
-    script: Annotated[
-        Path,
+    file: Annotated[
+        Path | None,
         typer.Argument(
-            metavar="FILE", help="A launch script, or the configuration of a trainer (YAML, JSON, TOML, .py)."
+            metavar="FILE",
+            help="A log in which the trainer prints its arguments, its configuration (YAML, JSON, TOML), a "
+            "plain script, or a folder of --capture.",
         ),
-    ],
+    ] = None,
     base: Annotated[
         str,
         typer.Option(help="Scenario that gives cluster, profile, prices and run; parallel may be left out."),
@@ -46,8 +48,15 @@ def import_launch(
         list[str] | None,
         typer.Option("--parameter", metavar="TEXT", help="A parameter of the script: $1, then $2, ..."),
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which recipe or experiment of the file.")
+    run: Annotated[
+        int | None, typer.Option(metavar="N", help="Which launch, where the file holds several.")
+    ] = None,
+    capture: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write stand-ins for torchrun, python, srun, ... into a folder to be put first in PATH.",
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary, where the file names a tokenizer only.")
@@ -59,29 +68,57 @@ def import_launch(
         list[str] | None,
         typer.Option(metavar="ARGUMENT", help="An argument of the file that is to be skipped."),
     ] = None,
+    ignore_unknown: Annotated[
+        bool, typer.Option("--ignore-unknown", help="Pass over arguments that nobody knows, and list them.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a scenario file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Read a trainer's launch file, say what every argument means, and write the scenario."""
+    """Read what a trainer was told, say what every argument means, and write the scenario."""
     from moesim.cli.console import print_json, say_written
     from moesim.cli.plan_exports import scenario_yaml
     from moesim.hwmodels.files import write_atomically
     from moesim.simulator.trainers.meaning.understand import load_base, understand
     from moesim.simulator.trainers.reading import read_launch
 
+    if capture is not None:
+        _capture(capture, file)
+        return
+    if file is None:
+        raise InputError("FILE is missing; name a log, a configuration, a script or a folder of --capture")
     if output is not None:
         _check_new(output, force)
     _check_limits({"--vocab-size": (vocab_size, 10**8), "--gpus": (gpus, 10**7)})
-    launch = read_launch(script, _variables(environment or []), recipe, tuple(parameters or ()))
-    understanding = understand(launch, load_base(base), script.name, vocab_size, gpus, tuple(ignore or ()))
+    launch = read_launch(file, _variables(environment or []), tuple(parameters or ()), run)
+    understanding = understand(
+        launch, load_base(base), file.name, vocab_size, gpus, tuple(ignore or ()), ignore_unknown
+    )
     if as_json:
         print_json(understanding.to_dict())
     else:
-        _print(understanding, script.name, base)
+        _print(understanding, file.name, base)
     if output is not None:
         write_atomically(output, [scenario_yaml(understanding.scenario)])
         say_written(str(output), "simulate it, or let `moesim plan` look for a better one")
+
+
+def _capture(folder: Path, file: Path | None) -> None:
+    """Write the stand-ins and say how they are used."""
+    from moesim.cli.console import print_text, say_written
+    from moesim.simulator.trainers.reading.capture import write_stand_ins
+
+    if file is not None:
+        raise InputError(
+            f"{file}: --capture writes stand-ins and reads nothing; leave the file out, run it with the "
+            f"folder first in PATH, and then import {folder}"
+        )
+    names = write_stand_ins(folder)
+    say_written(str(folder), f"stand-ins for {', '.join(names[:-1])}, which note their arguments and stop")
+    print_text(
+        f"1. PATH={folder.resolve()}:$PATH bash YOUR_SCRIPT   (starts no training, but runs all else of it)\n"
+        f"2. moesim import launch {folder}"
+    )
 
 
 def _check_new(output: Path, force: bool) -> None:

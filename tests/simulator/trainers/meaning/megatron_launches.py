@@ -7,7 +7,7 @@ from typing import Any
 
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown
-from moesim.simulator.trainers.meaning.rows import MeaningRow
+from moesim.simulator.trainers.meaning.table import MeaningRow
 from moesim.simulator.trainers.meaning.understand import Understanding, understand
 
 PLACE = "run.sh, line {}"

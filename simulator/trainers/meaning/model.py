@@ -3,19 +3,151 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
-from moesim.simulator.trainers.meaning.known_models import as_data, known_model
-from moesim.simulator.trainers.meaning.partial_model import PATHS, changed_model
-from moesim.simulator.trainers.meaning.vocabulary import VOCABULARY, read_vocabulary
 from moesim.simulator.trainers.megatron.layout import parse_frequency
+
+_UNCOMPARED = ("name", "source", "not_modelled", "numerics")
+"""Keys of a model file that change neither sizes nor prices."""
+
+
+def as_data(shape: ModelShape) -> dict[str, Any]:
+    """A shape as the keys of a model file."""
+    data: dict[str, Any] = shape.model_dump(mode="json", exclude_none=True)
+    return data
+
+
+def known_model(shape: ModelShape, base: Scenario) -> Any:
+    """The base's model or the name of a shipped one, if it has the same sizes; else None."""
+    if same_sizes(shape, base.shape):
+        return base.to_dict()["model"]
+    return next((name for name in shipped_models() if same_sizes(shape, load_model(name))), None)
+
+
+def same_sizes(one: ModelShape, other: ModelShape, but: Collection[str] = ()) -> bool:
+    """Whether two shapes are the same model, whatever their names, sources and keys in `but`."""
+    return _sizes(one, but) == _sizes(other, but)
+
+
+def _sizes(shape: ModelShape, but: Collection[str]) -> dict[str, Any]:
+    left_out = (*_UNCOMPARED, *but)
+    return {key: value for key, value in as_data(shape).items() if key not in left_out}
+
+
+PATHS = {
+    "num-layers": ("n_layers",),
+    "hidden-size": ("hidden",),
+    "ffn-hidden-size": ("dense_ffn",),
+    "num-attention-heads": ("attention", "heads"),
+    "num-query-groups": ("attention", "kv_heads"),
+    "kv-channels": ("attention", "head_dim"),
+    "num-experts": ("moe", "experts"),
+    "moe-router-topk": ("moe", "top_k"),
+    "moe-ffn-hidden-size": ("moe", "expert_ffn"),
+    "mtp-num-layers": ("mtp_layers",),
+    "vocab-size": ("vocab",),
+    "padded-vocab-size": ("vocab",),
+}
+"""Where in a model file the value of an argument is."""
+
+
+def changed_model(given: Given, base: ModelShape, name: str) -> ModelShape:
+    """The base's shape with the stated sizes, and a row for each.
+
+    Raises InputError for a size that the base's model does not have, and for sizes that do not fit together.
+    """
+    data: dict[str, Any] = base.model_dump(mode="json", exclude_none=True)
+    for argument, path in PATHS.items():
+        if not given.has(argument):
+            continue
+        section = data
+        if given.integer(argument, 0, least=0) == 0 and path[0] not in data:
+            given.explain(argument, "base", f"the base's model {base.name} has no {path[0]} either")
+            continue
+        for part in path[:-1]:
+            if part not in section:
+                raise InputError(f"{given.place(argument)}: the base's model {base.name} has no {part}")
+            section = section[part]
+        if path[-1] not in section:
+            text = f"the base's model {base.name} has no {'.'.join(path)}"
+            given.explain(argument, "irrelevant", text)
+            continue
+        section[path[-1]] = given.integer(argument, 0, least=0)
+        given.explain(argument, "key", f"model.{'.'.join(path)} = {section[path[-1]]}")
+    _shortened(data)
+    data |= {
+        "name": name,
+        "source": {"kind": "derived", "reference": f"{base.name}, changed by {name}"},
+    }
+    return validate_model(ModelShape, data, "the model of the launch file")
+
+
+def _shortened(data: dict[str, Any]) -> None:
+    """Drop dense layers beyond the last layer of a model that has fewer layers now."""
+    if "moe" in data:
+        dense = data["moe"].get("dense_layers", ())
+        data["moe"]["dense_layers"] = [layer for layer in dense if layer < data["n_layers"]]
+
+
+VOCABULARY = (
+    "vocab-size", "padded-vocab-size", "make-vocab-size-divisible-by", "no-pad-vocab-size",
+    "disable-pad-vocab-size",
+)  # fmt: skip
+
+
+def read_vocabulary(
+    given: Given, model: Mapping[str, Any], base: Scenario, tp: int, stated: int | None
+) -> int:
+    """Rows of the embedding: padded as stated, else the vocabulary rounded up as Megatron-LM does.
+
+    `model` is the rest of the model; `stated` is a vocabulary that the user gives. The base's vocabulary
+    counts where the file has none and the rest is the base's model. Raises InputError with the remedy where
+    the size is unknown.
+    """
+    for name in VOCABULARY:
+        if given.has(name):
+            given.explain(name, "key", "part of the model (vocab)")
+    if given.has("padded-vocab-size"):
+        return given.integer("padded-vocab-size", 0)
+    if stated is not None:
+        given.explain("vocab-size", "key", f"vocab {stated} by --vocab-size of this command")
+        return _padded(given, stated, tp)
+    if given.has("vocab-size"):
+        return _padded(given, given.integer("vocab-size", 0), tp)
+    if _is(model, base.shape):
+        text = (
+            f"vocab = {base.shape.vocab}: the file names only a tokenizer, and the rest is the base's model"
+        )
+        given.explain("vocab-size", "base", text)
+        return base.shape.vocab
+    alike = [name for name in shipped_models() if _is(model, load_model(name))]
+    hint = f" (the rest is {alike[0]}: --vocab-size {load_model(alike[0]).vocab})" if alike else ""
+    raise InputError(
+        "the size of the vocabulary is unknown: the file has neither --vocab-size nor --padded-vocab-size, "
+        f"and tokenizers are not read; give --vocab-size N{hint}, or a --base with this model"
+    )
+
+
+def _padded(given: Given, size: int, tp: int) -> int:
+    if given.flag("no-pad-vocab-size") or given.flag("disable-pad-vocab-size"):
+        return size
+    multiple = given.integer("make-vocab-size-divisible-by", 128) * tp
+    return -(-size // multiple) * multiple
+
+
+def _is(model: Mapping[str, Any], other: ModelShape) -> bool:
+    """Whether the model has the sizes of another one, whose vocabulary it may then have."""
+    shape = validate_model(ModelShape, {**model, "vocab": other.vocab}, "the model of the launch file")
+    return same_sizes(shape, other, but=("mtp_layers",))
+
 
 NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
 """Arguments without which Megatron-LM builds no model."""

@@ -1,0 +1,326 @@
+"""Reads what trainers print of their own arguments: Megatron-LM, torchtitan, DeepSpeed, Bridge, W&B."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Value
+from moesim.simulator.trainers.reading.configuration import YamlLines, flattened, plain
+from moesim.simulator.trainers.reading.launchers import chosen_run
+
+FILE = "data/trainers/megatron-dump.yaml"
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_FIRST = re.compile(r"^(?P<before>.*?)-{10,} ?arguments ?-{10,}\s*$")
+_LAST = re.compile(r"-{10,} ?end of arguments ?-{10,}\s*$")
+_ENTRY = re.compile(r"  (\w+) \.* ?(.*?)\s*$")
+_VOCABULARY = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,9})\)")
+_TITAN = re.compile(r"Running with (?:configs|args): (?=\{)")
+_DEEPSPEED = re.compile(r"\bjson = (?=\{)")
+_BRIDGE = re.compile(r"^(?P<before>.*?)_target_: ([\w.]*megatron\.bridge[\w.]*ConfigContainer)\s*$")
+_WORLD = re.compile(r"\bworld_size \.+ (\d{1,8})\s*$")
+_MEMBER = re.compile(r"<\w+\.(\w+): [^<>]*>|\b[A-Z]\w+\.(\w+)\b")
+NEEDED = ("tensor_model_parallel_size", "num_layers", "micro_batch_size", "seq_length", "world_size")
+"""Arguments without which a dump of Megatron-LM was cut."""
+
+
+class _Names(Section):
+    """The keys of the data file."""
+
+    opposite: dict[str, str]
+    named: dict[str, str]
+    derived: Annotated[dict[str, str | None], Field(default_factory=dict)]
+    defaults: dict[str, tuple[str, ...]]
+    copies: dict[str, str]
+
+
+@lru_cache(maxsize=1)
+def _names() -> _Names:
+    text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
+    return validate_model(_Names, parse_mapping(text, FILE), FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A run in a log: its trainer, the number of its first line, and what reads it."""
+
+    trainer: str
+    line: int
+    read: Callable[[], LaunchFile]
+
+
+def printed_launch(text: str, file: str, run: int | None = None) -> LaunchFile | None:
+    """The launch of a log in which a trainer printed its arguments; None for text without any.
+
+    Raises InputError, with the line, for arguments that were cut, and for several runs in one log where
+    `run` names none of them.
+    """
+    lines = _COLOURS.sub("", text).split("\n")
+    found: list[_Found] = []
+    for number, line in enumerate(lines):
+        for trainer, pattern, reader in _READERS:
+            if match := pattern.search(line):
+                found.append(_Found(trainer, number, _bound(reader, lines, number, match, file)))
+    runs = [one for one in found if one.trainer != "deepspeed"] or found
+    if not runs:
+        return None
+    places = [f"{file}, line {one.line + 1} ({one.trainer})" for one in runs]
+    at = chosen_run(file, places, run)
+    launch = runs[at].read()
+    if runs[at].trainer == "megatron-lm":
+        end = runs[at + 1].line if at + 1 < len(runs) else len(lines)
+        launch = _with_vocabulary(launch, lines[runs[at].line : end], runs[at].line, file)
+        engines = [one for one in found if one.trainer == "deepspeed" and runs[at].line < one.line < end]
+        if engines:
+            launch = replace(launch, arguments=(*launch.arguments, *engines[-1].read().arguments))
+    return launch
+
+
+def _bound(
+    reader: Callable[[Sequence[str], int, re.Match[str], str], LaunchFile],
+    lines: Sequence[str],
+    number: int,
+    match: re.Match[str],
+    file: str,
+) -> Callable[[], LaunchFile]:
+    return lambda: reader(lines, number, match, file)
+
+
+# -- Megatron-LM -------------------------------------------------------------------------------------
+
+
+def _megatron(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
+    """The dump that `megatron/training/arguments.py` prints between two lines of dashes."""
+    before = match["before"]
+    entries: dict[str, tuple[str, str]] = {}
+    for number in range(first + 1, len(lines)):
+        line, place = lines[number], f"{file}, line {number + 1}"
+        if _LAST.search(line):
+            break
+        if _FIRST.search(line):
+            raise _cut(f"{place}: a second dump begins before the one of line {first + 1} ends")
+        entry = _ENTRY.fullmatch(line.removeprefix(before))
+        if entry is None:
+            raise _cut(f"{place}: {line.strip()[:60]!r} stands among the arguments and is none")
+        entries[entry[1]] = (entry[2], place)
+    else:
+        raise _cut(f"{file}, line {len(lines)}: the arguments that begin in line {first + 1} do not end")
+    missing = [name for name in NEEDED if name not in entries]
+    if missing:
+        raise _cut(f"{file}, line {first + 1}: the arguments have no {missing[0]}")
+    return _of_megatron(entries, f"{file}, line {first + 1}")
+
+
+def _cut(what: str) -> InputError:
+    return InputError(
+        f"{what}, so the dump was cut or mixed with other output; give the log of rank 0 as it was printed"
+    )
+
+
+def _of_megatron(entries: Mapping[str, tuple[Any, str]], place: str) -> LaunchFile:
+    """The launch of all arguments of Megatron-LM by their names in its code, as in a dump or in W&B."""
+    names, known = _names(), _known()
+    arguments: list[Argument] = []
+    counts = {"None or False": 0, "at a default that changes nothing": 0, "derived from others": 0}
+    for name, (written, where) in entries.items():
+        text = str(written)
+        flag = names.named.get(name, name.replace("_", "-"))
+        is_copy = name in names.copies and text == str(entries.get(names.copies[name], ("",))[0])
+        if is_copy or (name in names.derived and names.derived[name] in (None, text)):
+            counts["derived from others"] += 1
+        elif name in names.opposite:
+            if text == "False":
+                arguments.append(Argument(f"--{names.opposite[name]}", None, where))
+            else:
+                counts["at a default that changes nothing"] += 1
+        elif text in ("None", "False") and flag in known:
+            counts["None or False"] += 1
+        elif text in names.defaults.get(flag, ()):
+            counts["at a default that changes nothing"] += 1
+        else:
+            arguments.append(Argument(f"--{flag}", _value(written), where))
+    notes = tuple(f"{place}: {count} arguments are {what}" for what, count in counts.items() if count)
+    world = entries.get("world_size", ("", ""))
+    environment = {"WORLD_SIZE": str(world[0])} if str(world[0]).isdigit() else {}
+    return LaunchFile("megatron-lm", None, tuple(arguments), Machine(), environment, notes)
+
+
+@lru_cache(maxsize=1)
+def _known() -> frozenset[str]:
+    text = (resources.files("moesim.simulator") / "data/trainers/megatron-arguments.yaml").read_text("utf-8")
+    data = parse_mapping(text, "megatron-arguments.yaml")
+    grouped = [
+        name
+        for kind in ("irrelevant", "not_priced", "refused")
+        for g in data[kind].values()
+        for name in g["arguments"]
+    ]
+    return frozenset([*data["used"], *grouped])
+
+
+def _value(written: Any) -> Value:
+    """A value as a command line has it: members of enumerations and formats of PyTorch by their names."""
+    if written is True or str(written) == "True":
+        return None
+    if isinstance(written, list | tuple):
+        return tuple(_value(item) or "" for item in written)
+    text = str(written)
+    formats = {
+        "torch.float32": "fp32",
+        "torch.float16": "fp16",
+        "torch.bfloat16": "bf16",
+        "torch.uint8": "fp8",
+    }
+    if text in formats:
+        return formats[text]
+    text = _MEMBER.sub(lambda match: match[1] or match[2], text) if re.search(r"[A-Z<]\w*\.", text) else text
+    if re.fullmatch(r"\[[^()*+]*\]", text):
+        words = re.findall(r"[^\s,\[\]'\"]+", text)
+        return tuple(int(word) if re.fullmatch(r"-?\d{1,9}", word) else word for word in words)
+    return text
+
+
+def _with_vocabulary(launch: LaunchFile, lines: Sequence[str], first: int, file: str) -> LaunchFile:
+    """The launch with the vocabulary that the tokenizer prints after the arguments."""
+    if any(argument.name == "--padded-vocab-size" for argument in launch.arguments):
+        return launch
+    for number, line in enumerate(lines, start=first + 1):
+        if match := _VOCABULARY.search(line):
+            one = Argument("--padded-vocab-size", match[1], f"{file}, line {number}")
+            return replace(launch, arguments=(*launch.arguments, one))
+    return launch
+
+
+# -- torchtitan, DeepSpeed, Megatron-Bridge ------------------------------------------------------------
+
+
+def _titan(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
+    """The configuration that torchtitan logs: JSON since 0.2.1, a dictionary of Python before."""
+    data = _object(lines, first, match.end(), file, "the configuration of torchtitan")
+    return LaunchFile("torchtitan", None, _flat(data, f"{file}, line {first + 1}"))
+
+
+def _deepspeed(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
+    """The JSON that DeepSpeed logs when its engine starts, and the number of its processes."""
+    data = _object(lines, first, match.end(), file, "the configuration of DeepSpeed")
+    environment: dict[str, str] = {}
+    for line in reversed(lines[max(0, first - 200) : first]):
+        if world := _WORLD.search(line):
+            environment["WORLD_SIZE"] = world[1]
+            break
+    return LaunchFile("deepspeed", None, _flat(data, f"{file}, line {first + 1}"), Machine(), environment)
+
+
+def _object(lines: Sequence[str], first: int, at: int, file: str, what: str) -> dict[str, Any]:
+    """The JSON object, or the dictionary of Python, that begins at a place of a log."""
+    start = lines[first][at:]
+    prefix = re.match(r"\s*(\[?\w*\d+\]?: ?|)", lines[first])
+    rest = [line.removeprefix(prefix[0]) if prefix else line for line in lines[first + 1 : first + 5000]]
+    place = f"{file}, line {first + 1}"
+    try:
+        data, _ = json.JSONDecoder().raw_decode("\n".join([start, *rest]))
+    except (ValueError, RecursionError):
+        try:
+            data = ast.literal_eval(start.strip()) if len(start) < 100_000 else None
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            data = None
+    if not isinstance(data, dict) or not data:
+        raise InputError(
+            f"{place}: {what} does not end, or is mixed with other output; give the log of one rank as it "
+            "was printed, or the configuration as a file"
+        )
+    return data
+
+
+def _bridge(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
+    """The ConfigContainer that Megatron-Bridge prints as YAML."""
+    before = match["before"]
+    end = first
+    while end < len(lines) and lines[end].startswith(before) and lines[end].strip() != before.strip():
+        if not re.match(r"[ -]|[A-Za-z_]\w*:", lines[end].removeprefix(before)):
+            break
+        end += 1
+    text = "\n".join(line.removeprefix(before) for line in lines[first:end])
+    return bridge_container(parse_mapping(text, file), text, file, first)
+
+
+def bridge_container(data: Mapping[str, Any], text: str, file: str, above: int = 0) -> LaunchFile:
+    """The launch of a ConfigContainer of Megatron-Bridge; `above` counts the lines before it in the file.
+
+    Raises InputError where sections are missing, because the output was cut.
+    """
+    missing = [name for name in ("ddp", "model", "optimizer", "train") if name not in data]
+    if missing:
+        raise _cut(f"{file}, line {above + 1}: the configuration has no {missing[0]}")
+    lines = YamlLines(text, file, above)
+    entries = flattened(_named_objects(data), lines)
+    arguments = tuple(one for one in entries if not one.name.endswith("_target_"))
+    return LaunchFile("megatron-bridge", None, arguments)
+
+
+def _named_objects(value: Any) -> Any:
+    """Objects of Python, which Bridge writes as `_target_`, by their names."""
+    if isinstance(value, list):
+        return [_named_objects(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "_name_" in value:
+        return str(value["_name_"])
+    if set(value) <= {"_target_", "_call_"} and "_target_" in value:
+        return str(value["_target_"])
+    return {key: _named_objects(item) for key, item in value.items()}
+
+
+def _flat(data: Mapping[str, Any], place: str) -> tuple[Argument, ...]:
+    return flattened(data, lambda _: place)
+
+
+# -- W&B ---------------------------------------------------------------------------------------------
+
+
+def is_of_wandb(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is the `config.yaml` of a run of W&B."""
+    return "wandb_version" in data or "_wandb" in data
+
+
+def wandb_values(data: Mapping[str, Any], text: str, file: str) -> tuple[dict[str, Any], LaunchFile | None]:
+    """The values of a `config.yaml` of W&B, and the launch where they are the arguments of Megatron-LM.
+
+    Raises InputError for an entry without `value`.
+    """
+    lines = YamlLines(text, file)
+    values: dict[str, Any] = {}
+    for key, entry in data.items():
+        if key in ("wandb_version", "_wandb"):
+            continue
+        if not isinstance(entry, dict) or "value" not in entry:
+            raise InputError(
+                f"{lines(str(key))}: {str(key)[:60]!r} has no `value`, as every entry of W&B has"
+            )
+        values[str(key)] = entry["value"]
+    if all(name in values for name in NEEDED):
+        return values, _of_megatron({k: (plain(v), lines(k)) for k, v in values.items()}, file)
+    return values, None
+
+
+_READERS: tuple[
+    tuple[str, re.Pattern[str], Callable[[Sequence[str], int, re.Match[str], str], LaunchFile]], ...
+] = (
+    ("megatron-lm", _FIRST, _megatron),
+    ("torchtitan", _TITAN, _titan),
+    ("deepspeed", _DEEPSPEED, _deepspeed),
+    ("megatron-bridge", _BRIDGE, _bridge),
+)
