@@ -92,6 +92,8 @@ class _Trainer(Section):
     irrelevant: dict[str, str]
     not_priced: dict[str, str]
     defaults: Annotated[dict[str, Any], Field(default_factory=dict)]
+    internal: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
 
 
 class _NamesFile(Section):
@@ -223,6 +225,11 @@ def _read(
         return row("ignored", "a word that belongs to no argument")
     name = _plain_name(argument.name)
     known = trainer.arguments.get(name)
+    is_off = argument.value in (None, False, "", ())
+    if name in trainer.internal:
+        return row("irrelevant", "internal to the trainer, or follows from other values")
+    if name in trainer.off and is_off:
+        return row("irrelevant", "off")
     if known is not None:
         value = _value(known, argument.value)
         value = _without_value(known.argument, argument) if value is argument.value is None else value
@@ -238,6 +245,8 @@ def _read(
     for section in _sections(name):
         if section in trainer.irrelevant:
             return row("irrelevant", trainer.irrelevant[section])
+        if section in trainer.not_priced and is_off and not name.startswith("--"):
+            return row("irrelevant", "off")
         if section in trainer.not_priced:
             return row("not priced", f"the direction is unknown: {trainer.not_priced[section]}")
     if name.startswith("--"):

@@ -311,7 +311,9 @@ class YamlLines:
         lines: dict[str, int] = {}
         stack: list[tuple[int, str]] = []
         for number, line in enumerate(text.splitlines(), start=1):
-            match = re.match(r"(\s*)(?:([\"'])(.{1,200}?)\2|([\w.@/+-][^:#\n\"']{0,200}?))\s*:(?:\s|$)", line)
+            match = re.match(
+                r"(\s*)(?:([\"'])(.{1,200}?)\2\s*:|([\w.@/+-][^:#\n\"']{0,200}?)\s*:(?:\s|$))", line
+            )
             if match is None:
                 continue
             indent, key = len(match[1]), match[3] or match[4]

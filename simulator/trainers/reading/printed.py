@@ -33,6 +33,9 @@ _DEEPSPEED = re.compile(r"\bjson = (?=\{)")
 _BRIDGE = re.compile(r"^(?P<before>.*?)_target_: ([\w.]*megatron\.bridge[\w.]*ConfigContainer)\s*$")
 _WORLD = re.compile(r"\bworld_size \.+ (\d{1,8})\s*$")
 _MEMBER = re.compile(r"<\w+\.(\w+): [^<>]*>|\b[A-Z]\w+\.(\w+)\b")
+MOST_OBJECT_LINES = 5000
+"""Most lines of a configuration inside a log."""
+FORMATS = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
 NEEDED = ("tensor_model_parallel_size", "num_layers", "micro_batch_size", "seq_length", "world_size")
 """Arguments without which a dump of Megatron-LM was cut."""
 
@@ -158,17 +161,22 @@ def _of_megatron(entries: Mapping[str, tuple[Any, str]], place: str) -> LaunchFi
     return LaunchFile("megatron-lm", None, tuple(arguments), Machine(), environment, notes)
 
 
-@lru_cache(maxsize=1)
+def _used() -> frozenset[str]:
+    return _all()[0]
+
+
 def _known() -> frozenset[str]:
+    return _all()[1]
+
+
+@lru_cache(maxsize=1)
+def _all() -> tuple[frozenset[str], frozenset[str]]:
+    """The arguments of Megatron-LM that decide a plan, and all that are known."""
     text = (resources.files("moesim.simulator") / "data/trainers/megatron-arguments.yaml").read_text("utf-8")
     data = parse_mapping(text, "megatron-arguments.yaml")
-    grouped = [
-        name
-        for kind in ("irrelevant", "not_priced", "refused")
-        for g in data[kind].values()
-        for name in g["arguments"]
-    ]
-    return frozenset([*data["used"], *grouped])
+    groups = [group for kind in ("irrelevant", "not_priced", "refused") for group in data[kind].values()]
+    used = frozenset(data["used"])
+    return used, used.union(*(group["arguments"] for group in groups))
 
 
 def _value(written: Any) -> Value:
@@ -178,14 +186,8 @@ def _value(written: Any) -> Value:
     if isinstance(written, list | tuple):
         return tuple(_value(item) or "" for item in written)
     text = str(written)
-    formats = {
-        "torch.float32": "fp32",
-        "torch.float16": "fp16",
-        "torch.bfloat16": "bf16",
-        "torch.uint8": "fp8",
-    }
-    if text in formats:
-        return formats[text]
+    if text in FORMATS:
+        return FORMATS[text]
     text = _MEMBER.sub(lambda match: match[1] or match[2], text) if re.search(r"[A-Z<]\w*\.", text) else text
     if re.fullmatch(r"\[[^()*+]*\]", text):
         words = re.findall(r"[^\s,\[\]'\"]+", text)
@@ -209,40 +211,39 @@ def _with_vocabulary(launch: LaunchFile, lines: Sequence[str], first: int, file:
 
 def _titan(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
     """The configuration that torchtitan logs: JSON since 0.2.1, a dictionary of Python before."""
-    data = _object(lines, first, match.end(), file, "the configuration of torchtitan")
-    return LaunchFile("torchtitan", None, _flat(data, f"{file}, line {first + 1}"))
+    return LaunchFile("torchtitan", None, _object(lines, first, match.end(), file, "torchtitan"))
 
 
 def _deepspeed(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
     """The JSON that DeepSpeed logs when its engine starts, and the number of its processes."""
-    data = _object(lines, first, match.end(), file, "the configuration of DeepSpeed")
+    entries = _object(lines, first, match.end(), file, "DeepSpeed")
     environment: dict[str, str] = {}
     for line in reversed(lines[max(0, first - 200) : first]):
         if world := _WORLD.search(line):
             environment["WORLD_SIZE"] = world[1]
             break
-    return LaunchFile("deepspeed", None, _flat(data, f"{file}, line {first + 1}"), Machine(), environment)
+    return LaunchFile("deepspeed", None, entries, Machine(), environment)
 
 
-def _object(lines: Sequence[str], first: int, at: int, file: str, what: str) -> dict[str, Any]:
-    """The JSON object, or the dictionary of Python, that begins at a place of a log."""
-    start = lines[first][at:]
-    prefix = re.match(r"\s*(\[?\w*\d+\]?: ?|)", lines[first])
-    rest = [line.removeprefix(prefix[0]) if prefix else line for line in lines[first + 1 : first + 5000]]
-    place = f"{file}, line {first + 1}"
+def _object(lines: Sequence[str], first: int, at: int, file: str, trainer: str) -> tuple[Argument, ...]:
+    """The entries of the JSON object, or of the dictionary of Python, that begins at a place of a log."""
+    prefix = re.match(r"\s*(?:\[?\w*\d+\]?: ?)?", lines[first])
+    before = prefix[0] if prefix else ""
+    rest = [line.removeprefix(before) for line in lines[first + 1 : first + MOST_OBJECT_LINES]]
+    text = "\n".join([lines[first][at:], *rest])
     try:
-        data, _ = json.JSONDecoder().raw_decode("\n".join([start, *rest]))
+        data, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         try:
-            data = ast.literal_eval(start.strip()) if len(start) < 100_000 else None
+            data = ast.literal_eval(lines[first][at:].strip()[: MOST_OBJECT_LINES * 40])
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             data = None
     if not isinstance(data, dict) or not data:
         raise InputError(
-            f"{place}: {what} does not end, or is mixed with other output; give the log of one rank as it "
-            "was printed, or the configuration as a file"
+            f"{file}, line {first + 1}: the configuration of {trainer} does not end, or is mixed with other "
+            "output; give the log of one rank as it was printed, or the configuration as a file"
         )
-    return data
+    return flattened(data, YamlLines(text, file, first))
 
 
 def _bridge(lines: Sequence[str], first: int, match: re.Match[str], file: str) -> LaunchFile:
@@ -267,8 +268,35 @@ def bridge_container(data: Mapping[str, Any], text: str, file: str, above: int =
         raise _cut(f"{file}, line {above + 1}: the configuration has no {missing[0]}")
     lines = YamlLines(text, file, above)
     entries = flattened(_named_objects(data), lines)
-    arguments = tuple(one for one in entries if not one.name.endswith("_target_"))
-    return LaunchFile("megatron-bridge", None, arguments)
+    late = [one for one in entries if one.name.startswith(_APPLIED_LATE) and one.value is not None]
+    early = [one for one in entries if not one.name.startswith(_APPLIED_LATE)]
+    kept = [_of_core(one) for one in (*early, *late) if not one.name.endswith("_target_")]
+    arguments = tuple(one for one in kept if one is not None)
+    note = f"{file}, line {above + 1}: {len(kept) - len(arguments)} fields are off or at a default"
+    return LaunchFile("megatron-bridge", None, arguments, notes=(note,))
+
+
+_APPLIED_LATE = ("mixed_precision.", "comm_overlap.")
+"""Sections whose values Bridge copies over those of the others when it starts (training/setup.py)."""
+
+
+def _of_core(argument: Argument) -> Argument | None:
+    """A field of Megatron-Core by its flag where the names differ; None where it is off or at its default."""
+    section, _, name = argument.name.partition(".")
+    if section not in ("model", "ddp", "optimizer") or "." in name:
+        return argument
+    names, value = _names(), argument.value
+    flag = names.named.get(name, name.replace("_", "-"))
+    if name in names.opposite:
+        return replace(argument, name=f"--{names.opposite[name]}", value=None) if value is False else None
+    is_used = flag in _known() and flag in _used()
+    if (value in (None, False, "", ()) and flag in _known() and not is_used) or str(value) in (
+        names.defaults.get(flag, ())
+    ):
+        return None
+    if name in names.named and name != "fp8":
+        return replace(argument, name=f"--{flag}") if value not in (None, False) else None
+    return argument
 
 
 def _named_objects(value: Any) -> Any:
@@ -280,12 +308,8 @@ def _named_objects(value: Any) -> Any:
     if "_name_" in value:
         return str(value["_name_"])
     if set(value) <= {"_target_", "_call_"} and "_target_" in value:
-        return str(value["_target_"])
+        return FORMATS.get(str(value["_target_"]), str(value["_target_"]))
     return {key: _named_objects(item) for key, item in value.items()}
-
-
-def _flat(data: Mapping[str, Any], place: str) -> tuple[Argument, ...]:
-    return flattened(data, lambda _: place)
 
 
 # -- W&B ---------------------------------------------------------------------------------------------
