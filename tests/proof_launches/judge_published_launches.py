@@ -5,15 +5,20 @@ OWNER+NAME/PATH below one folder, and run:
 
     python tests/proof_launches/judge_published_launches.py --copies FOLDER [--dump FOLDER] [--table FILE]
 
-`--dump` writes all arguments of each file with their places and meanings. The exit code is 1 if the plan of a
-file differs from the one that the list has for it.
+A script that needs a shell is run by bash in a folder of its own, with the stand-ins of `moesim import launch
+--capture` first in PATH, without network where the machine allows it and without rights where root runs this.
+moesim itself never runs a file. `--dump` writes all arguments of each file with their places and meanings.
+The exit code is 1 if the plan of a file differs from the one that the list has for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +34,7 @@ from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.meaning.understand import Understanding, understand
 from moesim.simulator.trainers.reading import read_launch
+from moesim.simulator.trainers.reading.capture import NOTED, write_stand_ins
 
 MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_launches.yaml"
 BASE = "deepseek-v3-2048xh800"
@@ -37,11 +43,12 @@ _HEAD = """# Published launch files
 
 What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` says of the files that
 `published_launches.yaml` lists, given the base, vocabulary, GPUs, variables and parameters of the list. The
-files are not part of moesim. `unknown` counts the arguments whose value the file does not state by itself;
-each is an unknown value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of
-the import, and `checked` the values that were compared with a plan written down by hand from the file itself.
-What a file leaves to another one, such as the model of a wrapper or of a DeepSpeed configuration, is the
-base's.
+files are not part of moesim. `way` says how a file is read: `file` as it is, or `capture` by running its
+script with the stand-ins of `moesim import launch --capture` first in PATH, which note arguments and start
+nothing. `unknown` counts the arguments whose value the file does not state by itself; each is an unknown
+value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of the import, and
+`checked` the values that were compared with a plan written down by hand from the file itself. What a file leaves to
+another one, such as the model of a wrapper or of a DeepSpeed configuration, is the base's.
 
 """
 
@@ -90,9 +97,9 @@ def table(judgements: list[Judgement]) -> str:
             f"reason, {kinds['no copy']} without a copy. Silently wrong: {wrong} of the "
             f"{len(compared)} files whose plan was written down by hand.",
             "",
-            "| file | trainer | arguments | unknown | used / irrelevant / not priced | model | plan "
+            "| file | way | trainer | arguments | unknown | used / irrelevant / not priced | model | plan "
             "| checked |",
-            "|---|---|---|---|---|---|---|---|",
+            "|---|---|---|---|---|---|---|---|---|",
             *(one.row for one in judgements if one.kind == "understood"),
             "",
             "| file | trainer | arguments | refused, because |",
@@ -108,8 +115,12 @@ def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> Judgement
     if not path.is_file():
         return Judgement(f"| {name} | | | no copy |", "no copy")
     try:
-        launch = read_launch(
-            path, entry.get("environment", {}), entry.get("recipe"), tuple(entry.get("parameters", ()))
+        launch = (
+            captured(entry, path)
+            if entry.get("capture")
+            else read_launch(
+                path, entry.get("environment", {}), tuple(entry.get("parameters", ())), entry.get("run")
+            )
         )
     except InputError as error:
         return _refused(entry, "", "", error)
@@ -132,12 +143,49 @@ def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> Judgement
         wrong += (f"{name}: is understood and should be refused",)
     shape = understanding.scenario.shape
     used = rows["key"] + rows["default"] + rows["base"]
-    row = (
-        f"| {name} | {trainer} | {count} | {unknown} | {used} / {rows['irrelevant'] + rows['ignored']} / "
-        f"{rows['not priced']} | {shape.name} ({parameters_total(shape) / 1e9:.1f} B) | {summary(plan)} "
-        f"| {len(expected)} |"
-    )
+    way = "capture" if entry.get("capture") else "file"
+    counts = f"{used} / {rows['irrelevant'] + rows['ignored']} / {rows['not priced']}"
+    model = f"{shape.name} ({parameters_total(shape) / 1e9:.1f} B)"
+    cells = (name, way, trainer, count, unknown, counts, model, summary(plan), len(expected))
+    row = f"| {' | '.join(map(str, cells))} |"
     return Judgement(row, "understood", len(expected), wrong)
+
+
+def captured(entry: Mapping[str, Any], path: Path) -> LaunchFile:
+    """The launch that the stand-ins note where bash runs a copy of the script.
+
+    `{HERE}` in a variable is the folder of the copy; `files` of the entry are made in it before, with their
+    texts, and `placeholders` says that its `<PATH TO DATA>` are replaced, as a user has to do.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, noted = Path(name) / "here", Path(name) / "stand-ins"
+        folder.mkdir()
+        write_stand_ins(noted, sys.executable if os.geteuid() else "/usr/bin/python3")
+        (noted / NOTED).touch()
+        for one in entry.get("files", ()):
+            (folder / one).parent.mkdir(parents=True, exist_ok=True)
+            (folder / one).write_text(entry["files"][one] or "")
+        text = path.read_text("utf-8")
+        filled = re.sub(r"<[A-Za-z][^<>\n]*>", "x", text) if entry.get("placeholders") else text
+        (folder / path.name).write_text(filled)
+        for one in (Path(name), folder, noted / NOTED, *folder.rglob("*")):
+            one.chmod(0o777)
+        variables = {
+            key: str(value).replace("{HERE}", str(folder))
+            for key, value in entry.get("environment", {}).items()
+        }
+        settings = {"HOME": str(folder), "TERM": "xterm", "PATH": f"{noted}:/usr/bin:/bin", **variables}
+        words = ["bash", path.name, *entry.get("parameters", ())]
+        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        apart = ["unshare", "--user", "--net"]
+        if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode == 0:
+            words = [*apart, *words]
+        done = subprocess.run(
+            words, cwd=folder, env=settings, capture_output=True, text=True, timeout=60, check=False, **nobody
+        )
+        if os.environ.get("SHOW_STDERR"):
+            print(entry["id"], done.returncode, done.stderr[-1500:])
+        return read_launch(noted, run=entry.get("run"))
 
 
 def _refused(entry: Mapping[str, Any], trainer: str, count: str, error: Exception) -> Judgement:

@@ -60,9 +60,9 @@ def _read(
 ) -> LaunchFile:
     suffix = path.suffix.lower()
     if path.is_dir():
-        return read_capture(path / NOTED, run)
+        return read_capture(path / NOTED, environment, run)
     if suffix == ".jsonl":
-        return read_capture(path, run)
+        return read_capture(path, environment, run)
     if suffix == ".toml":
         return read_toml(path)
     if suffix == ".py":

@@ -18,16 +18,8 @@ from moesim.simulator.trainers.reading.launchers import chosen_launch
 from moesim.simulator.trainers.reading.script import Command, Word, inner_commands
 
 STAND_INS = (
-    "torchrun",
-    "python",
-    "python3",
-    "srun",
-    "deepspeed",
-    "accelerate",
-    "mpirun",
-    "mpiexec",
-    "sbatch",
-)
+    "torchrun", "python", "python3", "srun", "deepspeed", "accelerate", "mpirun", "mpiexec", "sbatch", "uv",
+)  # fmt: skip
 """Programs that a folder of stand-ins replaces."""
 NOTED = "launches.jsonl"
 """File in the folder to which the stand-ins write."""
@@ -36,8 +28,8 @@ MOST_BYTES = 3_000_000
 MOST_RECORDS = 500
 
 
-def write_stand_ins(folder: Path) -> list[str]:
-    """Write the stand-ins into a folder and return the names of its files.
+def write_stand_ins(folder: Path, python: str = sys.executable) -> list[str]:
+    """Write the stand-ins into a folder and return the names of its files; `python` runs what they call.
 
     Raises InputError for a folder that cannot be written, or that holds other files.
     """
@@ -50,19 +42,24 @@ def write_stand_ins(folder: Path) -> list[str]:
     noter = (resources.files("moesim.simulator.trainers.reading") / NOTER).read_text("utf-8")
     write_atomically(folder / NOTER, [noter])
     for name in STAND_INS:
-        words = [sys.executable, "-I", str((folder / NOTER).resolve()), str((folder / NOTED).resolve()), name]
+        words = [python, "-I", str((folder / NOTER).resolve()), str((folder / NOTED).resolve()), name]
         write_atomically(folder / name, [f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'])
         (folder / name).chmod(0o755)
     return [*STAND_INS, NOTER]
 
 
-def read_capture(path: Path, run: int | None = None) -> LaunchFile:
-    """The launch that stand-ins noted in a file.
+def read_capture(path: Path, given: Mapping[str, str], run: int | None = None) -> LaunchFile:
+    """The launch that stand-ins noted in a file; `given` are variables that the user adds.
 
     Raises InputError, naming file and line, for text that is no note, where nothing was started, where the
     script reads the output of a Python command, and where several runs were started and `run` names none.
     """
     name = f"{path.parent.name}/{path.name}"
+    if not path.exists() or path.stat().st_size == 0:
+        raise InputError(
+            f"{name}: nothing is noted; put the folder of --capture first in PATH, run the script, and see "
+            "whether it reaches its launch"
+        )
     lines = read_text(path, MOST_BYTES, "capture file").splitlines()
     if len(lines) > MOST_RECORDS:
         raise InputError(f"{name}: {len(lines):,} programs are noted, above the limit of {MOST_RECORDS}")
@@ -77,7 +74,7 @@ def read_capture(path: Path, run: int | None = None) -> LaunchFile:
             continue
         files |= texts
         command = Command(tuple(Word(word, place) for word in words), _named(words, environment), place)
-        commands += inner_commands(command, name, environment)
+        commands += inner_commands(command, name, {**environment, **given})
     launch = chosen_launch(commands, name, files=files, run=run)
     if launch is None:
         raise InputError(

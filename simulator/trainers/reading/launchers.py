@@ -27,6 +27,21 @@ _FLAGS = {
     },
 }  # fmt: skip
 """The options of each launcher that take no value."""
+_VALUES = {
+    "torchrun": {
+        "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts",
+        "monitor_interval", "start_method", "role", "log_dir", "r", "redirects", "t", "tee", "node_rank",
+        "local_ranks_filter", "master_addr", "master_port", "local_addr", "logs_specs", "event_log_handler",
+        "numa_binding", "signals_to_handle", "virtual_local_rank", "duplicate_stdout_filters",
+        "duplicate_stderr_filters", "shutdown_timeout",
+    },
+    "deepspeed": {
+        "hostfile", "H", "include", "i", "exclude", "e", "num_nodes", "min_elastic_nodes", "num_gpus",
+        "max_elastic_nodes", "master_port", "master_addr", "launcher", "launcher_args", "autotuning",
+        "bind_core_list", "ssh_port", "venv_script", "node_rank",
+    },
+}  # fmt: skip
+"""The options of torchrun and deepspeed that take a value."""
 _LAUNCHERS = {
     "torchrun": "torchrun", "ft_launcher": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate",
     "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -101,6 +116,7 @@ def _python(words: list[Word]) -> Started | None:
 def _launched(launcher: str, words: list[Word]) -> Started | None:
     """The program behind the options of a launcher; a value never begins with a dash."""
     options: dict[str, Word] = {}
+    is_module = False
     at = 0
     while at < len(words):
         word = words[at]
@@ -110,7 +126,14 @@ def _launched(launcher: str, words: list[Word]) -> Started | None:
         name = name.replace("-", "_")
         at += 1
         if name in ("m", "module"):
+            is_module = True
             break
+        known = _VALUES.get(launcher, {name}) | _FLAGS[launcher]
+        if name not in known and not name.startswith("ft_"):
+            raise InputError(
+                f"{word.place}: {word.text[:60]} is no option of {launcher}, and its program comes later: a "
+                "value before it is missing, or the program; write them out"
+            )
         options[name] = Word(value, word.place)
         takes = not equals and name not in _FLAGS[launcher] and at < len(words)
         if takes and not words[at].text.startswith("-"):
@@ -119,6 +142,11 @@ def _launched(launcher: str, words: list[Word]) -> Started | None:
     if at >= len(words):
         return None
     program, rest = words[at], words[at + 1 :]
+    if not is_module and "no_python" not in options and not re.search(r"\.(py|sh)$", program.text):
+        raise InputError(
+            f"{program.place}: {launcher} starts {program.text[:60]!r}, which is no .py file: a value "
+            "before it has a word too many, or none; write it out"
+        )
     if "no_python" in options and _PYTHON.fullmatch(PurePosixPath(program.text).name):
         inner = _python(rest)
         if inner is not None:
@@ -152,6 +180,8 @@ def chosen_launch(
             found.append((command, program))
     if not found:
         return None
+    known = [one for one in found if _trainer(one[1]) is not None]
+    found = known or found
     at = chosen_run(name, [f"{c.place} ({p.program.text[-40:]})" for c, p in found], run)
     command, program = found[at]
     arguments = arguments_of(program.words)
@@ -172,10 +202,13 @@ def chosen_launch(
         if n != at
     ]
     machine = machine_of(program, command.place, headers, notes)
-    trainer = trainer_of(program.program.text, arguments, program.launcher)
     return LaunchFile(
-        trainer, program.program.text, arguments, machine, dict(command.environment), tuple(notes)
+        _trainer(program), program.program.text, arguments, machine, dict(command.environment), tuple(notes)
     )
+
+
+def _trainer(program: Started) -> str | None:
+    return trainer_of(program.program.text, arguments_of(program.words), program.launcher)
 
 
 def chosen_run(name: str, places: Sequence[str], run: int | None) -> int:

@@ -149,6 +149,10 @@ class _Lexer:
             raise _HereDocumentError(f"{self.file}, line {self.line}")
         if self.text[self.at + 1 : self.at + 2] == "(":
             return False
+        if re.match(r"<[^<&]", self.text[self.at : self.at + 2]):
+            statement.words.append(
+                [_Part("problem", self.text[self.at : self.at + 20].split("\n")[0], self.line, False)]
+            )
         if word and statement.words and word is statement.words[-1] and _plain(word).isdigit():
             statement.words.pop()
         self._step(1)
@@ -455,6 +459,10 @@ class Script:
         return _shown(text)
 
 
+_FIRST_TASK = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+"""Variables that srun sets for the first of the tasks that it starts."""
+
+
 def inner_commands(command: Command, file: str, given: Mapping[str, str], depth: int = 0) -> list[Command]:
     """The commands of a `bash -c TEXT` in a command, each with the wrappers before; else the command."""
     texts = [word.text for word in command.words]
@@ -463,7 +471,7 @@ def inner_commands(command: Command, file: str, given: Mapping[str, str], depth:
         if text.rpartition("/")[2] in ("bash", "sh") and options and re.fullmatch(r"-\w*c", options[0]):
             if depth >= MOST_NESTED:
                 raise InputError(f"{command.place}: more than {MOST_NESTED} levels of bash -c; {REMEDY}")
-            inner = Script(file, {**given, **command.environment}, (), depth + 1)
+            inner = Script(file, {**_FIRST_TASK, **given, **command.environment}, (), depth + 1)
             line = re.search(r"line (\d+)$", command.place)
             inner.follow(options[-1], int(line[1]) if line else 1)
             if not inner.commands:
@@ -532,6 +540,8 @@ def _split(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _why(text: str) -> str:
+    if text.startswith("<"):
+        return "is a redirection or a placeholder; write the value in its place"
     if text.startswith("$(("):
         return "arithmetic is not computed"
     if text.startswith(("$(", "`")):
