@@ -47,8 +47,8 @@ files are not part of moesim. `way` says how a file is read: `file` as it is, or
 script with the stand-ins of `moesim import launch --capture` first in PATH, which note arguments and start
 nothing. `unknown` counts the arguments whose value the file does not state by itself; each is an unknown
 value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of the import, and
-`checked` the values that were compared with a plan written down by hand from the file itself. What a file leaves to
-another one, such as the model of a wrapper or of a DeepSpeed configuration, is the base's.
+`checked` the values that were compared with a plan written down by hand from the file itself. What a file
+leaves to another one, such as the model of a wrapper or of a DeepSpeed configuration, is the base's.
 
 """
 

@@ -101,8 +101,6 @@ def read_script(
 
     Raises InputError, with the line and the remedy, for what only a shell can evaluate on the way to it.
     """
-    if "\x00" in text:
-        raise InputError(f"{path}: is no text; give a script, a configuration or a log")
     headers = header_options(text, path.name)
     slurm: dict[str, str] = {}
     for options, _ in headers:

@@ -57,7 +57,14 @@ _OTHER_WORK = re.compile(r"conver|parity|eval|generat|infer|process|check|export
 _FLAG = re.compile(r"--?[A-Za-z][\w.+-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
 _PAIR = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _OF_DEEPSPEED = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
-_OF_CONFIGURATION = (*_OF_DEEPSPEED, "--job.config_file", "--config-file", "--config_file", "--config")
+_OF_CONFIGURATION = (
+    *_OF_DEEPSPEED,
+    "--job.config_file",
+    "--job.config-file",
+    "--config-file",
+    "--config_file",
+    "--config",
+)
 
 
 @dataclass(slots=True)
@@ -193,6 +200,11 @@ def chosen_launch(
                 ours = argument.name in _OF_DEEPSPEED
                 arguments = (*arguments, *entries) if ours else (*entries, *arguments)
                 break
+            if argument.name.startswith("--job.config"):
+                raise InputError(
+                    f"{argument.place}: {argument.name} {argument.value[:80]}: this file decides the plan and is "
+                    "not read from here; hand in that file, the configuration that torchtitan logs, or a capture"
+                )
     notes: list[str] = []
     if program.program.text.endswith(_SCRIPTS):
         notes.append(f"{command.place}: {program.program.text} is a script of its own, which was not read")

@@ -184,7 +184,7 @@ def _value(written: Any) -> Value:
     if written is True or str(written) == "True":
         return None
     if isinstance(written, list | tuple):
-        return tuple(_value(item) or "" for item in written)
+        return tuple(item if isinstance(item, int) else _value(item) or "" for item in written)
     text = str(written)
     if text in FORMATS:
         return FORMATS[text]

@@ -189,7 +189,7 @@ class _Lexer:
             match = _PLAIN.match(self.text, self.at) or re.compile(r"[#()<>]").match(self.text, self.at)
             text = match[0] if match else char
             self._step(len(text))
-            problem = re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", text)
+            problem = re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", text) and (word or not _ASSIGNMENT.match(text))
             word.append(_Part("problem" if problem else "text", text, line, False))
 
     def _quoted(self, word: list[_Part]) -> None:

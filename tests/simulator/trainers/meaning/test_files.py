@@ -31,11 +31,6 @@ def test_a_string_over_several_lines_is_a_list_of_arguments(tmp_path: Path) -> N
     assert (scenario.model, scenario.parallel.pp, scenario.parallel.ep) == ("mixtral-8x7b", 4, 8)
 
 
-def test_arithmetic_has_a_value(tmp_path: Path) -> None:
-    text = f"DP=$((64 / 4))\ntorchrun pretrain_gpt.py {ONE_LINE} --global-batch-size $((DP * 32))\n"
-    assert read_file(tmp_path, text).scenario.batch.sequences == 512
-
-
 def test_variables_of_a_model_zoo_file_come_from_the_environment(tmp_path: Path) -> None:
     text = (
         "ENV_VARS:\n  NCCL_DEBUG: VERSION\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
@@ -77,10 +72,10 @@ def test_header_and_torchrun_that_disagree_are_refused(tmp_path: Path) -> None:
         read_file(tmp_path, text)
 
 
-def test_arguments_that_are_not_known_are_listed(tmp_path: Path) -> None:
+def test_arguments_in_an_unset_variable_are_refused(tmp_path: Path) -> None:
     text = f"torchrun pretrain_gpt.py {ONE_LINE} $EXTRA_ARGS\n"
-    row = next(row for row in read_file(tmp_path, text).rows if "EXTRA_ARGS" in row.value)
-    assert row.kind == "not priced" and "may hold more arguments" in row.meaning
+    with pytest.raises(InputError, match="give --env EXTRA_ARGS=VALUE"):
+        read_file(tmp_path, text)
     assert read_file(tmp_path, text, EXTRA_ARGS="--micro-batch-size 2").scenario.parallel.microbatch == 2
 
 

@@ -23,7 +23,7 @@ def imported(
 ) -> Understanding:
     path = folder / name
     path.write_text(text)
-    return understand(read_launch(path, {}, given.pop("recipe", None)), load_scenario(base), name, **given)
+    return understand(read_launch(path), load_scenario(base), name, **given)
 
 
 def kinds(understanding: Understanding, argument: str) -> set[str]:
@@ -110,37 +110,15 @@ def test_a_batch_in_tokens_is_refused(tmp_path: Path) -> None:
         imported(tmp_path, text, "a.toml")
 
 
-RECIPE = """import nemo_run as run
-from elsewhere import trainer
-
-def deepseek_v3_recipe():
-    recipe = run.Partial(pretrain, trainer=trainer(pipeline_parallelism=16))
-    recipe.trainer.strategy.tensor_model_parallel_size = 2
-    recipe.trainer.strategy.num_layers_in_first_pipeline_stage = 3
-    recipe.trainer.strategy.num_layers_in_last_pipeline_stage = 2
-    recipe.trainer.strategy.virtual_pipeline_model_parallel_size = None
-    return recipe
-"""
-
-
-def test_stages_of_a_recipe_count_and_its_schedule_is_no_dualpipe(tmp_path: Path) -> None:
-    # The construct of nemo/collections/llm/recipes/deepseek_v3.py of NVIDIA/NeMo.
-    scenario = imported(tmp_path, RECIPE, "deepseek_v3.py").scenario
+def test_stages_of_a_configuration_count_and_its_schedule_is_no_dualpipe(tmp_path: Path) -> None:
+    # The values of nemo/collections/llm/recipes/deepseek_v3.py of NVIDIA/NeMo.
+    text = (
+        "trainer: {strategy: {tensor_model_parallel_size: 2, num_layers_in_first_pipeline_stage: 3,\n"
+        "  num_layers_in_last_pipeline_stage: 2, virtual_pipeline_model_parallel_size: null}}\n"
+    )
+    scenario = imported(tmp_path, text, "deepseek_v3.yaml").scenario
     assert scenario.schedule == "1f1b" and scenario.parallel.vpp == 1
     assert scenario.stages is not None and tuple(scenario.stages.layers or ()) == (3, *[4] * 14, 2)
-
-
-def test_the_format_that_a_call_of_another_file_names_counts(tmp_path: Path) -> None:
-    # The construct of perf_recipes/deepseek/h100/deepseek_v3.py of NVIDIA-NeMo/Megatron-Bridge.
-    text = (
-        "from megatron.bridge.recipes import start, precision\n\ndef deepseek_v3_config():\n"
-        "    cfg = start()\n    cfg.mixed_precision = precision('bf16')\n"
-        "    cfg.model.tensor_model_parallel_size = 2\n    cfg.model.pipeline_model_parallel_size = 16\n"
-        "    cfg.model.virtual_pipeline_model_parallel_size = 1\n    return cfg\n"
-    )
-    assert imported(tmp_path, text, "a.py").scenario.recipe.linear == "bf16"
-    other = imported(tmp_path, text.replace("'bf16'", "'fp8_cs'"), "b.py")
-    assert kinds(other, "mixed_precision") == {"base"}
 
 
 def test_a_script_of_which_nothing_is_used_is_refused(tmp_path: Path) -> None:

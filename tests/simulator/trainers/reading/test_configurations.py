@@ -9,7 +9,6 @@ from launches import launch_of, values
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Argument, Unknown
-from moesim.simulator.trainers.reading import read_launch
 
 # The construct of model_configs/benchmarking/*.yaml of yanring/Megatron-MoE-ModelZoo.
 MODEL_ARGS = """ENV_VARS:
@@ -155,7 +154,8 @@ def test_json_of_deepspeed(tmp_path: Path) -> None:
         ("t.toml", "a = " + "[" * 5000, "brackets are open"),
         ("t.toml", "a = \n", "not valid TOML"),
         ("d.json", "[1]", "top level"),
-        ("x.exe", "text", "no launch file"),
+        ("x.exe", "text", "starts no program"),
+        ("x.py", "a = 1", "a recipe in Python is not read; hand in what the trainer prints"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, name: str, text: str, message: str | None) -> None:
@@ -171,9 +171,3 @@ def test_doubling_interpolations_end_at_once(tmp_path: Path) -> None:
     text += "".join(f"a{n}: " + f"${{a{n - 1}}}" * 20 + "\n" for n in range(1, 9))
     with pytest.raises(InputError, match="30,000 characters"):
         launch_of(tmp_path, text, "a.yaml")
-
-
-def test_a_recipe_is_named_for_python_only(tmp_path: Path) -> None:
-    (tmp_path / "a.sh").write_text("python x.py --a\n")
-    with pytest.raises(InputError, match=r"only a \.py file has functions"):
-        read_launch(tmp_path / "a.sh", recipe="f")
