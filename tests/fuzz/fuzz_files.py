@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import random
 import shutil
@@ -153,6 +154,24 @@ def megatron_yaml(m: Mutator) -> File:
                        "--fp8-format": False},
     }  # fmt: skip
     return File(".yaml", m.bytes_of(m.text_of(m.data(data)) if m.rng.random() < 0.95 else m.hostile()))
+
+
+@lru_cache(maxsize=1)
+def printed_texts() -> tuple[str, ...]:
+    """Arguments as trainers print them in their logs."""
+    folder = "tests/simulator/trainers/reading/printed"
+    logs = (path.read_text() for path in (*files_of(folder, "*.log"), *files_of(folder, "*.yaml")))
+    return tuple(text for text in logs if len(text) < 30_000)
+
+
+@lru_cache(maxsize=1)
+def captured_texts() -> tuple[str, ...]:
+    """Notes of stand-ins."""
+    words = ["srun", "-N", "4", "bash", "-c", "$LAUNCH train.py --num-layers 4 --bf16 --micro-batch-size $M"]
+    variables = {"LAUNCH": "torchrun --nproc_per_node 8", "M": "2"}
+    note = {"words": words, "environment": variables, "files": {"ds.json": '{"train_batch_size": 64}'}}
+    other = {"words": ["deepspeed", "--num_gpus", "8", "train.py", "--deepspeed_config", "ds.json"]}
+    return json.dumps(note) + "\n", json.dumps(other | {"files": note["files"]}) + "\n"
 
 
 def read_trainer_file(path: Path) -> None:

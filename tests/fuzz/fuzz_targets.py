@@ -11,6 +11,7 @@ from fuzz_base import File, Target, described, from_file, pool, texts_of
 from fuzz_commands import command_line, run_command
 from fuzz_dashboard import kept, packed, read_kept, read_packed, read_sent, sent
 from fuzz_files import (
+    captured_texts,
     count_texts,
     counts_json,
     counts_npy,
@@ -19,6 +20,7 @@ from fuzz_files import (
     megatron_yaml,
     nccl_json,
     nccl_texts,
+    printed_texts,
     read_cluster,
     read_deepep,
     read_nccl,
@@ -96,6 +98,8 @@ TARGETS: tuple[Target, ...] = (
     Target("nccl-tests JSON", 2, nccl_json, from_file(read_nccl)),
     Target("DeepEP log", 3, texts_of(".txt", log_texts), from_file(read_deepep)),
     Target("launch script", 4, texts_of(".sh", script_texts), from_file(read_trainer_file)),
+    Target("trainer's log", 4, texts_of(".log", printed_texts), from_file(read_trainer_file)),
+    Target("launch capture", 2, texts_of(".jsonl", captured_texts), from_file(read_trainer_file)),
     Target("launch YAML", 2, megatron_yaml, from_file(read_trainer_file)),
     Target("launch TOML", 1, texts_of(".toml", titan_texts), from_file(read_trainer_file)),
     Target("launch JSON", 1, deepspeed_json, from_file(read_trainer_file)),

@@ -202,8 +202,8 @@ def chosen_launch(
                 break
             if argument.name.startswith("--job.config"):
                 raise InputError(
-                    f"{argument.place}: {argument.name} {argument.value[:80]}: this file decides the plan and is "
-                    "not read from here; hand in that file, the configuration that torchtitan logs, or a capture"
+                    f"{argument.place}: {argument.name} {argument.value[:80]} decides the plan and is not "
+                    "read from here; hand in that file, the configuration that torchtitan logs, or a capture"
                 )
     notes: list[str] = []
     if program.program.text.endswith(_SCRIPTS):

@@ -26,13 +26,19 @@ FILE = "data/trainers/megatron-dump.yaml"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _FIRST = re.compile(r"^(?P<before>.*?)-{10,} ?arguments ?-{10,}\s*$")
 _LAST = re.compile(r"-{10,} ?end of arguments ?-{10,}\s*$")
-_ENTRY = re.compile(r"  (\w+) \.* ?(.*?)\s*$")
+_ENTRY = re.compile(r"  (\w+) \.* ?(.*)")
 _VOCABULARY = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,9})\)")
 _TITAN = re.compile(r"Running with (?:configs|args): (?=\{)")
 _DEEPSPEED = re.compile(r"\bjson = (?=\{)")
 _BRIDGE = re.compile(r"^(?P<before>.*?)_target_: ([\w.]*megatron\.bridge[\w.]*ConfigContainer)\s*$")
 _WORLD = re.compile(r"\bworld_size \.+ (\d{1,8})\s*$")
 _MEMBER = re.compile(r"<\w+\.(\w+): [^<>]*>|\b[A-Z]\w+\.(\w+)\b")
+MOST_VALUE = 10_000
+"""Most characters of a value whose parts are looked at."""
+MOST_MARK = 1000
+"""Most characters of a line that begins or ends the arguments."""
+_LONG = ("torchtitan", "deepspeed")
+"""Trainers whose configuration may begin in a longer line."""
 MOST_OBJECT_LINES = 5000
 """Most lines of a configuration inside a log."""
 FORMATS = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
@@ -75,7 +81,8 @@ def printed_launch(text: str, file: str, run: int | None = None) -> LaunchFile |
     found: list[_Found] = []
     for number, line in enumerate(lines):
         for trainer, pattern, reader in _READERS:
-            if match := pattern.search(line):
+            match = pattern.search(line) if trainer in _LONG or len(line) <= MOST_MARK else None
+            if match is not None:
                 found.append(_Found(trainer, number, _bound(reader, lines, number, match, file)))
     runs = [one for one in found if one.trainer != "deepspeed"] or found
     if not runs:
@@ -111,11 +118,11 @@ def _megatron(lines: Sequence[str], first: int, match: re.Match[str], file: str)
     entries: dict[str, tuple[str, str]] = {}
     for number in range(first + 1, len(lines)):
         line, place = lines[number], f"{file}, line {number + 1}"
-        if _LAST.search(line):
+        if len(line) <= MOST_MARK and _LAST.search(line):
             break
-        if _FIRST.search(line):
+        if len(line) <= MOST_MARK and _FIRST.search(line):
             raise _cut(f"{place}: a second dump begins before the one of line {first + 1} ends")
-        entry = _ENTRY.fullmatch(line.removeprefix(before))
+        entry = _ENTRY.fullmatch(line.removeprefix(before).rstrip())
         if entry is None:
             raise _cut(f"{place}: {line.strip()[:60]!r} stands among the arguments and is none")
         entries[entry[1]] = (entry[2], place)
@@ -186,6 +193,8 @@ def _value(written: Any) -> Value:
     if isinstance(written, list | tuple):
         return tuple(item if isinstance(item, int) else _value(item) or "" for item in written)
     text = str(written)
+    if len(text) > MOST_VALUE:
+        return text
     if text in FORMATS:
         return FORMATS[text]
     text = _MEMBER.sub(lambda match: match[1] or match[2], text) if re.search(r"[A-Z<]\w*\.", text) else text
@@ -250,7 +259,11 @@ def _bridge(lines: Sequence[str], first: int, match: re.Match[str], file: str) -
     """The ConfigContainer that Megatron-Bridge prints as YAML."""
     before = match["before"]
     end = first
-    while end < len(lines) and lines[end].startswith(before) and lines[end].strip() != before.strip():
+    while (
+        end < min(len(lines), first + MOST_OBJECT_LINES)
+        and lines[end].startswith(before)
+        and lines[end].strip() != before.strip()
+    ):
         if not re.match(r"[ -]|[A-Za-z_]\w*:", lines[end].removeprefix(before)):
             break
         end += 1

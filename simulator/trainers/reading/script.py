@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 REMEDY = (
     "let the shell run it with the stand-ins of --capture, or hand in the arguments that the trainer prints"
 )
-MOST_PIECES = 200_000
+MOST_PIECES = 1_000_000
 """Most pieces of text of all words whose variables are filled in."""
 MOST_NESTED = 5
 """Most levels of `bash -c` and of `${NAME:-${OTHER}}`."""
@@ -89,8 +89,8 @@ class _HereDocumentError(Exception):
 class _Lexer:
     """Cuts a script into statements; what only a shell can evaluate becomes a problem with its line."""
 
-    def __init__(self, text: str, file: str, line: int = 1) -> None:
-        self.text, self.file, self.line, self.at = text, file, line, 0
+    def __init__(self, text: str, file: str, line: int = 1, depth: int = 0) -> None:
+        self.text, self.file, self.line, self.depth, self.at = text, file, line, depth, 0
 
     def statements(self) -> Iterator[_Statement]:
         """The statements up to the end of the text."""
@@ -189,7 +189,7 @@ class _Lexer:
             match = _PLAIN.match(self.text, self.at) or re.compile(r"[#()<>]").match(self.text, self.at)
             text = match[0] if match else char
             self._step(len(text))
-            problem = re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", text) and (word or not _ASSIGNMENT.match(text))
+            problem = _expands(text) and (word or not _ASSIGNMENT.match(text))
             word.append(_Part("problem" if problem else "text", text, line, False))
 
     def _quoted(self, word: list[_Part]) -> None:
@@ -239,13 +239,13 @@ class _Lexer:
 
     def _braced(self, body: str, line: int, quoted: bool) -> _Part:
         match = _BRACED.fullmatch(body)
-        if match is None or (match[2] and match[3]):
+        if match is None or (match[2] and match[3]) or self.depth >= MOST_NESTED:
             return _Part("problem", f"${{{body}}}", line, quoted)
         if match[2] or match[1] == "@":
             return _Part("array", match[1], line, quoted)
         default: list[_Part] | None = None
         if match[3]:
-            inner = _Lexer(match[4], self.file, line)
+            inner = _Lexer(match[4], self.file, line, self.depth + 1)
             default = []
             while inner.at < len(inner.text):
                 if inner.text[inner.at] in " \t\n;&|<>()#":
@@ -265,8 +265,10 @@ class _Lexer:
 
     def _balanced(self, opening: str, closing: str) -> None:
         level, first = 0, self.line
-        while self.at < len(self.text):
-            char = self.text[self.at]
+        special = re.compile(rf"[\\'{re.escape(opening + closing)}]")
+        while (match := special.search(self.text, self.at)) is not None:
+            char = match[0]
+            self._step(match.start() - self.at)
             if char == "'" and opening == "(":
                 self._until("'")
                 continue
@@ -352,6 +354,7 @@ class Script:
             else:
                 texts = [self._joined(value)]
             old = self.values.get(match[1], []) if match[2] else []
+            self._count(sum(map(len, old)), statement.line)
             if match[2] and number not in statement.arrays:
                 texts = [(*(old[0] if old else ()), *texts[0])]
             elif match[2]:
@@ -371,6 +374,11 @@ class Script:
 
     def _command(self, statement: _Statement, words: list[list[_Part]], prefix: dict[str, str]) -> None:
         expanded = [text for word in words for text in self._expanded(word)]
+        place = f"{self.file}, line {statement.line}"
+        name = _shown(expanded[0]) if expanded else ""
+        if not is_program(name) and not any(is_program(_shown(text)) for text in expanded):
+            return
+        self._count(sum(len(text) for name in self.exported for text in self.values.get(name, ())), 0)
         environment = {
             name: text
             for name in sorted(self.exported)
@@ -379,10 +387,6 @@ class Script:
             and not any(piece.problem for piece in self.values[name][0])
             and (text := _shown(self.values[name][0])) != self.given.get(name)
         } | prefix
-        place = f"{self.file}, line {statement.line}"
-        name = _shown(expanded[0]) if expanded else ""
-        if not is_program(name) and not any(is_program(_shown(text)) for text in expanded):
-            return
         plain = tuple(
             Word(self._text(text), f"{self.file}, line {_line(text, statement.line)}") for text in expanded
         )
@@ -441,13 +445,17 @@ class Script:
                 else f"the variable {part.text} is not set by plain text; give --env {part.text}=VALUE"
             )
             return [(Piece(f"${part.text}", part.line, problem),)]
-        self._left -= sum(map(len, chosen))
+        self._count(sum(map(len, chosen)), part.line)
+        return [tuple(p if p.line else Piece(p.text, part.line) for p in text) for text in chosen]
+
+    def _count(self, pieces: int, line: int) -> None:
+        """Count the pieces that are looked at; raises InputError beyond the limit."""
+        self._left -= pieces
         if self._left < 0:
             raise InputError(
-                f"{self.file}, line {part.line}: all variables together have more than {MOST_PIECES:,} "
-                "parts; write the arguments out"
+                f"{self.file}, line {line}: all variables together have more than {MOST_PIECES:,} parts; "
+                "write the arguments out"
             )
-        return [tuple(p if p.line else Piece(p.text, part.line) for p in text) for text in chosen]
 
     def _text(self, text: Text) -> str:
         """A text whose every piece has a value; raises InputError with line and remedy else."""
@@ -539,6 +547,11 @@ def _split(pieces: list[Piece]) -> list[list[Piece]]:
     return words
 
 
+def _expands(text: str) -> bool:
+    """Whether a text has braces of which a shell makes several words."""
+    return any("," in inner or ".." in inner for inner in re.findall(r"\{([^{}]*)\}", text))
+
+
 def _why(text: str) -> str:
     if text.startswith("<"):
         return "is a redirection or a placeholder; write the value in its place"
@@ -546,6 +559,6 @@ def _why(text: str) -> str:
         return "arithmetic is not computed"
     if text.startswith(("$(", "`")):
         return "the output of a command is not known"
-    if text.startswith("{") or (re.search(r"\{.*(,|\.\.)", text) and not text.startswith("$")):
+    if _expands(text) and not text.startswith("$"):
         return "braces that a shell expands are not read"
     return "this form of a variable needs a shell"

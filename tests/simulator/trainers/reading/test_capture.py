@@ -74,7 +74,8 @@ def test_the_output_of_python_is_not_taken_as_empty(tmp_path: Path) -> None:
         (json.dumps({"words": ["sbatch", "run.sh"]}), "none starts a training"),
         (json.dumps({"words": ["torchrun", "--nnodes", "--master_port", "--lr", "1", "a.py"]}),
          "--lr is no option of torchrun"),
-        (json.dumps({"words": ["torchrun", "--nnodes", "2", "7", "a.py", "--lr", "1"]}), "which is no .py file"),
+        (json.dumps({"words": ["torchrun", "--nnodes", "2", "7", "a.py", "--lr", "1"]}),
+         "which is no .py file"),
         (json.dumps({"words": ["srun", "bash", "-c", "if x; then y; fi"]}), "starts no program"),
     ],
 )  # fmt: skip

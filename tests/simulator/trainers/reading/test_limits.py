@@ -43,6 +43,6 @@ def test_what_no_limit_foresees_is_a_message_too(tmp_path: Path, monkeypatch: py
 
 
 def test_the_work_of_pointing_entries_is_bounded(tmp_path: Path) -> None:
-    text = "a0: ''\n" + "".join(f"a{n}: '{'${a%d}' % (n - 1) * 900}'\n" for n in range(1, 9))
+    text = "a0: ''\n" + "".join(f"a{n}: '{f'${{a{n - 1}}}' * 900}'\n" for n in range(1, 9))
     (tmp_path / "a.yaml").write_text(text)
     assert {one.value for one in read_launch(tmp_path / "a.yaml").arguments} == {""}

@@ -174,8 +174,9 @@ def test_one_of_two_runs_is_chosen(tmp_path: Path, command_line: Understanding) 
     (tmp_path / "run.log").write_text(DUMP.replace("size .................... 1\n", "size ... 2\n") + DUMP)
     second = read_launch(tmp_path / "run.log", run=2)
     assert understand(second, load_scenario(BASE), "x").scenario == command_line.scenario
-    (tmp_path / "cut.log").write_text(DUMP.split("\n  bf16")[0] + "\n" + DUMP)
-    with pytest.raises(InputError, match="a second dump begins before the one of line 5 ends"):
+    lines = DUMP.splitlines()
+    (tmp_path / "cut.log").write_text("\n".join([*lines[: FIRST + 9], *lines[FIRST - 1 :]]))
+    with pytest.raises(InputError, match=f"a second dump begins before the one of line {FIRST} ends"):
         read_launch(tmp_path / "cut.log", run=1)
     with pytest.raises(InputError, match=r"--run 3: run\.log holds 2"):
         read_launch(tmp_path / "run.log", run=3)

@@ -127,7 +127,8 @@ def test_an_open_quote_or_bracket_is_refused_with_its_line(tmp_path: Path, text:
     [
         ("".join(f'A{n}="$A{n + 1} $A{n + 1}"\n' for n in range(30, 0, -1)).replace("A31", "X"), "parts"),
         ("bash -c '" * 9 + "python t.py --x 1", "closed"),
-        ("A=${X:-" * 3000 + "}" * 3000, "nested too deeply"),
+        ("A=${Y:-" + "${Y:-" * 3000 + "}" * 3001 + "\npython train.py --x $A", "this form of a variable"),
+        ("A+='--x 1 '\n" * 9000, "more than 1,000,000 parts"),
         ("pip install x\n", "starts no program"),
         ("A=--x\nB=--y\n", "none holds all arguments"),
         ("\x00", "not a text file"),
