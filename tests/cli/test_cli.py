@@ -362,7 +362,7 @@ def show(*words):
 def loaded(names):
     return [name for name in names.split() if name in sys.modules]
 show()
-heavy = loaded("simpy networkx numpy pydantic rich yaml tree_sitter moesim.simulator moesim.kernels")
+heavy = loaded("simpy networkx numpy pydantic rich yaml moesim.simulator moesim.kernels")
 commands = get_command(app).commands.keys() - {"import"}  # its commands are a registry of moesim.kernels
 for name in commands:
     show(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,30 @@ def test_a_base_needs_no_plan_where_the_file_states_it(run: Callable[..., Any], 
     Path(path).write_text("".join(line for line in text.splitlines(True) if "micro-batch-size" not in line))
     refused = run("import", "launch", path, "--base", "base.yaml")
     assert refused.code == 2 and "--micro-batch-size is missing, and the base states no" in refused.err
+
+
+def test_stand_ins_are_written_and_what_they_note_is_imported(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = script(tmp_path)
+    written = run("import", "launch", "--capture", "stand-ins")
+    assert written.code == 0 and "PATH=" in written.out and "moesim import launch stand-ins" in written.out
+    settings = {"PATH": f"{tmp_path / 'stand-ins'}:/usr/bin:/bin"}
+    subprocess.run(["bash", path], cwd=tmp_path, env=settings, check=True, capture_output=True)
+    direct, noted = (run("import", "launch", one, "--base", BASE, "--json") for one in (path, "stand-ins"))
+    assert noted.code == 0, noted.err
+    assert json.loads(noted.out)["keys"] == json.loads(direct.out)["keys"]
+    both = run("import", "launch", path, "--capture", "stand-ins")
+    assert both.code == 2 and "reads nothing" in both.err
+    assert run("import", "launch").code == 2
+
+
+def test_unknown_arguments_are_passed_over_and_a_run_is_chosen(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = script(tmp_path, "--fancy 3")
+    Path(path).write_text(Path(path).read_text() + Path(path).read_text().replace("NNODES=16", "NNODES=8"))
+    several = run("import", "launch", path, "--base", BASE)
+    assert several.code == 2 and "--run 2: run.sh, line" in several.err
+    out = run("import", "launch", path, "--base", BASE, "--run", "2", "--ignore-unknown")
+    assert out.code == 0 and "passed over by --ignore-unknown" in out.out and "--fancy" in out.out

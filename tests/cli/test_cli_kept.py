@@ -25,7 +25,7 @@ from moesim.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:
-    heavy = "numpy networkx simpy rich yaml tree_sitter moesim.hwmodels.calibration moesim.simulator."
+    heavy = "numpy networkx simpy rich yaml moesim.hwmodels.calibration moesim.simulator."
     heavy += "scenario moesim.simulator.predict"
     names = [name for name in heavy.split() if name in sys.modules]
     sys.exit(f"loaded {names}" if names else end.code)

@@ -139,7 +139,7 @@ def script_texts() -> tuple[str, ...]:
     shell = (
         "#!/bin/bash\nexport TP=2\nPP=${PP:-8}\n"
         'MODEL_ARGS=(\n  --seq-length 4096\n  --hidden-size "7168"\n)\n'
-        'ARGS="--micro-batch-size 1 --global-batch-size $((8*1))"\ntorchrun x.py ${MODEL_ARGS[@]} $ARGS \\\n'
+        'ARGS="--micro-batch-size 1 --global-batch-size 8"\ntorchrun x.py ${MODEL_ARGS[@]} $ARGS \\\n'
         "  --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --bf16 \\\n"
         "  --moe-layer-freq ([0]*3+[1]*58) --pipeline-model-parallel-layout 'Et*3|(tt|)*29mL' && echo done\n"
     )

@@ -176,7 +176,9 @@ def captured(entry: Mapping[str, Any], path: Path) -> LaunchFile:
         }
         settings = {"HOME": str(folder), "TERM": "xterm", "PATH": f"{noted}:/usr/bin:/bin", **variables}
         words = ["bash", path.name, *entry.get("parameters", ())]
-        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        nobody: dict[str, Any] = (
+            {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        )
         apart = ["unshare", "--user", "--net"]
         if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode == 0:
             words = [*apart, *words]

@@ -49,9 +49,11 @@ mode = "selective"
 """
 
 
-def meaning(path: Path, base: str = BASE, gpus: int | None = None, **options: bool) -> Understanding:
+def meaning(
+    path: Path, base: str = BASE, gpus: int | None = None, ignore_unknown: bool = False
+) -> Understanding:
     """What a file means over a base."""
-    return understand(read_launch(path), load_scenario(base), "x", gpus=gpus, **options)
+    return understand(read_launch(path), load_scenario(base), "x", gpus=gpus, ignore_unknown=ignore_unknown)
 
 
 def of_text(folder: Path, text: str, name: str = "run.log", base: str = BASE) -> Understanding:
