@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = ROOT / "benchmarks" / "results" / "2026-11-20-h200-8gpu.rows.jsonl"
-RESULTS = ROOT / "benchmarks" / "results"
-BENCH = RESULTS / "kernels-h200-x8-2026-11-20.json"
-BENCH4 = RESULTS / "kernels-h200-x4-2026-11-20.json"
-TURNS = RESULTS / "kernels-before-after-h200-x4-2026-11-20.json"
-SANITIZER = RESULTS / "sanitizer-h200-2026-11-23.json"
-PUSHES = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-link-pushes.json"
-ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json")
-ROW_COSTS = PUSHES.with_name("2026-11-25-h100-x2-row-costs.json")
+ROWS = ROOT / "lab" / "results" / "2026-11-20-h200-8gpu.rows.jsonl.xz"
+RESULTS = ROOT / "lab" / "results"
+BENCH = RESULTS / "kernels-h200-x8-2026-11-20.json.xz"
+BENCH4 = RESULTS / "kernels-h200-x4-2026-11-20.json.xz"
+TURNS = RESULTS / "kernels-before-after-h200-x4-2026-11-20.json.xz"
+SANITIZER = RESULTS / "sanitizer-h200-2026-11-23.json.xz"
+PUSHES = RESULTS / "2026-11-22-h200-x2-link-pushes.json.xz"
+ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json.xz")
+ROW_COSTS = PUSHES.with_name("2026-11-25-h100-x2-row-costs.json.xz")
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
 NOTES = ROOT / "docs" / "kernels-notes.md"
@@ -38,7 +38,7 @@ Series = dict[float, float]
 
 def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """Header and usable rows of a calibration."""
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = [json.loads(line) for line in packed.text(path).splitlines()]
     return lines[0]["header"], [row for row in lines[1:] if row.get("measurement") and not row.get("failed")]
 
 
@@ -80,7 +80,7 @@ def rate_table(lines: dict[str, Series]) -> list[str]:
 def bench_times(path: Path, what: str, **wanted: Any) -> Series:
     """Microseconds of a kernel benchmark by number of SMs; the median where a row was measured again."""
     found: defaultdict[float, list[float]] = defaultdict(list)
-    for row in json.loads(path.read_text("utf-8"))["rows"]:
+    for row in json.loads(packed.text(path))["rows"]:
         if row["what"] == what and all(row.get(k) == v for k, v in wanted.items()):
             found[row["sms"]].append(row["median_us"])
     return {sms: statistics.median(values) for sms, values in sorted(found.items())}
@@ -108,7 +108,7 @@ def beside_deepep() -> list[str]:
 
 def row_costs(kernels: str, ranks: int, sms: int) -> list[str]:
     """Times of dispatch and combine by the width of a row and the choices of a token."""
-    data = json.loads(ROW_COSTS.read_text("utf-8"))
+    data = json.loads(packed.text(ROW_COSTS))
     rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
     widths = (1024, 2048, 3072, 4096, 5120, 6144, 7168)
     lines: dict[str, dict[int, list[float]]] = {}
@@ -165,7 +165,7 @@ def few_tokens() -> list[str]:
 
 def sanitized() -> list[str]:
     """What compute-sanitizer found."""
-    found = json.loads(SANITIZER.read_text("utf-8"))
+    found = json.loads(packed.text(SANITIZER))
     lines = [
         f"`{found['command']}` on one {found['gpu']}, {found['date']}, {found['tool'][0]}: all",
         f"{len(found['kernels_sha256'])} kernels and the CUDA C++ counterparts, several ranks on one GPU.",
@@ -186,7 +186,7 @@ def sanitized() -> list[str]:
 def mean_times(path: Path, kernel: str) -> dict[str, Series]:
     """Microseconds by SMs of each version of a kernel on two GPUs; of two turns the mean."""
     times: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in json.loads(path.read_text("utf-8"))["rows"]:
+    for row in json.loads(packed.text(path))["rows"]:
         name, _, version = row["what"].partition(" ")
         if name != kernel or "one_gpu" in row or "turn" not in row or not row.get("default", True):
             continue
@@ -207,7 +207,7 @@ def over_sms() -> list[str]:
 
 def loaded_once() -> list[str]:
     """Dispatch before and now on two GPUs, by SMs, and what an SM stores."""
-    measured = json.loads(ONCE.read_text("utf-8"))
+    measured = json.loads(packed.text(ONCE))
     stores: defaultdict[str, Series] = defaultdict(dict)
     for row in measured["rows"]:
         _, _, name = row["what"].partition("engine ")
@@ -216,7 +216,7 @@ def loaded_once() -> list[str]:
     return [
         f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
         f"limit 700 W (`{ONCE.relative_to(ROOT)}`), by",
-        "`python -m moesim.kernels.calibrate.studies.link_pushes -o OUT.json --seconds 45 --before DIR",
+        "`python -m lab.studies.link_pushes -o OUT.json --seconds 45 --before DIR",
         "--parts dispatch,engine,one_gpu,stamps`. DIR holds `dispatch.ptx` of commit e75fe9ac. Versions take",
         "turns, and the table has the mean of each version's two medians, notify included. `by copy engine`:",
         "no own rows, and beside it one copy of all the rank's rows in token order (receivers read another).",
@@ -343,8 +343,8 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         "",
         "Two NVIDIA H100 80GB HBM3 on NVLink, driver 580.159.04, SM clock 1,980 MHz, NVLink multicast off,",
         f"2026-11-25 (`{ROW_COSTS.relative_to(ROOT)}`, which holds the commands, by",
-        "`benchmarks/row_costs.py` and `benchmarks/our_row_costs.py`). 4,096 tokens a rank, random top-k of",
-        "256 experts, rows by their elements; the median of 15 on the slowest rank, notify included, L2",
+        "`lab/benchmarks/row_costs.py` and `lab/benchmarks/our_row_costs.py`). 4,096 tokens a rank,",
+        "random top-k of 256 experts, rows by their elements; the median of 15 on the slowest rank, notify included, L2",
         "overwritten before each.",
         "",
         *row_costs("deepep", 2, 8),

@@ -8,7 +8,6 @@ The page fails where a frozen line was changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from moesim.simulator.scoring import own_runs
 from moesim.simulator.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_classes
 
 PAGE = ROOT / "docs" / "own-runs.md"
-RESULTS = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-train-runs.json"
+RESULTS = "2026-11-22-h200-x2-train-runs.json"
 NOTES_PAGE = ROOT / "docs" / "own-runs-notes.md"
 GIB = 2.0**30
 NOTES = {
@@ -67,7 +66,7 @@ def page() -> str:
         "",
         "Three training runs with torchtitan 0.2.2 on two H200 of one host, with shapes that no scored row",
         "has (`simulator/data/published/own-runs.yaml`). Their predictions were frozen here before anything",
-        "was measured. `kernels/calibrate/studies/train_runs.py` trains them, and",
+        "was measured. `lab/studies/train_runs.py` trains them, and",
         "`docs/writers/own_runs_page.py` writes this page.",
         "",
         *_frozen_section(frozen, now),
@@ -127,7 +126,7 @@ def _measured_section(
 
 
 def _classes_section() -> list[str]:
-    data: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))
+    data: dict[str, Any] = packed.read(RESULTS)
     lines = [
         "## Where the time goes",
         "",

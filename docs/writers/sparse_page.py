@@ -108,7 +108,7 @@ def page() -> str:
         "",
         "Shares of the roofline and fixed times, with the median error of the rows in which they appear, at",
         "least 5 %. They stand in `h200-sparse-attention` and `hopper-sparse-attention`, which",
-        "`benchmarks/sparse_attention_profile.py` writes.",
+        "`lab/profiles/sparse_attention_profile.py` writes.",
         "",
         "| constant | value | error |",
         "|---|---|---|",

@@ -18,7 +18,7 @@ from moesim.simulator.planner.replay import ActionTimes, Key, replay
 from moesim.simulator.schedules.template import OverlapOrder, Template
 
 CLOSED_FORM_ERROR = 0.03
-"""Relative error against the engine that 95 of 100 closed forms keep (measured by benchmarks/planner.py)."""
+"""Relative error against the engine that 95 of 100 closed forms keep (lab/benchmarks/planner.py)."""
 
 MOST_BYTES = 64_000_000
 """Largest table of times of one replay; plans that need more are replayed in several parts."""

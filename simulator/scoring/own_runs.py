@@ -67,7 +67,7 @@ class FrozenRun(FrozenStep):
 
 
 class MeasuredRun(Frozen):
-    """What was measured of a run on rank 0 (benchmarks/gpu/results/2026-11-22-h200-x2-train-runs.json)."""
+    """What was measured of a run on rank 0 (lab/results/2026-11-22-h200-x2-train-runs.json.xz)."""
 
     name: str
     step_s: PositiveFloat

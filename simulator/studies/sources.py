@@ -57,7 +57,7 @@ SESSION_ERROR = 0.010
 
 It is the variance component between seven calibrations of H200 hosts (2026-11-20, one driver; h200-1gpu,
 -2gpu, -4gpu twice, -8gpu once), over BF16, FP8 and grouped GEMMs and attention forward and backward at the
-shapes that all of them have (benchmarks/sessions.py). For memory-bound entries the same analysis gives 0."""
+shapes that all have (lab/profiles/sessions.py). For memory-bound entries the same analysis gives 0."""
 
 ATTENTION = ("attention_forward", "attention_backward", "sparse_attention_forward")
 

@@ -23,7 +23,6 @@ from app_sessions import run_apart
 from moesim.app import security_headers, server_command
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # the client that draws nothing
 
 WAIT_S = 120.0
 
@@ -120,7 +119,7 @@ def test_inline_scripts_are_named_by_their_hash() -> None:
 
 
 def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(started: Started) -> None:
-    clients = importlib.import_module("streamlit_client")
+    clients = importlib.import_module("lab.benchmarks.streamlit_client")
 
     async def visit() -> Any:
         client = clients.Client(server_command.url(started.port), "evidence")
@@ -135,7 +134,7 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
 
 
 def test_a_timer_of_the_page_before_does_not_empty_the_page_that_was_opened(started: Started) -> None:
-    clients = importlib.import_module("streamlit_client")
+    clients = importlib.import_module("lab.benchmarks.streamlit_client")
     base = server_command.url(started.port)
 
     async def visit() -> None:
@@ -158,7 +157,7 @@ def test_a_timer_of_the_page_before_does_not_empty_the_page_that_was_opened(star
 
 
 def test_a_timer_that_fires_while_another_page_is_drawn_does_not_empty_it(started: Started) -> None:
-    clients = importlib.import_module("streamlit_client")
+    clients = importlib.import_module("lab.benchmarks.streamlit_client")
     base = server_command.url(started.port)
 
     async def visit() -> None:

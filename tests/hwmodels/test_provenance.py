@@ -153,7 +153,7 @@ REPOSITORY = Path(__file__).parents[2]
 SHIPPED = sorted(
     path for folder in ("hwmodels", "simulator") for path in (REPOSITORY / folder / "data").rglob("*.yaml")
 )
-OWN = ("moesim calibrate", "moesim measurement", "own measurement", "benchmarks/", "profile h200")
+OWN = ("moesim calibrate", "moesim measurement", "own measurement", "benchmarks/", "lab/", "profile h200")
 """How the source of a measurement of this project begins or what it names."""
 ELSEWHERE = ("@", "arXiv", "http", "datasheet", "docs.", ".com/", "README", "ISCA", "table")
 """What a source names that somebody else measured: a commit, a paper, a page."""

@@ -21,11 +21,9 @@ MOST_LINES = 600
 
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS: dict[str, str] = {
-    "kernels/calibrate/studies/beside_nccl.py: main": "one measurement, read from top to bottom as it runs",
-    "kernels/calibrate/studies/eager_moe.py: moe_block": "a block and its stages, as torchtitan has them",
-    "kernels/calibrate/studies/eager_moe.py: routing": "every operator of the routing, one after the other",
-    "kernels/calibrate/studies/host_launch.py: host_part": "a table of operators to time, one an entry",
-    "kernels/calibrate/studies/relay_interference.py: main": "one measurement, read from top to bottom",
+    "kernels/calibrate/eager_moe.py: moe_block": "a block and its stages, as torchtitan has them",
+    "kernels/calibrate/eager_moe.py: routing": "every operator of the routing, one after the other",
+    "kernels/calibrate/host_launch.py: host_part": "a table of operators to time, one an entry",
     "src/moesim/cli/plan.py: plan": "two thirds of it are the options of the command with their help",
     "src/moesim/cli/simulate.py: simulate": "half of it are the options of the command with their help",
     "src/moesim/cli/sweep.py: sweep": "half of it are the options of the command with their help",

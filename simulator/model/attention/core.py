@@ -6,7 +6,7 @@ narrow or wide heads, joined by `_`.
 Rates of a window are read at its size. A chunk is a sequence of its own to the kernels: Llama 4's recipes
 cut the sequence into chunks before they call one, and flex_attention over 4 chunks of 8,192 tokens runs
 within 5 % (forward) and 10 % (backward) of its rate at 8,192 tokens
-(benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json).
+(lab/results/2026-11-22-h200-windowed-attention.json.xz).
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import packed
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
@@ -21,18 +20,18 @@ from moesim.simulator.model.attention.reach import Reach
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.work import Work
 
-MEASURED = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-22-h200-windowed-attention.json"
+MEASURED = "2026-11-22-h200-windowed-attention.json"
 Row = dict[str, Any]
 
 
 @cache
 def rows(part: str) -> tuple[Row, ...]:
-    every = json.loads(MEASURED.read_text("utf-8"))["rows"]
+    every = packed.read(MEASURED)["rows"]
     return tuple(r for r in every if r["part"] == part and "error" not in r and r["sequence"] > 1024)
 
 
 def left_out(row: Row) -> bool:
-    """As `held_out` of benchmarks/window_curves.py, which made the curves without these shapes."""
+    """As `held_out` of lab/profiles/window_curves.py, which made the curves without these shapes."""
     plain = row["heads"] == row["kv_heads"] or row["sinks"] or row["reach"] == "chunk"
     return bool(plain or row["size"] == 512 or (row["reach"] == "full" and row["sequence"] == 16384))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from lab import packed
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
@@ -17,12 +16,12 @@ from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.model.operator import ONE_SCALE, ONE_SCALE_SPLIT, Direction, Operator
 from moesim.simulator.model.primitives import gemm
 
-RESULTS = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-20-h200-layer-products.json"
+RESULTS = "2026-11-20-h200-layer-products.json"
 
 
 @lru_cache(maxsize=1)
 def measured() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text())["rows"]
+    rows: list[dict[str, Any]] = packed.read(RESULTS)["rows"]
     return rows
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from math import fsum
-from pathlib import Path
 
 import pytest
+from lab import packed
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
@@ -16,7 +15,7 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.scenario import load_scenario
 
-RESULT = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-22-h200-power.json"
+RESULT = "2026-11-22-h200-power.json"
 OVERRIDES = ["profile=h200-products", "precision=bf16"]
 
 
@@ -46,7 +45,7 @@ def test_attention_alone_runs_at_its_own_clock_and_memory_is_not_limited(law: Po
 
 @pytest.mark.parametrize("name", ["soak", "mix with a fifth idle", "gemm and attention"])
 def test_clocks_of_mixes_that_had_no_part_in_the_law(law: PowerLaw, name: str) -> None:
-    data = json.loads(RESULT.read_text("utf-8"))["segments"]
+    data = packed.read(RESULT)["segments"]
     segment, reference = data[name], data["gemm large"]["sm_mhz"]
     seconds: dict[LoadClass, float] = {}
     for cls, row in segment["classes"].items():

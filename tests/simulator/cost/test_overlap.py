@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab import packed
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.simulator.cost.block_prices import block_compute
@@ -29,8 +28,7 @@ from moesim.simulator.layout.job import resolve
 from moesim.simulator.scoring.mlperf import scenario_of
 
 SECONDS = st.floats(0.0, 10.0)
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "results"
-MEASURED = RESULTS / "2026-11-20-h200-x4-beside-nccl.json"
+MEASURED = "2026-11-20-h200-x4-beside-nccl.json"
 
 
 LOST = OverlapSlowDown(LOST_BESIDE_NCCL.value)
@@ -63,7 +61,7 @@ def test_a_collective_slowed_by_compute_hides_less() -> None:
 
 def test_the_loss_is_the_median_of_the_measured_gemms_and_its_range_is_measured() -> None:
     """Seconds lost in a window beside collectives, over the seconds that these would have taken alone."""
-    rows = json.loads(MEASURED.read_text())["rows"]
+    rows = packed.read(MEASURED)["rows"]
     lost = {
         name: [
             (1.0 - row["alone_s"] / row["beside_s"]) * row["collective_ratio"]

@@ -89,7 +89,7 @@ def test_fused_operators_expose_what_two_gpus_measured(
 ) -> None:
     """A gather before one GEMM and a scatter after another at widths of 2,048, 4,096 and 8,192.
 
-    Parts alone, from benchmarks/gpu/results/2026-11-22-h200-x2-compiled-blocks.json. Measured: each fused
+    Parts alone, from lab/results/2026-11-22-h200-x2-compiled-blocks.json.xz. Measured: each fused
     operator, without the time that the same GEMM took beside a separate collective.
     """
     methods = load_methods()["async"]

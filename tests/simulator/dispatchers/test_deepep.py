@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import packed
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import Conditions
@@ -28,7 +27,7 @@ from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.operator import Phase
 
 PROFILE = load_profile("hopper-communication")
-MEASURED = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-25-h100-x2-row-costs.json"
+MEASURED = "2026-11-25-h100-x2-row-costs.json"
 H200 = Links(450e9, 3.33e-6, 50e9, 3.7e-6, 8)
 OPERATIONS: tuple[EpOperation, ...] = ("dispatch", "combine")
 PHASE: dict[EpOperation, Phase] = {"dispatch": "dispatch F", "combine": "combine F"}
@@ -107,8 +106,8 @@ def test_combines_of_rows_that_are_no_whole_number_of_512_bytes_take_longer() ->
 
 
 def measured_rows() -> list[dict[str, Any]]:
-    """Rows that the SMs alone decide, as `usable` of benchmarks/row_law.py."""
-    data = json.loads(MEASURED.read_text("utf-8"))
+    """Rows that the SMs alone decide, as `usable` of lab/profiles/row_law.py."""
+    data = packed.read(MEASURED)
     rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
 
     def usable(row: dict[str, Any]) -> bool:

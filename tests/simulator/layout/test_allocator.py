@@ -1,26 +1,25 @@
-"""The allocator against PyTorch's own on an H200: benchmarks/gpu/results/2026-11-22-h200-allocator.json."""
+"""The allocator against PyTorch's own on an H200: lab/results/2026-11-22-h200-allocator.json.xz."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import packed
+from lab.studies.allocator_sequences import Operation, random_sequence
 
-from moesim.kernels.calibrate.studies.allocator_sequences import Operation, random_sequence
 from moesim.simulator.layout.allocator import Event, bytes_after_events, peak_bytes
 
 MIB = 1 << 20
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-allocator.json"
+RESULTS = "2026-11-22-h200-allocator.json"
 
 
 @cache
 def measured() -> dict[str, Any]:
     """The study's file."""
-    loaded: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))
+    loaded: dict[str, Any] = packed.read(RESULTS)
     return loaded
 
 

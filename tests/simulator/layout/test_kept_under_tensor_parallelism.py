@@ -49,7 +49,7 @@ def test_dtensor_keeps_gathered_inputs_and_partial_sums_as_two_gpus_did(
     recompute: RecomputePolicy,
     measured: float,
 ) -> None:
-    """Bytes a token on one of two ranks, from benchmarks/gpu/results/2026-11-22-h200-x2-compiled-blocks.json.
+    """Bytes a token on one of two ranks, from lab/results/2026-11-22-h200-x2-compiled-blocks.json.xz.
 
     The norms' own numbers, 4 bytes a token, are not counted.
     """
@@ -63,7 +63,7 @@ def test_dtensor_keeps_gathered_inputs_and_partial_sums_as_two_gpus_did(
 
 
 def test_lists_of_modules_free_under_tensor_parallelism_what_two_gpus_freed() -> None:
-    """Bytes a token, from benchmarks/gpu/results/2026-11-22-h200-x2-kept-megatron.json.
+    """Bytes a token, from lab/results/2026-11-22-h200-x2-kept-megatron.json.xz.
 
     A layer there kept 1,540 bytes more whatever was recomputed: the GEMM's output beside rotated queries and
     keys, and factors of an unfused rotation.

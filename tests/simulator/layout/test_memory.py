@@ -407,7 +407,7 @@ def test_deepep_buffers() -> None:
 
 
 def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
-    """benchmarks/gpu/results/2026-11-20-h200-host-launch.json: 8,192 tokens, the experts' half of a layer."""
+    """lab/results/2026-11-20-h200-host-launch.json.xz: 8,192 tokens, the experts' half of a layer."""
     from moesim.simulator.frameworks.software import Software
     from moesim.simulator.layout.activations import activation_bytes, cached_tensors
     from moesim.simulator.scoring.scoreboard.runs import MIXED, shape_of_run

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import packed
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.frameworks.software import Software
@@ -26,7 +25,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import build
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-allocator.json"
+RESULTS = "2026-11-22-h200-allocator.json"
 MIXED = Precision(
     linear="bf16", parameters="fp32", loss="fp32", gradient_reduce="fp32", parameter_gather="bf16"
 )
@@ -34,7 +33,7 @@ MIXED = Precision(
 
 @cache
 def measured() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))
+    loaded: dict[str, Any] = packed.read(RESULTS)
     return loaded
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import packed
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
@@ -26,7 +25,7 @@ from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.work import Work
 
-MEASURED = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-22-h200-mixers.json"
+MEASURED = "2026-11-22-h200-mixers.json"
 BF16 = PRECISIONS["bf16"]
 TOKENS = 4096
 MIXERS: dict[str, RecurrentMixer] = {
@@ -139,7 +138,7 @@ def test_tensor_parallel_ranks_share_the_scan_and_heads_do_not_split(kind: str) 
     ("kind", "sizes"), [("gated_delta", [16, 32, 128, 128]), ("kda", [32, 128]), ("lightning", [32, 128])]
 )
 def test_saved_tensors_are_those_that_autograd_kept_on_the_gpu(kind: str, sizes: list[int]) -> None:
-    rows = [row for run in json.loads(MEASURED.read_text())["runs"] for row in run["rows"]]
+    rows = [row for run in packed.read(MEASURED)["runs"] for row in run["rows"]]
     row = next(r for r in rows if r["kind"] == kind and r["sizes"] == sizes)
     mixer = Lightning(heads=32, kv_heads=32, head_dim=128) if kind == "lightning" else MIXERS[kind]
     saved = [s for s in mixer.saved_by_scan() if s.name != "inputs of activation and norms"]
@@ -196,9 +195,9 @@ def test_scans_have_rates_of_their_own_or_a_prior_that_says_so(kind: str, profil
 
 
 def test_measured_scans_come_back_from_the_curves() -> None:
-    """Shapes in the curves are priced as measured; `benchmarks/mixer_curves.py` reports those left out."""
+    """Shapes in the curves are priced as measured; `lab/profiles/mixer_curves.py` reports those left out."""
     profile = load_profile("h200-measured")
-    rows = [row for run in json.loads(MEASURED.read_text())["runs"] for row in run["rows"]]
+    rows = [row for run in packed.read(MEASURED)["runs"] for row in run["rows"]]
     row = next(r for r in rows if r["kind"] == "gated_delta" and r["sizes"][1] == 32)  # 1 x 8,192 tokens
     w = work(tokens=8192.0, sequence=8192)
     mixer = MIXERS["gated_delta"]
