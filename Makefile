@@ -29,7 +29,7 @@ docs: $(VENV)/.docs
 
 # Rewrites docs/validation.md, the answer in README.md and examples/*.out from fresh runs.
 pages: $(VENV)/.core
-	$(BIN)/python docs/writers/pages.py
+	$(BIN)/python -m lab.writers.pages
 
 # What takes too long for every change; its tables are committed. 200,000 fuzzed inputs: half an hour of one core. Then the trainers' own
 # readers judge the exports, as far as their environments and trees are in TREES (docs/trainers.md lists them); others are skipped by name.
@@ -42,11 +42,11 @@ proof: $(VENV)/.test
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
 screenshots: $(VENV)/.test
-	$(BIN)/python docs/writers/screenshots.py
+	$(BIN)/python -m lab.writers.screenshots
 
 # The open scoreboard anew, with the pages; about two minutes.
 scoreboard: $(VENV)/.core
-	$(BIN)/python docs/writers/pages.py --scoreboard
+	$(BIN)/python -m lab.writers.pages --scoreboard
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/performance.py

@@ -115,7 +115,7 @@ def test_the_command_line_draws_it_and_lists_it() -> None:
 
 
 def test_the_tables_of_the_docs_list_it() -> None:
-    tables = runpy.run_path(str(ROOT / "docs" / "writers" / "key_tables.py"))["tables"]()
+    tables = runpy.run_path(str(ROOT / "lab" / "writers" / "key_tables.py"))["tables"]()
     line = next(line for line in tables["scenario"] if line.startswith("| `schedule` |"))
     assert f"`dualpipev`, `{NAME}`" in line
 

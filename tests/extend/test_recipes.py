@@ -45,7 +45,7 @@ def test_a_recipe_works_as_printed(title: str, tmp_path: Path) -> None:
 
 
 def test_the_page_lists_what_is_registered() -> None:
-    filled = runpy.run_path(str(ROOT / "docs" / "writers" / "extend_page.py"))["filled"]
+    filled = runpy.run_path(str(ROOT / "lab" / "writers" / "extend_page.py"))["filled"]
     page = PAGE.read_text("utf-8")
     assert filled(page) == page, "run make pages"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,12 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def writer() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(ROOT / "docs" / "writers"))
-    import api_page  # type: ignore[import-not-found, unused-ignore]
-
-    yield api_page
-    sys.path.remove(str(ROOT / "docs" / "writers"))
+def writer() -> ModuleType:
+    return importlib.import_module("lab.writers.api_page")
 
 
 def test_every_public_name_has_its_place_on_the_page(writer: ModuleType) -> None:
@@ -32,7 +27,7 @@ def test_every_public_name_has_its_place_on_the_page(writer: ModuleType) -> None
 
 def test_the_page_is_current(writer: ModuleType) -> None:
     text = (ROOT / "docs" / "api.md").read_text("utf-8")
-    assert text == writer.page(), "run: python docs/writers/api_page.py"
+    assert text == writer.page(), "run: python -m lab.writers.api_page"
     assert re.findall(r"^::: moesim\.(\w+)$", text, re.MULTILINE) == writer.names()
 
 

@@ -16,7 +16,6 @@ FOLDERS = (
     "app",
     "src/moesim/cli",
     "benchmarks",
-    "docs/writers",
     "examples",
 )
 STARTER = ROOT / "simulator" / "common" / "processes.py"

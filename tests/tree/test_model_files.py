@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITER = ROOT / "docs" / "writers" / "model_files.py"
+WRITER = ROOT / "lab" / "writers" / "model_files.py"
 GOLDEN = ROOT / "tests" / "golden" / "models"
 MODELS = ROOT / "simulator" / "data" / "models"
 

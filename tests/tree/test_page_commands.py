@@ -33,7 +33,7 @@ PAGES = (
 RECIPES = "docs/extend.md"
 """Its code blocks are files of recipes, which tests/extend writes into a copy of the tree and runs there."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:moesim|make|python (?:benchmarks|docs/writers)/)[^`\n]*)`")
+INLINE = re.compile(r"`((?:moesim|make|python (?:benchmarks/|-m lab\.))[^`\n]*)`")
 HOME = "deepseek-v3-2048xh800"
 
 PARSED_ONLY = {
@@ -224,14 +224,15 @@ def test_make_targets_and_benchmarks_of_pages_exist() -> None:
         text = (ROOT / page).read_text("utf-8")
         spans = [
             *INLINE.findall(text),
-            *re.findall(r"^(make [a-z]+|python (?:benchmarks|docs/writers)/\S+.*)", text, re.MULTILINE),
+            *re.findall(r"^(make [a-z]+|python (?:benchmarks/|-m lab\.)\S+.*)", text, re.MULTILINE),
         ]
         for span in spans:
             words = span.split()
             if words[0] == "make" and len(words) > 1:
                 assert words[1] in targets, f"{page}: {span}"
             if words[0] == "python":
-                script = ROOT / words[1]
+                module = words[1] == "-m"
+                script = ROOT / (f"{words[2].replace('.', '/')}.py" if module else words[1])
                 assert script.is_file(), f"{page}: {span}"
                 for option in (word for word in words if word.startswith("--")):
                     assert f'"{option}"' in script.read_text("utf-8"), f"{page}: {span}"

@@ -164,8 +164,7 @@ def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
     """The searches take minutes (make scoreboard); the plans that they found are simulated again here."""
     import moesim
 
-    monkeypatch.syspath_prepend(str(DOCS / "writers"))
-    planner_page = importlib.import_module("planner_page")
+    planner_page = importlib.import_module("lab.writers.planner_page")
 
     shown = planner_page.simulated_on((DOCS / "planner.md").read_text("utf-8"))
     assert len(shown) == 3

@@ -21,8 +21,7 @@ def test_generated_pages_and_example_outputs_are_current(
     full_checks: FullChecks,
     context_rows: list[ContextRow],
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "docs" / "writers")
-    pages = importlib.import_module("pages")
+    pages = importlib.import_module("lab.writers.pages")
     computed = {"score": published_rows, "check_full": full_checks, "context_plans": context_rows}
     for name, value in computed.items():
         monkeypatch.setattr(pages, name, lambda value=value: value)

@@ -43,6 +43,6 @@ class KeptBoard(Frozen):
 
 @lru_cache(maxsize=1)
 def kept_board() -> KeptBoard:
-    """The board that is kept in `data/scoreboard.yaml`; docs/writers write it with docs/validation.md."""
+    """The board that is kept in `data/scoreboard.yaml`; lab/writers write it with docs/validation.md."""
     text = resources.files("moesim.simulator").joinpath("data", FILE).read_text("utf-8")
     return validate_model(KeptBoard, parse_mapping(text, FILE), FILE)

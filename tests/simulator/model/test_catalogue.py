@@ -20,7 +20,7 @@ from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.state_sizes import state_sizes
 
-LIST = Path(__file__).resolve().parents[3] / "docs" / "writers" / "model_files.csv"
+LIST = Path(__file__).resolve().parents[3] / "lab" / "writers" / "model_files.csv"
 BY_HAND = {
     "deepseek-v2-lite", "deepseek-v3", "llama-2-13b", "llama-2-70b", "llama-2-7b", "llama-3-70b",
     "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen2-57b-a14b", "qwen3-235b-a22b", "qwen3-30b-a3b",

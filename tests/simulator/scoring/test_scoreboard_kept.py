@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,17 +15,14 @@ from moesim.simulator.scoring.scoreboard.naming import FRAMEWORKS, framework_of,
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
-def writer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def writer() -> ModuleType:
     """The script that writes the kept file."""
-    if not DOCS.is_dir():
-        pytest.skip("the pages are not beside these tests")
-    monkeypatch.setattr(sys, "path", [str(DOCS / "writers"), *sys.path])
-    return importlib.import_module("kept_board")
+    return importlib.import_module("lab.writers.kept_board")
 
 
-def test_what_is_kept_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_what_the_page_says() -> None:
     page = (DOCS / "validation.md").read_text("utf-8")
-    script = writer(monkeypatch)
+    script = writer()
     assert script.kept_board(page, kept_board().computed) == kept_board()
     assert script.current(page) == script.FILE.read_text("utf-8")
     every = kept_board().named("all rows, complete")
@@ -34,9 +30,9 @@ def test_what_is_kept_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert f"| {every.median_absolute_error:.1%} |" in page
 
 
-def test_another_median_on_the_page_changes_the_file_and_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_median_on_the_page_changes_the_file_and_its_day() -> None:
     page = (DOCS / "validation.md").read_text("utf-8")
-    script = writer(monkeypatch)
+    script = writer()
     line = next(text for text in page.splitlines() if text.startswith("| **all rows, complete** |"))
     changed = page.replace(line, line.replace(line.split("|")[4], " +99.0% "), 1)
     assert script.current(changed) != script.current(page) and "0.99" in script.current(changed)

@@ -1,6 +1,6 @@
 """Writes simulator/data/scoreboard.yaml from the open scoreboard's table in docs/validation.md.
 
-    python docs/writers/kept_board.py
+    python -m lab.writers.kept_board
 
 `make scoreboard` does it too. The dashboard shows these medians at once; computing them takes minutes.
 """
@@ -52,7 +52,7 @@ def yaml_of(board: KeptBoard) -> str:
     """The file's text."""
     lines = [
         "# Medians of the open scoreboard (docs/validation.md), rounded as there. Written by",
-        "# docs/writers/kept_board.py, never by hand.",
+        "# lab/writers/kept_board.py, never by hand.",
         f"computed: {board.computed.isoformat()}",
         f"version: {board.version}",
     ]

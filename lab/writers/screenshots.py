@@ -1,6 +1,6 @@
 """Pictures of every page of the dashboard into docs/screenshots: `make screenshots`.
 
-    python docs/writers/screenshots.py [--whole] [--phone] [--out FOLDER] [PAGE ...]
+    python -m lab.writers.screenshots [--whole] [--phone] [--out FOLDER] [PAGE ...]
 
 Needs the dashboard extra, playwright and the system's Chromium. Every page in the light and the dark theme
 (NAME.png, NAME-dark.png), 1280 x 800 (`--whole`: the page's whole height, to look at; `--phone`: 390 wide
@@ -28,7 +28,7 @@ from playwright.sync_api import Error, sync_playwright
 from moesim.app import server_command
 from moesim.app.pages import PAGES
 
-FOLDER = Path(__file__).resolve().parents[1] / "screenshots"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
 MOST_BYTES = 200_000
 WAIT_MS = 60_000
 LONG_MS = 240_000

@@ -1,7 +1,7 @@
 """docs/mlperf-v6.md: DeepSeek-V3 671B in MLPerf Training v6.0, two open runs and seven frozen predictions.
 
-    python docs/writers/mlperf_page.py            writes the page from fresh predictions
-    python docs/writers/mlperf_page.py --freeze   appends today's predictions to the frozen ones
+    python -m lab.writers.mlperf_page            writes the page from fresh predictions
+    python -m lab.writers.mlperf_page --freeze   appends today's predictions to the frozen ones
 
 The page puts the frozen predictions beside today's, and fails where a frozen line was changed.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from frozen_page import ROOT, FrozenPage
+from lab.writers.frozen_page import ROOT, FrozenPage
 
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import mlperf
@@ -70,7 +70,7 @@ def page() -> str:
         "Nine submitted runs of DeepSeek-V3 671B on GB200 and GB300 NVL72, predicted from their published",
         "scripts (`simulator/data/published/mlperf-v6.yaml` says which line states what). The steps of two",
         "runs are open. Nobody has looked at those of the other seven: their predictions are frozen here",
-        "before anyone compares. `docs/writers/mlperf_page.py` writes this page.",
+        "before anyone compares. `lab/writers/mlperf_page.py` writes this page.",
         "",
         "## Open runs",
         "",

@@ -1,7 +1,7 @@
 """docs/own-runs.md: training runs of our own on two H200, predicted first and measured after.
 
-    python docs/writers/own_runs_page.py            writes the page from the frozen and fresh predictions
-    python docs/writers/own_runs_page.py --freeze   appends today's predictions to the frozen ones
+    python -m lab.writers.own_runs_page            writes the page from the frozen and fresh predictions
+    python -m lab.writers.own_runs_page --freeze   appends today's predictions to the frozen ones
 
 The page fails where a frozen line was changed.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from frozen_page import ROOT, FrozenPage
+from lab import packed
+from lab.writers.frozen_page import ROOT, FrozenPage
 
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import own_runs
@@ -67,7 +68,7 @@ def page() -> str:
         "Three training runs with torchtitan 0.2.2 on two H200 of one host, with shapes that no scored row",
         "has (`simulator/data/published/own-runs.yaml`). Their predictions were frozen here before anything",
         "was measured. `lab/studies/train_runs.py` trains them, and",
-        "`docs/writers/own_runs_page.py` writes this page.",
+        "`lab/writers/own_runs_page.py` writes this page.",
         "",
         *_frozen_section(frozen, now),
         "",

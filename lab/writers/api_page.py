@@ -1,6 +1,6 @@
 """Writes docs/api.md: the public names of `moesim` by purpose, and the directives that the site expands.
 
-    python docs/writers/api_page.py
+    python -m lab.writers.api_page
 
 The list above the directives is for readers on a code host, where no directive is expanded.
 """

@@ -1,6 +1,6 @@
-"""Writes the shipped models from published configurations, as docs/writers/model_files.csv lists them.
+"""Writes the shipped models from published configurations, as lab/writers/model_files.csv lists them.
 
-    python docs/writers/model_files.py CONFIGS... [--check]
+    python -m lab.writers.model_files CONFIGS... [--check]
 
 `CONFIGS` are folders with the files `<config>.json` or `<config>_config.json`; they are not part of the
 repository. `--check` exits with 1 where a shipped model is not what its configuration says. Models without a

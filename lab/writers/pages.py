@@ -3,7 +3,7 @@ docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner
 docs/sparse-attention.md, docs/mlperf-v6.md, docs/own-runs.md, docs/api.md, the medians that the dashboard
 shows (simulator/data/scoreboard.yaml) and the examples' outputs.
 
-    python docs/writers/pages.py [--check] [--scoreboard]
+    python -m lab.writers.pages [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
 scoreboard, docs/mlperf-v6.md, docs/own-runs.md and the searches of docs/planner.md (minutes) are computed
@@ -22,20 +22,20 @@ from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
-from api_page import page as api_page
-from extend_page import filled as with_registries
-from kept_board import FILE as KEPT_BOARD
-from kept_board import current as kept_board
-from key_tables import filled
-from mlperf_page import PAGE as MLPERF
-from mlperf_page import page as mlperf_page
-from models_page import page as models_page
-from own_runs_page import PAGE as OWN_RUNS
-from own_runs_page import page as own_runs_page
-from planner_page import search_all, section
-from planner_page import section_on as searches_on
-from scoreboard_page import scoreboard_section, section_on
-from sparse_page import page as sparse_page
+from lab.writers.api_page import page as api_page
+from lab.writers.extend_page import filled as with_registries
+from lab.writers.kept_board import FILE as KEPT_BOARD
+from lab.writers.kept_board import current as kept_board
+from lab.writers.key_tables import filled
+from lab.writers.mlperf_page import PAGE as MLPERF
+from lab.writers.mlperf_page import page as mlperf_page
+from lab.writers.models_page import page as models_page
+from lab.writers.own_runs_page import PAGE as OWN_RUNS
+from lab.writers.own_runs_page import page as own_runs_page
+from lab.writers.planner_page import search_all, section
+from lab.writers.planner_page import section_on as searches_on
+from lab.writers.scoreboard_page import scoreboard_section, section_on
+from lab.writers.sparse_page import page as sparse_page
 
 import moesim
 from moesim.cli import main as command_line

@@ -12,7 +12,7 @@ from moesim.simulator.scoring.sparse_attention_fit import OVERHEAD
 INTRODUCTION = """\
 # Sparse attention
 
-<!-- Written by docs/writers/sparse_page.py. -->
+<!-- Written by lab/writers/sparse_page.py. -->
 
 How long one attention module of DeepSeek sparse attention (DSA) or of DeepSeek-V4's compressed attention
 takes in inference, against measured modules of SGLang 0.5.14 and vLLM 0.24.0 on one H200, and the kernels
