@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 import traceback
@@ -181,8 +180,6 @@ def write(out: Path, only: str | None) -> None:
             print(f"{time.monotonic() - begin:6.0f} s  {name}", flush=True)
 
 
-MOVED = re.compile(r"benchmarks/gpu/results/([\w.-]+\.json)")
-"""Results that sources cite, and where they are now: `lab/results/NAME.xz`."""
 RENAMED = {"breakdown_split_w_s": "breakdown_alternative_s"}
 """New names of fields and the old ones, which results print as well for one version."""
 
@@ -227,9 +224,8 @@ def compare(before: Path, after: Path, show: int) -> int:
             unequal += 1
             continue
         one, two = (folder / name for folder in (before, after))
-        before_text = MOVED.sub(r"lab/results/\1.xz", one.read_text())
-        old, new = json.loads(before_text), under_old_names(json.loads(two.read_text()))
-        if before_text == json.dumps(new, indent=1) + "\n":
+        old, new = json.loads(one.read_text()), under_old_names(json.loads(two.read_text()))
+        if one.read_text() == json.dumps(new, indent=1) + "\n":
             continue
         unequal += 1
         found = list(differences(old, new))

@@ -184,7 +184,7 @@ class Prior(Entry):
 LOST_BESIDE_NCCL = SourcedFraction(
     value=0.213,
     kind="measured",
-    source="lab/results/2026-11-20-h200-x4-beside-nccl.json.xz: median of 14 products (BF16, FP8) "
+    source="benchmarks/gpu/results/2026-11-20-h200-x4-beside-nccl.json: median of 14 products (BF16, FP8) "
     "beside an all-gather or reduce-scatter, 4x H200, driver 580.159.04, torch 2.11.0, NCCL 2.28.9, 24 "
     "channels",
     date="2026-11-20",

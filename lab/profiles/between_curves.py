@@ -80,7 +80,7 @@ CURVES: dict[str, tuple[str, Callable[[list[Row]], list[Reading]]]] = {
     "optimizer.norm": ("optimizer/norm", plain("global norm")),
     "optimizer.adamw": ("optimizer/adamw", plain("adamw fused fp32")),
 }
-RESULT = "lab/results/2026-11-22-h200-between-gemms.json.xz"
+RESULT = "benchmarks/gpu/results/2026-11-22-h200-between-gemms.json"
 HEAD = """\
 # Written by lab/profiles/between_curves.py from lab/results/2026-11-22-h200-between-gemms.json.xz.
 name: {gpu}-between
@@ -88,7 +88,7 @@ accelerator: any
 software: "torch 2.11.0, CUDA 13.0, driver 580.159.04"
 description: PyTorch's kernels between GEMMs and at the end of a step, {where} (part of others).
 evidence: >-
-  GPU time of single pieces with a cold L2 (kernels/calibrate/between_gemms.py): casts, FSDP2's
+  GPU time of single pieces with a cold L2 (kernels/calibrate/studies/between_gemms.py): casts, FSDP2's
   packing, additions into FP32 gradients, the loss as PyTorch and as Megatron-LM's vocabulary-parallel one,
   residuals, norm of the gradients and fused AdamW in FP32. Shapes are neighbours of those of the scoreboard.
   No step was looked at.
@@ -101,7 +101,7 @@ accelerator: any
 software: "torch 2.11.0, CUDA 13.0, driver 580.159.04"
 description: PyTorch's kernels of the optimizer, {where} (part of others).
 evidence: >-
-  GPU time of single pieces with a cold L2 (kernels/calibrate/between_gemms.py): norm of the gradients
+  GPU time of single pieces with a cold L2 (kernels/calibrate/studies/between_gemms.py): norm of the gradients
   and fused AdamW in FP32. No step was looked at.
 curves:
 """

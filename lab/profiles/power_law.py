@@ -22,8 +22,8 @@ from moesim.hwmodels.calibration_entry import PowerLaw, load_clock
 
 MOST_MHZ = 1980.0
 SOURCE = (
-    "lab/results/2026-11-22-h200-power.json.xz: lab/studies/power.py on one NVIDIA "
-    "H200 (700 W), driver 580.159.04, torch 2.11.0; written by lab/profiles/power_law.py"
+    "benchmarks/gpu/results/2026-11-22-h200-power.json: kernels/calibrate/studies/power.py on one NVIDIA "
+    "H200 (700 W), driver 580.159.04, torch 2.11.0; written by benchmarks/power_law.py"
 )
 FULL = ("gemm large", "gemm of the duties", "gemm short", "gemm fp8", "gemm spread 0.02")
 """Segments of GEMMs back to back: their mean clock is the reference."""

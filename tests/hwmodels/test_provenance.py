@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -243,3 +244,11 @@ def test_a_date_is_a_day_that_was(date: str) -> None:
     data = {"value": 0.1, "kind": "assumed", "source": "a test", "date": date}
     with pytest.raises(InputError, match="date"):
         validate_model(SourcedFraction, data, "f.yaml")
+
+
+def test_results_that_sources_cite_are_packed_in_the_lab() -> None:
+    """A source names a result by the path that it had on its day; `lab/results` holds it under its name."""
+    texts = [path.read_text("utf-8") for path in SHIPPED]
+    names = set(re.findall(r"benchmarks/gpu/results/([\w.-]+\.json)", "\n".join(texts)))
+    assert len(names) >= 5
+    assert [name for name in sorted(names) if not (REPOSITORY / "lab/results" / f"{name}.xz").is_file()] == []
