@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.benchmarks.streamlit_client import Client
-
 from moesim.app import server_command
 from moesim.app.pages import PAGES
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from lab.benchmarks.streamlit_client import Client
 from websockets.exceptions import ConnectionClosed
 
+from lab.benchmarks.streamlit_client import Client
 from moesim.app import budget, server_command
 from moesim.app.pages import HOME
 from moesim.hwmodels.yaml_io import parse_mapping

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.benchmarks import kernel_stages as stages
-
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy

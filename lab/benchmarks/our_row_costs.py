@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from lab.benchmarks import kernel_stages as stages
 from lab.benchmarks.row_costs import (
     EXPERTS,
@@ -27,7 +28,6 @@ from lab.benchmarks.row_costs import (
     machine,
     row_bytes,
 )
-
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.launch import GpuGroup

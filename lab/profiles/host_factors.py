@@ -18,7 +18,6 @@ from math import fsum
 from typing import Any
 
 from lab import packed
-
 from moesim.hwmodels.host import Host, load_host
 from moesim.simulator.cost.host import HostTimes
 from moesim.simulator.cost.launches import BACKWARD, FORWARD

@@ -16,7 +16,6 @@ import sys
 from typing import Any
 
 from lab import packed
-
 from moesim.hwmodels.host import CallKind, load_host
 
 HOST = "emerald-rapids-vm"

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab import packed
 from scipy.optimize import least_squares
+
+from lab import packed
 
 COLUMNS = (
     "run",

@@ -2,24 +2,24 @@
 
     python -m lab.profiles.sparse_attention_profile
 
-The rows that are left out do not enter: see `moesim/simulator/scoring/sparse_attention.py`.
+The rows that are left out do not enter: see `lab/scoring/sparse_attention.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from moesim.hwmodels.accelerator import load_accelerator
-from moesim.hwmodels.calibration import PROFILE_DIRECTORY, CalibrationProfile
-from moesim.kernels.export import write_profile
-from moesim.simulator.scoring.sparse_attention import PROFILE, MeasuredModule, measured_modules
-from moesim.simulator.scoring.sparse_attention_fit import (
+from lab.scoring.sparse_attention import PROFILE, MeasuredModule, measured_modules
+from lab.scoring.sparse_attention_fit import (
     OVERHEAD,
     SLOWEST,
     FittedConstant,
     fit_constants,
     hyper_points,
 )
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import PROFILE_DIRECTORY, CalibrationProfile
+from moesim.kernels.export import write_profile
 
 SOURCE = (
     "ai-dynamo/aiconfigurator@095f58a51 (Apache-2.0), aic-core/src/aiconfigurator_core/systems/data/h200_sxm"

@@ -199,7 +199,10 @@ def step_of_model(blocks: ModuleType, case: Any, cpu: bool) -> dict[str, Any]:
 def split_backward(blocks: ModuleType, case: Any, cpu: bool) -> dict[str, Any]:
     """Bytes that layers keep after their forward, after their input gradients, and after their weights'."""
     import torch
-    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+    from torch.distributed.pipelining._backward import (
+        stage_backward_input,
+        stage_backward_weight,
+    )
 
     device = "cpu" if cpu else "cuda"
     with torch.device(device):

@@ -262,9 +262,14 @@ class Model(nn.Module):  # type: ignore[misc]
 
 def checkpointed(layer: nn.Module, recompute: str) -> nn.Module:
     """Wrap a layer by its policy: `none`, `full`, or `op` (attention, exchanges, every second mm kept)."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        checkpoint_wrapper,
+    )
     from torch.utils import checkpoint as torch_checkpoint
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        create_selective_checkpoint_contexts,
+    )
 
     if recompute == "none":
         return layer

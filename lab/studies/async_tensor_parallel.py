@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from lab.studies.host_blocks_study import Study
 
 GEMMS: tuple[tuple[str, int, int, int, int], ...] = (

@@ -19,6 +19,7 @@ from lab.studies import study_setup
 if __name__ == "__main__":
     study_setup.prepare(TORCHINDUCTOR_COMPILE_THREADS="8")
 import torch
+
 from lab.studies import async_tensor_parallel as split
 from lab.studies import host_blocks_models as models
 from lab.studies import host_blocks_parts as parts

@@ -14,6 +14,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # no false waits bet
 import cupy
 import numpy as np
 import torch
+
 from lab.studies.operators import TimedOperator
 
 COPY_PTX = Path(__file__).parents[2] / "kernels" / "ptx" / "copy.ptx"

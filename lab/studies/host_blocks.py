@@ -19,11 +19,11 @@ from lab.studies import study_setup
 if __name__ == "__main__":
     study_setup.prepare()
 import torch
+
 from lab.studies import host_blocks_models as models
 from lab.studies import host_blocks_parts as parts
 from lab.studies import host_blocks_two as two
 from lab.studies.host_blocks_study import Study, conduct
-
 from moesim.kernels.calibrate.host_launch import machine
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from lab.studies import host_blocks_models as models
 from lab.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 from lab.studies.kept_bytes import kept_bytes, slope
-
 from moesim.kernels.calibrate.eager_moe import LAUNCHES
 
 SHALLOW, DEEP = 2, 8

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+
 from lab.studies import host_blocks_models as models
 from lab.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 from lab.studies.host_blocks_study import Study, block, passes, spread

@@ -29,10 +29,10 @@ if __name__ == "__main__":
         TORCHINDUCTOR_COMPILE_THREADS="1",  # a few small kernels; starting workers takes longer
     )
 import torch
+
 from lab.studies import host_megatron_models as models
 from lab.studies.host_blocks_study import Study, conduct, host_reads, passes
 from lab.studies.host_megatron_models import MegatronCase
-
 from moesim.kernels.calibrate.host_launch import machine
 
 SHALLOW, DEEP = 2, 8

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.transformer.moe import moe_utils
+
 from lab.studies import host_megatron_models as models
 from lab.studies.host_blocks_study import Study, spread
 from lab.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.transformer.moe import moe_utils
 
 Call = Callable[..., Any]
 

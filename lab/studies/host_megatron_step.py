@@ -11,15 +11,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from lab.studies import host_megatron_models as models
-from lab.studies.host_blocks_study import Study, spread
-from lab.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
-from lab.studies.host_megatron_parts import guarded, repeats
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.moe import moe_utils
+
+from lab.studies import host_megatron_models as models
+from lab.studies.host_blocks_study import Study, spread
+from lab.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
+from lab.studies.host_megatron_parts import guarded, repeats
 
 
 def wrapped(study: Study, case: MegatronCase, **options: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pynvml
 import torch
+
 from lab.studies import memory_operators as mem
 from lab.studies import operators as ops
 from lab.studies.harness import Bench, Kernels, cv

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from lab.studies import host_stages
 from lab.studies import memory_operators as memory
 from lab.studies import operators as ops

@@ -20,10 +20,6 @@ from lab.studies import study_setup
 if __name__ == "__main__":
     study_setup.prepare(CUDA_DEVICE_MAX_CONNECTIONS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
 import torch
-from lab.studies import host_megatron_models as models
-from lab.studies.host_blocks_study import Study, conduct, passes
-from lab.studies.host_megatron import MEASURED, describe, short
-from lab.studies.kept_bytes import kept_bytes, slope
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
@@ -31,6 +27,11 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+
+from lab.studies import host_megatron_models as models
+from lab.studies.host_blocks_study import Study, conduct, passes
+from lab.studies.host_megatron import MEASURED, describe, short
+from lab.studies.kept_bytes import kept_bytes, slope
 
 HIDDEN, HEADS, GROUPS, CHANNELS, FFN = 1024, 12, 4, 64, 3072
 EXPERTS, EXPERT_FFN, SHARED_FFN = 8, 640, 1536

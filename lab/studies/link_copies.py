@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab.studies.link_kernels import launch, packed
 
+from lab.studies.link_kernels import launch, packed
 from moesim.kernels.copy import copy_bulk, make_pairs
 from moesim.kernels.launch import GpuGroup, address
 

@@ -12,7 +12,12 @@ import numpy as np
 
 from moesim.kernels.calibrate.all_to_all import EXPERTS, HIDDEN, TOP_K
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
-from moesim.kernels.expert_parallel import CombineRing, DispatchTuning, ExpertParallel, Shape
+from moesim.kernels.expert_parallel import (
+    CombineRing,
+    DispatchTuning,
+    ExpertParallel,
+    Shape,
+)
 from moesim.kernels.inputs import bf16_rows, routing
 from moesim.kernels.launch import GpuGroup, address
 from moesim.kernels.loader import cupy

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from lab.studies.link_copies import copies, engine
 from lab.studies.link_kernels import (
     MARKS,
@@ -36,7 +37,6 @@ from lab.studies.link_kernels import (
     set_up,
     stamped,
 )
-
 from moesim.kernels.calibrate.all_to_all import HIDDEN
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import CombineRing, DispatchTuning, ExpertParallel

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+
 from lab.studies.harness import Kernels
 from lab.studies.operators import BF16, FP8, TimedOperator, normal, sets_for
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from lab.studies import power_samples
 from lab.studies.power_work import (
     Load,

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from moesim.kernels.calibrate.gpu_session import Session
-from moesim.kernels.calibrate.torch_graphs import Graphs, attention, gemm, memory_copy, torch
+from moesim.kernels.calibrate.torch_graphs import (
+    Graphs,
+    attention,
+    gemm,
+    memory_copy,
+    torch,
+)
 from moesim.kernels.calibrate.two_hop import _set_up
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy

@@ -29,10 +29,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+
 from lab.studies import train_profile, train_setup
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = ROOT / "simulator" / "data" / "published" / "own-runs.yaml"
+RUNS = ROOT / "lab" / "scoring" / "data" / "own-runs.yaml"
 STEPS, FIRST = 12, 6
 
 

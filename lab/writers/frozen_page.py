@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic
 
-from moesim.simulator.scoring.frozen_predictions import Freezes, LineT, digest
+from lab.scoring.frozen_predictions import DATA, Freezes, LineT, digest
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = ROOT / "simulator" / "data" / "published"
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class FrozenPage(Generic[LineT]):
     def freeze(self) -> None:
         """Append today's predictions of all runs, and print the digest that goes into the code."""
         date = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M")
-        data = PUBLISHED / self.freezes.file
+        data = DATA / self.freezes.file
         new = not data.exists() or not data.read_text("utf-8")
         if not new and self.freezes.changed(self.freezes.lines()):
             sys.exit(f"{self.freezes.file}: an earlier freeze was changed; restore it first")

@@ -43,7 +43,13 @@ from moesim.simulator.scenario.run_plan import (
     Spares,
     run_plan_names,
 )
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scenario.scenario import (
+    Batch,
+    Communication,
+    Routing,
+    Stages,
+    Variation,
+)
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
 

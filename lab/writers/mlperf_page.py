@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lab.scoring import mlperf_frozen
+from lab.scoring.frozen_predictions import StepInterval, step_with_interval
 from lab.writers.frozen_page import ROOT, FrozenPage
-
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import mlperf
-from moesim.simulator.scoring.frozen_predictions import StepInterval, step_with_interval
 from moesim.simulator.scoring.scoreboard.rows import open_rows
 
 PAGE = ROOT / "docs" / "mlperf-v6.md"
@@ -52,8 +52,8 @@ def columns(name: str) -> Mapping[str, Any]:
 
 FROZEN = FrozenPage(
     PAGE,
-    mlperf.FREEZES,
-    "simulator/scoring/mlperf.py",
+    mlperf_frozen.FREEZES,
+    "lab/scoring/mlperf_frozen.py",
     lambda: [run.name for run in mlperf.runs()],
     columns,
 )
@@ -89,11 +89,11 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def freezes_text(frozen: tuple[mlperf.FrozenPrediction, ...]) -> list[str]:
+def freezes_text(frozen: tuple[mlperf_frozen.FrozenPrediction, ...]) -> list[str]:
     """How often predictions were frozen, and what the open runs' errors were each time."""
     published = {row.id: row.published_step_s for row in open_rows() if row.group == mlperf.GROUP}
     said = []
-    for date in mlperf.FREEZES.digests:
+    for date in mlperf_frozen.FREEZES.digests:
         steps = {line.name: line.step_s for line in frozen if line.date == date}
         errors = []
         for name in OPEN:
@@ -109,9 +109,9 @@ def freezes_text(frozen: tuple[mlperf.FrozenPrediction, ...]) -> list[str]:
     ]
 
 
-def _frozen_section(frozen: tuple[mlperf.FrozenPrediction, ...], now: dict[str, StepInterval]) -> list[str]:
+def _frozen_section(frozen: tuple[mlperf_frozen.FrozenPrediction, ...], now: dict[str, StepInterval]) -> list[str]:
     lines = ["## Frozen predictions", "", *freezes_text(frozen), ""]
-    for date, text in mlperf.FREEZES.digests.items():
+    for date, text in mlperf_frozen.FREEZES.digests.items():
         block = {line.name: line for line in frozen if line.date == date}
         commit = next(iter(block.values())).commit
         lines += [

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab import packed
+from lab.scoring import own_runs
+from lab.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_classes
 from lab.writers.frozen_page import ROOT, FrozenPage
-
 from moesim.simulator.predict.driver import predict
-from moesim.simulator.scoring import own_runs
-from moesim.simulator.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_classes
 
 PAGE = ROOT / "docs" / "own-runs.md"
 RESULTS = "2026-11-22-h200-x2-train-runs.json"
@@ -52,7 +51,7 @@ def columns(name: str) -> Mapping[str, Any]:
 FROZEN = FrozenPage(
     PAGE,
     own_runs.FREEZES,
-    "simulator/scoring/own_runs.py",
+    "lab/scoring/own_runs.py",
     lambda: [run.name for run in own_runs.file().runs],
     columns,
 )
@@ -66,7 +65,7 @@ def page() -> str:
         "# Runs of our own on two H200",
         "",
         "Three training runs with torchtitan 0.2.2 on two H200 of one host, with shapes that no scored row",
-        "has (`simulator/data/published/own-runs.yaml`). Their predictions were frozen here before anything",
+        "has (`lab/scoring/data/own-runs.yaml`). Their predictions were frozen here before anything",
         "was measured. `lab/studies/train_runs.py` trains them, and",
         "`lab/writers/own_runs_page.py` writes this page.",
         "",

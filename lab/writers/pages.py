@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
+import moesim
 from lab.writers.api_page import page as api_page
 from lab.writers.extend_page import filled as with_registries
 from lab.writers.kept_board import FILE as KEPT_BOARD
@@ -36,8 +37,6 @@ from lab.writers.planner_page import search_all, section
 from lab.writers.planner_page import section_on as searches_on
 from lab.writers.scoreboard_page import scoreboard_section, section_on
 from lab.writers.sparse_page import page as sparse_page
-
-import moesim
 from moesim.cli import main as command_line
 from moesim.simulator.cost.collectives.expert_parallel import dispatch_loads
 from moesim.simulator.layout.routing import Gate

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moesim.simulator.scoring.scoreboard import Board, ScoredRow, open_rows, score_all
-from moesim.simulator.scoring.scoreboard.ablations import (
+from lab.scoring.ablations import (
     ROWS_OF_A_GROUP,
     AblationScore,
     score_ablations,
 )
+from moesim.simulator.scoring.scoreboard import Board, ScoredRow, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median, quantiles
 
+from lab.scoring.sparse_attention import PROFILE, ModuleScore, score_modules
+from lab.scoring.sparse_attention_fit import OVERHEAD
 from moesim.hwmodels.calibration import load_profile
-from moesim.simulator.scoring.sparse_attention import PROFILE, ModuleScore, score_modules
-from moesim.simulator.scoring.sparse_attention_fit import OVERHEAD
 
 INTRODUCTION = """\
 # Sparse attention
@@ -18,7 +18,7 @@ How long one attention module of DeepSeek sparse attention (DSA) or of DeepSeek-
 takes in inference, against measured modules of SGLang 0.5.14 and vLLM 0.24.0 on one H200, and the kernels
 of hyper-connections (mHC) beside them. The 348 measured rows are a sample of the tables of
 ai-dynamo/aiconfigurator@095f58a51 (Apache-2.0), and ship as
-`simulator/data/published/sparse-attention.csv`.
+`lab/scoring/data/sparse-attention.csv`.
 
 A module is priced by its operators (eq. A6 of [the model](model/03-operator-times.md)). Its constants are
 shares of the roofline by kernel family, and fixed times by framework. They come from half of the rows:

@@ -1,13 +1,11 @@
-"""DeepSeek-V3 671B in MLPerf Training v6.0: nine runs as scenarios, and their frozen predictions.
-
-`mlperf-v6.yaml` holds the plans, `mlperf-v6-frozen.csv` what was predicted before anyone compared.
-"""
+"""DeepSeek-V3 671B in MLPerf Training v6.0: nine runs as scenarios, from `mlperf-v6.yaml`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from importlib import resources
+from typing import Any
 
 from pydantic import PositiveInt
 
@@ -17,9 +15,8 @@ from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scoring.frozen_predictions import Freezes, FrozenStep, published_text
 
-FILE, FROZEN = "mlperf-v6.yaml", "mlperf-v6-frozen.csv"
+FILE = "mlperf-v6.yaml"
 GROUP = "mlperf-v6-deepseek"
 """Group of the open rows on the scoreboard."""
 
@@ -44,15 +41,10 @@ class Submission(Frozen):
     runs: tuple[SubmittedRun, ...]
 
 
-class FrozenPrediction(FrozenStep):
-    """What was predicted for a run on a day, with an 80 % interval of the step (s), and whether it fitted."""
-
-    fits: Literal["yes", "no"]
-
-
 @lru_cache(maxsize=1)
 def _file() -> Submission:
-    return validate_model(Submission, parse_mapping(published_text(FILE), FILE), FILE)
+    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
+    return validate_model(Submission, parse_mapping(text, FILE), FILE)
 
 
 def runs() -> tuple[SubmittedRun, ...]:
@@ -94,14 +86,3 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
         out[key] = _merged(out[key], value) if both else value
     return out
-
-
-FREEZES = Freezes(
-    FROZEN,
-    FrozenPrediction,
-    {
-        "2026-11-22 18:44": "6bdb75c0c27ef398fa4118d233d998d11cf93e5a549ec67bb838f0d0bfbce883",
-        "2026-11-22 22:32": "7d9b4b2c21b3dc53b4daed40fb0e05c0d7de0709b1111b0c4780475ee62ba849",
-    },
-)
-"""The frozen predictions of all nine runs."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lab.scoring.ablations import ablations, sampled, switched_off
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.scoreboard import open_rows
-from moesim.simulator.scoring.scoreboard.ablations import ablations, sampled, switched_off
 from moesim.simulator.scoring.scoreboard.score import ScoredRow, predict, prepared_row
 
 ROWS = {row.id: row for row in open_rows()}

@@ -11,10 +11,10 @@ import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from statistics import median
 from typing import NamedTuple
 
+from lab.scoring.frozen_predictions import DATA
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.cost.rate_tables import RateTables
@@ -129,8 +129,8 @@ class ModuleScore(NamedTuple):
 
 @lru_cache(maxsize=1)
 def measured_modules() -> tuple[MeasuredModule, ...]:
-    """The rows of `data/published/sparse-attention.csv`, with every second one for calibration."""
-    file = resources.files("moesim.simulator").joinpath("data", "published", "sparse-attention.csv")
+    """The rows of `lab/scoring/data/sparse-attention.csv`, with every second one for calibration."""
+    file = DATA / "sparse-attention.csv"
     raw = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     raw.sort(key=lambda r: (_class(r), int(r["source"].rpartition(" ")[2])))
     out, seen = [], dict[tuple[str, ...], int]()

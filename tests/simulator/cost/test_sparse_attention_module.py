@@ -5,9 +5,17 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from dataclasses import replace
-from importlib import resources
 
 import pytest
+from lab.scoring.frozen_predictions import DATA
+from lab.scoring.sparse_attention import (
+    PROFILE,
+    MeasuredModule,
+    measured_modules,
+    median_error,
+    score_modules,
+)
+from lab.scoring.sparse_attention_fit import OVERHEAD, fit_constants, hyper_points
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
@@ -16,14 +24,6 @@ from moesim.simulator.cost.sparse_attention_module import call_operators, call_s
 from moesim.simulator.model.attention import DSA, GQA, Compressed
 from moesim.simulator.model.attention.dsa_inference import dsa_kernel
 from moesim.simulator.model.attention.inference import AttentionCall
-from moesim.simulator.scoring.sparse_attention import (
-    PROFILE,
-    MeasuredModule,
-    measured_modules,
-    median_error,
-    score_modules,
-)
-from moesim.simulator.scoring.sparse_attention_fit import OVERHEAD, fit_constants, hyper_points
 
 H200, CONSTANTS = load_accelerator("h200-sxm"), load_profile(PROFILE)
 KERNELS = {
@@ -79,7 +79,7 @@ def test_every_second_row_of_a_class_is_left_out() -> None:
         key = (row.framework, row.kernel, row.model, row.module, row.phase, str(row.hidden))
         assert row.calibrates == (seen[key] % 2 == 0)
         seen[key] += 1
-    file = resources.files("moesim.simulator").joinpath("data", "published", "sparse-attention.csv")
+    file = DATA / "sparse-attention.csv"
     table = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     assert len(table) == 348 and all("ai-dynamo/aiconfigurator@" in r["source"] for r in table)
 

@@ -8,10 +8,18 @@ from __future__ import annotations
 import csv
 import io
 from functools import lru_cache
+from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 
+from lab.scoring.frozen_predictions import (
+    Freezes,
+    FrozenStep,
+    StepInterval,
+    published_text,
+    step_with_interval,
+)
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
@@ -19,16 +27,11 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, FSDP_SLACK
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scoring.frozen_predictions import (
-    Freezes,
-    FrozenStep,
-    StepInterval,
-    published_text,
-    step_with_interval,
-)
 
 FILE, FROZEN, MEASURED = "own-runs.yaml", "own-runs-frozen.csv", "own-runs-measured.csv"
 GPUS = 2
+PUBLISHED = resources.files("moesim.simulator").joinpath("data", "published")
+"""Holds what was measured: a number that ships cites it."""
 
 
 class OwnRun(Frozen):
@@ -150,6 +153,6 @@ FREEZES = Freezes(
 @lru_cache(maxsize=1)
 def measured() -> dict[str, MeasuredRun]:
     """The measurements by run. Raises InputError for a malformed line."""
-    lines = csv.DictReader(io.StringIO(published_text(MEASURED)))
+    lines = csv.DictReader(io.StringIO(PUBLISHED.joinpath(MEASURED).read_text("utf-8")))
     found = (validate_model(MeasuredRun, line, MEASURED) for line in lines)
     return {one.name: one for one in found}

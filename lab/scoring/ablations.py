@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
 from statistics import median
 from typing import Any
 
 from pydantic import Field
 
+from lab.scoring.frozen_predictions import published_text
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
@@ -40,9 +40,9 @@ class _Ablations(Frozen):
 
 @lru_cache(maxsize=1)
 def ablations() -> tuple[Ablation, ...]:
-    """Every mechanism of simulator/data/published/ablations.yaml, in its order."""
+    """Every mechanism of lab/scoring/data/ablations.yaml, in its order."""
     name = "ablations.yaml"
-    text = resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+    text = published_text(name)
     return validate_model(_Ablations, parse_mapping(text, name), name).ablations
 
 

@@ -11,7 +11,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import PositiveFloat
@@ -21,6 +21,9 @@ from moesim.hwmodels.validation import validate_model
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.uncertainty import with_uncertainty
+
+DATA = Path(__file__).with_name("data")
+"""Plans, measurements and frozen predictions that the lab reads."""
 
 
 class FrozenStep(Frozen):
@@ -54,7 +57,7 @@ class StepInterval(NamedTuple):
 
 @dataclass(frozen=True)
 class Freezes(Generic[LineT]):
-    """The frozen predictions of one file in `data/published`, and the digest of every block."""
+    """The frozen predictions of one file in `lab/scoring/data`, and the digest of every block."""
 
     file: str
     line: type[LineT]
@@ -89,8 +92,8 @@ def digest(lines: Sequence[FrozenStep]) -> str:
 
 
 def published_text(name: str) -> str:
-    """The text of a file in `data/published`."""
-    return resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+    """The text of a file in `lab/scoring/data`."""
+    return (DATA / name).read_text("utf-8")
 
 
 @lru_cache(maxsize=8)

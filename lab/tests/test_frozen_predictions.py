@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from moesim.simulator.scoring import mlperf, own_runs
-from moesim.simulator.scoring.frozen_predictions import Freezes, StepInterval, digest
+from lab.scoring import mlperf_frozen, own_runs
+from lab.scoring.frozen_predictions import Freezes, StepInterval, digest
+from moesim.simulator.scoring import mlperf
 
 FILES: list[tuple[Freezes[Any], list[str]]] = [
-    (mlperf.FREEZES, [run.name for run in mlperf.runs()]),
+    (mlperf_frozen.FREEZES, [run.name for run in mlperf.runs()]),
     (own_runs.FREEZES, [run.name for run in own_runs.file().runs]),
 ]
 
