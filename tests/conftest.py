@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.schedules.template import OverlapOrder
-    from moesim.simulator.scoring.published import Row
+    from moesim.simulator.scoring.published import ContextRow, Row
     from moesim.simulator.scoring.published_full_resolution import FullChecks
-    from moesim.simulator.scoring.whole_runs import ContextRow
 
     Run = tuple[Prepared, Execution, Result]
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, SERIES, rows_axis, styled
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import CollectiveRow
-from moesim.simulator.scoring.scoreboard.kept import KeptScore
+from moesim.simulator.scoring.scoreboard.rows import KeptScore
 
 MOST = 30
 """Number of errors that are drawn."""

@@ -19,7 +19,7 @@ from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import TITLES, CollectiveRow, summarise
-from moesim.simulator.scoring.scoreboard.kept import kept_board
+from moesim.simulator.scoring.scoreboard.rows import kept_board
 
 KEY = f"evidence/{moesim.__version__}"
 

@@ -12,7 +12,7 @@ from moesim.app import exports, forms, runs_and_scores, widgets
 from moesim.app.escaping import escaped
 from moesim.app.number_text import plain
 from moesim.simulator.scoring.scoreboard import OpenRow, ScoredRow, open_rows
-from moesim.simulator.scoring.scoreboard.naming import publication_of, title_of
+from moesim.simulator.scoring.scoreboard.rows import publication_of, title_of
 
 KINDS = {"dense": "dense", "moe": "MoE"}
 MOST_WORDS = 100

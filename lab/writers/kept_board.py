@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 import moesim
-from moesim.simulator.scoring.scoreboard.kept import KeptBoard, KeptScore
+from moesim.simulator.scoring.scoreboard.rows import KeptBoard, KeptScore
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "validation.md"

@@ -60,9 +60,9 @@ from moesim.simulator.scoring.published_collectives import (
     summarise,
 )
 from moesim.simulator.scoring.published_full_resolution import check_full
-from moesim.simulator.scoring.scoreboard.kept import KeptBoard
-from moesim.simulator.scoring.scoreboard.kept import kept_board as kept_scores
-from moesim.simulator.scoring.whole_runs import ContextRow
+from moesim.simulator.scoring.scoreboard.rows import KeptBoard
+from moesim.simulator.scoring.scoreboard.rows import kept_board as kept_scores
+from moesim.simulator.scoring.published import ContextRow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "validation.md"

@@ -13,7 +13,7 @@ from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import OutlookRow
 from moesim.simulator.scoring.published import Row
-from moesim.simulator.scoring.scoreboard.kept import kept_board
+from moesim.simulator.scoring.scoreboard.rows import kept_board
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 

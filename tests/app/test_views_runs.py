@@ -21,7 +21,7 @@ from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import CollectiveRow
 from moesim.simulator.scoring.scoreboard import open_rows
-from moesim.simulator.scoring.scoreboard.kept import kept_board
+from moesim.simulator.scoring.scoreboard.rows import kept_board
 
 SCRIPT = """
 if __name__ == "__main__":  # job processes read this file too

@@ -190,7 +190,7 @@ def test_counts_of_packages_and_pages_are_those_of_the_tree() -> None:
 
 
 def test_the_readme_states_the_errors_of_the_scoreboard_beside_the_home_case() -> None:
-    from moesim.simulator.scoring.scoreboard.kept import kept_board
+    from moesim.simulator.scoring.scoreboard.rows import kept_board
 
     text = (ROOT / "README.md").read_text("utf-8")
     for name, noun in (("MoE", "MoE models"), ("dense", "dense models")):

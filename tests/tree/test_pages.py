@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.published import ContextRow, Row
 from moesim.simulator.scoring.published_full_resolution import FullChecks
-from moesim.simulator.scoring.whole_runs import ContextRow
 
 ROOT = Path(__file__).resolve().parents[2]
 

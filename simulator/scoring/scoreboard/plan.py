@@ -2,38 +2,259 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import Network, load_network
+from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import Recompute
+from moesim.simulator.model.recompute import MODULES, Recompute, parse_recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages
-from moesim.simulator.schedules import Awaited
+from moesim.simulator.schedules import SCHEDULES, Awaited, name_from
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
 from moesim.simulator.scoring import mlperf
-from moesim.simulator.scoring.scoreboard.configurations import (
-    differs_from,
-    left_out_of,
-    published_of,
-)
-from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
+from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 from moesim.simulator.scoring.scoreboard.shapes import shape_of
-from moesim.simulator.scoring.scoreboard.wording import (
-    expert_tp_of,
-    recompute_of,
-    says_overlapped,
-    schedule_of,
-    sharding_of,
+
+KEPT_AFTER_FORWARD = re.compile(r"no reshard|without reshard|not reshard|reshard\w*[ =:]+false", re.I)
+REPLICATED = re.compile(r"shard=(\d+) x dp (\d+)")
+EXPRESSED = ("layernorm", "rmsnorm", "norm", "mla_up_proj", "mla up-proj", "moe_act")
+"""Modules that the policy `selective` recomputes: norms, MLA up-projections, product of gate and up."""
+OVERLAPPED = re.compile(
+    r"(?<!no )(?<!not )(?<!without )(?:\boverlap\w* with (?:the )?(?:a2a|all-to-all)|"
+    r"\b(?:a2a|ep|all-to-all)[ -]overlap|a2a_overlap=1)",
+    re.I,
 )
+"""Matches notes that say that expert-parallel all-to-all is hidden behind compute."""
+
+
+class Sharding(NamedTuple):
+    """ZeRO stage of a plan, whether a table names FSDP of PyTorch or JAX, and GPUs of a sharding group."""
+
+    zero_stage: int
+    fsdp: bool
+    group: int | None = None
+
+
+def sharding_of(row: OpenRow) -> Sharding:
+    """Sharding of a row. Megatron's distributed optimizer is ZeRO 1; FSDP is 3, or 2 without resharding.
+
+    Raises InputError for unknown words.
+    """
+    text = row.zero_or_fsdp.lower()
+    if text in ("", "none", "ddp"):
+        return Sharding(0, False)
+    fsdp = "fsdp" in text
+    if "zero2" in text or "zero-2" in text or KEPT_AFTER_FORWARD.search(text):
+        return Sharding(2, fsdp)
+    if fsdp or "zero3" in text or "zero-3" in text:
+        found = REPLICATED.search(text)
+        if found and int(found.group(2)) > 1:
+            return Sharding(3, fsdp, group=int(found.group(1)))
+        return Sharding(3, fsdp)
+    if "zero1" in text or "zero-1" in text or "distopt" in text:
+        return Sharding(1, False)
+    raise InputError(f"{row.id}: the sharding {row.zero_or_fsdp!r} is not known")
+
+
+def recompute_of(row: OpenRow) -> tuple[Recompute | None, tuple[str, ...]]:
+    """(recompute that a table states, notes on what it does not express); None if it states none.
+
+    Megatron-Core's names of modules are taken as a list; other words stand for the nearest policy.
+    Raises InputError for unknown words.
+    """
+    text = row.recompute.lower().strip()
+    if text == "":
+        return None, ()
+    if text in ("none", "no", "off"):
+        return "none", ()
+    if text in ("op", "selective (op)", "selective op", "sac (op)"):
+        return "op", ()
+    if text == "full":
+        return "full", ()
+    named = re.fullmatch(r"selective(?: *\((.*)\))?", text)
+    if named is None:
+        raise InputError(f"{row.id}: the recompute policy {row.recompute!r} is not known")
+    modules = [word.strip() for word in (named.group(1) or "").split(",") if word.strip()]
+    if modules and all(word in MODULES for word in modules):
+        return parse_recompute(modules), ()
+    other = [word for word in modules if word not in EXPRESSED]
+    if not other:
+        return "selective", ()
+    return "selective", (
+        f"recompute of {', '.join(other)} is not expressed: priced as the policy selective (norms, MLA "
+        "up-projections, products of gate and up)",
+    )
+
+
+def expert_tp_of(row: OpenRow) -> int:
+    """Tensor parallelism of the experts as the notes of a row state it; 1 if they do not."""
+    if "ETP==TP" in row.notes:
+        return row.tp
+    return 4 if "ETP=4" in row.notes else 1
+
+
+def schedule_of(row: OpenRow) -> str:
+    """The pipeline schedule of a row. Raises InputError for an unknown one."""
+    text = row.schedule.lower()
+    spellings = {
+        spelling.lower(): spec
+        for spec in SCHEDULES.values()
+        for spelling in (spec.name, spec.names_elsewhere.get("torch", spec.name))
+    }
+    if text and text not in spellings:
+        raise InputError(f"{row.id}: the schedule {row.schedule!r} is not known")
+    # The stages on a rank decide whether 1F1B is interleaved, whatever the table calls it.
+    if not text or "megatron-lm" in spellings[text].names_elsewhere:
+        return name_from("megatron-lm", free_vpp=row.vpp > 1)
+    return spellings[text].name
+
+
+def says_overlapped(row: OpenRow) -> bool:
+    """Whether the notes of a row say that all-to-alls run behind the compute of another micro-batch."""
+    return OVERLAPPED.search(row.notes) is not None
+
+
+class RowMachine(NamedTuple):
+    """Names of a node, of the network between nodes, and of the profile that prices them."""
+
+    node: str
+    network: str
+    profile: str
+
+
+MACHINES: dict[str, RowMachine] = {
+    "A100-80GB-SXM": RowMachine("hgx-a100", "ft3-ib-400g", "a100-layers"),
+    "A100-40GB-SXM": RowMachine("hgx-a100", "ft3-ib-400g", "a100-layers"),
+    "H100-SXM": RowMachine("hgx-h100", "ft3-ib-400g", "h100-products"),
+    "H100-SXM-96GB-HBM2e": RowMachine("hgx-h100-hbm2e", "ft3-ib-400g", "h100-hbm2e-products"),
+    "B200-SXM": RowMachine("hgx-b200", "ft3-ib-400g", "b200-layers"),
+    "B300-SXM": RowMachine("hgx-b300", "ft3-roce-800g", "b300-layers"),
+    "GB200": RowMachine("gb200-nvl72-64", "ft3-ib-400g", "gb200-layers"),
+    "GB300": RowMachine("gb300-nvl72-64", "ft3-roce-800g", "gb300-layers"),
+}
+"""Machine of each accelerator; its profile is the best one from kernels of that accelerator, not from any
+training step."""
+
+HBM2E = "H100-SXM-96GB-HBM2e"
+VARIANT = re.compile(r"HBM2e|\b96 ?GB\b", re.I)
+POWER = re.compile(r"\b(\d{3,4}) ?W\b")
+LIMITS = {"H100-SXM": 700, HBM2E: 500}
+"""Power limit (W) of an accelerator's description."""
+
+JEAN_ZAY_NIC = {
+    "value": 6.25e9,
+    "kind": "published",
+    "source": "bigscience-workshop/bigscience README: 4 Omni-Path links of 100 Gb/s for 8 GPUs",
+    "date": "2022-03",
+}
+A100_40GB = {
+    "value": 1.555e12,
+    "kind": "spec",
+    "source": "NVIDIA A100 datasheet: 1,555 GB/s for the 40 GB part",
+    "date": "2021-06",
+}
+
+
+def hardware_of(row: OpenRow) -> str:
+    """The name of the accelerator of a row; power and memory variants have their own names.
+
+    Raises InputError for hardware, a memory or a power limit without a description.
+    """
+    text, name = f"{row.hardware} {row.notes}", row.hardware
+    if name.startswith("H100") and VARIANT.search(text):
+        name = HBM2E
+    if name not in MACHINES:
+        raise InputError(f"{row.id}: no machine for {row.hardware}")
+    limit = POWER.search(text)
+    if limit and int(limit.group(1)) != LIMITS.get(name, int(limit.group(1))):
+        if name == "H100-SXM" and int(limit.group(1)) == LIMITS[HBM2E]:
+            return HBM2E
+        raise InputError(f"{row.id}: no description of {row.hardware} at {limit.group(1)} W")
+    return name
+
+
+def left_out_of_machine(row: OpenRow) -> tuple[str, ...]:
+    """Notes on facts of a row's machine that are not priced."""
+    if row.hardware in MACHINES and hardware_of(row) == HBM2E:
+        return ("the rates that this accelerator holds at 500 W were not published: products as at 700 W",)
+    return ()
+
+
+def machine_of(row: OpenRow) -> tuple[Cluster, str]:
+    """(cluster, profile name) of a row. Raises InputError for hardware without a machine here."""
+    hardware = hardware_of(row)
+    slow_network = row.group == "bloom-a100"
+    profile = published_of(row).profile
+    if profile is None or hardware == HBM2E:
+        profile = MACHINES[hardware].profile
+    return _cluster(hardware, row.n_gpus, slow_network), profile
+
+
+@lru_cache(maxsize=256)
+def _cluster(hardware: str, n_gpus: int, slow_network: bool) -> Cluster:
+    machine = MACHINES[hardware]
+    node = load_node(machine.node)
+    if n_gpus < node.n_gpus:
+        node = _resized(node, n_gpus)
+    if hardware == "A100-40GB-SXM":
+        node = _smaller_memory(node)
+    if slow_network:
+        node = Node.model_validate({**_fields(node), "nic_bandwidth": JEAN_ZAY_NIC})
+    if n_gpus % node.n_gpus:
+        raise InputError(f"{n_gpus} GPUs do not fill nodes of {node.n_gpus}")
+    nodes = n_gpus // node.n_gpus
+    network: Network = load_network("single-node" if nodes == 1 else machine.network)
+    return Cluster(name=f"{hardware}-{n_gpus}", title=hardware, node=node, nodes=nodes, network=network)
+
+
+def _fields(part: Node) -> dict[str, object]:
+    return {name: getattr(part, name) for name in type(part).model_fields}
+
+
+def _resized(node: Node, n_gpus: int) -> Node:
+    """The node with only the `n_gpus` that a job uses."""
+    gpus = node.gpus.model_copy(update={"value": float(n_gpus), "note": "the GPUs of the job"})
+    return node.model_copy(update={"gpus": gpus, "scale_up": None})
+
+
+def _smaller_memory(node: Node) -> Node:
+    part = node.accelerator
+    hbm = part.hbm.model_copy(update={"value": 40 * 2.0**30}) if part.hbm else None
+    bandwidth = type(part.hbm_bandwidth).model_validate(A100_40GB) if part.hbm_bandwidth else None
+    accelerator = part.model_copy(update={"hbm": hbm, "hbm_bandwidth": bandwidth})
+    return node.model_copy(update={"accelerator": accelerator})
+
+
+HOSTS = {"GB": "grace-gb200", "A100": "epyc-7742", "MI": "epyc-9004"}
+"""Hosts by the beginning of an accelerator's name: of an NVL72 tray, a DGX A100 and an Instinct node."""
+OTHER_HOST = "xeon-8480c"
+MEGATRON_SOURCES = ("MoE Parallel Folding", "NVIDIA/NeMo")
+"""Beginnings of sources whose runs are Megatron core's, where no configuration says so."""
+
+
+def launching_of(row: OpenRow) -> dict[str, Any]:
+    """The fields of `Software` that describe kernel launches."""
+    published = published_of(row)
+    megatron = published.layer_kernels == "megatron-te" or row.source.startswith(MEGATRON_SOURCES)
+    return {
+        "host": next((host for begin, host in HOSTS.items() if row.hardware.startswith(begin)), OTHER_HOST),
+        "modules": published.modules or ("megatron-core" if megatron else "transformer-engine"),
+        "cuda_graphs": published.cuda_graphs or (),
+    }
+
 
 ONE_FORWARD_ONE_BACKWARD = (INTERLEAVED_1F1B.name, ONE_F_ONE_B.name)
 EXPOSED = ("all-to-all runs behind the compute of another micro-batch (1F1B overlap); priced as exposed",)

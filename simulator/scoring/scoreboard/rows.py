@@ -1,16 +1,20 @@
-"""Published measurements of training steps: one row for each, with its plan and its source."""
+"""Published measurements of training steps: one row for each with its plan, source, names; kept medians."""
 
 from __future__ import annotations
 
 import csv
+import datetime
 import io
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
 
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
 
 FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
@@ -116,3 +120,84 @@ def open_rows() -> tuple[OpenRow, ...]:
     text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
     records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
     return tuple(validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in records)
+
+
+FRAMEWORKS: Mapping[str, str] = {
+    "sc21-a100": "Megatron-LM",
+    "kort-a100": "Megatron-LM",
+    "mtnlg-a100": "Megatron-DeepSpeed",
+    "dsv3-h800": "DeepSeek's own",
+    "mcoremoe": "Megatron Core",
+    "mpf": "Megatron Core",
+    "automodel": "NeMo Automodel",
+    "dgxc": "NeMo",
+    "nemo2407": "NeMo",
+    "nemolong": "NeMo",
+    "mbridge": "Megatron Bridge",
+    "mpt": "LLM Foundry",
+    "bloom": "Megatron-DeepSpeed",
+    "mlperf": "MLPerf submission",
+    "mlperf-v6": "MLPerf submission",
+    "simumax": "Megatron-LM",
+    "maxtext": "MaxText",
+    "primus": "Primus",
+}
+"""Training framework by the letters of a row's id, as its source says."""
+
+MOST_SOURCE_CHARACTERS = 60
+
+
+def framework_of(row: OpenRow) -> str:
+    """Framework that a row was measured with; raises KeyError for an id of an unknown source."""
+    return "MaxText" if "/maxtext" in row.source else FRAMEWORKS[row.id.rpartition("-")[0]]
+
+
+def title_of(row: OpenRow) -> str:
+    """Model, GPUs and framework of a row, such as "llama3-70b on 64 H100-SXM, NeMo"."""
+    return f"{row.model} on {row.n_gpus:,} {row.hardware}, {framework_of(row)}"
+
+
+def publication_of(row: OpenRow) -> str:
+    """The first publication that a row names, shortened."""
+    first = row.source.partition(";")[0].strip()
+    if len(first) <= MOST_SOURCE_CHARACTERS:
+        return first
+    return first[:MOST_SOURCE_CHARACTERS].rsplit(" ", 1)[0].rstrip(",") + " …"
+
+
+KEPT = "scoreboard.yaml"
+
+
+class KeptScore(Frozen):
+    """Errors of a set of rows, as fractions, and the share of the rows inside the 80 % interval.
+
+    `interval_width`: median width of the intervals, relative to the predicted steps.
+    """
+
+    name: str
+    rows: int
+    median_error: float
+    median_absolute_error: float
+    worst_absolute_error: float
+    covered: float
+    interval_width: float
+
+
+class KeptBoard(Frozen):
+    """Scores of the sets of rows and of the groups of sources, with day and version of their computation."""
+
+    computed: datetime.date
+    version: str
+    sets: tuple[KeptScore, ...]
+    groups: tuple[KeptScore, ...]
+
+    def named(self, name: str) -> KeptScore:
+        """The score of one set; raises KeyError for a set that there is not."""
+        return {score.name: score for score in self.sets}[name]
+
+
+@lru_cache(maxsize=1)
+def kept_board() -> KeptBoard:
+    """The board that is kept in `data/scoreboard.yaml`; lab/writers write it with docs/validation.md."""
+    text = resources.files("moesim.simulator").joinpath("data", KEPT).read_text("utf-8")
+    return validate_model(KeptBoard, parse_mapping(text, KEPT), KEPT)

@@ -9,8 +9,13 @@ from types import ModuleType
 import pytest
 
 from moesim.simulator.scoring.scoreboard import open_rows
-from moesim.simulator.scoring.scoreboard.kept import kept_board
-from moesim.simulator.scoring.scoreboard.naming import FRAMEWORKS, framework_of, publication_of, title_of
+from moesim.simulator.scoring.scoreboard.rows import (
+    FRAMEWORKS,
+    framework_of,
+    kept_board,
+    publication_of,
+    title_of,
+)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

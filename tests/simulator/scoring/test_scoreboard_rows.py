@@ -18,8 +18,18 @@ from moesim.simulator.scoring.scoreboard.configurations import (
     settings,
     settings_of,
 )
-from moesim.simulator.scoring.scoreboard.machines import HBM2E, hardware_of, machine_of
-from moesim.simulator.scoring.scoreboard.plan import left_out, policies_of, scenario_of
+from moesim.simulator.scoring.scoreboard.plan import (
+    HBM2E,
+    expert_tp_of,
+    hardware_of,
+    left_out,
+    machine_of,
+    policies_of,
+    recompute_of,
+    scenario_of,
+    schedule_of,
+    sharding_of,
+)
 from moesim.simulator.scoring.scoreboard.score import (
     Board,
     ScoredRow,
@@ -31,7 +41,6 @@ from moesim.simulator.scoring.scoreboard.score import (
     summary,
     totals,
 )
-from moesim.simulator.scoring.scoreboard.wording import expert_tp_of, recompute_of, schedule_of, sharding_of
 
 ROWS = {row.id: row for row in open_rows()}
 

@@ -6,9 +6,9 @@ import pytest
 
 from moesim.simulator.run.report import PhaseReport, RunReport
 from moesim.simulator.scenario.run_plan import load_run_plan
-from moesim.simulator.scoring.published import Row
-from moesim.simulator.scoring.whole_runs import (
+from moesim.simulator.scoring.published import (
     ContextRow,
+    Row,
     context_plan_sensitivity,
     goodput,
     published_runs,
