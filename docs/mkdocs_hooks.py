@@ -26,14 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository's root, and where they are in the site."""
 
-WRITTEN_INTO = {
-    "docs/validation-notes.md": "validation.md",
-    "docs/scoreboard-notes.md": "validation.md",
-    "docs/kernels-notes.md": "kernels.md",
-    "docs/own-runs-notes.md": "own-runs.md",
-}
-"""Sources of generated pages, and the page that shows each with its figures."""
-
 DECISIONS = "docs/decisions"
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
@@ -41,6 +33,8 @@ LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 def source_of(page_uri: str) -> str:
     """Path in the repository of a page of the site."""
     back = {uri: name for name, uri in PAGES.items()}
+    if page_uri.startswith("repository/"):
+        return page_uri.removeprefix("repository/")
     return back.get(page_uri, f"docs/{page_uri}")
 
 
@@ -51,8 +45,8 @@ def target_of(link: str, source: str) -> str:
 
 def place_of(path: str) -> str:
     """Path in the site of a file of the repository."""
-    if path in PAGES or path in WRITTEN_INTO:
-        return PAGES.get(path) or WRITTEN_INTO[path]
+    if path in PAGES:
+        return PAGES[path]
     if path == DECISIONS:
         return "decisions/index.md"
     return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
@@ -79,10 +73,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         texts[name] = (ROOT / name).read_text("utf-8")
         files.append(File.generated(config, uri, content=texts[name]))
     files.append(File.generated(config, place_of(DECISIONS), content=decisions()))
-    linked = {target_of(link, source) for source, text in texts.items() for _, link, _ in LINK.findall(text)}
-    for path in sorted(linked):
-        if place_of(path).startswith("repository/") and (ROOT / path).is_file():
-            files.append(File.generated(config, place_of(path), abs_src_path=str(ROOT / path)))
+    waiting = list(texts.items())
+    for source, text in waiting:  # grows by the pages that are found
+        for path in sorted({target_of(link, source) for _, link, _ in LINK.findall(text)}):
+            place = place_of(path)
+            if not place.startswith("repository/") or files.get_file_from_path(place):
+                continue
+            if not (ROOT / path).is_file():
+                continue
+            files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+            if path.endswith(".md"):
+                waiting.append((path, (ROOT / path).read_text("utf-8")))
     return files
 
 

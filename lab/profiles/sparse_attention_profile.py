@@ -106,7 +106,7 @@ def main() -> None:
     about = {
         "software": STACKS,
         "evidence": "Kernel-level measurements of attention modules; every second row of the open table "
-        "is left out of the fit and scores it (docs/sparse-attention.md). No training step and no "
+        "is left out of the fit and scores it (lab/docs/sparse-attention.md). No training step and no "
         "serving plan was looked at.",
     }
     shared = about | {

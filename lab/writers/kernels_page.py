@@ -29,7 +29,7 @@ ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json.xz")
 ROW_COSTS = PUSHES.with_name("2026-11-25-h100-x2-row-costs.json.xz")
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
-NOTES = ROOT / "docs" / "kernels-notes.md"
+NOTES = ROOT / "lab" / "docs" / "kernels-notes.md"
 
 LINK_GB_S = 450.0
 """Nominal NVLink rate of an H200 per direction."""

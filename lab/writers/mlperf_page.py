@@ -1,4 +1,4 @@
-"""docs/mlperf-v6.md: DeepSeek-V3 671B in MLPerf Training v6.0, two open runs and seven frozen predictions.
+"""lab/docs/mlperf-v6.md: DeepSeek-V3 671B in MLPerf Training v6.0, two open runs and seven frozen predictions.
 
     python -m lab.writers.mlperf_page            writes the page from fresh predictions
     python -m lab.writers.mlperf_page --freeze   appends today's predictions to the frozen ones
@@ -18,7 +18,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.rows import open_rows
 
-PAGE = ROOT / "docs" / "mlperf-v6.md"
+PAGE = ROOT / "lab" / "docs" / "mlperf-v6.md"
 OPEN = "gb300-512", "gb200-512"
 
 ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (

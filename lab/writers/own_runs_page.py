@@ -1,4 +1,4 @@
-"""docs/own-runs.md: training runs of our own on two H200, predicted first and measured after.
+"""lab/docs/own-runs.md: training runs of our own on two H200, predicted first and measured after.
 
     python -m lab.writers.own_runs_page            writes the page from the frozen and fresh predictions
     python -m lab.writers.own_runs_page --freeze   appends today's predictions to the frozen ones
@@ -17,9 +17,9 @@ from lab.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_cl
 from lab.writers.frozen_page import ROOT, FrozenPage
 from moesim.simulator.predict.driver import predict
 
-PAGE = ROOT / "docs" / "own-runs.md"
+PAGE = ROOT / "lab" / "docs" / "own-runs.md"
 RESULTS = "2026-11-22-h200-x2-train-runs.json"
-NOTES_PAGE = ROOT / "docs" / "own-runs-notes.md"
+NOTES_PAGE = ROOT / "lab" / "docs" / "own-runs-notes.md"
 GIB = 2.0**30
 NOTES = {
     "2026-11-22 20:39": (

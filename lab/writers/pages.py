@@ -1,13 +1,13 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
 docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/models.md,
-docs/sparse-attention.md, docs/mlperf-v6.md, docs/own-runs.md, docs/api.md, the medians that the dashboard
-shows (simulator/data/scoreboard.yaml) and the examples' outputs.
+lab/docs (sparse-attention.md, mlperf-v6.md, own-runs.md), docs/api.md, the medians that the dashboard shows
+(simulator/data/scoreboard.yaml) and the examples' outputs.
 
     python -m lab.writers.pages [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
-scoreboard, docs/mlperf-v6.md, docs/own-runs.md and the searches of docs/planner.md (minutes) are computed
-anew with `--scoreboard` only, and kept as they stand otherwise.
+scoreboard, the pages in lab/docs and the searches of docs/planner.md (minutes) are computed anew with
+`--scoreboard` only, and kept as they stand otherwise.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ from moesim.simulator.scoring.published import ContextRow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "validation.md"
-NOTES = ROOT / "docs" / "validation-notes.md"
+NOTES = ROOT / "lab" / "docs" / "validation-notes.md"
 README = ROOT / "README.md"
 SCENARIO = ROOT / "docs" / "scenario.md"
 EXTEND = ROOT / "docs" / "extend.md"
 API = ROOT / "docs" / "api.md"
 MODELS = ROOT / "docs" / "models.md"
-SPARSE = ROOT / "docs" / "sparse-attention.md"
+SPARSE = ROOT / "lab" / "docs" / "sparse-attention.md"
 PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "where the step goes"
@@ -161,7 +161,7 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
 
 
 def notes(rows: list[Row]) -> str:
-    """docs/validation-notes.md with the figures of the rows in the places of its placeholders."""
+    """lab/docs/validation-notes.md with the figures of the rows in the places of its placeholders."""
     errors = {row.id: row.relative_error for row in rows}
     return (
         NOTES.read_text("utf-8")
@@ -345,8 +345,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         EXTEND: with_registries(EXTEND.read_text("utf-8")),
         API: api_page(),
         MODELS: models_page(),
-        SPARSE: sparse_page(),
-        **({MLPERF: mlperf_page(), OWN_RUNS: own_runs_page()} if scoreboard else {}),
+        **({SPARSE: sparse_page(), MLPERF: mlperf_page(), OWN_RUNS: own_runs_page()} if scoreboard else {}),
         **example_outputs(),
     }
 

@@ -16,7 +16,7 @@ from moesim.simulator.scoring.scoreboard.score import GroupScore
 
 BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
 SHOWN_MISSES = 20
-NOTES = Path(__file__).resolve().parents[2] / "docs" / "scoreboard-notes.md"
+NOTES = Path(__file__).resolve().parents[2] / "lab" / "docs" / "scoreboard-notes.md"
 GIB = 2.0**30
 
 
@@ -150,7 +150,7 @@ def _ablations(without: Mapping[str, Sequence[AblationScore]]) -> list[str]:
 
 
 def notes(board: Board) -> str:
-    """docs/scoreboard-notes.md with the figures of the board in the places of its placeholders."""
+    """lab/docs/scoreboard-notes.md with the figures of the board in the places of its placeholders."""
     scores = {score.name: score for score in (*board.groups, *board.totals)}
     return (
         NOTES.read_text("utf-8")

@@ -18,7 +18,9 @@ from moesim.simulator.model.huggingface import import_hf
 @lru_cache(maxsize=1)
 def _configs() -> tuple[dict[str, Any], ...]:
     """Files of the models that transformers judged, and the variations of their sizes."""
-    verdicts = json.loads((ROOT / "docs" / "proof" / "model-parameters.json").read_text("utf-8"))["models"]
+    verdicts = json.loads((ROOT / "lab" / "docs" / "proof" / "model-parameters.json").read_text("utf-8"))[
+        "models"
+    ]
     return tuple(verdict["config"] for verdict in verdicts if "config" in verdict)
 
 

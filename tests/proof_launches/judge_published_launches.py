@@ -1,6 +1,6 @@
 """Imports copies of published launch files and writes a table of what came of each of them.
 
-The files are listed in docs/proof/published_launches.yaml and are not part of moesim. Unpack them as
+The files are listed in lab/docs/proof/published_launches.yaml and are not part of moesim. Unpack them as
 OWNER+NAME/PATH below one folder, and run:
 
     python tests/proof_launches/judge_published_launches.py --copies FOLDER [--dump FOLDER] [--table FILE]
@@ -36,7 +36,7 @@ from moesim.simulator.trainers.meaning.understand import Understanding, understa
 from moesim.simulator.trainers.reading import read_launch
 from moesim.simulator.trainers.reading.capture import NOTED, write_stand_ins
 
-MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_launches.yaml"
+MANIFEST = Path(__file__).resolve().parents[2] / "lab" / "docs" / "proof" / "published_launches.yaml"
 BASE = "deepseek-v3-2048xh800"
 
 _HEAD = """# Published launch files

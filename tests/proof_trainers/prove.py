@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PROOF = ROOT / "docs" / "proof"
+PROOF = ROOT / "lab" / "docs" / "proof"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Compares the compiled engine with SimPy, and writes the table of docs/proof/engines.md.
+"""Compares the compiled engine with SimPy, and writes the table of lab/docs/proof/engines.md.
 
 Random steps, random prepared scenarios, every shipped scenario, and rates against max-min fairness.
 """
@@ -43,7 +43,7 @@ def main() -> int:
     lines += [
         "",
         "Every time, send, end of step and byte count is compared, and the rates of the compiled functions",
-        "of links with the definition of max-min fairness ([chapter 7](../model/07-time.md), eq. E3) after",
+        "of links with the definition of max-min fairness ([chapter 7](../../../docs/model/07-time.md), eq. E3) after",
         "every start and end of a flow. `make proof` writes this table. These numbers are of",
         f"`prove_engines.py --steps {options.steps} --prepared {options.prepared} "
         f"--cases {options.cases}{presets}`,",

@@ -16,7 +16,7 @@ from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fiel
 from moesim.simulator.model.huggingface.towers import tower_parameters
 from moesim.simulator.model.library import load_model
 
-PROOF = Path(__file__).parents[3] / "docs" / "proof" / "model-parameters.json"
+PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof" / "model-parameters.json"
 VERDICTS = {v["name"]: v for v in json.loads(PROOF.read_text())["models"] if "config" in v}
 FILES = [name for name in VERDICTS if " seed " not in name]
 

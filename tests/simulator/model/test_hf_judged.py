@@ -1,4 +1,4 @@
-"""Counts of imported models against those of transformers' own classes (docs/proof/model-parameters.json)."""
+"""Counts of imported models against transformers' own classes (lab/docs/proof/model-parameters.json)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moesim.simulator.model.counts import parameters_by_component, parameters_to
 from moesim.simulator.model.huggingface import shape_from_config
 from moesim.simulator.model.shape import ModelShape
 
-PROOF = Path(__file__).parents[3] / "docs" / "proof" / "model-parameters.json"
+PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof" / "model-parameters.json"
 DOCUMENT: dict[str, Any] = json.loads(PROOF.read_text())
 BUILT = [verdict for verdict in DOCUMENT["models"] if "total" in verdict]
 NOT_BUILT = {

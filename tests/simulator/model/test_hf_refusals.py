@@ -14,7 +14,7 @@ from moesim.simulator.model.huggingface import FAMILIES, import_hf, shape_from_c
 from moesim.simulator.model.huggingface.reader import Reader
 from moesim.simulator.model.library import load_model
 
-PROOF = Path(__file__).parents[3] / "docs" / "proof" / "model-parameters.json"
+PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof" / "model-parameters.json"
 CONFIGS: dict[str, dict[str, Any]] = {
     verdict["name"]: verdict["config"]
     for verdict in json.loads(PROOF.read_text())["models"]

@@ -15,7 +15,7 @@ def test_waiting_grows_along_a_pair_as_in_the_timeline(full_checks: FullChecks) 
     """Three of the four kinds of transfer wait longer with every layer there.
 
     Before its first transfer a pair also waits for what members sent before it, unlike the timeline
-    (docs/validation-notes.md): there the combine of the backward counts from the second layer on.
+    (lab/docs/validation-notes.md): there the combine of the backward counts from the second layer on.
     """
     assert len(full_checks.notify) == 16
     for phase in ("combine B", "combine F", "dispatch F"):

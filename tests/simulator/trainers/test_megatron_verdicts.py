@@ -1,4 +1,4 @@
-"""The exports of today are those that Megatron-LM's own parser judged (docs/proof/megatron-verdicts.json)."""
+"""The exports of today are those that Megatron-LM's parser judged (lab/docs/proof/megatron-verdicts.json)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from moesim.simulator.trainers.bridge import overrides as bridge
 from moesim.simulator.trainers.deepspeed import configuration as deepspeed
 from moesim.simulator.trainers.facts import facts_of
 
-PROOF = Path(__file__).parents[3] / "docs" / "proof"
+PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof"
 READERS = {
     "trainers-torchtitan-0.2.2.json": lambda file: file.endswith(".toml"),
     "trainers-torchtitan-0.3.0.json": lambda file: file.startswith("plan_"),
