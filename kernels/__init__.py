@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from moesim.kernels.catalog import KERNELS, Kernel
-from moesim.kernels.launch import DeviceTimeoutError, GpuGroup
-from moesim.kernels.loader import GpuUnavailableError
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, GpuUnavailableError
 
 __all__ = ["KERNELS", "DeviceTimeoutError", "GpuGroup", "GpuUnavailableError", "Kernel"]

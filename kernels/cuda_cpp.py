@@ -11,8 +11,7 @@ import numpy as np
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.copy import Pairs
 from moesim.kernels.expert_parallel import ExpertParallel
-from moesim.kernels.launch import GpuGroup, address
-from moesim.kernels.loader import GpuUnavailableError, cupy
+from moesim.kernels.launch import GpuGroup, GpuUnavailableError, address, cupy
 
 ENTRIES = {"copy": "copy_cuda_v1", "dispatch": "dispatch_cuda_v1", "combine": "combine_cuda_v1"}
 CYCLES_PER_NS = 2  # converts time limits; Hopper clocks stay below 2 GHz, so no limit gets shorter

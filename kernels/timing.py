@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.launch import GpuGroup
-from moesim.kernels.loader import cupy
+from moesim.kernels.launch import GpuGroup, cupy
 
 
 @dataclass(frozen=True, slots=True)

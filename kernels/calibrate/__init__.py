@@ -5,8 +5,13 @@ Importing this package needs no GPU and no GPU library.
 
 from __future__ import annotations
 
-from moesim.kernels.calibrate.plan import build_plan, measurement_names
-from moesim.kernels.calibrate.run import CalibrationProgress, Options, calibrate
+from moesim.kernels.calibrate.run import (
+    CalibrationProgress,
+    Options,
+    build_plan,
+    calibrate,
+    measurement_names,
+)
 from moesim.kernels.calibrate.transfer import Statement, statements, transfer
 
 __all__ = [

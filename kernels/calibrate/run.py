@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +16,186 @@ from typing import Any, Protocol
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate.assemble import as_profile, entries
-from moesim.kernels.calibrate.entries_common import Rows
-from moesim.kernels.calibrate.journal import Journal
-from moesim.kernels.calibrate.nccl import settings
-from moesim.kernels.calibrate.plan import CalibrationPlan, build_plan
-from moesim.kernels.calibrate.protocol import Context, TimedRow, TimingTask
+from moesim.hwmodels.validation import nearest
+from moesim.kernels.calibrate import compute, interference, links
+from moesim.kernels.calibrate.entries import Rows, as_profile, entries
+from moesim.kernels.calibrate.links import settings
+from moesim.kernels.calibrate.protocol import Context, Facts, Measurement, TimedRow, TimingTask
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.export import Origin, carried, write_profile
 from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
+
+FORMAT = 1
+MAX_BYTES = 64_000_000
+
+
+class Journal:
+    """An append-only JSONL file with a header line (the machine), one line per row, and an end line.
+
+    Each line is flushed to disk before the next task begins. A line that a crash cut off is dropped. A
+    finished journal is renamed to `<name>.previous` and a new one is begun.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Open or begin a journal; raises InputError for another machine's file or one that is no journal."""
+        self.path = path
+        self.header = {"format": FORMAT, **header}
+        self.rows: dict[str, TimedRow] = {}
+        if path.exists() and self._read():
+            return
+        text = json.dumps({"header": self.header}) + "\n"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot write there: {error.strerror or error}; choose an existing, writable folder"
+            ) from None
+
+    @property
+    def resumed(self) -> int:
+        """Number of rows that an earlier, interrupted run left."""
+        return len(self.rows)
+
+    def append(self, row: TimedRow) -> None:
+        """Write a row to disk."""
+        self._write(row.to_json())
+        self.rows[row.task.key] = row
+
+    def finish(self) -> None:
+        """Mark the run as complete."""
+        self._write(json.dumps({"finished": True}))
+
+    def _write(self, line: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> bool:
+        """Load the file; return whether it holds an unfinished run of this machine."""
+        data = self.path.read_bytes()
+        if len(data) > MAX_BYTES:
+            raise InputError(f"{self.path}: larger than {MAX_BYTES // 10**6} MB, so not a calibration's rows")
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = whole.decode("utf-8", errors="replace").splitlines()
+        if not lines:
+            return False
+        header = _object(lines[0], self.path, 1).get("header")
+        if not isinstance(header, dict):
+            raise InputError(
+                f"{self.path}: not the rows of a calibration; choose another output, or remove the file"
+            )
+        finished = False
+        for number, line in enumerate(lines[1:], 2):
+            item = _object(line, self.path, number)
+            finished = "finished" in item
+            if not finished:
+                row = TimedRow.from_json(item, f"{self.path}, line {number}")
+                self.rows[row.task.key] = row
+        if finished:
+            self.rows.clear()
+            self.path.replace(self.path.with_name(self.path.name + ".previous"))
+            return False
+        self._same_machine(header)
+        if len(whole) < len(data):  # the last line was cut off: truncate the file after the last whole one
+            os.truncate(self.path, len(whole))
+        return True
+
+    def _same_machine(self, header: Mapping[str, Any]) -> None:
+        now = json.loads(json.dumps(self.header))
+        changed = sorted(k for k in now.keys() | header.keys() if now.get(k) != header.get(k))
+        if changed:
+            first = changed[0]
+            raise InputError(
+                f"{self.path}: an interrupted run of other conditions ({first} was {header.get(first)!r}, "
+                f"is {now.get(first)!r}) cannot be resumed; remove the file, or choose another output"
+            )
+
+
+def _object(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        item = json.loads(line)
+    except ValueError:
+        item = None
+    if not isinstance(item, dict):
+        raise InputError(f"{path}, line {number}: not a row of a calibration; remove the file to begin again")
+    return item
+
+
+QUICK_BUDGET_S, BUDGET_S = 115.0, 350.0
+"""Seconds after which a run begins no further task; it reports the rest, which a resumed run measures."""
+
+MEASUREMENTS: tuple[Measurement, ...] = (
+    links.COPY_MEASUREMENT,
+    links.ALL_TO_ALL_MEASUREMENT,
+    links.TWO_HOP_MEASUREMENT,
+    interference.MEASUREMENT,
+    compute.GEMM_MEASUREMENT,
+    compute.ATTENTION_MEASUREMENT,
+    compute.HBM_MEASUREMENT,
+    links.NCCL_MEASUREMENT,
+    compute.QUANTISE_MEASUREMENT,
+    links.BARRIER_MEASUREMENT,
+)
+"""Measurements in order of importance, because a time budget cuts off the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """The measurements that can run here, and the reasons why others cannot."""
+
+    measurements: tuple[Measurement, ...]
+    facts: Facts
+    quick: bool
+    not_measured: tuple[str, ...]
+
+    @property
+    def tasks(self) -> tuple[TimingTask, ...]:
+        """Every task, in order."""
+        return tuple(t for m in self.measurements for t in m.tasks(self.facts, self.quick))
+
+    @property
+    def estimate_s(self) -> float:
+        """Estimated seconds of the whole run."""
+        return sum(m.estimate_s(self.facts, self.quick) for m in self.measurements)
+
+    @property
+    def task_s(self) -> dict[str, float]:
+        """Estimated seconds of one task of each measurement, its share of the set-up included."""
+        facts, quick = self.facts, self.quick
+        return {m.name: m.estimate_s(facts, quick) / len(m.tasks(facts, quick)) for m in self.measurements}
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds after which no further task begins."""
+        return QUICK_BUDGET_S if self.quick else BUDGET_S
+
+
+def measurement_names() -> list[str]:
+    """Names that `only` accepts."""
+    return [m.name for m in MEASUREMENTS]
+
+
+def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -> CalibrationPlan:
+    """The plan for a machine. Raises InputError for an unknown name, or where nothing can be measured."""
+    names = measurement_names()
+    for word in only:
+        if word not in names:
+            raise InputError(
+                f"unknown measurement {word!r}{nearest(word, names)}; choose among {', '.join(names)}"
+            )
+    chosen = [m for m in MEASUREMENTS if not only or m.name in only]
+    missing = [(m, m.needs(facts)) for m in chosen]
+    possible = tuple(m for m, reason in missing if not reason)
+    if not possible:
+        reasons = "; ".join(f"{m.name} {reason}" for m, reason in missing)
+        raise InputError(f"nothing can be measured here: {reasons}")
+    left_out = [f"{m.title} ({reason})" for m, reason in missing if reason]
+    if 1 < facts.gpus < 8:
+        left_out.append(f"collectives and exchanges over more than {facts.gpus} GPUs ({facts.gpus} usable)")
+    left_out.append("transfers between nodes (one machine was measured)")
+    return CalibrationPlan(possible, facts, quick, tuple(left_out))
+
 
 LINKS_FROM = "hopper-communication"
 """Profile that supplies the curves that one machine cannot measure (NICs) or that were not measured."""
@@ -282,6 +455,6 @@ def _check_output(path: Path) -> None:
 
 
 def _gpu_context(machine: MeasuredMachine, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Context:
-    from moesim.kernels.calibrate.gpu_session import GpuContext, cuda_devices
+    from moesim.kernels.calibrate.protocol import GpuContext, cuda_devices
 
     return GpuContext(machine, cuda_devices(machine), quick=quick, wanted=wanted)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from moesim.kernels.importers.common import CalibrationImporter, ImportOption, merge
 from moesim.kernels.importers.deepep import deepep_profile
-from moesim.kernels.importers.merge import merge
 from moesim.kernels.importers.nccl_tests import nccl_tests_profile
 from moesim.kernels.importers.registry import CALIBRATION_IMPORTERS
-from moesim.kernels.importers.spec import CalibrationImporter, ImportOption
 
 __all__ = [
     "CALIBRATION_IMPORTERS",

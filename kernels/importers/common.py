@@ -3,14 +3,87 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
+from moesim.hwmodels.ranges import BY_DIMENSION
+from moesim.hwmodels.calibration_entry import ReplacedCurve
+from moesim.hwmodels.units import parse_quantity
 from moesim.kernels.machine import accelerator_name
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOption:
+    """A fact that a log may lack: the reader's parameter for it, and its help text.
+
+    `flag` is the option of the command line; "" means `--` and the parameter. `dimension` is that of a
+    quantity with a unit, such as bytes_per_s; `choices` are the only values, where there are few.
+    """
+
+    parameter: str
+    help: str
+    flag: str = ""
+    type: type[str] | type[int] = str
+    default: str | int | None = None
+    required: bool = False
+    dimension: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def option(self) -> str:
+        """The option as it is written on the command line."""
+        return self.flag or f"--{self.parameter.replace('_', '-')}"
+
+    def value(self, given: str | int | None) -> Any:
+        """The value for the reader; raises InputError, with the option, for an unusable value."""
+        if given is None:
+            return None
+        if self.choices and given not in self.choices:
+            raise InputError(f"{self.option} {given}: {' or '.join(self.choices)} is expected")
+        if not self.dimension:
+            return given
+        try:
+            quantity = parse_quantity(str(given), self.dimension)
+        except InputError as error:
+            raise InputError(f"{self.option}: {error}") from None
+        problem = BY_DIMENSION[self.dimension].problem(quantity, self.dimension)
+        if problem:
+            raise InputError(f"{self.option}: {problem}")
+        return quantity
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationImporter:
+    """One kind of log: `read` turns it into a profile and takes `options` as keyword arguments.
+
+    With `several`, `read` takes a list of paths instead of one. It raises InputError for a file that is no
+    such log.
+    """
+
+    name: str
+    """Name of the command `moesim import NAME`."""
+    help: str
+    log: str
+    """Help text on the log file."""
+    read: Callable[..., CalibrationProfile]
+    options: tuple[ImportOption, ...] = ()
+    several: bool = False
+
+
+NIC = ImportOption(
+    "nic_bytes_per_s",
+    'Nominal NIC rate per GPU, such as "400 Gb/s", for several nodes.',
+    flag="--nic",
+    dimension="bytes_per_s",
+)
+"""The option for the NIC rate, which several importers need."""
+
 
 MAX_BYTES = 4_000_000
 """Size limit of a log; that of a full sweep is well below a megabyte."""
@@ -71,3 +144,49 @@ def imported_profile(
         dispatchers=dispatchers,
         curves=tuple(curves),
     )
+
+
+def merge(
+    base: CalibrationProfile, added: CalibrationProfile, *, name: str | None = None
+) -> CalibrationProfile:
+    """`base` with the entries of `added` before its own; an entry of the same id is replaced.
+
+    The note of a new entry names the source of the entry that it replaces, and a new curve keeps the
+    points of the old one. Raises InputError where the two profiles describe different accelerators, or
+    `added` is empty.
+    """
+    if added.accelerator not in (base.accelerator, "any") and base.accelerator != "any":
+        raise InputError(
+            f"profile {added.name!r} describes {added.accelerator} and {base.name!r} describes "
+            f"{base.accelerator}: entries of one accelerator do not stand for another (see transfer)"
+        )
+    new = {entry.id: entry for entry in added.entries()}
+    if not new:
+        raise InputError(f"profile {added.name!r} holds no entry to merge into {base.name!r}")
+    old = {entry.id: entry for entry in base.entries()}
+    fields = {key: getattr(base, key) for key in type(base).model_fields}
+    for kind in ("gemm_tables", "curves", "laws", "priors"):
+        fresh = tuple(_replacing(entry, old.get(entry.id), base.name) for entry in getattr(added, kind))
+        fields[kind] = fresh + tuple(entry for entry in getattr(base, kind) if entry.id not in new)
+    fields["dispatchers"] = tuple(dict.fromkeys((*added.dispatchers, *base.dispatchers)))
+    # Both profiles already hold the entries of their includes; including these again would define the
+    # replaced entries twice.
+    fields |= {"name": name or base.name, "include": ()}
+    fields["evidence"] = f"{base.evidence} Merged from {added.name}: {', '.join(new)}."
+    return CalibrationProfile.model_validate(fields)
+
+
+def _replacing(entry: Entry, old: Entry | None, profile: str) -> Entry:
+    """The new entry with the source, and for a curve also the points, of the one that it replaces."""
+    if old is None or old == entry:
+        return entry
+    text = f"replaces the entry from {old.source}"
+    update: dict[str, Any] = {"note": f"{entry.note}; {text}" if entry.note else text}
+    if isinstance(entry, MeasuredCurve) and isinstance(old, MeasuredCurve) and _same_units(entry, old):
+        before = ReplacedCurve(profile=profile, source=old.source, date=old.date, points=old.points)
+        update["replaces"] = before
+    return entry.model_copy(update=update)
+
+
+def _same_units(entry: MeasuredCurve, old: MeasuredCurve) -> bool:
+    return (entry.x_unit, entry.y_unit) == (old.x_unit, old.y_unit)

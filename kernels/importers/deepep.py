@@ -22,12 +22,14 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels.export import Origin, curve, residual
 from moesim.kernels.importers.common import (
     MOST_LINE,
+    NIC,
+    CalibrationImporter,
+    ImportOption,
     file_date,
     imported_profile,
     meant_accelerator,
     read_log,
 )
-from moesim.kernels.importers.spec import NIC, CalibrationImporter, ImportOption
 
 _FIRST = re.compile(
     r"\[tuning\] Best (?P<operation>dispatch|combine)(?: \((?P<dtype>FP8|BF16)\))?: SMs (?P<sms>\d+), "

@@ -21,12 +21,14 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.kernels.export import Origin, curve, residual
 from moesim.kernels.importers.common import (
     MOST_LINE,
+    NIC,
+    CalibrationImporter,
+    ImportOption,
     file_date,
     imported_profile,
     meant_accelerator,
     read_log,
 )
-from moesim.kernels.importers.spec import NIC, CalibrationImporter, ImportOption
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
 """Names of the programs of nccl-tests, without `_perf`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moesim.hwmodels.validation import registry
+from moesim.kernels.importers.common import CalibrationImporter
 from moesim.kernels.importers.deepep import DEEPEP
 from moesim.kernels.importers.nccl_tests import NCCL_TESTS
-from moesim.kernels.importers.spec import CalibrationImporter
 
 CALIBRATION_IMPORTERS: Mapping[str, CalibrationImporter] = registry(
     NCCL_TESTS,

@@ -12,13 +12,13 @@ from moesim.kernels.catalog import KERNELS
 from moesim.kernels.copy import copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import DispatchTuning, ExpertParallel, Shape
-from moesim.kernels.inputs import bf16_rows, routing
+from moesim.kernels.references import bf16_rows, routing
 from moesim.kernels.launch import GpuGroup
-from moesim.kernels.loader import cupy
-from moesim.kernels.low_latency import LowLatency
-from moesim.kernels.quantization import dequantize, quantize
+from moesim.kernels.launch import cupy
+from moesim.kernels.expert_parallel import LowLatency
+from moesim.kernels.copy import dequantize, quantize
 from moesim.kernels.timing import Summary
-from moesim.kernels.two_hop import CombineTuning, HopTuning, TwoHop
+from moesim.kernels.expert_parallel import CombineTuning, HopTuning, TwoHop
 
 COPY_SMS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)
 EP_SMS = (2, 4, 6, 8, 12, 16, 20, 24, 32)

@@ -26,7 +26,7 @@ from typing import Any
 from lab.benchmarks import kernel_stages as stages
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.launch import GpuGroup
-from moesim.kernels.loader import cupy
+from moesim.kernels.launch import cupy
 from moesim.kernels.timing import StartGate, Summary, time_collective
 
 

@@ -31,7 +31,7 @@ from lab.benchmarks.row_costs import (
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.launch import GpuGroup
-from moesim.kernels.loader import cupy
+from moesim.kernels.launch import cupy
 from moesim.kernels.timing import StartGate, time_collective
 
 REPEATS = 15

@@ -26,12 +26,12 @@ from moesim.kernels.catalog import KERNELS
 from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
-from moesim.kernels.inputs import bf16_rows, routing
+from moesim.kernels.references import bf16_rows, routing
 from moesim.kernels.launch import GpuGroup, address
-from moesim.kernels.loader import cupy
-from moesim.kernels.low_latency import LowLatency
-from moesim.kernels.quantization import dequantize, quantize
-from moesim.kernels.two_hop import TwoHop
+from moesim.kernels.launch import cupy
+from moesim.kernels.expert_parallel import LowLatency
+from moesim.kernels.copy import dequantize, quantize
+from moesim.kernels.expert_parallel import TwoHop
 
 TIMEOUT_S = 25.0  # kernels run many times slower under a tool
 TOOLS = ("memcheck", "racecheck")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moesim.kernels.calibrate.all_to_all import EXPERTS, HIDDEN, TOP_K
+from moesim.kernels.calibrate.links import EXPERTS, HIDDEN, TOP_K
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
 from moesim.kernels.expert_parallel import (
     CombineRing,
@@ -18,9 +18,9 @@ from moesim.kernels.expert_parallel import (
     ExpertParallel,
     Shape,
 )
-from moesim.kernels.inputs import bf16_rows, routing
+from moesim.kernels.references import bf16_rows, routing
 from moesim.kernels.launch import GpuGroup, address
-from moesim.kernels.loader import cupy
+from moesim.kernels.launch import cupy
 
 STAMP_WORDS = 16
 """64-bit words that a CTA's marks take, behind the first 64 bytes of the status block."""

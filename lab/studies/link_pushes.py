@@ -37,11 +37,11 @@ from lab.studies.link_kernels import (
     set_up,
     stamped,
 )
-from moesim.kernels.calibrate.all_to_all import HIDDEN
+from moesim.kernels.calibrate.links import HIDDEN
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import CombineRing, DispatchTuning, ExpertParallel
 from moesim.kernels.launch import GpuGroup
-from moesim.kernels.loader import cupy
+from moesim.kernels.launch import cupy
 from moesim.kernels.machine import read_machine
 from moesim.kernels.timing import StartGate, time_collective
 

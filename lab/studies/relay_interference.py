@@ -19,17 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moesim.kernels.calibrate.gpu_session import Session
-from moesim.kernels.calibrate.torch_graphs import (
+from moesim.kernels.calibrate.protocol import Session
+from moesim.kernels.calibrate.compute import (
     Graphs,
     attention,
     gemm,
     memory_copy,
     torch,
 )
-from moesim.kernels.calibrate.two_hop import _set_up
+from moesim.kernels.calibrate.links import _two_hop_set_up as _set_up
 from moesim.kernels.launch import GpuGroup
-from moesim.kernels.loader import cupy
+from moesim.kernels.launch import cupy
 from moesim.kernels.machine import read_machine
 
 SMS = (8, 20)

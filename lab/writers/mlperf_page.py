@@ -14,6 +14,7 @@ from typing import Any
 from lab.scoring import mlperf_frozen
 from lab.scoring.frozen_predictions import StepInterval, step_with_interval
 from lab.writers.frozen_page import ROOT, FrozenPage
+
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.rows import open_rows

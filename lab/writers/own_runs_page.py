@@ -15,6 +15,7 @@ from lab import packed
 from lab.scoring import own_runs
 from lab.scoring.own_runs_kernels import CLASSES, measured_classes, predicted_classes
 from lab.writers.frozen_page import ROOT, FrozenPage
+
 from moesim.simulator.predict.driver import predict
 
 PAGE = ROOT / "lab" / "docs" / "own-runs.md"

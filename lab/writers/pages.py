@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
-import moesim
 from lab.writers.api_page import page as api_page
 from lab.writers.extend_page import filled as with_registries
 from lab.writers.kept_board import FILE as KEPT_BOARD
@@ -37,6 +36,8 @@ from lab.writers.planner_page import search_all, section
 from lab.writers.planner_page import section_on as searches_on
 from lab.writers.scoreboard_page import scoreboard_section, section_on
 from lab.writers.sparse_page import page as sparse_page
+
+import moesim
 from moesim.cli import main as command_line
 from moesim.simulator.cost.collectives.expert_parallel import dispatch_loads
 from moesim.simulator.layout.routing import Gate
@@ -45,6 +46,7 @@ from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.published import (
     PROFILES,
+    ContextRow,
     Placement,
     Row,
     context_plans,
@@ -62,7 +64,6 @@ from moesim.simulator.scoring.published_collectives import (
 from moesim.simulator.scoring.published_full_resolution import check_full
 from moesim.simulator.scoring.scoreboard.rows import KeptBoard
 from moesim.simulator.scoring.scoreboard.rows import kept_board as kept_scores
-from moesim.simulator.scoring.published import ContextRow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "validation.md"

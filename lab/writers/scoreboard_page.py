@@ -10,6 +10,7 @@ from lab.scoring.ablations import (
     AblationScore,
     score_ablations,
 )
+
 from moesim.simulator.scoring.scoreboard import Board, ScoredRow, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore

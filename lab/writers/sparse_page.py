@@ -7,6 +7,7 @@ from statistics import median, quantiles
 
 from lab.scoring.sparse_attention import PROFILE, ModuleScore, score_modules
 from lab.scoring.sparse_attention_fit import OVERHEAD
+
 from moesim.hwmodels.calibration import load_profile
 
 INTRODUCTION = """\

@@ -10,8 +10,8 @@ import pytest
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate import Options, calibrate
-from moesim.kernels.calibrate.plan import MEASUREMENTS
 from moesim.kernels.calibrate.protocol import Measurement, row_of
+from moesim.kernels.calibrate.run import MEASUREMENTS
 from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
 
 
@@ -31,7 +31,7 @@ def quiet_machine() -> MeasuredMachine:
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
 def test_first_and_last_task_of_every_measurement_give_a_time(measurement: Measurement) -> None:
     machine = quiet_machine()
-    from moesim.kernels.calibrate.gpu_session import GpuContext, cuda_devices
+    from moesim.kernels.calibrate.protocol import GpuContext, cuda_devices
 
     context = GpuContext(machine, cuda_devices(machine), quick=True, wanted=lambda _: True)
     if reason := measurement.needs(context.facts):

@@ -11,13 +11,11 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels import references as ref
-from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
+from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, dequantize, make_pairs, quantize
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import DispatchTuning, ExpertParallel, Shape
-from moesim.kernels.inputs import bf16_rows, routing
-from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, address
-from moesim.kernels.loader import GpuUnavailableError, cupy
-from moesim.kernels.quantization import dequantize, quantize
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, GpuUnavailableError, address, cupy
+from moesim.kernels.references import bf16_rows, routing
 
 POISON = 0xEE
 

@@ -11,12 +11,9 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels import references as ref
-from moesim.kernels.expert_parallel import Shape
-from moesim.kernels.inputs import bf16_rows, routing
-from moesim.kernels.launch import DeviceTimeoutError, GpuGroup
-from moesim.kernels.loader import GpuUnavailableError, cupy
-from moesim.kernels.low_latency import LowLatency
-from moesim.kernels.two_hop import HopTuning, TwoHop
+from moesim.kernels.expert_parallel import HopTuning, LowLatency, Shape, TwoHop
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, GpuUnavailableError, cupy
+from moesim.kernels.references import bf16_rows, routing
 
 POISON = 0xEE
 Devices = Callable[[int], list[int]]

@@ -19,9 +19,9 @@ from moesim.kernels.importers import (
     merge,
     nccl_tests_profile,
 )
+from moesim.kernels.importers.common import NIC, ImportOption
 from moesim.kernels.importers.deepep import parse as parse_deepep
 from moesim.kernels.importers.nccl_tests import bus_factor, parse_json, parse_text
-from moesim.kernels.importers.spec import NIC, ImportOption
 
 SECRET = "AWS_SECRET_ACCESS_KEY=hunter2"
 HOST = "gpu-node-17.internal"

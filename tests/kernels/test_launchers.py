@@ -13,13 +13,20 @@ from types import SimpleNamespace
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels import launch, loader
+from moesim.kernels import launch
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
 from moesim.kernels.copy import BulkShape
-from moesim.kernels.expert_parallel import CombineRing, DispatchTuning, Shape
+from moesim.kernels.expert_parallel import (
+    CombineRing,
+    CombineTuning,
+    DispatchTuning,
+    HopTuning,
+    Shape,
+    combine_tuning,
+    dispatch_tuning,
+)
 from moesim.kernels.launch import DeviceTimeoutError
 from moesim.kernels.timing import summarize
-from moesim.kernels.two_hop import CombineTuning, HopTuning, combine_tuning, dispatch_tuning
 
 V3 = Shape(tokens=4096, hidden=7168, k=8, experts=256, fp8=True)
 
@@ -27,28 +34,28 @@ V3 = Shape(tokens=4096, hidden=7168, k=8, experts=256, fp8=True)
 def test_importing_kernels_does_not_import_cupy() -> None:
     code = (
         "import sys; sys.modules['cupy'] = None\n"
-        "import moesim.kernels.loader, moesim.kernels.launch, moesim.kernels.expert_parallel\n"
+        "import moesim.kernels.launch, moesim.kernels.expert_parallel\n"
         "import moesim.kernels.calibrate"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_cupy_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader.cupy.cache_clear()
+    launch.cupy.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(loader.GpuUnavailableError, match=r"pip install.*gpu-cu13.*needs no GPU"):
-        loader.cupy()
-    loader.cupy.cache_clear()
+    with pytest.raises(launch.GpuUnavailableError, match=r"pip install.*gpu-cu13.*needs no GPU"):
+        launch.cupy()
+    launch.cupy.cache_clear()
 
 
 def test_an_old_driver_and_an_old_gpu_are_named() -> None:
-    with pytest.raises(loader.GpuUnavailableError, match=r"CUDA 11\.8.*PTX 8\.0 needs 12\.0"):
-        loader.check_driver((8, 0), 11080)
-    loader.check_driver((8, 0), 12000)
-    with pytest.raises(loader.GpuUnavailableError, match=r"needs compute capability 9\.0.*A100 has 8\.0"):
-        loader.check_capability(KERNELS["dispatch"], (8, 0), "A100")
+    with pytest.raises(launch.GpuUnavailableError, match=r"CUDA 11\.8.*PTX 8\.0 needs 12\.0"):
+        launch.check_driver((8, 0), 11080)
+    launch.check_driver((8, 0), 12000)
+    with pytest.raises(launch.GpuUnavailableError, match=r"needs compute capability 9\.0.*A100 has 8\.0"):
+        launch.check_capability(KERNELS["dispatch"], (8, 0), "A100")
     with pytest.raises(InputError, match=r"unknown kernel 'nope'; known: barrier"):
-        loader.load("nope", 0)
+        launch.load("nope", 0)
 
 
 @pytest.mark.parametrize(

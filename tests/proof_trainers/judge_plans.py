@@ -2,8 +2,8 @@
 
     python tests/proof_trainers/judge_plans.py --python judge/bin/python --tree 0.20=<tree> --tree 0.14=<tree>
 
-`lab/docs/proof/megatron-verdicts.json` is written anew; a fast test checks that today's exports are those that
-were judged. Controls are plans with one argument spoilt, which the parser must refuse.
+`lab/docs/proof/megatron-verdicts.json` is written anew; a fast test checks that the exports of
+today are those that were judged. Controls are plans with one argument spoilt, which the parser must refuse.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import moesim
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.importers.merge import merge
+from moesim.kernels.importers.common import merge
 from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import DISPATCHERS, check_known, check_own, dispatcher
 from moesim.simulator.layout.job import resolve

@@ -43,8 +43,8 @@ def main() -> int:
     lines += [
         "",
         "Every time, send, end of step and byte count is compared, and the rates of the compiled functions",
-        "of links with the definition of max-min fairness ([chapter 7](../../../docs/model/07-time.md), eq. E3) after",
-        "every start and end of a flow. `make proof` writes this table. These numbers are of",
+        "of links with the definition of max-min fairness ([chapter 7](../../../docs/model/07-time.md), eq.",
+        "E3) after every start and end of a flow. `make proof` writes this table. These numbers are of",
         f"`prove_engines.py --steps {options.steps} --prepared {options.prepared} "
         f"--cases {options.cases}{presets}`,",
         f"which took {(time.monotonic() - began) / 60:.0f} minutes with Python {platform.python_version()}",

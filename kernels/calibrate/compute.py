@@ -1,15 +1,16 @@
-"""GEMMs, attention and a copy from PyTorch as repeatable CUDA graphs over inputs larger than L2."""
+"""Measures what one GPU computes: core attention, GEMMs, memory, quantisation; as CUDA graphs of PyTorch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from moesim.kernels.calibrate.gpu_session import BEYOND_L2_BYTES
-from moesim.kernels.calibrate.protocol import TaskFailed
+from moesim.kernels.calibrate.protocol import BEYOND_L2_BYTES, Facts, Grid, Parameter, Sample, TaskFailed
 
 GRAPH_S = 6e-3
 
@@ -193,3 +194,208 @@ def _normal(*shape: int) -> Any:
 
 def _sets(size_bytes: float) -> int:
     return max(2, math.ceil(BEYOND_L2_BYTES / size_bytes))
+
+
+HEADS, DQK, DV = 128, 192, 128
+
+
+def _attention_grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
+    lengths = (4096,) if quick else (4096, 2048, 8192)
+    return [
+        {"direction": d, "heads": HEADS, "length": n, "dqk": DQK, "dv": DV}
+        for n in lengths
+        for d in ("forward", "backward")
+    ]
+
+
+def _attention_on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
+
+    shape = (p["heads"], p["length"], p["dqk"], p["dv"])
+    backward = p["direction"] == "backward"
+    graphs = session.keep(
+        ("attention", *shape, backward),
+        lambda: Graphs(session.devices[0], lambda: attention(*shape, backward=backward)),
+    )
+    times = tuple(graphs.seconds() for _ in range(session.repeats))
+    return Sample(times, {"flop": graphs.work.flop})
+
+
+ATTENTION_MEASUREMENT = Grid(
+    name="attention",
+    title="core attention",
+    grid=_attention_grid,
+    on_gpu=_attention_on_gpu,
+    task_s=1.5,
+    setup_s=2.0,
+    libraries=("cupy", "torch"),
+)
+
+
+BIG_BYTES = 1 << 30
+SIZES = tuple(1 << k for k in (22, 24, 26, 28, 30))
+
+
+def _hbm_grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
+    every = 2 * facts.sms
+    tasks: list[dict[str, Parameter]] = [
+        {"size_bytes": size, "ctas": every} for size in (SIZES[::-2] if quick else SIZES[::-1])
+    ]
+    few = (20, 132) if quick else (1, 4, 8, 16, 20, 32, 64, facts.sms)
+    return tasks + [{"size_bytes": BIG_BYTES, "ctas": n} for n in few]
+
+
+def _hbm_on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
+    from moesim.kernels.copy import copy_ldst, make_pairs
+
+    group, size = session.group(1), p["size_bytes"]
+
+    def build() -> list[Any]:
+        return [
+            make_pairs(group, 0, [(session.random(0, size), session.random(0, size))])
+            for _ in range(session.sets(2 * size))
+        ]
+
+    pairs = session.keep(("hbm", size), build)
+    times = session.time(1, lambda i: copy_ldst(group, 0, pairs[i % len(pairs)], p["ctas"]))
+    return Sample(times, {"bytes": 2.0 * size})
+
+
+HBM_MEASUREMENT = Grid(
+    name="hbm",
+    title="memory bandwidth",
+    grid=_hbm_grid,
+    on_gpu=_hbm_on_gpu,
+    task_s=0.35,
+)
+
+
+SHAPES = (
+    (4096, 7168, 16384),
+    (4096, 24576, 1536),
+    (4096, 4096, 7168),
+    (4096, 7168, 2048),
+    (4096, 2112, 7168),
+    (4096, 32768, 512),
+    (4096, 36864, 7168),
+    (8192, 8192, 8192),
+    (1024, 4096, 7168),
+    (1024, 7168, 2048),
+    (128, 4096, 7168),
+    (64, 7168, 16384),
+)
+GROUPED = ((32768, 4096, 7168, 8), (32768, 7168, 2048, 8))
+"""Grouped GEMMs as (m over all groups, n, k, groups)."""
+SUSTAINED_S = 2.0
+
+
+def _gemm_grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
+    def task(dtype: str, shape: tuple[int, ...], kind: str = "product") -> dict[str, Parameter]:
+        m, n, k, *groups = shape
+        return {"kind": kind, "dtype": dtype, "m": m, "n": n, "k": k, "groups": groups[0] if groups else 1}
+
+    shapes = SHAPES[:5] if quick else SHAPES
+    tasks = [task(dtype, shape) for shape in shapes for dtype in ("bf16", "fp8")]
+    tasks += [task("fp8", shape) for shape in (GROUPED[:1] if quick else GROUPED)]
+    return [*tasks, task("bf16", (8192, 8192, 8192), "sustained")]
+
+
+def _gemm_on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
+
+    shape = (p["dtype"], p["m"], p["n"], p["k"], p["groups"])
+    graphs = session.keep(("gemm", *shape), lambda: Graphs(session.devices[0], lambda: gemm(*shape)))
+    if p["kind"] == "sustained":
+        return _sustained(session, graphs)
+    times = tuple(graphs.seconds() for _ in range(session.repeats))
+    return Sample(times, {"flop": graphs.work.flop})
+
+
+def _sustained(session: Any, graphs: Any) -> Sample:
+    """Run GEMMs without a pause; read clock and power in the second half, when both have settled."""
+    from moesim.kernels.launch import cupy
+    from moesim.kernels.machine import read_state
+
+    bus = cupy().cuda.runtime.deviceGetPCIBusId(session.devices[0])
+    times, clocks, powers = [], [], []
+    begin = time.monotonic()
+    while (passed := time.monotonic() - begin) < SUSTAINED_S:
+        times.append(graphs.seconds(at_least_s=0.1))
+        graphs.replay()  # the state is read while the GPU is busy
+        state = read_state(bus)
+        if passed > SUSTAINED_S / 2:
+            clocks += [state.sm_clock_hz] if state.sm_clock_hz else []
+            powers += [state.power_w] if state.power_w else []
+    graphs.stream.synchronize()
+    values = {"flop": graphs.work.flop}
+    values |= {"sustained_clock_hz": statistics.median(clocks)} if clocks else {}
+    values |= {"sustained_power_w": statistics.median(powers)} if powers else {}
+    return Sample(tuple(times[len(times) // 2 :]), values)
+
+
+GEMM_MEASUREMENT = Grid(
+    name="gemm",
+    title="matrix products",
+    grid=_gemm_grid,
+    on_gpu=_gemm_on_gpu,
+    task_s=1.0,
+    setup_s=6.0,
+    libraries=("cupy", "torch"),
+)
+
+
+COLUMNS = 7168
+ROWS = 32768
+"""Rows of the input, which is 470 MB of BF16 and eight times the L2 cache."""
+
+
+def _quantise_grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
+    ctas = (4, 20, 4 * facts.sms) if quick else (1, 2, 4, 8, 16, 20, 24, 32, 64, facts.sms, 4 * facts.sms)
+    tasks: list[dict[str, Parameter]] = [
+        {"operation": o, "ctas": n, "rows": ROWS} for o in ("quantise", "dequantise") for n in ctas
+    ]
+    if not quick:
+        tasks += [{"operation": "quantise", "ctas": 4 * facts.sms, "rows": rows} for rows in (1024, 4096)]
+    return tasks
+
+
+def _quantise_on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
+    from moesim.kernels.catalog import KERNELS
+    from moesim.kernels.copy import dequantize, quantize
+    from moesim.kernels.launch import cupy
+
+    cp, group, rows = cupy(), session.group(1), p["rows"]
+
+    def build() -> list[tuple[Any, Any, Any]]:
+        made = []
+        for _ in range(session.sets(3 * rows * COLUMNS)):
+            with cp.cuda.Device(session.devices[0]):
+                x = cp.random.randint(0x3000, 0x4000, size=(rows, COLUMNS), dtype=cp.uint16)
+                q = cp.empty((rows, COLUMNS), dtype=cp.uint8)
+                scales = cp.empty((rows, COLUMNS // 128), dtype=cp.float32)
+                cp.cuda.Device().synchronize()
+            quantize(group, 0, x, q, scales, 132)
+            made.append((x, q, scales))
+        group.synchronize()
+        return made
+
+    data = session.keep(("quantise", rows), build)
+
+    def work(i: int) -> None:
+        x, q, scales = data[i % len(data)]
+        if p["operation"] == "quantise":
+            quantize(group, 0, x, q, scales, p["ctas"])
+        else:
+            dequantize(group, 0, q, scales, x, p["ctas"])
+
+    name = "quantize" if p["operation"] == "quantise" else "dequantize"
+    moved = sum(KERNELS[name].moved_bytes({"rows": rows, "columns": COLUMNS}))
+    return Sample(session.time(1, work), {"bytes": float(moved)})
+
+
+QUANTISE_MEASUREMENT = Grid(
+    name="quantise",
+    title="casts between BF16 and FP8",
+    grid=_quantise_grid,
+    on_gpu=_quantise_on_gpu,
+    task_s=0.2,
+    setup_s=2.0,
+)
