@@ -37,7 +37,7 @@ proof: $(VENV)/.test
 	$(BIN)/python tests/fuzz/fuzz.py --cases 200000 --seed 0 --table lab/docs/proof/fuzz.md
 	$(BIN)/python tests/simulator/engine/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table lab/docs/proof/engines.md
 	$(BIN)/python tests/simulator/planner/prove_plans.py
-	$(BIN)/python tests/proof_trainers/prove.py $(TREES)
+	$(BIN)/python lab/proofs/trainers/prove.py $(TREES)
 	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest tests/app/e2e
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from moesim.simulator.trainers.trainer import description
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "proof_trainers"))
 from draw_plans import MODELS
 from judge_plans import CONTROLS, VERDICTS, digest, plans
+
+from moesim.simulator.trainers.trainer import description
 
 VERSIONS = description("megatron").versions
 
@@ -44,4 +40,4 @@ def test_todays_exports_are_those_that_were_judged(judged: dict[str, Any], versi
     verdicts, count = judged[version]["verdicts"], 20  # the first plans of each model; the draw is seeded
     exports = {name: export for name, (_, export) in plans(version, count).items()}
     changed = [name for name, export in exports.items() if verdicts[name][0] != digest(export)]
-    assert changed == [], "judge the plans anew: python tests/proof_trainers/judge_plans.py --help"
+    assert changed == [], "judge the plans anew: python lab/proofs/trainers/judge_plans.py --help"

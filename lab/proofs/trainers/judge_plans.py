@@ -1,6 +1,6 @@
 """Writes random plans as arguments, has Megatron-LM's own parser judge them, and keeps the verdicts.
 
-    python tests/proof_trainers/judge_plans.py --python judge/bin/python --tree 0.20=<tree> --tree 0.14=<tree>
+    python lab/proofs/trainers/judge_plans.py --python judge/bin/python --tree 0.20=<tree> --tree 0.14=<tree>
 
 `lab/docs/proof/megatron-verdicts.json` is written anew; a fast test checks that the exports of
 today are those that were judged. Controls are plans with one argument spoilt, which the parser must refuse.
@@ -31,7 +31,7 @@ from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 from moesim.simulator.trainers.registry import trainer_of
 
 HERE = Path(__file__).parent
-VERDICTS = HERE.parents[1] / "lab" / "docs" / "proof" / "megatron-verdicts.json"
+VERDICTS = HERE.resolve().parents[2] / "lab" / "docs" / "proof" / "megatron-verdicts.json"
 LAYOUT = "--pipeline-model-parallel-layout"
 CONTROLS = {
     "virtual stages beside a layout": ("mixtral-8x7b", ["--num-virtual-stages-per-pipeline-rank", "2"]),

@@ -1,6 +1,6 @@
 """Runs the trainers' own readers on today's exports, as far as their environments and trees are there.
 
-    python tests/proof_trainers/prove.py FOLDER
+    python lab/proofs/trainers/prove.py FOLDER
 
 FOLDER holds them under the names that docs/trainers.md lists. A reader without its parts is skipped, and what
 is missing is printed; its committed verdicts stay. Ends with the number of readers that failed.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 PROOF = ROOT / "lab" / "docs" / "proof"
 
 

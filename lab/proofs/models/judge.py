@@ -1,6 +1,6 @@
 """Counts the parameters of Hugging Face models as transformers builds them, on the meta device.
 
-    python tests/proof_models/judge.py -o lab/docs/proof/model-parameters.json [CONFIGS...]
+    python lab/proofs/models/judge.py -o lab/docs/proof/model-parameters.json [CONFIGS...]
 
 Runs in an environment with transformers and torch. Every config.json is built once as it is, and the first of
 a family a few times with sizes drawn from a seed, without weights. The verdicts hold each model's keys, so
