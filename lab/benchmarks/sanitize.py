@@ -1,6 +1,6 @@
 """compute-sanitizer over every kernel on one GPU: memcheck, racecheck, and a planted error to be found.
 
-    python -m lab.benchmarks.sanitize --out lab/results/sanitizer.json.xz
+    python -m lab.benchmarks.sanitize --out sanitizer.json
 
 Needs CuPy, a Hopper GPU and compute-sanitizer (CUDA toolkit). Runs itself once under each tool: every kernel
 of the catalog and the CUDA C++ counterparts, all ranks on one GPU, every buffer an allocation of its own so
