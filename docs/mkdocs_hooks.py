@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,15 +27,25 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository's root, and where they are in the site."""
 
+WRITTEN_INTO = {
+    "docs/validation-notes.md": "validation.md",
+    "docs/scoreboard-notes.md": "validation.md",
+    "docs/kernels-notes.md": "kernels.md",
+    "docs/own-runs-notes.md": "own-runs.md",
+}
+"""Sources of generated pages, and the page that shows each with its figures."""
+
 DECISIONS = "docs/decisions"
+ELSEWHERE = "repository/"
+"""Folder of the site that holds linked files from outside `docs`, pages among them."""
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
 def source_of(page_uri: str) -> str:
     """Path in the repository of a page of the site."""
     back = {uri: name for name, uri in PAGES.items()}
-    if page_uri.startswith("repository/"):
-        return page_uri.removeprefix("repository/")
+    if page_uri.startswith(ELSEWHERE):
+        return page_uri.removeprefix(ELSEWHERE)
     return back.get(page_uri, f"docs/{page_uri}")
 
 
@@ -45,11 +56,11 @@ def target_of(link: str, source: str) -> str:
 
 def place_of(path: str) -> str:
     """Path in the site of a file of the repository."""
-    if path in PAGES:
-        return PAGES[path]
+    if path in PAGES or path in WRITTEN_INTO:
+        return PAGES.get(path) or WRITTEN_INTO[path]
     if path == DECISIONS:
         return "decisions/index.md"
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"{ELSEWHERE}{path}"
 
 
 def decisions() -> str:
@@ -66,6 +77,12 @@ def decisions() -> str:
     return "\n".join(lines)
 
 
+def elsewhere(texts: Mapping[str, str]) -> set[str]:
+    """Files outside `docs` that pages link to."""
+    linked = {target_of(link, source) for source, text in texts.items() for _, link, _ in LINK.findall(text)}
+    return {path for path in linked if place_of(path).startswith(ELSEWHERE) and (ROOT / path).is_file()}
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the root, the list of decisions, and the files outside `docs` that pages link to."""
     texts = {source_of(file.src_uri): file.content_string for file in files.documentation_pages()}
@@ -73,17 +90,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         texts[name] = (ROOT / name).read_text("utf-8")
         files.append(File.generated(config, uri, content=texts[name]))
     files.append(File.generated(config, place_of(DECISIONS), content=decisions()))
-    waiting = list(texts.items())
-    for source, text in waiting:  # grows by the pages that are found
-        for path in sorted({target_of(link, source) for _, link, _ in LINK.findall(text)}):
-            place = place_of(path)
-            if not place.startswith("repository/") or files.get_file_from_path(place):
-                continue
-            if not (ROOT / path).is_file():
-                continue
-            files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+    added = set[str]()
+    while new := sorted(elsewhere(texts) - added):
+        added.update(new)
+        for path in new:
+            files.append(File.generated(config, place_of(path), abs_src_path=str(ROOT / path)))
             if path.endswith(".md"):
-                waiting.append((path, (ROOT / path).read_text("utf-8")))
+                texts[path] = (ROOT / path).read_text("utf-8")
     return files
 
 

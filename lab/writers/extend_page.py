@@ -1,16 +1,12 @@
-"""The tables of docs/extend.md that list what is registered, from the registries themselves."""
+"""The table of registered topologies in docs/extend.md, from the registry itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from moesim.hwmodels.importers.topology import EDGE_LIST_FORM, MACHINE_FORMS
 from moesim.hwmodels.topologies.description import ScaleOutFabric
 from moesim.hwmodels.topologies.part import kind_rows
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
-from moesim.kernels.importers import CALIBRATION_IMPORTERS
-from moesim.simulator.cost.collectives.registry import COLLECTIVES
-from moesim.simulator.model.huggingface import FAMILIES
 
 END = "<!-- end of registry -->"
 
@@ -30,16 +26,6 @@ def tables() -> dict[str, list[str]]:
     """Lines of every table by its name."""
     return {
         "topologies": [*_topologies(), "", _shared_keys()],
-        "collectives": _table(
-            ("algorithm", "operations"),
-            [(f"`{spec.name}`", _names(spec.operations)) for spec in COLLECTIVES.values()],
-        ),
-        "model families": [f"Registered: {_names(sorted(FAMILIES))}."],
-        "calibration importers": _table(
-            ("command", "what it does"),
-            [(f"`moesim import {spec.name}`", spec.help) for spec in CALIBRATION_IMPORTERS.values()],
-        ),
-        "machine forms": [f"Registered: {', '.join((*MACHINE_FORMS, EDGE_LIST_FORM))}."],
     }
 
 

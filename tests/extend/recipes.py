@@ -1,7 +1,8 @@
-"""Carries out the recipes of docs/extend.md: writes the files that a recipe prints into a copy of the tree,
-applies its changes to files that are there, and runs the test that it prints.
+"""Carries out the recipes that docs/extend.md names: writes the files that a recipe prints into a copy of the
+tree, applies its changes to files that are there, and runs the test that it prints.
 
-A recipe is a section of the page. It states how many files it touches ("**2 files and a test.**"); every code
+A recipe is a page of tests/extend/recipes. It states how many files it touches ("**2 files and a test.**"); every
+code
 block after a line with a path in backticks that ends in a colon is that file, and a block of kind diff
 changes it: lines that begin with a space must be there, exactly once and in this order.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "extend.md"
+RECIPES = ROOT / "tests" / "extend" / "recipes"
 PACKAGES = ("simulator", "hwmodels", "kernels", "app")
 
 _STATED = re.compile(r"\*\*(\d+) files? and a test\.\*\*")
@@ -36,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One section of the page: what it says that it touches, what it touches, and the test that runs it."""
+    """One page of the folder: what it says that it touches, what it touches, and the test that runs it."""
 
     title: str
     stated_files: int | None
@@ -54,17 +56,16 @@ class Recipe:
         return list(dict.fromkeys(b.path for b in self.blocks if b.path.startswith("tests/")))
 
 
-def recipes(page: Path = PAGE) -> dict[str, Recipe]:
-    """Every section of the page that states how many files it touches, by its title."""
-    sections = re.split(r"^## ", page.read_text("utf-8"), flags=re.MULTILINE)[1:]
-    found = (_recipe(*section.split("\n", 1)) for section in sections)
-    return {recipe.title: recipe for recipe in found if recipe.stated_files is not None}
+def recipes(folder: Path = RECIPES) -> dict[str, Recipe]:
+    """Every recipe of the folder by its title."""
+    found = (_recipe(*page.read_text("utf-8").split("\n", 1)) for page in sorted(folder.glob("*.md")))
+    return {recipe.title: recipe for recipe in found}
 
 
 def _recipe(title: str, text: str) -> Recipe:
     stated, run_by = _STATED.search(text), _TEST.search(text)
     return Recipe(
-        title.strip(),
+        title.removeprefix("# ").strip(),
         int(stated[1]) if stated else None,
         run_by[1] if run_by else None,
         tuple(Block(path, body, kind == "diff") for path, kind, body in _BLOCK.findall(text)),

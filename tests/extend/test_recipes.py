@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from recipes import PAGE, ROOT, Block, changed, check, recipes
+from recipes import PAGE, RECIPES, ROOT, Block, changed, check, recipes
 
 KINDS = (
     "A schedule",
@@ -27,7 +27,11 @@ IN_PROCESS = ("A schedule", "An attention kind", "An engine")
 
 
 def test_every_kind_of_extension_has_a_recipe() -> None:
-    assert tuple(recipes()) == KINDS
+    assert sorted(recipes()) == sorted(KINDS)
+    page = PAGE.read_text("utf-8")
+    assert [
+        path.name for path in RECIPES.glob("*.md") if f"../tests/extend/recipes/{path.name}" not in page
+    ] == []
 
 
 @pytest.mark.parametrize("title", KINDS)
