@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,12 +85,14 @@ def elsewhere(texts: Mapping[str, str]) -> set[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the root, the list of decisions, and the files outside `docs` that pages link to."""
+    """Add the pages of the root, the list of decisions, and the linked files outside `docs`."""
     texts = {source_of(file.src_uri): file.content_string for file in files.documentation_pages()}
     for name, uri in PAGES.items():
         texts[name] = (ROOT / name).read_text("utf-8")
         files.append(File.generated(config, uri, content=texts[name]))
     files.append(File.generated(config, place_of(DECISIONS), content=decisions()))
+    every_key = runpy.run_path(str(ROOT / "docs" / "writers" / "key_tables.py"))["every_key"]
+    files.append(File.generated(config, "scenario-keys.md", content=every_key()))
     added = set[str]()
     while new := sorted(elsewhere(texts) - added):
         added.update(new)

@@ -1,8 +1,10 @@
-"""The tables of keys in docs/scenario.md, from the pydantic models that read a scenario."""
+"""The tables of keys from the pydantic models that read a scenario: in short in docs/scenario.md, and every
+key with its whole meaning on the site's page scenario-keys.md, which docs/mkdocs_hooks.py adds."""
 
 from __future__ import annotations
 
 import datetime
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -96,15 +98,81 @@ SHIPPED: dict[str, Callable[[], Iterable[str]]] = {
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", datetime.date: "date"}
 
 
+LEFT_TO_ALL = ("software", "software.static_experts", "communication.overlap")
+"""Sections whose keys docs/scenario.md leaves to the page of all keys."""
+
+
 def filled(page: str) -> str:
-    """A page with every table between its marks (`<!-- keys NAME -->`) written anew."""
-    for name, lines in tables().items():
+    """docs/scenario.md with every table between its marks (`<!-- keys NAME -->`) written anew."""
+    for name, lines in short_tables().items():
         begin, end = f"<!-- keys {name} -->\n", "<!-- end of keys -->"
         if begin not in page:
             raise SystemExit(f"the page has no mark {begin.strip()!r}")
         before, rest = page.split(begin)
         page = before + begin + "\n".join(lines) + "\n" + rest[rest.index(end) :]
     return page
+
+
+def every_key() -> str:
+    """The page of all keys, each with its type, limits, default and whole meaning."""
+    lines = [
+        "# Every key of a scenario",
+        "",
+        "From the code that reads a scenario; `moesim schema scenario` prints the same as JSON Schema. "
+        "`required` means",
+        "that there is no default, and `by rule` that the key [may be left "
+        "out](scenario.md#what-may-be-left-out).",
+    ]
+    for name, rows in tables().items():
+        lines += ["", f"## {TITLES[name]}", "", *rows]
+    return "\n".join(lines) + "\n"
+
+
+TITLES = {
+    "scenario": "The scenario",
+    "precision": "A precision recipe",
+    "outline": "A short cluster",
+    "cluster": "A full cluster",
+    "pool": "A pool of a fleet",
+    "run": "The run",
+    "load": "Popularity of experts",
+    "faults": "Faults",
+}
+
+
+SHORT_LEFT_OUT = ("precision", "cluster")
+"""Tables that docs/scenario.md replaces by a sentence."""
+
+
+def short_tables() -> dict[str, list[str]]:
+    """The tables of docs/scenario.md: values with the default in brackets, and first sentences of meanings."""
+    kept = {name: parts for name, parts in TABLES.items() if name not in SHORT_LEFT_OUT}
+    return {
+        **{name: _keys(name, parts, brief=True) for name, parts in kept.items()},
+        **{name: _kinds(models, brief=True) for name, models in KINDS.items()},
+    }
+
+
+def _row(cells: tuple[str, str, str, str], brief: bool) -> str:
+    """A line of a table from key, type, default and meaning."""
+    key, values, default, meaning = cells
+    if brief:
+        either = values.replace(" or ", ", ")
+        return f"| {key} | {f'{either} ({default})' if either else ''} | {_first(meaning)} |"
+    return f"| {' | '.join(cells)} |"
+
+
+HEADS = {
+    False: ["| key | type | default | meaning |", "|---|---|---|---|"],
+    True: ["| key | values (default) | meaning |", "|---|---|---|"],
+}
+
+
+def _first(meaning: str) -> str:
+    """The first sentence of a meaning, with the names that ship."""
+    text, shipped, names = meaning.partition(". Shipped: ")
+    first = re.split(r"(?<=[^.])\. (?=[A-Z`])", text)[0]
+    return first + (f". Shipped: {names}" if shipped else "")
 
 
 def tables() -> dict[str, list[str]]:
@@ -115,19 +183,21 @@ def tables() -> dict[str, list[str]]:
     }
 
 
-def _keys(table: str, parts: dict[str, type[BaseModel]]) -> list[str]:
+def _keys(table: str, parts: dict[str, type[BaseModel]], brief: bool = False) -> list[str]:
     sections = {path for path in parts if path}
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    lines = list(HEADS[brief])
     for path, model in parts.items():
+        if brief and path in LEFT_TO_ALL:
+            continue
         for name, field in model.model_fields.items():
             key = f"{path}.{name}" if path else name
             if key not in sections and f"{key}[]" not in sections:
                 meaning = _meaning(model, name) + _shipped(SHIPPED.get(f"{table} {key}", tuple)())
                 full = f"{table}.{key}" if table == "run" else key
                 default = "by rule" if table in ("scenario", "run") and full in RULES else _default(field)
-                lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
+                lines.append(_row((f"`{key}`", _type(field), default, meaning), brief))
             elif descriptions(model).get(name) and not field.is_required():
-                lines.append(f"| `{key}` | section | {_default(field)} | {_meaning(model, name)} |")
+                lines.append(_row((f"`{key}`", "section", _default(field), _meaning(model, name)), brief))
     return lines
 
 
@@ -139,13 +209,15 @@ def _shipped(names: Iterable[str]) -> str:
     return ". Shipped: " + ", ".join(f"`{n}`" for n in names) if names else ""
 
 
-def _kinds(models: tuple[type[BaseModel], ...]) -> list[str]:
-    lines = ["| `kind` | key | type | default | meaning |", "|---|---|---|---|---|"]
+def _kinds(models: tuple[type[BaseModel], ...], brief: bool = False) -> list[str]:
+    lines = list(HEADS[brief])
     for model in models:
         kind = get_args(model.model_fields["kind"].annotation)[0]
-        lines.append(f"| `{kind}` | | | | {_sentence(str(model.__doc__).split(chr(10))[0])} |")
+        lines.append(
+            _row((f"`kind: {kind}`", "", "", _sentence(str(model.__doc__).split(chr(10))[0])), brief)
+        )
         lines += [
-            f"| | `{name}` | {_type(field)} | {_default(field)} | {_meaning(model, name)} |"
+            _row((f"`{name}`", _type(field), _default(field), _meaning(model, name)), brief)
             for name, field in model.model_fields.items()
             if name != "kind"
         ]
