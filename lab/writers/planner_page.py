@@ -68,7 +68,7 @@ def section(searched: list[Searched]) -> str:
     lines += [f"| {cause} | {value:+.2f} |" for cause, value in gaps.items()]
     lines += [
         "",
-        "The ten best families of that search:",
+        "The five best families of that search:",
         "",
         "| plan | precision | recompute | step (s) | GiB |",
     ]
@@ -76,7 +76,7 @@ def section(searched: list[Searched]) -> str:
     lines += [
         f"| {row.label} | {row.precision} | {row.recompute} | {row.time_s:.2f} "
         f"| {row.memory_bytes / GIB:.1f} |"
-        for row in first.ranked
+        for row in first.ranked[:5]
     ]
     again = [[*one.overrides, *_overrides(one.found.best)] for one in searched]
     times = [round(one.found.best.time_s, 2) for one in searched]
