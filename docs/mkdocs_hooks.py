@@ -29,8 +29,8 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 """Pages of the repository's root, and where they are in the site."""
 
 WRITTEN_INTO = {
-    "docs/validation-notes.md": "validation.md",
-    "docs/scoreboard-notes.md": "validation.md",
+    "docs/validation-notes.md": "repository/lab/docs/boards/home-case.md",
+    "docs/scoreboard-notes.md": "repository/lab/docs/boards/misses.md",
     "docs/kernels-notes.md": "kernels.md",
     "docs/own-runs-notes.md": "own-runs.md",
 }

@@ -1,8 +1,6 @@
-"""Writes simulator/data/scoreboard.yaml from the open scoreboard's table in docs/validation.md.
+"""simulator/data/scoreboard.yaml from the rows of lab/docs/boards/rows.csv.
 
-    python -m lab.writers.kept_board
-
-`make scoreboard` does it too. The dashboard shows these medians at once; computing them takes minutes.
+The dashboard and the README show these medians at once; computing the rows takes half an hour.
 """
 
 from __future__ import annotations
@@ -13,39 +11,32 @@ import re
 from pathlib import Path
 
 import moesim
+from moesim.simulator.scoring.scoreboard import Board
 from moesim.simulator.scoring.scoreboard.rows import KeptBoard, KeptScore
+from moesim.simulator.scoring.scoreboard.score import GroupScore
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "validation.md"
 FILE = ROOT / "simulator" / "data" / "scoreboard.yaml"
-HEADER = "rows of | n | refused | median error"
-"""First columns of the table that is read."""
 
 
-def kept_board(page: str, computed: datetime.date) -> KeptBoard:
-    """The board of a page's table; names in bold are sets of rows, the others groups of sources."""
-    table = page.partition(HEADER)[2].partition("\n\n")[0]
-    sets, groups = [], []
-    for line in table.splitlines()[2:]:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        name = cells[0].strip("*")
-        if not cells[6]:
-            continue  # a set without intervals
-        score = KeptScore(
-            name=name,
-            rows=int(cells[1]),
-            median_error=_share(cells[3]),
-            median_absolute_error=_share(cells[4]),
-            worst_absolute_error=_share(cells[5]),
-            covered=_share(cells[6]),
-            interval_width=_share(cells[9]),
+def kept_board(board: Board, computed: datetime.date) -> KeptBoard:
+    """The medians of a board, rounded as the pages show them."""
+    sets, groups = (
+        tuple(_score(one) for one in scores if one.covered is not None)
+        for scores in (board.totals, board.groups)
+    )
+    return KeptBoard(computed=computed, version=moesim.__version__, sets=sets, groups=groups)
+
+
+def _score(score: GroupScore) -> KeptScore:
+    shares = {
+        key: round(getattr(score, key), digits)
+        for key, digits in (
+            ("median_error", 3), ("median_absolute_error", 3), ("worst_absolute_error", 3), ("covered", 2),
+            ("interval_width", 2),
         )
-        (sets if cells[0].startswith("**") else groups).append(score)
-    return KeptBoard(computed=computed, version=moesim.__version__, sets=tuple(sets), groups=tuple(groups))
-
-
-def _share(text: str) -> float:
-    return round(float(text.rstrip("%")) / 100.0, 6)
+    }  # fmt: skip
+    return KeptScore(name=score.name, rows=score.rows, **shares)
 
 
 def yaml_of(board: KeptBoard) -> str:
@@ -71,17 +62,8 @@ def day_of(text: str) -> datetime.date:
     return datetime.date.fromisoformat(found[1])
 
 
-def current(page: str) -> str:
-    """The file's text for a page; the day stays where no figure changed."""
+def current(board: Board) -> str:
+    """The file's text for a board; the day stays where no figure changed."""
     old = FILE.read_text("utf-8") if FILE.is_file() else ""
-    kept = yaml_of(kept_board(page, day_of(old))) if old else ""
-    return old if old and kept == old else yaml_of(kept_board(page, datetime.date.today()))
-
-
-def main() -> None:
-    """Write the file."""
-    FILE.write_text(current(PAGE.read_text("utf-8")), "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    kept = yaml_of(kept_board(board, day_of(old))) if old else ""
+    return old if old and kept == old else yaml_of(kept_board(board, datetime.date.today()))

@@ -192,14 +192,19 @@ def score_all(
             scored = tuple(pool.map(score_row, chosen, [interval] * len(chosen), chunksize=4))
     else:
         scored = tuple(score_row(row, interval) for row in chosen)
-    groups = tuple(by_group(scored))
+    return board_of(scored)
+
+
+def board_of(rows: Sequence[ScoredRow]) -> Board:
+    """The scores of all groups and sets of rows that were predicted already."""
+    groups = tuple(by_group(rows))
     mean = fsum(g.median_absolute_error for g in groups) / len(groups) if groups else None
     covered = [g.covered for g in groups if g.covered is not None]
     return Board(
-        rows=scored,
+        rows=tuple(rows),
         groups=groups,
-        totals=tuple(totals(scored)),
-        refusals=refusals(scored),
+        totals=tuple(totals(rows)),
+        refusals=refusals(rows),
         group_mean=mean,
         group_covered=fsum(covered) / len(covered) if covered else None,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,31 +15,37 @@ from moesim.simulator.scoring.scoreboard.rows import (
     publication_of,
     title_of,
 )
-
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-
-
-def writer() -> ModuleType:
-    """The script that writes the kept file."""
-    return importlib.import_module("lab.writers.kept_board")
+from moesim.simulator.scoring.scoreboard.score import board_of
 
 
-def test_what_is_kept_is_what_the_page_says() -> None:
-    page = (DOCS / "validation.md").read_text("utf-8")
-    script = writer()
-    assert script.kept_board(page, kept_board().computed) == kept_board()
-    assert script.current(page) == script.FILE.read_text("utf-8")
-    every = kept_board().named("all rows, complete")
-    assert f"| **all rows, complete** | {every.rows} |" in page
-    assert f"| {every.median_absolute_error:.1%} |" in page
+@pytest.fixture
+def boards() -> ModuleType:
+    """The script that keeps the scoreboard's rows."""
+    return importlib.import_module("lab.writers.boards")
 
 
-def test_another_median_on_the_page_changes_the_file_and_its_day() -> None:
-    page = (DOCS / "validation.md").read_text("utf-8")
-    script = writer()
-    line = next(text for text in page.splitlines() if text.startswith("| **all rows, complete** |"))
-    changed = page.replace(line, line.replace(line.split("|")[4], " +99.0% "), 1)
-    assert script.current(changed) != script.current(page) and "0.99" in script.current(changed)
+def test_kept_medians_are_those_of_the_kept_rows(boards: ModuleType) -> None:
+    script = importlib.import_module("lab.writers.kept_board")
+    board = boards.board(boards.kept())
+    assert script.kept_board(board, kept_board().computed) == kept_board()
+    assert script.current(board) == script.FILE.read_text("utf-8")
+    slower = board.rows[0].model_copy(update={"relative_error": 0.99})
+    assert script.current(board_of([slower, *board.rows[1:]])) != script.current(board)
+
+
+def test_rows_read_back_as_they_were_written(boards: ModuleType) -> None:
+    files = boards.kept()
+    board = boards.board(files)
+    assert boards.rows_text(board.rows) == files[boards.ROWS]
+    assert boards.runs_text(boards.scored_runs(files)) == files[boards.RUNS]
+    assert {row.id for row in board.rows} == {row.id for row in open_rows()}
+
+
+def test_the_pages_of_the_scoreboard_are_written_from_the_kept_rows(boards: ModuleType) -> None:
+    pages = importlib.import_module("lab.writers.scoreboard_page")
+    files = boards.kept()
+    for path, text in pages.board_pages(files, boards.board(files)).items():
+        assert path.read_text("utf-8") == text, f"{path.name}: run make pages"
 
 
 def test_a_set_that_there_is_not_is_an_error() -> None:
