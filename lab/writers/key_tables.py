@@ -145,7 +145,7 @@ SHORT_LEFT_OUT = ("precision", "cluster")
 
 
 def short_tables() -> dict[str, list[str]]:
-    """The tables of docs/scenario.md: values with the default in brackets, and first sentences of meanings."""
+    """The tables of docs/scenario.md: values, defaults in brackets, and first sentences of meanings."""
     kept = {name: parts for name, parts in TABLES.items() if name not in SHORT_LEFT_OUT}
     return {
         **{name: _keys(name, parts, brief=True) for name, parts in kept.items()},

@@ -77,7 +77,7 @@ def page(rows: Sequence[Row], placements: Sequence[Placement], files: Mapping[Pa
         "",
         "## By dispatcher",
         "",
-        "These are the rows with experts, by the library that moves tokens to them (`communication.kernels`).",
+        "These are the rows with experts, by the library that moves tokens to them.",
         "",
         *medians([line for line in predicted if line["dispatcher"]], ("dispatcher", "hardware")),
         "",
