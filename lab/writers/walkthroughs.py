@@ -1,6 +1,6 @@
 """The outputs of commands on docs/tutorial.md and docs/cookbook.md.
 
-    python docs/writers/walkthroughs.py [--check]
+    python lab/writers/walkthroughs.py [--check]
 
 A command stands in a block of its own below a comment that names the lines of its output that the page shows:
 

@@ -40,14 +40,3 @@ def test_every_public_name_has_a_sentence(writer: ModuleType) -> None:
 def test_the_page_is_linked() -> None:
     assert "api.md" in (ROOT / "mkdocs.yml").read_text("utf-8")
     assert "(docs/api.md)" in (ROOT / "README.md").read_text("utf-8")
-
-
-def test_the_figures_of_the_readme_are_those_of_the_example() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    printed = (ROOT / "examples" / "read_a_result.out").read_text("utf-8")
-    block = next(
-        text for text in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "print(result)" in text
-    )
-    figures = re.findall(r"\d+\.\d+", "\n".join(re.findall(r"# (\d.*)", block)))
-    assert len(figures) == 5
-    assert [figure for figure in figures if figure not in printed] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 from collections.abc import Callable
@@ -173,20 +174,16 @@ def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
 
 
 ROOT = DOCS.parent
-NUMBERS = {"twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16}
 
 
-def test_counts_of_packages_and_pages_are_those_of_the_tree() -> None:
+def test_pages_describe_every_package_and_every_view() -> None:
     from moesim.app.pages import PAGES as VIEWS
 
-    readme = (ROOT / "README.md").read_text("utf-8")
     packages = [path.parent.name for path in (ROOT / "simulator").glob("*/__init__.py")]
-    stated = re.search(r"in (\w+) layered packages", readme)
-    assert stated is not None and NUMBERS[stated[1]] == len(packages)
     rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "structure.md").read_text("utf-8"), re.MULTILINE)
     assert set(packages) <= set(rows), "docs/structure.md describes every package"
-    views = re.search(r"one of its (\w+) pages", readme)
-    assert views is not None and NUMBERS[views[1]] == len(VIEWS)
+    dashboard = (DOCS / "dashboard.md").read_text("utf-8")
+    assert [title for _, title, _ in VIEWS if f"**{title}**" not in dashboard] == []
 
 
 def test_the_readme_states_the_errors_of_the_scoreboard_beside_the_home_case() -> None:
@@ -212,3 +209,24 @@ def test_no_test_asserts_a_wall_time() -> None:
     clock = re.compile(r"^\s*assert .*(?:perf_counter|time\.time\(\))", re.MULTILINE)
     said = [path.name for path in (ROOT / "tests").rglob("*.py") if clock.search(path.read_text("utf-8"))]
     assert said == []
+
+
+def test_the_comparison_states_other_tools_figures_as_they_were_read() -> None:
+    """Every figure of a peer on docs/comparison.md is a line of lab/docs/peers.csv with its source."""
+    page = " ".join((DOCS / "comparison.md").read_text("utf-8").split())
+    with (ROOT / "lab" / "docs" / "peers.csv").open(encoding="utf-8") as file:
+        facts = list(csv.DictReader(file))
+    assert all(fact["source"] and fact["date"] for fact in facts)
+    assert [fact["words"] for fact in facts if fact["words"] not in page] == []
+    for fact in facts:
+        page = page.replace(fact["words"], "")
+    assert re.findall(r"[+-]?\d[\d.]* (?:s|%)(?![\w])", page) == []
+
+
+def test_the_defaults_of_the_scenario_page_are_those_of_the_rules() -> None:
+    from moesim.simulator.scenario import load_scenario
+
+    chosen = {one.key: one for one in load_scenario(str(ROOT / "examples" / "five-lines.yaml")).defaults}
+    page = (DOCS / "scenario.md").read_text("utf-8")
+    for key in ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv"):
+        assert f"| `{key}` | {chosen[key].value}" in page, key
