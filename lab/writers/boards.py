@@ -159,11 +159,12 @@ def lines_of(text: str) -> list[dict[str, str]]:
 
 def relinked(notes: str) -> str:
     """Notes whose links start from docs/, for a page of this folder."""
+    here = FOLDER.relative_to(ROOT).as_posix()
 
-    def turned(link: re.Match[str]) -> str:
-        return f"]({posixpath.relpath(posixpath.join('docs', link[1]), 'lab/docs/boards')})"
+    def turned(match: re.Match[str]) -> str:
+        return f"]({posixpath.relpath(posixpath.normpath(f'docs/{match[1]}'), here)}"
 
-    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", turned, notes)
+    return re.sub(r"\]\(((?!https?:|#)[^)\s]+)", turned, notes)
 
 
 def _cell(value: object) -> str:
