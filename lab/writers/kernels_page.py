@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,18 +19,16 @@ from typing import Any
 from lab import packed
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = ROOT / "lab" / "results" / "2026-11-20-h200-8gpu.rows.jsonl.xz"
-RESULTS = ROOT / "lab" / "results"
-BENCH = RESULTS / "kernels-h200-x8-2026-11-20.json.xz"
-BENCH4 = RESULTS / "kernels-h200-x4-2026-11-20.json.xz"
-TURNS = RESULTS / "kernels-before-after-h200-x4-2026-11-20.json.xz"
-SANITIZER = RESULTS / "sanitizer-h200-2026-11-23.json.xz"
-PUSHES = RESULTS / "2026-11-22-h200-x2-link-pushes.json.xz"
-ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json.xz")
-ROW_COSTS = PUSHES.with_name("2026-11-25-h100-x2-row-costs.json.xz")
+ROWS = ROOT / "benchmarks" / "results" / "2026-11-20-h200-8gpu.rows.jsonl"
+RESULTS = ROOT / "benchmarks" / "results"
+BENCH = RESULTS / "kernels-h200-x8-2026-11-20.json"
+BENCH4 = RESULTS / "kernels-h200-x4-2026-11-20.json"
+SANITIZER = RESULTS / "sanitizer-h200-2026-11-23.json"
+PUSHES = ROOT / "benchmarks" / "gpu" / "results" / "2026-11-22-h200-x2-link-pushes.json"
+ONCE = PUSHES.with_name("2026-11-23-h200-x2-dispatch-once.json")
+ROW_COSTS = PUSHES.with_name("2026-11-25-h100-x2-row-costs.json")
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
-NOTES = ROOT / "lab" / "docs" / "kernels-notes.md"
 
 LINK_GB_S = 450.0
 """Nominal NVLink rate of an H200 per direction."""
@@ -93,7 +92,7 @@ def at(line: Series, sms: tuple[int, ...]) -> Series:
     return {n: line[n] for n in sms if n in line}
 
 
-def beside_deepep() -> list[str]:
+def beside_deepep() -> dict[str, Series]:
     """Ours and DeepEP's times at 4 GPUs in one run, with notify where DeepEP's has one."""
     lines: dict[str, Series] = {}
     for name, what, payload in (
@@ -105,64 +104,43 @@ def beside_deepep() -> list[str]:
         lines[f"{name}, PTX"] = at(bench_times(BENCH4, what, payload=payload), (8, 20, 24))
         lines[f"{name}, CUDA C++"] = at(bench_times(BENCH4, f"{what} cuda", payload=payload), (8, 20, 24))
         lines[f"{name}, DeepEP v1.2.1"] = theirs
-    return time_table(lines)
+    return lines
 
 
-def row_costs(kernels: str, ranks: int, sms: int) -> list[str]:
-    """Times of dispatch and combine by the width of a row and the choices of a token."""
-    data = json.loads(packed.text(ROW_COSTS))
+def row_costs(ranks: int, sms: int) -> list[str]:
+    """Times of DeepEP's and our dispatch and combine by the width of a row and the choices of a token."""
+    data = json.loads(ROW_COSTS.read_text("utf-8"))
     rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
     widths = (1024, 2048, 3072, 4096, 5120, 6144, 7168)
-    lines: dict[str, dict[int, list[float]]] = {}
+    kernels, routings = {"deepep": "DeepEP", "ours": "PTX"}, ("top-8", "top-1")
+    lines: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        same = (row["kernels"], row["ranks"], row["sms"], row["tokens"]) == (kernels, ranks, sms, 4096)
-        if same and row["routing"] in ("top-8", "top-1") and row["hidden"] in widths:
-            name = f"{row['operation'].replace('bf', 'BF').replace('fp', 'FP')}, {row['routing']}"
-            line = lines.setdefault(name, {})
-            line.setdefault(row["hidden"], []).append(row["us"])
+        same = (row["ranks"], row["sms"], row["tokens"]) == (ranks, sms, 4096)
+        if same and row["kernels"] in kernels and row["routing"] in routings and row["hidden"] in widths:
+            name = row["operation"].replace("bf", "BF").replace("fp", "FP")
+            lines[f"{name}, {row['routing']}, {kernels[row['kernels']]}"][row["hidden"]].append(row["us"])
     shown = [[name, *(f"{min(line[w]):.0f}" for w in widths)] for name, line in sorted(lines.items())]
     return table([f"us, {ranks} ranks, {sms} SMs", *(f"{w:,}" for w in widths)], shown)
 
 
-def over_nodes(nodes: str) -> list[str]:
+def over_nodes(nodes: str) -> dict[str, Series]:
     """Times over two hops and over one between the same ranks."""
-    lines = {
+    return {
         f"{hops} {direction} {payload.upper()}": bench_times(
             BENCH4, f"{hops} {direction}", nodes=nodes, payload=payload
         )
         for direction, payload in (("dispatch", "fp8"), ("dispatch", "bf16"), ("combine", "bf16"))
         for hops in ("two-hop", "one-hop")
     }
-    if nodes == "2x2":
-        for direction in ("dispatch", "combine"):
-            name = (
-                f"two-hop {direction} as a composition before, {'FP8' if direction == 'dispatch' else 'BF16'}"
-            )
-            lines[name] = bench_times(TURNS, f"two-hop {direction}", version="before")
-    return time_table(lines)
 
 
-def by_turns() -> list[str]:
-    """Dispatch before it had roles and now, low-latency combine before and now, measured by turns."""
-    lines: dict[str, Series] = {}
-    for payload in ("fp8", "bf16"):
-        for version in ("before", "now"):
-            lines[f"dispatch {payload.upper()}, {version}"] = bench_times(
-                TURNS, "notify + dispatch", version=version, payload=payload
-            )
-    return time_table(lines)
-
-
-def few_tokens() -> list[str]:
-    """Low latency at 4 GPUs: the combine before and now, the dispatch."""
-    lines: dict[str, Series] = {}
-    for tokens in (1, 32, 128, 256):
-        lines[f"dispatch, {tokens} tokens"] = bench_times(BENCH4, "dispatch_ll", tokens=tokens)
-        lines[f"combine, {tokens} tokens"] = bench_times(BENCH4, "combine_ll", tokens=tokens)
-        lines[f"combine, {tokens} tokens, before"] = bench_times(
-            TURNS, "combine_ll", tokens=tokens, version="before"
-        )
-    return time_table(lines)
+def few_tokens() -> dict[str, Series]:
+    """Low latency at 4 GPUs."""
+    return {
+        f"{name}, {tokens} token{'s' * (tokens > 1)}": bench_times(BENCH4, f"{name}_ll", tokens=tokens)
+        for tokens in (1, 32, 128, 256)
+        for name in ("dispatch", "combine")
+    }
 
 
 def sanitized() -> list[str]:
@@ -197,41 +175,27 @@ def mean_times(path: Path, kernel: str) -> dict[str, Series]:
     return {name: {n: statistics.fmean(v) for n, v in by.items()} for name, by in sorted(times.items())}
 
 
-def over_sms() -> list[str]:
-    """Combine before and now on two GPUs, by SMs."""
-    return [
-        f"As above, also on 2026-11-23 (`{PUSHES.relative_to(ROOT)}`),",
-        "with `--seconds 40 --parts dispatch,combine,stamps,one_gpu` and `combine.ptx` of commit 499a7c35.",
-        "",
-        *time_table(mean_times(PUSHES, "combine")),
-    ]
+def current_times() -> dict[str, Series]:
+    """Today's dispatch and combine on two GPUs, by SMs."""
+    times = mean_times(ONCE, "dispatch") | mean_times(PUSHES, "combine")
+    return {
+        name.replace(", now without", ", without").replace(", now", ""): line
+        for name, line in times.items()
+        if not name.endswith(("before", "by copy engine"))
+    }
 
 
-def loaded_once() -> list[str]:
-    """Dispatch before and now on two GPUs, by SMs, and what an SM stores."""
-    measured = json.loads(packed.text(ONCE))
-    stores: defaultdict[str, Series] = defaultdict(dict)
-    for row in measured["rows"]:
-        _, _, name = row["what"].partition("engine ")
-        if name and "load" not in name and row["both"] and (row["chunk"], row["warps"]) != (14336, 2):
-            stores[name][row["sms"]] = row["gb_per_s"] / row["sms"]
-    return [
-        f"One run on {measured['date'][:10]}, two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz,",
-        f"limit 700 W (`{ONCE.relative_to(ROOT)}`), by",
-        "`python -m lab.studies.link_pushes -o OUT.json --seconds 45 --before DIR",
-        "--parts dispatch,engine,one_gpu,stamps`. DIR holds `dispatch.ptx` of commit e75fe9ac. Versions take",
-        "turns, and the table has the mean of each version's two medians, notify included. `by copy engine`:",
-        "no own rows, and beside it one copy of all the rank's rows in token order (receivers read another).",
-        "",
-        *time_table(mean_times(ONCE, "dispatch")),
-        "",
-        "What an SM stores when it loads nothing, both GPUs at work (store: bulk copies; both: by turns):",
-        "",
-        *table(
-            ["GB/s an SM", *(f"{n:g}" for n in stores["store both"])],
-            [[name, *(f"{rate:.1f}" for rate in line.values())] for name, line in stores.items()],
-        ),
-    ]
+def stores_per_sm() -> Series:
+    """GB/s that an SM stores to both GPUs by turns, by bulk copies, when it loads nothing."""
+    found: Series = {}
+    for row in json.loads(ONCE.read_text("utf-8"))["rows"]:
+        if (
+            row["what"].endswith("engine store both")
+            and row["both"]
+            and (row["chunk"], row["warps"]) != (14336, 2)
+        ):
+            found[row["sms"]] = row["gb_per_s"] / row["sms"]
+    return found
 
 
 def time_table(lines: dict[str, Series]) -> list[str]:
@@ -266,34 +230,91 @@ def draw(name: str, lines: dict[str, Series], x_label: str, y_label: str, limit:
     return f"![{y_label} against {x_label}](figures/{path.name})"
 
 
-def page(header: dict[str, Any], rows: list[Row]) -> str:
-    """The whole page."""
-    experts = {
-        "dispatch FP8": series(rows, "all_to_all", "sms", operation="dispatch_fp8", tokens=4096, ranks=8),
-        "combine BF16": series(rows, "all_to_all", "sms", operation="combine", tokens=4096, ranks=8),
-        "all-to-all push": series(rows, "all_to_all", "sms", operation="push", tokens=4096, ranks=8),
+def over(slow: Series, fast: Series, *sms: float) -> str:
+    """How many times as long the first takes as the second, by SMs: "1.39, 1.20 and 1.10"."""
+    *first, last = (f"{slow[n] / fast[n]:.2f}" for n in sms)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def shares(line: Series, few: float, many: float) -> str:
+    """Time with few SMs over that with many."""
+    return f"{line[few] / line[many]:.2f}"
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Lines of a paragraph, or of an item of a list."""
+    return textwrap.wrap(" ".join(text.split()), 110, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def conclusions(
+    now: dict[str, Series], eight: dict[str, Series], deepep: dict[str, Series], hops: dict[str, Series]
+) -> list[str]:
+    """What the tables show; every figure is computed from them."""
+    fp8, bf16, low = now["dispatch FP8"], now["dispatch BF16"], few_tokens()
+    no_fp8, no_bf16 = now["dispatch FP8, without own rows"], now["dispatch BF16, without own rows"]
+    theirs = {
+        name: over(deepep[f"{name}, DeepEP v1.2.1"], deepep[f"{name}, PTX"], 8, 20, 24)
+        for name in ("dispatch FP8", "dispatch BF16", "combine BF16")
     }
-    size = 256 * 2**20
-    copies = {
-        variant: series(rows, "copy", "ctas", variant=variant, size_bytes=size, **threads)
-        for variant, threads in (("push", {"threads": 1024}), ("pull", {"threads": 1024}), ("bulk", {}))
+    items = f"""
+    **More SMs hardly ever cost time.** CTAs claim batches of tokens from one counter, so they end together.
+    With 32 SMs dispatch takes {fp8[32] / min(fp8.values()):.2f} (FP8) and {bf16[32] / min(bf16.values()):.2f}
+    (BF16) times its best time.
+
+    **An SM's stores bound dispatch.** With 8 SMs at work, each stores {stores_per_sm()[8]:.0f} GB/s.
+    Dispatch with 8 SMs takes {shares(fp8, 8, 16)} (FP8) and {shares(bf16, 8, 16)} (BF16) times the time of
+    16; without own rows (`dispatch(..., own=False)`) {shares(no_fp8, 8, 16)} and {shares(no_bf16, 8, 16)}.
+    Combine takes {shares(now["combine"], 8, 16)}.
+
+    **PTX saves SMs in combine.** CUDA C++ takes
+    {over(eight["combine, CUDA C++"], eight["combine, PTX"], 8, 20)} times as long with 8 and 20 SMs. In PTX
+    some warps read peers by bulk copies while others add. In dispatch both are equal.
+
+    **DeepEP** v1.2.1 with 8, 20 and 24 SMs takes {theirs["dispatch FP8"]} times our time in FP8 dispatch,
+    {theirs["dispatch BF16"]} in BF16 dispatch, and {theirs["combine BF16"]} in combine.
+
+    **A second hop** over two nodes of two GPUs takes, with 20 SMs,
+    {over(hops["two-hop dispatch FP8"], hops["one-hop dispatch FP8"], 20)} times one hop in FP8 dispatch and
+    {over(hops["two-hop combine BF16"], hops["one-hop combine BF16"], 20)} times in combine.
+
+    **Low latency.** With 32 SMs, 128 tokens take {low["dispatch, 128 tokens"][32]:.0f} us to dispatch and
+    {low["combine, 128 tokens"][32]:.0f} us to combine.
+
+    **Rows.** DeepEP's SMs spend most of their time on tokens and not on bytes. Eq. X22 of
+    [chapter 5](model/05-transfers.md) is the law that follows from these times and those of 4 and 8 ranks.
+
+    **An SM-aware GEMM** that leaves exactly as many SMs free as a copy of two-CTA clusters takes can lose
+    more than one that leaves two more, because the clusters of both do not tile the die
+    ([decision 0009](decisions/0009-two-interference-measurements.md)).
+    """
+    return [line for item in items.split("\n\n") for line in wrapped(f"- {item}", "  ")]
+
+
+LIMITS = """
+- Eight GPUs were measured with an earlier dispatch (2026-11-20), and today's dispatch and combine on two
+  GPUs. Profiles keep the times of the kernels that they were measured with; their kernel hash says so.
+- Two hops over 2x4 and 4x2 GPUs were not measured.
+- racecheck reports loads into a stage that lanes had read before `bar.warp.sync`, and one lane's mbarrier
+  arrival, across which it does not carry the other lanes' reads. The check lists these reports and fails on
+  any other.
+"""
+
+
+def all_to_all(rows: list[Row]) -> dict[str, Series]:
+    """GB/s of dispatch, combine and push on 8 GPUs."""
+    return {
+        name: series(rows, "all_to_all", "sms", operation=operation, tokens=4096, ranks=8)
+        for name, operation in (
+            ("dispatch FP8", "dispatch_fp8"),
+            ("combine BF16", "combine"),
+            ("all-to-all push", "push"),
+        )
     }
-    beside = slow_downs(rows)
-    times = [
-        [
-            str(row["parameters"]["sms"]),
-            row["parameters"]["operation"],
-            str(row["parameters"]["tokens"]),
-            f"{row['seconds'] * 1e6:.0f}",
-            f"{(row['high_s'] - row['low_s']) / row['seconds']:.1%}",
-        ]
-        for row in rows
-        if row["measurement"] == "all_to_all"
-        and row["parameters"]["tokens"] == 4096
-        and row["parameters"]["sms"] in (8, 16, 20, 24)
-    ]
-    clocks = statistics.median(r["values"]["sm_clock_hz"] for r in rows if "sm_clock_hz" in r["values"]) / 1e6
-    languages = {
+
+
+def in_both_languages() -> dict[str, Series]:
+    """Microseconds of the PTX kernels and of their CUDA C++ counterparts on 8 GPUs."""
+    return {
         f"{name}, {language}": bench_times(BENCH, f"{what}{suffix}", payload=payload)
         for name, what, payload in (
             ("dispatch FP8", "notify + dispatch", "fp8"),
@@ -302,136 +323,91 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         )
         for language, suffix in (("PTX", ""), ("CUDA C++", " cuda"))
     }
-    lines = [
+
+
+def copies_to_one_peer(rows: list[Row]) -> dict[str, Series]:
+    """GB/s of 256 MiB by number of CTAs."""
+    return {
+        variant: series(rows, "copy", "ctas", variant=variant, size_bytes=256 * 2**20, **threads)
+        for variant, threads in (("push", {"threads": 1024}), ("pull", {"threads": 1024}), ("bulk", {}))
+    }
+
+
+def slow_down_table(beside: dict[str, dict[int, float]]) -> list[str]:
+    """Time beside the copy over time alone, by SMs."""
+    sms = sorted({n for by in beside.values() for n in by})
+    rows = [[name, *(f"{by[n]:.2f}" if n in by else "" for n in sms)] for name, by in beside.items()]
+    return table(["operator", *(str(n) for n in sms)], rows)
+
+
+def page(header: dict[str, Any], rows: list[Row]) -> str:
+    """The whole page."""
+    experts, copies, beside = all_to_all(rows), copies_to_one_peer(rows), slow_downs(rows)
+    languages, deepep, now, hops = in_both_languages(), beside_deepep(), current_times(), over_nodes("2x2")
+    clocks = statistics.median(r["values"]["sm_clock_hz"] for r in rows if "sm_clock_hz" in r["values"]) / 1e6
+    parts: list[str | list[str]] = [
         "# The communication kernels, measured",
-        "",
-        "Generated by `python -m lab.writers.kernels_page` from",
-        f"`{ROWS.relative_to(ROOT)}`: {header['machine']},",
-        f"driver {header['driver']}, CUDA {header['cuda']}, median SM clock {clocks:.0f} MHz,",
-        "NVLink multicast off, `moesim calibrate`. The top of each kernel's file in `kernels/ptx/` describes",
-        "its layout, launch and memory model.",
-        "",
-        "## Dispatch and combine inside a node",
-        "",
-        "These figures have the dispatch before it had roles (below). 8 ranks have 4,096 tokens each, hidden",
-        "7168, top-8 of 256 experts and random scores. Payload counts the rows of the own rank: 7/8 of it",
-        "crosses NVLink, and all of it for the push.",
-        "",
-        *rate_table(experts),
-        "",
-        draw("expert-parallel", experts, "communication SMs", "GB/s", LINK_GB_S),
-        "",
-        *table(["SMs", "operation", "tokens", "time (us)", "spread"], times),
-        "",
-        "### PTX beside CUDA C++",
-        "",
-        f"Times are the median of nine on the slowest rank, notify included (`{BENCH.relative_to(ROOT)}`).",
-        "The CUDA C++ versions have no inline PTX.",
-        "",
-        *time_table(languages),
-        "",
-        draw("ptx-cuda", languages, "communication SMs", "us"),
-        "",
-        "### Beside DeepEP, 4 GPUs, one run",
-        "",
-        "Times are the median of 15 (DeepEP 30) on the slowest of 4 ranks, otherwise as above",
-        f"(`{BENCH4.relative_to(ROOT)}`). DeepEP's time is that of its best chunk size, tuned in",
-        "the run; ours are the defaults. DeepEP was built from its tag with the machine's nvcc: intra-node",
-        "kernels only, without NVSHMEM, aggressive PTX instructions on.",
-        "",
-        *beside_deepep(),
-        "",
-        "### What a row costs in DeepEP, 2 GPUs",
-        "",
-        "Two NVIDIA H100 80GB HBM3 on NVLink, driver 580.159.04, SM clock 1,980 MHz, NVLink multicast off,",
-        f"2026-11-25 (`{ROW_COSTS.relative_to(ROOT)}`, which holds the commands, by",
-        "`lab/benchmarks/row_costs.py` and `lab/benchmarks/our_row_costs.py`). 4,096 tokens a rank,",
-        "random top-k of 256 experts, rows by their elements; the median of 15 on the slowest rank, notify",
-        "included, L2 overwritten before each.",
-        "",
-        *row_costs("deepep", 2, 8),
-        "",
-        "Four and eight ranks share the two GPUs, each with SMs of its own:",
-        "",
-        *row_costs("deepep", 4, 8),
-        "",
-        *row_costs("deepep", 8, 8),
-        "",
-        "Our kernels on the same GPUs:",
-        "",
-        *row_costs("ours", 2, 8),
-        "",
-        "### Roles in dispatch, before and now, 4 GPUs",
-        "",
-        "Before, each warp loaded and stored its own rows; now a loading warp looks items up and fills one",
-        "ring that sending warps empty. Measured by turns: before, now, before",
-        f"(`{TURNS.relative_to(ROOT)}`).",
-        "",
-        *by_turns(),
-        "",
-        "### Dispatch that loads rows once, 2 GPUs, before and now",
-        "",
-        *loaded_once(),
-        "",
-        "### Combine over SMs, 2 GPUs, before and now",
-        "",
-        *over_sms(),
-        "",
-        "### Low latency, 4 GPUs",
-        "",
-        "`before`: the high-throughput combine on the low-latency buffers.",
-        "",
-        *few_tokens(),
-        "",
-        "With 8 GPUs and 128 tokens (2026-11-20, earlier run, combine as a composition):",
-        "",
-        *time_table({k: bench_times(BENCH, f"{k}_ll", tokens=128) for k in ("dispatch", "combine")}),
-        "",
-        "### Two hops over virtual nodes, 4 GPUs",
-        "",
-        "Times include the notify of dispatch, on the slowest rank. Two nodes of two GPUs:",
-        "",
-        *over_nodes("2x2"),
-        "",
-        "Four nodes of one GPU, where every row crosses a rail first and a relay serves only itself:",
-        "",
-        *over_nodes("4x1"),
-        "",
-        "### compute-sanitizer",
-        "",
-        *sanitized(),
-        "",
-        "## Copies to one peer",
-        "",
-        *rate_table(copies),
-        "",
-        draw("copies", copies, "SMs (CTAs of 1,024 threads)", "GB/s", LINK_GB_S),
-        "",
-        "## Compute beside communication",
-        "",
-        "The table is the time beside a push copy on n SMs over the time alone on all SMs. SM-aware",
-        "operators leave at least those n SMs free; the best of n, n + 2 and n + 4 counts.",
-        "",
-        *table(
-            ["operator", *(str(n) for n in sorted({n for by in beside.values() for n in by}))],
-            [
-                [
-                    name,
-                    *(
-                        f"{by[n]:.2f}" if n in by else ""
-                        for n in sorted({m for b in beside.values() for m in b})
-                    ),
-                ]
-                for name, by in beside.items()
-            ],
+        wrapped(
+            f"""Generated by `python docs/writers/kernels_page.py` from `{ROWS.relative_to(ROOT)}`:
+            {header["machine"]}, driver {header["driver"]}, CUDA {header["cuda"]}, median SM clock
+            {clocks:.0f} MHz, NVLink multicast off, `moesim calibrate`, unless a section says otherwise.
+            Times are medians on the slowest rank by number of communication SMs, notify of dispatch
+            included. The top of each kernel's file in `kernels/ptx/` describes its layout, launch and memory
+            model."""
         ),
-        "",
+        "## What the tables show",
+        conclusions(now, languages, deepep, hops),
+        "## Today's dispatch and combine, 2 GPUs",
+        wrapped(
+            f"""Two NVIDIA H200, driver 580.159.04, SM clock 1980 MHz, 4,096 tokens of 7168, top-8 of 256
+            experts, 2026-11-23 (`{ONCE.relative_to(ROOT)}`, `{PUSHES.name}`)."""
+        ),
+        time_table(now),
+        "## Dispatch and combine, 8 GPUs",
+        wrapped(
+            """8 ranks have 4,096 tokens each, hidden 7168, top-8 of 256 experts and random scores. Payload
+            counts the rows of the own rank: 7/8 of it crosses NVLink, and all of it for the push."""
+        ),
+        rate_table(experts),
+        draw("expert-parallel", experts, "communication SMs", "GB/s", LINK_GB_S),
+        "### PTX beside CUDA C++",
+        wrapped(f"Medians of nine (`{BENCH.relative_to(ROOT)}`). The CUDA C++ versions have no inline PTX."),
+        time_table(languages),
+        draw("ptx-cuda", languages, "communication SMs", "us"),
+        "### Beside DeepEP, 4 GPUs, one run",
+        wrapped(
+            f"""Medians of 15, DeepEP 30 (`{BENCH4.relative_to(ROOT)}`). DeepEP has its best chunk size, tuned
+            in the run, intra-node kernels only and aggressive PTX instructions on; ours have the defaults."""
+        ),
+        time_table(deepep),
+        "### What a row costs, 2 GPUs",
+        wrapped(
+            f"""Two NVIDIA H100 80GB HBM3, driver 580.159.04, SM clock 1,980 MHz, 2026-11-25
+            (`{ROW_COSTS.relative_to(ROOT)}`, which holds the commands and the times with 4 and 8 ranks).
+            4,096 tokens a rank, random top-k of 256 experts, rows by their elements, DeepEP v1.2.1, L2
+            overwritten before each call."""
+        ),
+        row_costs(2, 8),
+        "### Low latency, 4 GPUs",
+        time_table(few_tokens()),
+        "### Two hops over two nodes of two GPUs",
+        time_table(hops),
+        "## Copies to one peer",
+        rate_table(copies),
+        draw("copies", copies, "SMs (CTAs of 1,024 threads)", "GB/s", LINK_GB_S),
+        "## Compute beside communication",
+        wrapped(
+            """The table is the time beside a push copy on n SMs over the time alone on all SMs. SM-aware
+            operators leave at least those n SMs free; the best of n, n + 2 and n + 4 counts."""
+        ),
+        slow_down_table(beside),
         draw("interference", {k: dict(v) for k, v in beside.items()}, "communication SMs", "slow-down"),
-        "",
-        NOTES.read_text("utf-8").strip() if NOTES.is_file() else "",
-        "",
+        "## compute-sanitizer",
+        sanitized(),
+        "## Limits",
+        LIMITS.strip(),
     ]
-    return "\n".join(lines)
+    return "\n\n".join(part if isinstance(part, str) else "\n".join(part) for part in parts) + "\n"
 
 
 if __name__ == "__main__":
