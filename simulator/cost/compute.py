@@ -65,7 +65,7 @@ class OperatorCost:
     assumptions: tuple[str, ...] = ()
     """Notes on priors and substitutions for classes that were not measured."""
     depends_on: frozenset[str] = frozenset()
-    """Entries and numbers of the profile that change the price when they change; `ANY` stands for all."""
+    """Entries and numbers of the profile that change the price when they change; `ANY` means all of them."""
 
     evidence: PriceEvidence = field(init=False, compare=False, repr=False)
     """The same as a price carries it; the error is that of the entry which gives the time."""

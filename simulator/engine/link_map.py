@@ -122,7 +122,7 @@ class LinkMap(Protocol):
 
 
 class FoldedLinkMap:
-    """Folded link map: one GPU's full-duplex NIC and scale-up port stand for all of a pipeline rank.
+    """Folded link map: full-duplex NIC and scale-up port of one GPU for each pipeline rank.
 
     Source: docs/model.md, eq. E3.
     """
@@ -154,7 +154,7 @@ class FoldedLinkMap:
 
     @property
     def gpus_per_rank(self) -> int:
-        """One GPU stands for all."""
+        """One: the links of a single GPU are simulated."""
         return 1
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand:

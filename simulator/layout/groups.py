@@ -19,12 +19,12 @@ def members_per_program(layout: Layout) -> int:
 
 
 def gpus_in_step(layout: Layout, sync: GradientSync) -> int:
-    """GPUs for which one member of a program stands, because they meet inside every layer (eq. E1a).
+    """GPUs that one member of a program represents, because they meet inside every layer (eq. E1a).
 
     Tensor and context parallelism make a member's GPUs wait for each other in every layer. Without expert
     parallelism a member is a replica, which has all of them; where collectives inside the step join all
-    replicas (ZeRO-3, sharded gradients), the simulated ones stand for all. With it a member is a GPU of the
-    group, and stands for more only where tensor and context parallelism span several groups.
+    replicas (ZeRO-3, sharded gradients), the simulated ones represent all. With it a member is a GPU of the
+    group, and represents more only where tensor and context parallelism span several groups.
     """
     plan = layout.plan
     together = plan.tp * plan.cp

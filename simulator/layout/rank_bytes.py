@@ -164,7 +164,7 @@ def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
     placeholders: Amount = plan.placeholders(HEAD) if HEAD in different else 0.0
     layers: Amount = 0.0
     for kind in different:
-        if kind != HEAD:  # kinds of layers share most of their shapes, so the largest stands for all
+        if kind != HEAD:  # kinds of layers share most of their shapes, so only the largest counts
             layers = np.maximum(layers, plan.placeholders(kind))
     grown = _grown_gradients(plan, stages, workspace) if np.any(plan.single_pass) else gradients
     workspace = workspace + placeholders + layers

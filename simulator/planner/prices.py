@@ -124,7 +124,7 @@ class PriceBook:
         )
 
     def arithmetic(self, policy: Recompute) -> Recompute:
-        """The policy that stands for all policies with the same compute.
+        """The one policy that is priced for all policies with the same compute.
 
         deepseek-v3 differs from selective only in the bytes that it keeps. Flash attention keeps no scores
         in memory, so the policy attention recomputes nothing there.

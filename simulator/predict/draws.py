@@ -129,7 +129,7 @@ class Draws:
         if loads is None:
             flat = np.ones(full)
             if folded and clock_cv == 0.0 and jitter_cv == 0.0:
-                clock, flat = clock[:, :1], flat[:, :, :1]  # all members are equal, so one stands for all
+                clock, flat = clock[:, :1], flat[:, :, :1]  # all members are equal, so one is drawn
             rows = nodes = np.ascontiguousarray(flat)
         else:
             rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
