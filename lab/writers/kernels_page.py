@@ -53,9 +53,9 @@ def series(rows: Iterable[Row], measurement: str, x: str, **wanted: Any) -> Seri
     return dict(sorted(found.items()))
 
 
-def slow_downs(rows: list[Row]) -> dict[str, dict[int, float]]:
+def slow_downs(rows: list[Row]) -> dict[str, Series]:
     """Time beside the copy over time alone, by operator (SM-aware: best count of free SMs) and copy SMs."""
-    found: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: defaultdict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["measurement"] == "interference":
             p = row["parameters"]
@@ -333,7 +333,7 @@ def copies_to_one_peer(rows: list[Row]) -> dict[str, Series]:
     }
 
 
-def slow_down_table(beside: dict[str, dict[int, float]]) -> list[str]:
+def slow_down_table(beside: dict[str, Series]) -> list[str]:
     """Time beside the copy over time alone, by SMs."""
     sms = sorted({n for by in beside.values() for n in by})
     rows = [[name, *(f"{by[n]:.2f}" if n in by else "" for n in sms)] for name, by in beside.items()]
@@ -401,7 +401,7 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
             operators leave at least those n SMs free; the best of n, n + 2 and n + 4 counts."""
         ),
         slow_down_table(beside),
-        draw("interference", {k: dict(v) for k, v in beside.items()}, "communication SMs", "slow-down"),
+        draw("interference", beside, "communication SMs", "slow-down"),
         "## compute-sanitizer",
         sanitized(),
         "## Limits",
