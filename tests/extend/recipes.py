@@ -2,8 +2,8 @@
 tree, applies its changes to files that are there, and runs the test that it prints.
 
 A recipe is a page of tests/extend/recipes. It states how many files it touches ("**2 files and a test.**");
-every code block after a line with a path in backticks that ends in a colon is that file, and a block of kind diff
-changes it: lines that begin with a space must be there, exactly once and in this order.
+every code block after a line with a path in backticks that ends in a colon is that file, and a block of kind
+diff changes it: lines that begin with a space must be there, exactly once and in this order.
 """
 
 from __future__ import annotations
