@@ -38,6 +38,7 @@ from lab.writers.planner_page import section_on as searches_on
 from lab.writers.scoreboard_page import board_pages
 from lab.writers.sparse_page import page as sparse_page
 from lab.writers.validation_page import page as validation_page
+from lab.writers.walkthroughs import current_pages as walkthroughs
 
 from moesim.cli import main as command_line
 from moesim.simulator.scenario import load_scenario
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--scoreboard", action="store_true")
     options = parser.parse_args()
-    pages = current_pages(options.scoreboard)
+    pages = {**current_pages(options.scoreboard), **walkthroughs()}
     names = stale(pages)
     if options.check:
         sys.exit(f"not what the code predicts: {', '.join(names)}; run make pages" if names else 0)

@@ -1,6 +1,4 @@
-"""The outputs of commands on docs/tutorial.md and docs/cookbook.md.
-
-    python lab/writers/walkthroughs.py [--check]
+"""The outputs of commands on docs/tutorial.md and docs/cookbook.md; `make pages` writes them.
 
 A command stands in a block of its own below a comment that names the lines of its output that the page shows:
 
@@ -22,7 +20,7 @@ import os
 import re
 import shlex
 import shutil
-import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,21 +120,10 @@ def filled(page: str, folder: Path) -> str:
     return _BLOCK.sub(lambda m: m[0].removesuffix(m[3] + "```") + next(outputs) + "```", page)
 
 
-def main() -> None:
-    """Write or check the pages."""
-    import tempfile
-
-    stale = []
+def current_pages() -> dict[Path, str]:
+    """Both pages with what their commands print now."""
+    pages = {}
     for path in PAGES:
         with tempfile.TemporaryDirectory() as folder:
-            text = filled(path.read_text("utf-8"), Path(folder))
-        if text != path.read_text("utf-8"):
-            stale.append(path.name)
-            if "--check" not in sys.argv:
-                path.write_text(text, "utf-8")
-    print(f"{'not current' if '--check' in sys.argv else 'rewritten'}: {', '.join(stale) or 'nothing'}")
-    sys.exit(1 if stale and "--check" in sys.argv else 0)
-
-
-if __name__ == "__main__":
-    main()
+            pages[path] = filled(path.read_text("utf-8"), Path(folder))
+    return pages

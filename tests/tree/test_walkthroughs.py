@@ -40,7 +40,7 @@ def test_a_command_prints_what_the_page_shows(
 ) -> None:
     monkeypatch.chdir(folders[name])
     block = writer.blocks((ROOT / "docs" / f"{name}.md").read_text("utf-8"))[number]
-    assert writer.current(block) == block.shown, "run: python lab/writers/walkthroughs.py"
+    assert writer.current(block) == block.shown, "run: make pages"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
