@@ -10,8 +10,8 @@ from typing import Any
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve
-from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.calibration_entry import LawGroup, entry_id_suffix
+from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate.protocol import TimedRow
 from moesim.kernels.export import Origin, curve, gemm_table, law, residual
 from moesim.kernels.fit import (

@@ -10,10 +10,10 @@ from typing import Any
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
+from moesim.hwmodels.calibration_entry import ReplacedCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.ranges import BY_DIMENSION
-from moesim.hwmodels.calibration_entry import ReplacedCurve
 from moesim.hwmodels.units import parse_quantity
 from moesim.kernels.machine import accelerator_name
 

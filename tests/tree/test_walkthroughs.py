@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,11 +15,7 @@ COMMANDS = {"tutorial": 5, "cookbook": 20}
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "docs" / "writers"))
-    try:
-        return importlib.import_module("walkthroughs")
-    finally:
-        sys.path.pop(0)
+    return importlib.import_module("lab.writers.walkthroughs")
 
 
 @pytest.fixture(scope="module")

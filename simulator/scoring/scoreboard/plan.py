@@ -238,24 +238,6 @@ def _smaller_memory(node: Node) -> Node:
     return node.model_copy(update={"accelerator": accelerator})
 
 
-HOSTS = {"GB": "grace-gb200", "A100": "epyc-7742", "MI": "epyc-9004"}
-"""Hosts by the beginning of an accelerator's name: of an NVL72 tray, a DGX A100 and an Instinct node."""
-OTHER_HOST = "xeon-8480c"
-MEGATRON_SOURCES = ("MoE Parallel Folding", "NVIDIA/NeMo")
-"""Beginnings of sources whose runs are Megatron core's, where no configuration says so."""
-
-
-def launching_of(row: OpenRow) -> dict[str, Any]:
-    """The fields of `Software` that describe kernel launches."""
-    published = published_of(row)
-    megatron = published.layer_kernels == "megatron-te" or row.source.startswith(MEGATRON_SOURCES)
-    return {
-        "host": next((host for begin, host in HOSTS.items() if row.hardware.startswith(begin)), OTHER_HOST),
-        "modules": published.modules or ("megatron-core" if megatron else "transformer-engine"),
-        "cuda_graphs": published.cuda_graphs or (),
-    }
-
-
 ONE_FORWARD_ONE_BACKWARD = (INTERLEAVED_1F1B.name, ONE_F_ONE_B.name)
 EXPOSED = ("all-to-all runs behind the compute of another micro-batch (1F1B overlap); priced as exposed",)
 
