@@ -160,6 +160,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     trainers = FENCED.findall((ROOT / "docs" / "trainers.md").read_text("utf-8"))
     (place / "site.yaml").write_text(next(block for _, block in trainers if block.startswith("partition:")))
+    printed = ROOT / "tests" / "simulator" / "trainers" / "reading" / "printed"
+    shutil.copy(printed / "megatron-core-0.14.0.log", place / "train.log")
     (place / "zoo.yaml").write_text(
         "ENV_VARS: {NCCL_DEBUG: VERSION}\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
         "  --pipeline-model-parallel-size: ${PP}\n  --expert-model-parallel-size: 64\n"

@@ -180,7 +180,8 @@ def chosen_launch(
         program = started(command)
         if program is None or _OTHER_WORK.search("/".join(PurePosixPath(program.program.text).parts[-2:])):
             continue
-        key = (program.program.text, *(word.text for word in program.words), str(command.environment))
+        options = sorted((name, word.text) for name, word in program.options.items() if name != "node_rank")
+        key = (str(options), str(command.environment), program.program.text, *(w.text for w in program.words))
         is_script = program.program.text.endswith(_SCRIPTS)
         if key not in seen and (any(_is_argument(word.text) for word in program.words) or is_script):
             seen.add(key)

@@ -32,7 +32,7 @@ _DECLARE = ("export", "declare", "readonly", "typeset", "local")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScriptPiece:
     """A text that stands on one line; `problem` says why it has no value."""
 
     text: str
@@ -40,7 +40,7 @@ class Piece:
     problem: str = ""
 
 
-Text = tuple[Piece, ...]
+Text = tuple[ScriptPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Command:
 
 
 @dataclass(slots=True)
-class _Part:
+class _WordPart:
     """A part of a word as it is written: a text, a variable or an array."""
 
     kind: str  # "text", "variable", "array" or "problem"
     text: str
     line: int
     quoted: bool
-    default: list[_Part] | None = None
+    default: list[_WordPart] | None = None
 
 
 @dataclass(slots=True)
@@ -76,8 +76,8 @@ class _Statement:
     """Words as they are written, the arrays that are assigned, and the operator behind them."""
 
     line: int
-    words: list[list[_Part]] = field(default_factory=list)
-    arrays: dict[int, list[list[_Part]]] = field(default_factory=dict)
+    words: list[list[_WordPart]] = field(default_factory=list)
+    arrays: dict[int, list[list[_WordPart]]] = field(default_factory=dict)
     end: str = "\n"
     before: str = "\n"
 
@@ -102,11 +102,11 @@ class _Lexer:
             if statement.words:
                 yield statement
             elif before == "(":
-                yield _Statement(statement.line, [[_Part("text", "{", statement.line, False)]])
+                yield _Statement(statement.line, [[_WordPart("text", "{", statement.line, False)]])
 
-    def _words(self, statement: _Statement, words: list[list[_Part]], stop: str) -> None:
+    def _words(self, statement: _Statement, words: list[list[_WordPart]], stop: str) -> None:
         """Read words up to an operator, or up to `)` where `stop` is one."""
-        word: list[_Part] | None = None
+        word: list[_WordPart] | None = None
         while self.at < len(self.text):
             char, start = self.text[self.at], self.at
             if self.text.startswith("\\\n", start):
@@ -143,7 +143,7 @@ class _Lexer:
         if stop == ")":
             raise InputError(f"{self.file}, line {statement.line}: a parenthesis is not closed; close it")
 
-    def _redirected(self, statement: _Statement, word: list[_Part] | None) -> bool:
+    def _redirected(self, statement: _Statement, word: list[_WordPart] | None) -> bool:
         """Pass over a redirection, whose file is no argument; a here-document is a problem."""
         if self.text.startswith("<<", self.at) and not self.text.startswith("<<<", self.at):
             raise _HereDocumentError(f"{self.file}, line {self.line}")
@@ -151,7 +151,7 @@ class _Lexer:
             return False
         if re.match(r"<[^<&]", self.text[self.at : self.at + 2]):
             statement.words.append(
-                [_Part("problem", self.text[self.at : self.at + 20].split("\n")[0], self.line, False)]
+                [_WordPart("problem", self.text[self.at : self.at + 20].split("\n")[0], self.line, False)]
             )
         if word and statement.words and word is statement.words[-1] and _plain(word).isdigit():
             statement.words.pop()
@@ -162,26 +162,26 @@ class _Lexer:
             self._part([])
         return True
 
-    def _array(self, statement: _Statement, words: list[list[_Part]], word: list[_Part]) -> bool:
+    def _array(self, statement: _Statement, words: list[list[_WordPart]], word: list[_WordPart]) -> bool:
         if len(word) != 1 or not _ASSIGNMENT.fullmatch(word[0].text) or words is not statement.words:
             return False
         self._step(1)
-        items: list[list[_Part]] = []
+        items: list[list[_WordPart]] = []
         self._words(statement, items, ")")
         statement.arrays[len(words) - 1] = items
         return True
 
-    def _part(self, word: list[_Part]) -> None:
+    def _part(self, word: list[_WordPart]) -> None:
         """Read the next part of a word."""
         char, line = self.text[self.at], self.line
         if char == "'":
-            word.append(_Part("text", self._until("'"), line, True))
+            word.append(_WordPart("text", self._until("'"), line, True))
         elif char == '"':
             self._step(1)
-            word.append(_Part("text", "", line, True))
+            word.append(_WordPart("text", "", line, True))
             self._quoted(word)
         elif char == "\\":
-            word.append(_Part("text", self.text[self.at + 1 : self.at + 2], line, True))
+            word.append(_WordPart("text", self.text[self.at + 1 : self.at + 2], line, True))
             self._step(2)
         elif char in "$`":
             self._dollar(word, quoted=False)
@@ -190,9 +190,9 @@ class _Lexer:
             text = match[0] if match else char
             self._step(len(text))
             problem = _expands(text) and (word or not _ASSIGNMENT.match(text))
-            word.append(_Part("problem" if problem else "text", text, line, False))
+            word.append(_WordPart("problem" if problem else "text", text, line, False))
 
-    def _quoted(self, word: list[_Part]) -> None:
+    def _quoted(self, word: list[_WordPart]) -> None:
         """Read the inside of double quotes."""
         first = self.line
         while self.at < len(self.text):
@@ -202,58 +202,58 @@ class _Lexer:
                 return
             if char == "\\" and self.text[self.at + 1 : self.at + 2] in tuple('"\\$`\n'):
                 following = self.text[self.at + 1]
-                word.append(_Part("text", "" if following == "\n" else following, line, True))
+                word.append(_WordPart("text", "" if following == "\n" else following, line, True))
                 self._step(2)
             elif char in "$`":
                 self._dollar(word, quoted=True)
             else:
                 match = re.compile(r"\n|[^\"\\$`\n]+|\\").match(self.text, self.at)
                 text = match[0] if match else char
-                word.append(_Part("text", text, line, True))
+                word.append(_WordPart("text", text, line, True))
                 self._step(len(text))
         raise InputError(f"{self.file}, line {first}: a double quote is not closed; close it")
 
-    def _dollar(self, word: list[_Part], quoted: bool) -> None:
+    def _dollar(self, word: list[_WordPart], quoted: bool) -> None:
         """Read a variable, or pass over what only a shell can evaluate."""
         line, start = self.line, self.at
         name = _VARIABLE.match(self.text, start + 1) if self.text[start] == "$" else None
         if name is not None:
             self._step(1 + len(name[0]))
-            word.append(_Part("array" if name[0] == "@" else "variable", name[0], line, quoted))
+            word.append(_WordPart("array" if name[0] == "@" else "variable", name[0], line, quoted))
         elif self.text[start] == "`":
-            word.append(_Part("problem", f"`{self._until('`')}`", line, quoted))
+            word.append(_WordPart("problem", f"`{self._until('`')}`", line, quoted))
         elif self.text.startswith("${", start):
             self._balanced("{", "}")
             word.append(self._braced(self.text[start + 2 : self.at - 1], line, quoted))
         elif self.text.startswith("$(", start):
             self._balanced("(", ")")
-            word.append(_Part("problem", self.text[start : self.at], line, quoted))
+            word.append(_WordPart("problem", self.text[start : self.at], line, quoted))
         elif re.match(r"\$['\"?$!#*-]", self.text[start : start + 2]) and not (
             quoted and self.text[start + 1 : start + 2] == '"'
         ):
             self._step(2)
-            word.append(_Part("problem", self.text[start : start + 2], line, quoted))
+            word.append(_WordPart("problem", self.text[start : start + 2], line, quoted))
         else:
             self._step(1)
-            word.append(_Part("text", "$", line, quoted))
+            word.append(_WordPart("text", "$", line, quoted))
 
-    def _braced(self, body: str, line: int, quoted: bool) -> _Part:
+    def _braced(self, body: str, line: int, quoted: bool) -> _WordPart:
         match = _BRACED.fullmatch(body)
         if match is None or (match[2] and match[3]) or self.depth >= MOST_NESTED:
-            return _Part("problem", f"${{{body}}}", line, quoted)
+            return _WordPart("problem", f"${{{body}}}", line, quoted)
         if match[2] or match[1] == "@":
-            return _Part("array", match[1], line, quoted)
-        default: list[_Part] | None = None
+            return _WordPart("array", match[1], line, quoted)
+        default: list[_WordPart] | None = None
         if match[3]:
             inner = _Lexer(match[4], self.file, line, self.depth + 1)
             default = []
             while inner.at < len(inner.text):
                 if inner.text[inner.at] in " \t\n;&|<>()#":
-                    default.append(_Part("text", inner.text[inner.at], inner.line, quoted))
+                    default.append(_WordPart("text", inner.text[inner.at], inner.line, quoted))
                     inner._step(1)
                 else:
                     inner._part(default)
-        return _Part("variable", match[1], line, quoted, default)
+        return _WordPart("variable", match[1], line, quoted, default)
 
     def _until(self, quote: str) -> str:
         end = self.text.find(quote, self.at + 1)
@@ -292,9 +292,11 @@ class Script:
         """Takes the name of the file, the variables of the environment and the parameters `$1`, `$2`, ..."""
         self.file, self.depth = file, depth
         self.given = dict(variables)
-        self.values: dict[str, list[Text]] = {name: [(Piece(value, 0),)] for name, value in variables.items()}
-        self.values |= {str(n): [(Piece(value, 0),)] for n, value in enumerate(parameters, start=1)}
-        self.values["@"] = [(Piece(value, 0),) for value in parameters]
+        self.values: dict[str, list[Text]] = {
+            name: [(ScriptPiece(value, 0),)] for name, value in variables.items()
+        }
+        self.values |= {str(n): [(ScriptPiece(value, 0),)] for n, value in enumerate(parameters, start=1)}
+        self.values["@"] = [(ScriptPiece(value, 0),) for value in parameters]
         self.exported: set[str] = set(variables)
         self.commands: list[Command] = []
         self.stopped = ""
@@ -348,7 +350,7 @@ class Script:
                     self.exported.add(_plain(word))
                 at += 1
                 continue
-            value = [_Part("text", word[0].text[match.end() :], word[0].line, False), *word[1:]]
+            value = [_WordPart("text", word[0].text[match.end() :], word[0].line, False), *word[1:]]
             if number in statement.arrays:
                 texts = [text for item in statement.arrays[number] for text in self._expanded(item)]
             else:
@@ -368,11 +370,11 @@ class Script:
                 prefix[match[1]] = self._text(texts[0]) if texts else ""
                 if at >= len(words):
                     for name, text in prefix.items():
-                        self.values[name] = [(Piece(text, statement.line),)]
+                        self.values[name] = [(ScriptPiece(text, statement.line),)]
         if at < len(words) and not declares:
             self._command(statement, [word for _, word in words[at:]], prefix)
 
-    def _command(self, statement: _Statement, words: list[list[_Part]], prefix: dict[str, str]) -> None:
+    def _command(self, statement: _Statement, words: list[list[_WordPart]], prefix: dict[str, str]) -> None:
         expanded = [text for word in words for text in self._expanded(word)]
         place = f"{self.file}, line {statement.line}"
         name = _shown(expanded[0]) if expanded else ""
@@ -392,13 +394,13 @@ class Script:
         )
         self.commands += inner_commands(Command(plain, environment, place), self.file, self.given, self.depth)
 
-    def _joined(self, word: list[_Part]) -> Text:
+    def _joined(self, word: list[_WordPart]) -> Text:
         """The text of an assignment, which is not split into words."""
         return tuple(piece for part in word for texts in [self._of(part)] for piece in _spaced(texts))
 
-    def _expanded(self, word: list[_Part]) -> list[Text]:
+    def _expanded(self, word: list[_WordPart]) -> list[Text]:
         """The words that one word becomes: unquoted variables are split at blanks, arrays are several."""
-        done: list[list[Piece]] = []
+        done: list[list[ScriptPiece]] = []
         is_open = False
         for part in word:
             texts = self._of(part)
@@ -422,13 +424,13 @@ class Script:
             is_open = is_open if not groups else last_joins
         return [tuple(text) for text in done]
 
-    def _of(self, part: _Part) -> list[Text]:
+    def _of(self, part: _WordPart) -> list[Text]:
         """The texts that a part stands for: several for an array."""
         self._left -= 1
         if part.kind == "text":
-            return [(Piece(part.text, part.line),)]
+            return [(ScriptPiece(part.text, part.line),)]
         if part.kind == "problem":
-            return [(Piece(part.text, part.line, _why(part.text)),)]
+            return [(ScriptPiece(part.text, part.line, _why(part.text)),)]
         texts = self.values.get(part.text)
         if part.kind == "array" and texts is not None:
             chosen = texts
@@ -444,9 +446,9 @@ class Script:
                 if part.text.isdigit() or part.text == "@"
                 else f"the variable {part.text} is not set by plain text; give --env {part.text}=VALUE"
             )
-            return [(Piece(f"${part.text}", part.line, problem),)]
+            return [(ScriptPiece(f"${part.text}", part.line, problem),)]
         self._count(sum(map(len, chosen)), part.line)
-        return [tuple(p if p.line else Piece(p.text, part.line) for p in text) for text in chosen]
+        return [tuple(p if p.line else ScriptPiece(p.text, part.line) for p in text) for text in chosen]
 
     def _count(self, pieces: int, line: int) -> None:
         """Count the pieces that are looked at; raises InputError beyond the limit."""
@@ -506,7 +508,7 @@ def is_program(word: str) -> bool:
     return bool(_PROGRAM.fullmatch(word))
 
 
-def _plain(word: list[_Part]) -> str:
+def _plain(word: list[_WordPart]) -> str:
     return "".join(part.text for part in word if part.kind == "text")
 
 
@@ -518,18 +520,18 @@ def _line(text: Text, default: int) -> int:
     return next((piece.line for piece in text if piece.text.strip() and piece.line), default)
 
 
-def _spaced(texts: list[Text]) -> list[Piece]:
+def _spaced(texts: list[Text]) -> list[ScriptPiece]:
     """The pieces of several texts with blanks between them."""
-    pieces: list[Piece] = []
+    pieces: list[ScriptPiece] = []
     for n, text in enumerate(texts):
-        pieces += [Piece(" ", 0)] if n else []
+        pieces += [ScriptPiece(" ", 0)] if n else []
         pieces += text
     return pieces
 
 
-def _split(pieces: list[Piece]) -> list[list[Piece]]:
+def _split(pieces: list[ScriptPiece]) -> list[list[ScriptPiece]]:
     """The words of a text that is not quoted."""
-    words: list[list[Piece]] = []
+    words: list[list[ScriptPiece]] = []
     is_open = False
     for piece in pieces:
         if piece.problem:
@@ -540,9 +542,9 @@ def _split(pieces: list[Piece]) -> list[list[Piece]]:
             if run.isspace():
                 is_open = False
             elif is_open:
-                words[-1].append(Piece(run, piece.line))
+                words[-1].append(ScriptPiece(run, piece.line))
             else:
-                words.append([Piece(run, piece.line)])
+                words.append([ScriptPiece(run, piece.line)])
                 is_open = True
     return words
 
