@@ -91,7 +91,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         texts[name] = (ROOT / name).read_text("utf-8")
         files.append(File.generated(config, uri, content=texts[name]))
     files.append(File.generated(config, place_of(DECISIONS), content=decisions()))
-    every_key = runpy.run_path(str(ROOT / "docs" / "writers" / "key_tables.py"))["every_key"]
+    every_key = runpy.run_path(str(ROOT / "lab" / "writers" / "key_tables.py"))["every_key"]
     files.append(File.generated(config, "scenario-keys.md", content=every_key()))
     added = set[str]()
     while new := sorted(elsewhere(texts) - added):
