@@ -3,7 +3,7 @@
 The files are listed in lab/docs/proof/published_launches.yaml and are not part of moesim. Unpack them as
 OWNER+NAME/PATH below one folder, and run:
 
-    python tests/proof_launches/judge_published_launches.py --copies FOLDER [--dump FOLDER] [--table FILE]
+    python lab/proofs/launches/judge_published_launches.py --copies FOLDER [--dump FOLDER] [--table FILE]
 
 A script that needs a shell is run by bash in a folder of its own, with the stand-ins of `moesim import launch
 --capture` first in PATH, without network where the machine allows it and without rights where root runs this.
@@ -36,12 +36,12 @@ from moesim.simulator.trainers.meaning.understand import Understanding, understa
 from moesim.simulator.trainers.reading import read_launch
 from moesim.simulator.trainers.reading.capture import NOTED, write_stand_ins
 
-MANIFEST = Path(__file__).resolve().parents[2] / "lab" / "docs" / "proof" / "published_launches.yaml"
+MANIFEST = Path(__file__).resolve().parents[3] / "lab" / "docs" / "proof" / "published_launches.yaml"
 BASE = "deepseek-v3-2048xh800"
 
 _HEAD = """# Published launch files
 
-What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` says of the files that
+What `python lab/proofs/launches/judge_published_launches.py --copies FOLDER` says of the files that
 `published_launches.yaml` lists, given the base, vocabulary, GPUs, variables and parameters of the list. The
 files are not part of moesim. `way` says how a file is read: `file` as it is, or `capture` by running its
 script with the stand-ins of `moesim import launch --capture` first in PATH, which note arguments and start

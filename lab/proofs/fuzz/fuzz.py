@@ -1,7 +1,7 @@
 """Changed and hostile input for every reader, in a process of its own with limits; reports what is wrong.
 
-    python tests/fuzz/fuzz.py --cases 200000 --seed 0
-    python tests/fuzz/fuzz.py --seed 0 --only 4711        (one case again: what it is, and the traceback)
+    python lab/proofs/fuzz/fuzz.py --cases 200000 --seed 0
+    python lab/proofs/fuzz/fuzz.py --seed 0 --only 4711        (one case again: what it is, and the traceback)
 
 Case n of a seed is always the same.
 """
@@ -253,7 +253,7 @@ def main() -> int:
     for where, count in shown.most_common():
         print(f"{count:5d} x {where}")
     if args.table is not None:
-        command = f"python tests/fuzz/fuzz.py --cases {args.cases} --seed {args.seed}"
+        command = f"python lab/proofs/fuzz/fuzz.py --cases {args.cases} --seed {args.seed}"
         args.table.write_text(f"# Fuzzed input\n\n`{command}`: {_WRONG}\n\n{text}\n")
     return 1 if whole.findings else 0
 

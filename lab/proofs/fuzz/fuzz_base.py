@@ -24,7 +24,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "hwmodels" / "data"
 SIMULATED_SHARE = 0.01
 """Of the legal scenarios."""
