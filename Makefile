@@ -38,6 +38,7 @@ proof: $(VENV)/.test
 	$(BIN)/python tests/simulator/engine/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table lab/docs/proof/engines.md
 	$(BIN)/python tests/simulator/planner/prove_plans.py
 	$(BIN)/python lab/proofs/trainers/prove.py $(TREES)
+	$(BIN)/python -m pytest lab/tests
 	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest tests/app/e2e
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
