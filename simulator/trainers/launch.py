@@ -1,4 +1,4 @@
-"""What a launch file says: its arguments in order, with their places, and the machine that it asks for."""
+"""What a trainer was told: its arguments in order, with their places, and the machine that it asks for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Value = str | bool | int | float | None | tuple["Value", ...]
-"""A value as the file writes it: text from a shell, typed scalars and lists from YAML, TOML or Python."""
+"""A value as the file writes it: text from a script or log, typed scalars and lists from a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that the file does not state by itself, such as the output of a command.
+    """A value that a configuration does not state by itself.
 
     `text` is what the file says, and `reason` a sentence on why it has no value ("the variable DATA_PATH is
-    not set", "the output of a command, which is never run").
+    not set", "the file leaves this value to the command line (???)").
     """
 
     text: str
@@ -53,8 +53,8 @@ class LaunchFile:
 
     `trainer` is the registered name of the training framework, or None where the file does not tell.
     `program` is the script or recipe that is started (`pretrain_gpt.py`). `environment` holds the variables
-    that the program sees and the file sets. `notes` are sentences on what was taken as it is, such as the
-    branch of a condition, or a default that replaced an unset variable.
+    that the program sees and the file sets. `notes` are sentences on what was taken as it is or passed over,
+    such as another launch of the same script.
     """
 
     trainer: str | None

@@ -338,7 +338,7 @@ def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False)
     """
     stages: dict[str, Any] = {}
     if given.has(LAYOUT):
-        text = given.text(LAYOUT, "")
+        text = given.text(LAYOUT, "").strip("'\"")
         vpp, stages, note = _of_layout(given, shape, pp, text)
         if given.integer(STAGES, vpp) != vpp:
             raise InputError(

@@ -161,3 +161,12 @@ def test_full_recomputation_of_a_block_of_no_layers_is_none(tmp_path: Path) -> N
     text += "--recompute-granularity full --recompute-method block --recompute-num-layers "
     assert imported(tmp_path, text + "0\n").scenario.recompute == "none"
     assert imported(tmp_path, text + "1\n").scenario.recompute == "full"
+
+
+def test_a_quoted_layout_and_the_expert_parallelism_of_megatron_deepspeed_are_read(tmp_path: Path) -> None:
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py " + MODEL.replace("22", "4") + "--bf16 --swiglu "
+    text += "--num-experts 8 --moe-expert-parallel-size 4 --micro-batch-size 1 --global-batch-size 16 "
+    text += "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout \"'Ett|ttL'\"\n"
+    scenario = imported(tmp_path, text).scenario
+    assert scenario.parallel.ep == 4 and scenario.stages is not None
+    assert tuple(scenario.stages.layers or ()) == (2, 2)
