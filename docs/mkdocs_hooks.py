@@ -28,14 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository's root, and where they are in the site."""
 
-WRITTEN_INTO = {
-    "docs/validation-notes.md": "repository/lab/docs/boards/home-case.md",
-    "docs/scoreboard-notes.md": "repository/lab/docs/boards/misses.md",
-    "docs/kernels-notes.md": "kernels.md",
-    "docs/own-runs-notes.md": "own-runs.md",
-}
-"""Sources of generated pages, and the page that shows each with its figures."""
-
 DECISIONS = "docs/decisions"
 ELSEWHERE = "repository/"
 """Folder of the site that holds linked files from outside `docs`, pages among them."""
@@ -57,8 +49,8 @@ def target_of(link: str, source: str) -> str:
 
 def place_of(path: str) -> str:
     """Path in the site of a file of the repository."""
-    if path in PAGES or path in WRITTEN_INTO:
-        return PAGES.get(path) or WRITTEN_INTO[path]
+    if path in PAGES:
+        return PAGES[path]
     if path == DECISIONS:
         return "decisions/index.md"
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{ELSEWHERE}{path}"
