@@ -10,7 +10,7 @@ from moesim.hwmodels.validation import nearest
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class TitanRelease:
     """Abilities of one release; families are torchtitan's model packages (`llama3`, `deepseek_v3`)."""
 
     version: str
@@ -40,7 +40,7 @@ class Release:
 
 # Read in torchtitan 0.2.2: models/*/__init__.py (pipelining_fn), models/*/infra/parallelize.py (attn_type,
 # DeepEP, DDP), distributed/parallel_dims.py, distributed/dual_pipe_v.py, config/job_config.py.
-_V0_2_2 = Release(
+_V0_2_2 = TitanRelease(
     version="0.2.2",
     pipelined=frozenset({"llama3", "llama4", "deepseek_v3"}),
     context_parallel=frozenset({"llama3", "llama4", "qwen3"}),
@@ -56,7 +56,7 @@ _V0_2_2 = Release(
 )
 # Read in torchtitan 0.3.0: models/*/__init__.py (model_registry), trainer.py, config/configs.py,
 # distributed/parallel_dims.py, distributed/pipeline_parallel.py, components/quantization/float8.py.
-_V0_3_0 = Release(
+_V0_3_0 = TitanRelease(
     version="0.3.0",
     pipelined=frozenset({"llama3", "deepseek_v3", "qwen3"}),
     context_parallel=frozenset({"llama3", "deepseek_v3", "qwen3"}),
@@ -71,7 +71,7 @@ _V0_3_0 = Release(
     output_module="lm_head",
 )
 
-RELEASES: Mapping[str, Release] = {release.version: release for release in (_V0_2_2, _V0_3_0)}
+RELEASES: Mapping[str, TitanRelease] = {release.version: release for release in (_V0_2_2, _V0_3_0)}
 """Supported releases, oldest first."""
 WITH_TOML = "0.2.2"
 """The last release that reads TOML files."""
@@ -79,7 +79,7 @@ NEWEST = "0.3.0"
 """The newest supported release, whose configurations are Python functions."""
 
 
-def release_of(version: str) -> Release:
+def release_of(version: str) -> TitanRelease:
     """The release of this version; raises InputError, with the supported ones, for any other."""
     release = RELEASES.get(version)
     if release is None:

@@ -10,7 +10,7 @@ from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.flavors import flavor_of
-from moesim.simulator.trainers.torchtitan.releases import NEWEST, Release, release_of
+from moesim.simulator.trainers.torchtitan.releases import NEWEST, TitanRelease, release_of
 from moesim.simulator.trainers.trainer import unknown_features
 
 MODES = {"none": "none", "full": "full", "op": "op"}
@@ -55,7 +55,7 @@ def recompute_mode(plan: PlanFacts) -> str | None:
     return MODES.get(plan.recompute) if isinstance(plan.recompute, str) else None
 
 
-def _schedule(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _schedule(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     pp, microbatches = plan.parallel.pp, plan.microbatches
     if pp == 1:
         return
@@ -82,7 +82,7 @@ def _schedule(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
-def _stages(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _stages(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     if plan.parallel.pp == 1:
         return
     flavor = flavor_of(plan.shape, release.version)
@@ -96,7 +96,7 @@ def _stages(plan: PlanFacts, release: Release) -> Iterator[str]:
         yield f"pipeline stage {number} has no layer: stages of torchtitan hold at least one module"
 
 
-def _sharding(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _sharding(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     """Torchtitan shards with FSDP (parameters, gradients and optimizer alike) or replicates with DDP.
 
     Under a pipeline, torch's stages reduce gradients and free parameters once, after the last micro-batch
@@ -124,7 +124,7 @@ def _sharding(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
-def _expert_shards(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _expert_shards(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     """FSDP cuts experts by their number, or by their width where there are fewer experts than ranks."""
     p, moe = plan.parallel, plan.shape.moe
     if moe is None or p.zero_stage == 0:
@@ -139,7 +139,7 @@ def _expert_shards(plan: PlanFacts, release: Release) -> Iterator[str]:
             )
 
 
-def _replicated(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _replicated(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     p = plan.parallel
     if p.cp > 1:
         yield "ZeRO stage 0 with context parallelism: FSDP shards parameters over the context-parallel ranks"
@@ -156,7 +156,7 @@ def _replicated(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
-def _experts(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _experts(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     p, moe = plan.parallel, plan.shape.moe
     if not plan.placement_in_order:
         yield "placement of experts and their replicas: torchtitan trains with experts in order"
@@ -184,7 +184,7 @@ def _experts(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
-def _tensor_parallel(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _tensor_parallel(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     p = plan.parallel
     if p.tp > 1 and not p.sequence_parallel and not release.sequence_parallel_optional:
         yield "tensor parallelism without sequence parallelism: torchtitan always runs both together"
@@ -197,7 +197,7 @@ def _tensor_parallel(plan: PlanFacts, release: Release) -> Iterator[str]:
             )
 
 
-def _sequence(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _sequence(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     p = plan.parallel
     unit = 2 * p.cp * p.tp
     if plan.sequence_length % unit:
@@ -214,7 +214,7 @@ def _sequence(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
-def _recompute(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _recompute(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     mode = recompute_mode(plan)
     if mode is None:
         yield (
@@ -234,7 +234,7 @@ def _recompute(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
-def _formats(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _formats(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     recipe = plan.recipe
     if recipe.linear == "fp4":
         yield f"FP4 GEMMs: torchtitan {release.version} trains in BF16 or FP8; nearest: precision.linear fp8"
@@ -265,7 +265,7 @@ def _formats(plan: PlanFacts, release: Release) -> Iterator[str]:
             yield f"precision.{key}={getattr(recipe, key)}: torchtitan has {only} only"
 
 
-def _model(plan: PlanFacts, release: Release) -> Iterator[str]:
+def _model(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     yield from unknown_features("torchtitan", plan.shape)
     if plan.shape.mtp_layers:
         flavor = flavor_of(plan.shape, release.version)

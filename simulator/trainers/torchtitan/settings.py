@@ -7,7 +7,7 @@ import math
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.facts import PlanFacts
-from moesim.simulator.trainers.torchtitan.releases import Release
+from moesim.simulator.trainers.torchtitan.releases import TitanRelease
 from moesim.simulator.trainers.torchtitan.rules import torch_name
 
 UNCOMPILED = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
@@ -17,7 +17,7 @@ Setting = bool | int | str | list[list[str]]
 """Value of one field."""
 
 
-def parallelism(plan: PlanFacts, release: Release) -> dict[str, Setting]:
+def parallelism(plan: PlanFacts, release: TitanRelease) -> dict[str, Setting]:
     """Fields of the section `parallelism`; the pipeline's only where there is one and torch has it.
 
     The data-parallel degrees leave context parallelism out; torchtitan shards over both.
@@ -69,7 +69,7 @@ def training_steps(scenario: Scenario) -> int:
     return math.ceil(scenario.run.tokens / (scenario.batch.sequences * scenario.batch.sequence_length))
 
 
-def uses_deepep(plan: PlanFacts, family: str | None, release: Release) -> bool:
+def uses_deepep(plan: PlanFacts, family: str | None, release: TitanRelease) -> bool:
     """Whether the experts exchange their tokens with DeepEP, as the plan says and the release can."""
     wanted = plan.parallel.ep > 1 and dispatcher(plan.kernels).words.get("torchtitan") == "deepep"
     return wanted and plan.parallel.expert_tp == 1 and family in release.deepep
@@ -81,7 +81,7 @@ def compiles_layers(plan: PlanFacts) -> bool:
     return plan.software.kernels == "fused" and not split
 
 
-def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str]:
+def unspelled(plan: PlanFacts, release: TitanRelease, family: str | None) -> list[str]:
     """Sentences on what no field expresses, besides the problems of the plan."""
     p = plan.parallel
     found = []

@@ -8,7 +8,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.export import unwritten
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
 from moesim.simulator.trainers.torchtitan.flavors import flavor_of
-from moesim.simulator.trainers.torchtitan.releases import Release, release_of
+from moesim.simulator.trainers.torchtitan.releases import TitanRelease, release_of
 from moesim.simulator.trainers.torchtitan.rules import problems
 from moesim.simulator.trainers.torchtitan.settings import unspelled
 
@@ -27,7 +27,7 @@ class TitanPlan:
     """A plan for one release; `family` and `flavor` are None for a model that torchtitan does not ship."""
 
     plan: PlanFacts
-    release: Release
+    release: TitanRelease
     family: str | None
     flavor: str | None
     missing: tuple[str, ...]

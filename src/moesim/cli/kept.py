@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KeptAnswer:
     """The text of a finished command, and why its plan does not fit into memory (empty where it fits)."""
 
     text: str
@@ -33,14 +33,14 @@ class Answer:
             raise InfeasibleError(self.shortage)
 
 
-def answer_of(result: Result, text: str) -> Answer:
+def answer_of(result: Result, text: str) -> KeptAnswer:
     """The answer that prints `text` for a prediction."""
     from moesim.cli.report import shortage
 
-    return Answer(text, "" if result.memory.fits else shortage(result.scenario, result.memory))
+    return KeptAnswer(text, "" if result.memory.fits else shortage(result.scenario, result.memory))
 
 
-def find_answer(command: list[object]) -> Answer | None:
+def find_answer(command: list[object]) -> KeptAnswer | None:
     """The kept answer of a command; None if there is none, or if a file that it depends on changed."""
     from moesim.simulator.studies import result_cache
 
@@ -52,13 +52,13 @@ def find_answer(command: list[object]) -> Answer | None:
     try:
         held = json.loads(kept.result)
         if all(fingerprint(path) == seen for path, seen in held["files"].items()):
-            return Answer(str(held["text"]), kept.reason)
+            return KeptAnswer(str(held["text"]), kept.reason)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # the row is damaged
         pass
     return None
 
 
-def keep_answer(command: list[object], scenario: str, answer: Answer, paths: Iterable[str]) -> None:
+def keep_answer(command: list[object], scenario: str, answer: KeptAnswer, paths: Iterable[str]) -> None:
     """Store the answer of a command about a scenario. `paths`: the files that it depends on."""
     from moesim.simulator.studies import result_cache
     from moesim.simulator.studies.outcome import PointOutcome
