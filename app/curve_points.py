@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from moesim.app import curve_jobs, jobs
+from moesim.app import jobs, predictions
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.curves import AxisName, CurveAxis, CurvePoint
@@ -66,7 +66,7 @@ class CurveRun:
                 break
             if part.key not in self.running:
                 self.running[part.key] = jobs.submit(
-                    part.key, curve_jobs.points, self.scenario, part.axis.name, part.values, lane="beside"
+                    part.key, predictions.points, self.scenario, part.axis.name, part.values, lane="beside"
                 )
 
     def stop(self) -> None:

@@ -6,15 +6,24 @@ the label of its equation in docs/model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import isclose
+from urllib.parse import urlencode
 
-from moesim.app.number_text import compact, plain, written
+import streamlit as st
+
+from moesim.app import forms, state
+from moesim.app import scenario_links as changes
+from moesim.app.texts import compact, escaped, plain, written
 from moesim.hwmodels.units import format_quantity
+from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import ProvenanceEntry
+from moesim.simulator.run.report import RunReport, rates
 from moesim.simulator.scenario import Scenario
 
 SIMULATED = "simulated by this version (docs/model, chapter 7)"
@@ -289,3 +298,225 @@ def _memory(book: _InputReader) -> Derivation:
 def in_words(formula: str) -> str:
     """A formula as people write it."""
     return formula.replace(" * ", " · ").replace("ceil(T_run / T_tok)", "⌈T_run / T_tok⌉")
+
+
+# -- run explanations --------------------------------------------------------------------------------
+# How each figure of the page Run & cost comes about: formula, inputs with today's values, sources.
+
+STOPS = "simulated from the stated failures, restarts and checkpoints (docs/model, chapter 13)"
+
+USES = {
+    "productive": ("train", "training"),
+    "startup": ("start", "start-up (eq. J10)"),
+    "checkpoints": ("save", "checkpoints (eqs. J2, J3)"),
+    "lost": ("again", "training done again"),
+    "detection": ("detect", "detection"),
+    "restart": ("restart", "restarts"),
+    "waiting_for_spares": ("wait", "waiting for spares"),
+}
+"""Symbol and meaning of each use of the job's GPU-hours."""
+
+
+def run_derivations(
+    scenario: Scenario, result: Result, report: RunReport, own: Collection[str] = ()
+) -> dict[str, Derivation]:
+    """How the figures of a whole run come about, by name; what the run has no price or site for is left out.
+
+    `result` is the priced result with `report`. `own`: keys that the visitor has changed.
+    """
+    source = {row.path: row.source for row in sources(scenario, result, own)}
+    nodes = source.get("cluster.nodes", f"stated in the scenario {scenario.name}")
+    gpus = scenario.machine.n_gpus
+    count = FormulaInput("N", "GPUs", float(gpus), f"{gpus:,}", nodes, "cluster.nodes")
+    found = [_days(report, count), _goodput(report), _interruptions(report)]
+    if report.cost_usd is not None:
+        found.append(_cost(scenario, report, source))
+    if report.energy_kwh is not None and report.co2_kg is not None:
+        found += [_energy(scenario, report, source), _carbon(scenario, report)]
+    return {row.figure: row for row in found}
+
+
+def _hours(symbol: str, meaning: str, hours: float) -> FormulaInput:
+    return FormulaInput(symbol, meaning, hours, f"{compact(hours)} GPU-hours", STOPS, "run.")
+
+
+def _days(report: RunReport, count: FormulaInput) -> Derivation:
+    parts = [
+        _hours(symbol, meaning, hours)
+        for key, (symbol, meaning) in USES.items()
+        if (hours := float(getattr(report.gpu_hours, key))) > 0.0
+    ]
+    total = " + ".join(part.symbol for part in parts)
+    return Derivation(
+        "days",
+        "Days of the whole run",
+        f"({total}) / (24 * N)" if len(parts) > 1 else f"{total} / (24 * N)",
+        "eqs. J1, J4, J9, J10",
+        (*parts, count),
+        f"The mean over the random stops of {report.replicas:,} runs.",
+    )
+
+
+def _goodput(report: RunReport) -> Derivation:
+    own = [phase for phase in report.phases if not phase.stated]
+    hours = sum(phase.gpu_hours for phase in own)
+    total = sum(phase.gpu_hours_with_stops for phase in own)
+    return Derivation(
+        "goodput",
+        "Goodput",
+        "train / all",
+        "eq. J5",
+        (_hours("train", "training", hours), _hours("all", "training and stops", total)),
+        f"The mean of the shares of {report.replicas:,} runs; the share of the means is {hours / total:.2%}. "
+        f"The closed form gives {report.goodput_expected:.1%}.",
+    )
+
+
+def _interruptions(report: RunReport) -> Derivation:
+    causes = tuple(
+        FormulaInput(f"n{number}", row.cause, row.interruptions, plain(row.interruptions), STOPS, "run.")
+        for number, row in enumerate(report.causes, 1)
+    )
+    return Derivation(
+        "interruptions",
+        "Interruptions",
+        " + ".join(cause.symbol for cause in causes) or "0",
+        "eq. J4",
+        causes,
+        "" if causes else "The run states no failures.",
+    )
+
+
+def _time(report: RunReport) -> FormulaInput:
+    days = report.days.predicted
+    return FormulaInput("T", "days of the whole run", days, f"{days:,.1f} days", STOPS, "run.")
+
+
+def _cost(scenario: Scenario, report: RunReport, source: dict[str, str]) -> Derivation:
+    run = scenario.run
+    bill = rates(scenario.machine, run.price, run.spares.count if run.spares else 0)
+    wanted = "cluster.price_per_gpu_hour" if run.price is None else "run.price"
+    find = wanted if any(wanted in path for path in source) else "price"  # a published offer has no row
+    parts = tuple(
+        FormulaInput(f"r{number}", f"{part}, an hour", usd, f"${compact(usd)}", report.price, find)
+        for number, (part, usd) in enumerate((bill.usd_per_hour or {}).items(), 1)
+    )
+    total = " + ".join(part.symbol for part in parts)
+    return Derivation(
+        "cost_usd",
+        "Cost of the whole run",
+        f"T * 24 * ({total})" if len(parts) > 1 else f"T * 24 * {total}",
+        "eq. J7",
+        (_time(report), *parts),
+        f"For {bill.gpus:,} GPUs with the spares.",
+    )
+
+
+def _energy(scenario: Scenario, report: RunReport, source: dict[str, str]) -> Derivation:
+    machine, site = scenario.machine, scenario.machine.energy
+    assert site is not None  # the report has an energy
+    spares = scenario.run.spares.count if scenario.run.spares else 0
+    nodes, power = machine.nodes + spares, machine.node.n_gpus * machine.node.power_w_per_gpu
+    inputs = (
+        _time(report),
+        FormulaInput(
+            "nodes",
+            "nodes and spares",
+            float(nodes),
+            f"{nodes:,}",
+            source.get("cluster.nodes", f"stated in the scenario {scenario.name}"),
+            "cluster.nodes",
+        ),
+        FormulaInput(
+            "P_node",
+            "power of a node under load",
+            power,
+            format_quantity(power, "w"),
+            source.get("cluster.node.power", "the node's description"),
+            "power",
+        ),
+        FormulaInput(
+            "PUE", "power usage effectiveness", site.pue.value, plain(site.pue.value), site.pue.source, "pue"
+        ),
+    )
+    return Derivation("energy_kwh", "Energy", "T * 24 * nodes * P_node / 1000 * PUE", "eq. J8", inputs)
+
+
+def _carbon(scenario: Scenario, report: RunReport) -> Derivation:
+    site, energy = scenario.machine.energy, report.energy_kwh
+    assert site is not None and energy is not None
+    intensity = site.carbon_intensity
+    inputs = (
+        FormulaInput(
+            "kWh", "energy", energy.predicted, f"{compact(energy.predicted)} kWh", "eq. J8", "cluster.energy"
+        ),
+        FormulaInput(
+            "intensity",
+            "CO₂e of a kWh",
+            intensity.value,
+            f"{plain(intensity.value, 4)} kg",
+            intensity.source,
+            "carbon_intensity",
+        ),
+    )
+    return Derivation("co2_kg", "CO₂e", "kWh * intensity", "eq. J8", inputs)
+
+
+# -- tooltips ----------------------------------------------------------------------------------------
+# Help texts of figures in Markdown: formula, inputs with today's values, sources, links to Evidence.
+
+MOST_SOURCE_CHARACTERS = 140
+"""Characters of a source that a tooltip shows; Evidence has all of it."""
+
+
+def of_result(scenario: Scenario, result: Result) -> dict[str, str]:
+    """The help text of every headline figure, by the figure's name; sources open in the page Evidence."""
+    own = [overridden_key(text) for text in state.overrides()]
+    return texts(derivations(scenario, result, own), address())
+
+
+def address() -> dict[str, list[str] | str]:
+    """Query parameters of the scenario of this session, which links to other pages keep."""
+    return dict(changes.parameters(state.preset(), state.overrides()))
+
+
+def evidence_link(query: Mapping[str, list[str] | str], find: str) -> str:
+    """Address of the page Evidence, opened at the numbers that `find` finds, below the server's root."""
+    fields = [f"evidence.find={json.dumps(find)}", f"evidence.part={json.dumps('numbers')}"]
+    return f"evidence?{urlencode({**query, forms.PARAMETER: fields}, doseq=True)}"
+
+
+def texts(found: Mapping[str, Derivation], query: Mapping[str, list[str] | str]) -> dict[str, str]:
+    """Help texts in Markdown by the figure's name; text of a scenario in them is shown literally."""
+    return {name: text(row, query) for name, row in found.items()}
+
+
+def text(row: Derivation, query: Mapping[str, list[str] | str]) -> str:
+    """One help text: the formula, then every input with its value, its source and a link to its row."""
+    lines = [f"**{row.title}** (docs/model, {row.equations})", "", f"`{in_words(row.formula)}`", ""]
+    for (source, find), items in groupby(row.inputs, key=lambda item: (item.source, item.find)):
+        group = list(items)
+        origin = f"{escaped(_cut(source))} ([Evidence]({evidence_link(query, find)}))"
+        for item in group:
+            meaning = "" if item.meaning == item.symbol else f" {escaped(item.meaning)}"
+            end = f"; source: {origin}" if len(group) == 1 else ""
+            lines.append(f"- `{item.symbol}`{meaning}: **{escaped(item.text)}**{end}")
+        if len(group) > 1:
+            lines.append(f"- source of these: {origin}")
+    if row.note:
+        lines += ["", escaped(row.note)]
+    return "\n".join(lines)
+
+
+def panel(helps: Mapping[str, str]) -> None:
+    """The help texts of a page below each other, for the keyboard and for touch, which open no tooltip."""
+    with st.expander("How these figures come about: formulas, inputs and sources"):
+        columns = st.columns(2, gap="large")
+        for number, text_ in enumerate(helps.values()):
+            columns[number % 2].markdown(text_)
+
+
+def _cut(source: str) -> str:
+    if len(source) <= MOST_SOURCE_CHARACTERS:
+        return source
+    return source[:MOST_SOURCE_CHARACTERS].rsplit(" ", 1)[0] + " …"

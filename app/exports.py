@@ -7,15 +7,23 @@ import gzip
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from moesim.app.charts.style import CATEGORIES
+from moesim.app.texts import compact, plain
 from moesim.app.uploads import TOKEN, portable
+from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping
+from moesim.simulator.predict.report import mean_breakdown
 from moesim.simulator.predict.result import Result
+from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoring.published import Row, beside_published
 
 Cell = str | int | float | bool | None
 
@@ -154,3 +162,224 @@ def written_out(scenario: Scenario) -> Scenario:
 
 def _is_upload(value: object) -> bool:
     return isinstance(value, str) and TOKEN.fullmatch(Path(value).name) is not None
+
+
+# -- html report -------------------------------------------------------------------------------------
+# One result as a self-contained HTML file without scripts, with every source and every error.
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--line:#d0d7de;--soft:#57606a}
+@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--paper:#0d1117;--line:#30363d;--soft:#9aa4ae}}
+body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;
+margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid var(--line)}
+table{border-collapse:collapse;width:100%;font-size:.875rem}
+th,td{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0;border-bottom:1px solid var(--line);
+overflow-wrap:anywhere}
+td.n,th.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+p.soft,li{color:var(--soft);font-size:.875rem}pre{overflow-x:auto;font-size:.8rem}svg text{fill:var(--ink)}
+"""
+
+
+def html_report(scenario: Scenario, result: Result) -> str:
+    """The HTML report of a result and its scenario; it changes no figure of the result."""
+    step = result.step
+    body = [
+        f"<h1>{escape(result.scenario)}</h1>",
+        f"<p>{escape(scenario.description)}</p>" if scenario.description else "",
+        f'<p class="soft">moesim {escape(result.version)}, seed {result.seed}, profile '
+        f"{escape(result.profile)} ({escape(result.profile_hash[:12])}). "
+        f"Confidence: {escape(result.confidence_reason)}</p>",
+        _section(
+            "Prediction", _html_report_table(("figure", "value", "remark"), _figures(result), right=(1,))
+        ),
+        _published(beside_published(scenario, result)),
+        _section("Where the step goes, mean over pipeline ranks", _bars(result)),
+        _section(
+            "What the step waits for",
+            _html_report_table(
+                ("cause on the critical path", "seconds", "of the step"),
+                [
+                    (row.cause, f"{row.seconds:.3f}", f"{row.seconds / step.time_s:.1%}")
+                    for row in result.critical_path_s
+                ],
+                right=(1, 2),
+            ),
+        ),
+        _section("Memory of the fullest GPU", _memory(result)),
+        "" if result.run.report is None else _run(result.run.report),
+        _list("Warnings", result.warnings),
+        _list("Defaults that nobody stated", [f"{d.key} = {d.text}: {d.why}" for d in result.defaults]),
+        _list("Extrapolated, or without a measurement", result.extrapolated),
+        _section("Where every number comes from", _provenance(result)),
+        _section("The scenario", f"<pre>{escape(scenario_yaml(scenario))}</pre>"),
+    ]
+    head = (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(result.scenario)} - moesim</title><style>{STYLE}</style></head><body>"
+    )
+    return f"{head}{''.join(body)}</body></html>\n"
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h2>{escape(title)}</h2>{content}"
+
+
+def _list(title: str, texts: Sequence[str]) -> str:
+    if not texts:
+        return _section(title, '<p class="soft">none</p>')
+    return _section(title, f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>")
+
+
+def _html_report_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
+) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        attributes = [' class="n"' if number in right else "" for number in range(len(cells))]
+        shown = (f"<{tag}{a}>{escape(cell)}</{tag}>" for a, cell in zip(attributes, cells, strict=True))
+        return f"<tr>{''.join(shown)}</tr>"
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def _figures(result: Result) -> list[tuple[str, str, str]]:
+    step, run = result.step, result.run
+    rows = [
+        (
+            "step time",
+            f"{step.time_s:.3f} s",
+            f"bounds {step.lower_bound_s:.3f} s (busiest resource at its best) and "
+            f"{step.upper_bound_s:.3f} s (all in series)",
+        ),
+        (
+            "throughput",
+            f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU",
+            f"{step.tokens_per_s:,.0f} tokens/s",
+        ),
+        ("MFU, causal", f"{step.mfu_causal:.1%}", f"{step.tflops_per_gpu_causal:.0f} TFLOP/s per GPU"),
+        (
+            "MFU, non-causal",
+            f"{step.mfu_noncausal:.1%}",
+            f"{step.tflops_per_gpu_noncausal:.0f} TFLOP/s per GPU",
+        ),
+        (
+            "run",
+            f"{run.days:.1f} days",
+            f"{compact(run.tokens)} tokens in {run.steps:,} steps, without stops",
+        ),
+        ("GPU-hours", f"{run.gpu_hours:,.0f}", "main phase"),
+    ]
+    cost = "no price known" if run.cost_usd is None else f"${run.cost_usd:,.0f}"
+    fit = "" if result.memory.fits else "of a plan that does not fit; "
+    return [*rows, ("cost", cost, f"{fit}main phase, at the cluster's price per GPU-hour")]
+
+
+def _published(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    cells = [
+        (
+            f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}",
+            plain(row.published, 4),
+            plain(row.predicted, 4),
+            f"{row.relative_error:+.1%}{' (calibrated on it)' if row.used_for_calibration else ''}",
+            row.source,
+        )
+        for row in rows
+    ]
+    header = ("figure", "published", "predicted", "error", "source")
+    return _section("Against what was published", _html_report_table(header, cells, right=(1, 2, 3)))
+
+
+def _bars(result: Result) -> str:
+    """Horizontal bars as SVG, each with its name, seconds and share of the step."""
+    mean = mean_breakdown(list(result.breakdown_by_rank_s))
+    height, left, wide = 28, 210, 480
+    lines = []
+    for number, (key, (name, colour)) in enumerate(CATEGORIES.items()):
+        seconds = getattr(mean, key)
+        share = seconds / result.step.time_s
+        top = number * height
+        lines.append(
+            f'<text x="0" y="{top + 18}" font-size="14">{escape(name)}</text>'
+            f'<rect x="{left}" y="{top + 5}" width="{wide * share:.1f}" height="18" fill="{colour}"/>'
+            f'<text x="{left + wide * share + 8:.1f}" y="{top + 18}" font-size="14">{seconds:.3f} s, '
+            f"{share:.1%}</text>"
+        )
+    return (
+        f'<svg viewBox="0 0 820 {height * len(CATEGORIES)}" width="100%" role="img" '
+        f'aria-label="Seconds of a step by part">{"".join(lines)}</svg>'
+        f'<p class="soft">of these, waiting for communication: {mean.exposed_communication:.3f} s</p>'
+    )
+
+
+def _memory(result: Result) -> str:
+    memory = result.memory
+    rows = [
+        (kind.replace("_", " "), format_quantity(size, "bytes"))
+        for kind, size in sorted(memory.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    rows.append(("together", format_quantity(memory.total_bytes, "bytes")))
+    rows.append(("capacity", format_quantity(memory.capacity_bytes, "bytes")))
+    verdict = {"fits": "It fits.", "does not fit": "It does not fit."}.get(memory.verdict, f"{memory.risk}.")
+    return f"<p>{verdict}</p>{_html_report_table(('kind', 'size'), rows, right=(1,))}"
+
+
+def _run(report: RunReport) -> str:
+    phases = [
+        (
+            phase.phase,
+            "as stated" if phase.stated else f"{phase.steps:,}",
+            f"{phase.days:.2f}",
+            f"{phase.gpu_hours:,.0f}",
+            f"{phase.gpu_hours_with_stops:,.0f}",
+            "" if phase.cost_usd is None else f"${phase.cost_usd:,.0f}",
+        )
+        for phase in report.phases
+    ]
+    spreads: list[tuple[str, RunSpread | None, str]] = [
+        ("days", report.days, ",.1f"),
+        ("goodput", report.goodput, ".1%"),
+        ("interruptions", report.interruptions, ",.1f"),
+        ("cost, $", report.cost_usd, ",.0f"),
+        ("energy, kWh", report.energy_kwh, ",.0f"),
+        ("CO2e, kg", report.co2_kg, ",.0f"),
+    ]
+    rows = [
+        (name, *(format(value, form) for value in (s.predicted, s.p10, s.p50, s.p90)))
+        for name, s, form in spreads
+        if s is not None
+    ]
+    header = ("phase", "steps", "days", "GPU-hours", "with stops", "cost")
+    finish = report.finish
+    inside = "stops only" if report.step_factor is None else "stops and the step time's uncertainty"
+    when = ""
+    if finish is not None:
+        points = f"P10 {finish.p10}, P50 {finish.p50}, P90 {finish.p90}"
+        when = f"<p>Predicted finish: {finish.predicted} ({points})</p>"
+    return (
+        _section("The whole run", when + _html_report_table(header, phases, right=(1, 2, 3, 4, 5)))
+        + _html_report_table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
+        + f'<p class="soft">{report.replicas:,} runs simulated; percentiles hold {inside}; '
+        f"{escape(report.price)}</p>" + _list("Assumed for the run", report.assumptions)
+    )
+
+
+def _provenance(result: Result) -> str:
+    kinds = Counter(entry.kind for entry in result.provenance)
+    counted = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    rows = [
+        (
+            entry.path,
+            "see source" if entry.value is None else format_quantity(entry.value, entry.unit),
+            entry.kind,
+            entry.source,
+            entry.date,
+        )
+        for entry in result.provenance
+    ]
+    header = ("number", "value", "kind", "source", "date")
+    return f"<p>{escape(counted)}</p>{_html_report_table(header, rows, right=(1,))}"

@@ -19,7 +19,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from moesim.app import budget
+from moesim.app import jobs
 from moesim.hwmodels.errors import InputError, MoesimError
 
 IDLE_S, RETRY_S, TRIES = 0.3, 5.0, 36
@@ -95,11 +95,11 @@ def _run(pipe: Connection) -> None:
         pipe.send(("process", os.getpid()))
         niceness, budget_s, function, args, with_progress = pipe.recv()
         os.nice(niceness)
-        budget.enforce(budget_s)
+        jobs.enforce(budget_s)
         extra = {"progress": Sender(pipe)} if with_progress else {}
         value = pickle.dumps(function(*args, **extra))
-        if len(value) > budget.VALUE_BYTES:
-            size, most = (n / 1e6 for n in (len(value), budget.VALUE_BYTES))
+        if len(value) > jobs.VALUE_BYTES:
+            size, most = (n / 1e6 for n in (len(value), jobs.VALUE_BYTES))
             raise InputError(
                 f"the result has {size:,.0f} MB, more than the {most:.0f} MB that the dashboard shows; take "
                 "fewer micro-batches or a smaller cluster, or use the command line"
@@ -110,7 +110,7 @@ def _run(pipe: Connection) -> None:
     except MoesimError as error:
         pipe.send(("error", type(error).__name__, str(error)))
     except MemoryError:
-        limit = f"{budget.JOB_BYTES / 1e9:.1f} GB"
+        limit = f"{jobs.JOB_BYTES / 1e9:.1f} GB"
         text = f"the computation needed more than its {limit} of memory and was stopped"
         pipe.send(("error", "JobError", text))
     except (EOFError, ConnectionError):

@@ -8,8 +8,10 @@ shared by all sessions and stored as bytes, so that the memory of the cache is k
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +27,140 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from moesim.app import budget
-from moesim.app.value_cache import Cache as Cache
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+from moesim.simulator.predict.work_size import WorkLimits, check_size
+from moesim.simulator.scenario import Scenario
+
+# -- budget ------------------------------------------------------------------------------------------
+# Limits on the work of one visitor, estimated before a job starts and enforced in its process.
+
+JOB_BYTES = 1_500_000_000
+"""Memory limit of one job's process, the imported simulator included.
+
+A full plan search of the home case needs 0.5 GB."""
+VALUE_BYTES = 16_000_000
+"""Size limit of a job's pickled result, which the server holds. The trace of the home case has 3 MB."""
+READ_S = 20.0
+"""Time limit for reading a link or an upload."""
+SHORT_S = 60.0
+LONG_S = 600.0
+
+LIMITS = WorkLimits(
+    most_bytes=1_300_000_000,
+    most_seconds=20.0,
+    most_parts=1_000_000,
+    where="the dashboard",
+    instead="run it with the command line (moesim simulate), which takes what your machine can hold",
+)
+"""Limit on the estimate made before a job; an interval or advice runs up to about ten such simulations."""
+DRAWN_PARTS = 3_000_000
+"""Most GPUs, switches and cables together of a cluster that is drawn and counted."""
+
+LINK_TEXTS = 200
+LINK_CHARACTERS = 16_000
+"""Limit on all changes of one scenario together; a link that a browser accepts is shorter."""
+
+
+def admit(scenario: Scenario, *, trace: bool = False) -> Scenario:
+    """Return the scenario itself; raise InputError where simulating it exceeds the dashboard's limits."""
+    check_size(scenario, scenario.shape, scenario.machines, LIMITS, trace=trace)
+    return scenario
+
+
+def check_link(texts: Sequence[str]) -> None:
+    """Raise InputError where a link has more changes, or longer ones, than the dashboard reads."""
+    length = sum(map(len, texts))
+    if len(texts) > LINK_TEXTS or length > LINK_CHARACTERS:
+        raise InputError(
+            f"the link has {len(texts):,} changes of together {length:,} characters, more than the "
+            f"{LINK_TEXTS} and {LINK_CHARACTERS:,} that are read; upload the scenario as a file instead"
+        )
+
+
+def enforce(budget_s: float) -> None:
+    """Have the system end this process at its limits of memory, processor time and wall-clock time."""
+    seconds = math.ceil(budget_s) + 5
+    for kind, most in (
+        (resource.RLIMIT_DATA, JOB_BYTES),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
+            resource.setrlimit(kind, (most, most))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+# -- value cache -------------------------------------------------------------------------------------
+# Keeps the most recently used results of jobs as bytes, so that their memory is known and bounded.
+
+
+class Cache:
+    """A cache of the most recently used values, bounded by `limit_bytes` of pickled bytes.
+
+    Values that somebody holds stay, as long as they take at most half of the limit; then the one that was
+    held first loses its place.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Start empty."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._values: OrderedDict[str, bytes] = OrderedDict()
+        self._holders: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Any:
+        """The value, or None where there is none."""
+        with self._lock:
+            data = self._values.get(key)
+            if data is not None:
+                self._values.move_to_end(key)
+        return None if data is None else pickle.loads(data)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the cache has a value for the key."""
+        with self._lock:
+            return key in self._values
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store pickled bytes and drop the least recently used; a value above the limit is not stored."""
+        with self._lock:
+            self.used_bytes -= len(self._values.pop(key, b""))
+            if len(data) > self.limit_bytes:
+                return
+            self._values[key] = data
+            self.used_bytes += len(data)
+            while self.used_bytes > self.limit_bytes:
+                oldest = next((name for name in self._values if name not in self._holders), None)
+                if oldest is None:
+                    oldest = next(iter(self._values))
+                self.used_bytes -= len(self._values.pop(oldest))
+
+    def drop(self, key: str) -> None:
+        """Forget a value."""
+        with self._lock:
+            self.used_bytes -= len(self._values.pop(key, b""))
+            self._holders.pop(key, None)
+
+    def hold(self, key: str) -> None:
+        """Keep a value until it is released as often as it was held; nothing where it is not there."""
+        with self._lock:
+            if key not in self._values:
+                return
+            self._holders[key] = self._holders.get(key, 0) + 1
+            while sum(len(self._values.get(name, b"")) for name in self._holders) > self.limit_bytes // 2:
+                self._holders.popitem(last=False)
+
+    def release(self, key: str) -> None:
+        """Give up one hold on a value; nothing where nobody holds it."""
+        with self._lock:
+            left = self._holders.get(key, 0) - 1
+            if left > 0:
+                self._holders[key] = left
+            else:
+                self._holders.pop(key, None)
+
 
 CACHE_BYTES = 64_000_000
 MOST_WAITING = 64
@@ -153,7 +286,7 @@ _lanes = {
 }
 
 
-_BUDGETS = {"read": budget.READ_S, "short": budget.SHORT_S, "beside": budget.LONG_S, "long": budget.LONG_S}
+_BUDGETS = {"read": READ_S, "short": SHORT_S, "beside": LONG_S, "long": LONG_S}
 
 
 def submit(
@@ -265,7 +398,7 @@ def _run(
             ended = True
             return None, JobError(
                 "the computation ended without a result: its process was ended, as for more memory than its "
-                f"{budget.JOB_BYTES / 1e9:.1f} GB or more time than its {job.budget_s:.0f} s"
+                f"{JOB_BYTES / 1e9:.1f} GB or more time than its {job.budget_s:.0f} s"
             )
         finally:
             if process and not ended:

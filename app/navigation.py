@@ -4,15 +4,75 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, page_switch, pinned, scenario_list, state, widgets
-from moesim.app.page_style import STYLE, headings
+from moesim.app import jobs, page_switch, scenario_store, state, widgets
 from moesim.app.pages import ALONE, grouped
+
+# -- page style --------------------------------------------------------------------------------------
+# The style that every page adds to the framework's own theme (app/.streamlit/config.toml).
+
+MUTED = "roofline"
+"""First word of the key of a container whose figures are drawn muted, because they stand on a roofline."""
+
+STYLE = """<style>
+[data-testid=stMainBlockContainer] {padding: 1.75rem 2.5rem 3rem}
+[data-testid=stHeader] {background: transparent}
+[data-testid=stApp] [data-testid=stHeader], [data-testid=stApp] [data-testid=stHeader] *
+  {pointer-events: none}
+[data-testid=stApp] [data-testid=stHeader] :is(button, a, button *, a *) {pointer-events: auto}
+[data-testid=stMainBlockContainer] h1 {padding-top: 0}
+[data-testid=stMainBlockContainer] h2 {padding: 0.5rem 0 1rem}
+[data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
+[data-testid=stBaseButton-primary]:not(:disabled),
+[data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
+  {color: light-dark(#ffffff, #0e1117)}
+[data-testid=stSidebarNavItems] {padding-top: 0}
+[data-testid=stSidebarNavItems] > li::before
+  {display: block; margin: 0.6rem 0 0.15rem 0.5rem; font-size: 0.8rem; color: light-dark(#5c626b, #a8adb8)}
+:is(.st-key-chips, .st-key-scenario-buttons) button {min-height: 2rem; padding: 0 0.6rem; border-radius: 1rem}
+.st-key-timeline-canvas iframe {min-height: 34.5rem}
+[data-testid=stApp] {font-variant-numeric: tabular-nums}
+[data-testid=stCaptionContainer] {opacity: 1}
+[data-testid=stCaptionContainer] :is(p, li):not([data-testid=stTooltipHoverTarget] *)
+  {color: light-dark(#5c626b, #a8adb8)}
+[data-testid=stCaptionContainer] .stMarkdownBadge {font-size: 0.75rem !important}
+[class*=st-key-roofline] [data-testid=stMetricValue] {color: light-dark(#5f6670, #a3a8b4)}
+.js-plotly-plot :is(.xtick, .ytick) text, .js-plotly-plot :is(.xtitle, .ytitle, .bartext-outside)
+  {fill: light-dark(#4a505a, #c3c8d1) !important}
+[data-testid=stMarkdownContainer] li {margin-bottom: 0.1rem}
+:is(a, button, summary, [tabindex="0"], [role=slider]):focus-visible
+  {outline: 2px solid light-dark(#0072b2, #56b4e9); outline-offset: 2px}
+@media (max-width: 640px) {
+  [data-testid=stMainBlockContainer] {padding-left: 1rem; padding-right: 1rem; padding-top: 3.5rem}
+  :is([class*=st-key-tiles], [class*=st-key-roofline]) [data-testid=stColumn] {min-width: calc(50% - 1rem)}
+}
+</style>"""
+"""Narrower margins than the framework's, because the content needs the width at 1280 pixels, and a clear top
+bar. Dark text on the dark theme's light blue, because no blue contrasts both with white text and with the
+dark page. Headings stand in the list of pages as generated content, because the framework's own sections
+put elements between a list and its items, over which screen readers stumble. Digits of one width, so that
+figures below each other can be compared. Captions have a colour of their own, because the framework's
+transparency would take the contrast from badges in them. Words of charts stand out as much as those of the
+page. Figures of a roofline are grey, with at least 4.5 to 1 against the page. A control that the keyboard
+has reached has an outline. On a phone two tiles stand beside each other."""
+
+
+def headings(groups: Mapping[str, Sequence[str]]) -> str:
+    """Style that writes the heading of each group of pages before its first page in the list."""
+    rules, number = [], 1
+    for title, names in groups.items():
+        if title:
+            rules.append(
+                f'[data-testid=stSidebarNavItems] > li:nth-child({number})::before {{content: "{title}"}}'
+            )
+        number += len(names)
+    return "<style>" + "\n".join(rules) + "</style>"
+
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """The page's icon; without it the browser would fetch one from a font server."""
@@ -45,13 +105,13 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     page = st.navigation([*listed, _by_name(*pages_of[0])] if hidden else listed, expanded=True)
     st.html(STYLE + headings(groups))
     state.synchronise()
-    pinned.synchronise()
+    scenario_store.synchronise()
     facts = _view("scenario_header").show()
     page.run()
     _view("scenario_header").show_facts(facts)
     state.publish()
-    scenario_list.remember()
-    scenario_list.notice()
+    scenario_store.remember()
+    scenario_store.notice()
     _view("job_tray").show()
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import moesim
-import moesim.simulator.planner.nearest
 import moesim.simulator.planner.search
-import moesim.simulator.predict.simulate
+import moesim.simulator.predict.driver
 import moesim.simulator.studies.compare
-import moesim.simulator.studies.neighbours
 import moesim.simulator.studies.uncertainty
-from moesim.app import budget, uploads
+from moesim.app import jobs, uploads
 from moesim.app.components.timeline.packing import PackedStep, packed_step
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
@@ -28,19 +27,25 @@ from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Inventory
 from moesim.hwmodels.topologies.base import Picture, picture
-from moesim.simulator.planner.nearest import Repair
+from moesim.simulator.planner.hardware import ClusterPlan, Search, on_cluster, plan_on
 from moesim.simulator.planner.result import PlanResult
-from moesim.simulator.predict.band import Band
-from moesim.simulator.predict.check import Check
+from moesim.simulator.planner.search import Repair
+from moesim.simulator.predict.driver import Check
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step_events import step_events
+from moesim.simulator.predict.work_size import Band
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import has_node, node_of
 from moesim.simulator.scenario.presets import Preset, shipped_presets
+from moesim.simulator.scoring.published import PROFILES, Row, score
+from moesim.simulator.scoring.published_collectives import CollectiveRow, score_collectives
+from moesim.simulator.scoring.scoreboard import ScoredRow, open_rows
+from moesim.simulator.scoring.scoreboard.score import score_row
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.engine_draws import DRAWS
-from moesim.simulator.studies.neighbours import Neighbour, change_bands
-from moesim.simulator.studies.sensitivity import Sensitivity
+from moesim.simulator.studies.compare import Neighbour, change_bands
+from moesim.simulator.studies.curves import AxisName, CurvePoint, curve_point
+from moesim.simulator.studies.uncertainty import DRAWS, Sensitivity
 
 Progress = Callable[[float | None, str], None]
 
@@ -58,7 +63,7 @@ class Drawing:
 def read_scenario(folder: str, name: str, texts: tuple[str, ...]) -> Scenario:
     """The scenario of a link, with uploads in `folder`; raises InputError above the dashboard's limits."""
     read_below(folder)
-    return budget.admit(uploads.scenario_of(name, texts))
+    return jobs.admit(uploads.scenario_of(name, texts))
 
 
 def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
@@ -66,7 +71,7 @@ def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
     read_below(folder)
     kept_file = uploads.accept(kind, name, data)
     if isinstance(kept_file.content, Scenario):
-        budget.admit(kept_file.content)
+        jobs.admit(kept_file.content)
     return kept_file
 
 
@@ -78,38 +83,38 @@ def read_below(folder: str) -> None:
 def topology(scenario: Scenario) -> Drawing:
     """The picture of the cluster and its parts."""
     found = scenario.machine.topology()
-    found.check_size(budget.DRAWN_PARTS)
+    found.check_size(jobs.DRAWN_PARTS)
     return Drawing(picture(found), found.inventory(), found.kind, found.n_gpus)
 
 
 def simulate(scenario: Scenario) -> Result:
     """One predicted step, without prices; it is stored on disk, where the command line finds it."""
-    return result_cache.predict_unpriced(budget.admit(scenario))
+    return result_cache.predict_unpriced(jobs.admit(scenario))
 
 
 def check(scenario: Scenario) -> Check:
     """Check whether the plan is legal and fits into memory."""
-    return moesim.check(budget.admit(scenario))
+    return moesim.check(jobs.admit(scenario))
 
 
 def timeline(scenario: Scenario, rank: int) -> PackedStep:
     """The events of a step as bytes; of a step with very many, the phases of one pipeline rank."""
-    return packed_step(step_events(budget.admit(scenario)), rank)
+    return packed_step(step_events(jobs.admit(scenario)), rank)
 
 
 def trace(scenario: Scenario) -> bytes:
     """A Perfetto trace of the step."""
-    return trace_bytes(budget.admit(scenario, trace=True))
+    return trace_bytes(jobs.admit(scenario, trace=True))
 
 
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
     """Single changes to try next, each simulated."""
-    return moesim.neighbours(budget.admit(scenario), result, progress=progress)
+    return moesim.neighbours(jobs.admit(scenario), result, progress=progress)
 
 
 def neighbour_bands(scenario: Scenario, result: Result, found: tuple[Neighbour, ...]) -> dict[str, Band]:
     """Intervals of the changes of the step time of `found`, by override."""
-    return change_bands(budget.admit(scenario), result, found)
+    return change_bands(jobs.admit(scenario), result, found)
 
 
 def profiles(cluster: str | Cluster) -> tuple[str, list[str]]:
@@ -120,7 +125,7 @@ def profiles(cluster: str | Cluster) -> tuple[str, list[str]]:
 
 def interval(scenario: Scenario) -> Result:
     """The same prediction with P10, P50 and P90 of its figures."""
-    return result_cache.predict_unpriced(budget.admit(scenario), uncertainty=True)
+    return result_cache.predict_unpriced(jobs.admit(scenario), uncertainty=True)
 
 
 def interval_by_engine(scenario: Scenario, progress: Progress) -> Result:
@@ -130,7 +135,7 @@ def interval_by_engine(scenario: Scenario, progress: Progress) -> Result:
         progress(done / draws, f"{done} of {draws} engine runs")
 
     return result_cache.predict_unpriced(
-        budget.admit(scenario), uncertainty=True, engine_draws=DRAWS, workers=1, say=say
+        jobs.admit(scenario), uncertainty=True, engine_draws=DRAWS, workers=1, say=say
     )
 
 
@@ -146,7 +151,7 @@ def draws_of_plans(scenarios: Sequence[Scenario]) -> list[FloatArray]:
 
 def sensitivity(scenario: Scenario) -> Sensitivity:
     """The step time with each uncertain input alone at its low and high end (the tornado chart)."""
-    return moesim.sensitivity(budget.admit(scenario))
+    return moesim.sensitivity(jobs.admit(scenario))
 
 
 def plan(
@@ -154,7 +159,7 @@ def plan(
 ) -> PlanResult:
     """Search for a better plan; `space` holds the keys of a PlanSpace."""
     return moesim.plan(
-        budget.admit(scenario),
+        jobs.admit(scenario),
         space=moesim.PlanSpace(**space),
         workers=1,
         progress=progress,
@@ -197,10 +202,75 @@ def scenario_for(
         "parallel": {},
         "batch": {"sequences": sequences, "sequence_length": sequence_length},
     }
-    found = budget.admit(uploads.scenario_from(stated))
+    found = jobs.admit(uploads.scenario_from(stated))
     return found.replace(name=f"{found.shape.name} on {n_gpus} {accelerator}")
 
 
 def nearest_plans(scenario: Scenario, progress: Progress) -> tuple[Repair, ...]:
     """The legal plans that fit and change the fewest keys of the scenario."""
-    return moesim.simulator.planner.nearest.nearest_plans(budget.admit(scenario), progress=progress)
+    return moesim.simulator.planner.search.nearest_plans(jobs.admit(scenario), progress=progress)
+
+
+# -- curve jobs --------------------------------------------------------------------------------------
+# The function of plain arguments that job processes run for the page Curves.
+
+
+def points(scenario: Scenario, name: AxisName, values: tuple[float, ...]) -> tuple[CurvePoint, ...]:
+    """Some points of one curve; what exceeds the dashboard's limits is a point with the reason."""
+    return tuple(curve_point(scenario, name, value, jobs.admit) for value in values)
+
+
+# -- hardware jobs -----------------------------------------------------------------------------------
+# The functions of plain arguments that job processes run for the pages Hardware and Curves.
+
+
+def best_on(
+    scenario: Scenario, name: str, gpus: int | None, search: Search, progress: Progress
+) -> ClusterPlan:
+    """The best plan of the scenario's job on one cluster; raises InputError above the dashboard's limits."""
+    there = None
+    with suppress(InputError):  # the plan says then why there is none
+        there = on_cluster(scenario, name, gpus)
+    if there is not None:
+        jobs.admit(there)
+    say: Any = progress
+    return plan_on(scenario, name, gpus, search=search, progress=say)
+
+
+# -- runs and scores ---------------------------------------------------------------------------------
+# The functions of plain arguments that job processes run for the pages Run & cost and Evidence.
+
+STEPS = 4 * len(PROFILES) + 1
+"""Number of progress messages of a scoreboard: four for each profile, and one for the collectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoreboards:
+    """Both scoreboards."""
+
+    rows: tuple[Row, ...]
+    collectives: tuple[CollectiveRow, ...]
+
+
+def run_report(scenario: Scenario, step_time_s: float) -> RunReport:
+    """The whole run of a scenario whose step takes `step_time_s`, its uncertainty included."""
+    return moesim.run(jobs.admit(scenario), step_time_s=step_time_s, uncertainty=True)
+
+
+def evidence(progress: Callable[[float | None, str], None]) -> Scoreboards:
+    """Every published figure and every measured collective beside its prediction, computed now."""
+    done = 0
+
+    def say(what: str) -> None:
+        nonlocal done
+        progress(min(1.0, done / STEPS), what)
+        done += 1
+
+    rows = score(say)
+    say("collectives")
+    return Scoreboards(tuple(rows), tuple(score_collectives()))
+
+
+def published_step(row_id: str) -> ScoredRow:
+    """One published step beside its prediction with its interval, computed now."""
+    return score_row(next(row for row in open_rows() if row.id == row_id))

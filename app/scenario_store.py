@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import streamlit as st
+
+from moesim.app import scenario_links, state, uploads, visitors
+from moesim.app.texts import escaped
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import make_private_folder
+from moesim.simulator.common.texts import overridden_key, split_key_value
 from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.store import is_full_disk
 
@@ -69,7 +75,7 @@ _set_aside: tuple[str, float] | None = None
 """What was said when a damaged file was set aside, and when."""
 
 
-def problem() -> str | None:
+def store_problem() -> str | None:
     """One sentence on why scenarios are not kept on disk now, or lists may miss some; None if all is well."""
     with _lock:
         if _problem is not None:
@@ -268,3 +274,125 @@ def _sentence(folder: str, error: Exception) -> str:
     else:
         why = str(getattr(error, "strerror", None) or error)
     return f"your scenarios are kept in memory only for now, and lists may miss some: {where}: {why}"
+
+
+# -- scenario list -----------------------------------------------------------------------------------
+# A visitor's scenarios as objects: the current one is stored as it changes; others can be opened again.
+
+
+def remember() -> None:
+    """Store the current scenario, if it was changed since; a preset as shipped is not stored."""
+    number, preset, texts = state.object_id(), state.preset(), state.overrides()
+    shown = (number, preset, texts)
+    if not texts and not preset.startswith("upload-"):
+        return
+    if st.session_state.get("remembered") != shown:
+        st.session_state["remembered"] = shown
+        put(visitors.current(), number, state.title(), scenario_links.written(preset, texts))
+
+
+def recent_here() -> list[StoredScenario]:
+    """The visitor's scenarios, the one changed last first."""
+    return recent(visitors.current())
+
+
+def notice() -> None:
+    """Say in one sentence where the visitor's scenarios cannot be kept; the page works all the same."""
+    problem = store_problem()
+    if problem is not None:
+        st.warning(escaped(problem), icon=":material/warning:")
+
+
+def open_recent(number: str) -> None:
+    """Make a stored scenario the current one; one that cannot be read is forgotten, and that is said."""
+    found = next((entry for entry in recent_here() if entry.number == number), None)
+    if found is None:
+        return
+    try:
+        preset, texts = scenario_links.read(found.written)
+    except InputError as error:
+        remove(visitors.current(), number)
+        st.session_state[state.LINK_PROBLEM] = f"{found.name} cannot be opened any more: {error}"
+        return
+    st.session_state["scenario id"] = number
+    state.open_scenario(preset, texts)
+
+
+def duplicate() -> None:
+    """Make a copy of the current scenario the current one, under a name of its own."""
+    name = state.title()
+    state.open_scenario(state.preset(), state.overrides(), new=True)
+    state.rename(f"{name} copy")
+
+
+def forget(number: str) -> None:
+    """Remove a scenario from the list; the current one stays open."""
+    remove(visitors.current(), number)
+
+
+# -- pinned ------------------------------------------------------------------------------------------
+# Scenarios that a visitor pinned to compare with, held in the session and in the address.
+
+MOST = 4
+"""Scenarios that are compared at most: the pinned ones and the current one."""
+
+PARAMETER = "with"
+"""Query parameter of a pinned scenario, as `scenario_links.written` writes it."""
+
+_WRITTEN = "pins written"
+"""Session key with what the address was given last, which may come back once more after an unpin."""
+
+Kept = tuple[str, str, tuple[str, ...]]
+"""A pinned scenario: label, preset, changes."""
+
+
+def pinned() -> list[Kept]:
+    """The pinned scenarios, in the order of pinning; the first is A."""
+    found: list[Kept] = st.session_state.setdefault("kept", [])
+    return found
+
+
+def synchronise() -> None:
+    """Take the pinned scenarios of a shared link over, and write a changed list back into the address."""
+    given = st.query_params.get_all(PARAMETER)
+    if given and not pinned() and given != st.session_state.get(_WRITTEN):
+        for text in given[: MOST - 1]:
+            try:
+                preset, texts = scenario_links.read(text)
+            except InputError as error:
+                st.error(escaped(f"The link's parameter {PARAMETER} {error}."))
+                return
+            pinned().append((label(preset, texts), preset, texts))
+    wanted = [scenario_links.written(preset, texts) for _, preset, texts in pinned()]
+    st.session_state[_WRITTEN] = wanted
+    if wanted != given:
+        if wanted:
+            st.query_params[PARAMETER] = wanted
+        else:
+            del st.query_params[PARAMETER]
+
+
+def pin() -> None:
+    """Pin the current scenario."""
+    mine = (label(state.preset(), state.overrides()), state.preset(), state.overrides())
+    if len(pinned()) < MOST - 1 and mine not in pinned():
+        pinned().append(mine)
+
+
+def unpin(number: int) -> None:
+    """Remove a pinned scenario."""
+    del pinned()[number]
+
+
+def is_pinned() -> bool:
+    """Whether the current scenario is pinned as it is."""
+    return any(kept[1:] == (state.preset(), state.overrides()) for kept in pinned())
+
+
+def label(preset: str, texts: tuple[str, ...]) -> str:
+    """A short name of a scenario: the one that it was given, or what was changed, or its preset's."""
+    for text in texts:
+        if overridden_key(text) == "name":
+            return (split_key_value(text)[1] or "").strip('"')[:48]
+    short = ", ".join(text.replace("parallel.", "").replace("communication.", "") for text in texts)
+    return (short if len(short) <= 48 else f"{short[:45]}...") or uploads.with_names(preset)

@@ -19,16 +19,58 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import moesim
-from moesim.app import budget, forms, history, jobs, packed_links, predictions, uploads
+from moesim.app import forms, jobs, predictions, scenario_links, uploads
 from moesim.app import scenario_links as changes
-from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
+from moesim.app.texts import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.common.key_values import overridden_key, split_key_value, value_of
+from moesim.simulator.common.texts import overridden_key, split_key_value, value_of
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.reprice import without_prices
+from moesim.simulator.studies.space import key_of
+
+# -- history -----------------------------------------------------------------------------------------
+# Undo and redo of a session: the scenarios that were current, oldest first, and which one is now.
+
+MOST_STEPS = 100
+
+Shown = tuple[str, str, tuple[str, ...]]
+"""(id of the scenario object, preset, changes)."""
+
+
+def record(shown: Shown) -> None:
+    """Remember what is current now; what had been undone is forgotten once something else is changed."""
+    steps, at = _steps()
+    if steps and steps[at] == shown:
+        return
+    kept = [*steps[: at + 1], shown][-MOST_STEPS:]
+    st.session_state["history"], st.session_state["history at"] = kept, len(kept) - 1
+
+
+def can_undo() -> bool:
+    """Whether something was current before."""
+    return _steps()[1] > 0
+
+
+def can_redo() -> bool:
+    """Whether something was undone."""
+    steps, at = _steps()
+    return at + 1 < len(steps)
+
+
+def step(by: int) -> Shown | None:
+    """Make current what came one change before (-1) or was undone last (+1); return it, or None at an end."""
+    steps, at = _steps()
+    if not 0 <= at + by < len(steps):
+        return None
+    st.session_state["history at"] = at + by
+    return steps[at + by]
+
+
+def _steps() -> tuple[list[Shown], int]:
+    return st.session_state.get("history", []), st.session_state.get("history at", 0)
+
 
 LINK_PROBLEM = "link problem"
 """Session key with the reason why the link that was opened last could not be read."""
@@ -66,7 +108,7 @@ def build(name: str, texts: Sequence[str]) -> Scenario:
 
     A shipped scenario is read here, any other in a process with limits on time and memory.
     """
-    budget.check_link([name, *texts])
+    jobs.check_link([name, *texts])
     return _built(name, tuple(texts), str(uploads.folder()))
 
 
@@ -77,7 +119,7 @@ def _built(name: str, texts: tuple[str, ...], folder: str) -> Scenario:
     key = hashlib.sha256(json.dumps([folder, name, *texts]).encode()).hexdigest()
     found: Scenario = jobs.submit(
         f"scenario/{key}", predictions.read_scenario, folder, name, texts, lane="read"
-    ).result(jobs.MOST_WAITING * budget.READ_S)
+    ).result(jobs.MOST_WAITING * jobs.READ_S)
     return found
 
 
@@ -86,7 +128,7 @@ def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
     key = hashlib.sha256(f"{kind}/{name}/".encode() + data).hexdigest()
     found: uploads.Kept = jobs.submit(
         f"upload/{key}", predictions.read_upload, str(uploads.folder()), kind, name, data, lane="read"
-    ).result(jobs.MOST_WAITING * budget.READ_S)
+    ).result(jobs.MOST_WAITING * jobs.READ_S)
     return found
 
 
@@ -166,7 +208,7 @@ def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
 
 def undo() -> None:
     """Go back one change; where nothing came before, as after an opened link, leave out the last change."""
-    before = history.step(-1)
+    before = step(-1)
     if before is None:
         open_scenario(preset(), overrides()[:-1])
     else:
@@ -175,7 +217,7 @@ def undo() -> None:
 
 def redo() -> None:
     """Make the change again that was undone last."""
-    after = history.step(+1)
+    after = step(+1)
     if after is not None:
         _show(*after)
 
@@ -241,11 +283,11 @@ def synchronise() -> None:
     if any(shown) and _was_opened(shown):
         name, texts, fields, packed = shown
         st.session_state.pop(LINK_PROBLEM, None)
-        read = tuple(text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1])
+        read = tuple(text[: jobs.LINK_CHARACTERS + 1] for text in texts[: jobs.LINK_TEXTS + 1])
         wanted = ((name or HOME)[:200], read)
         if packed is not None:
             try:
-                wanted = packed_links.unpack(packed)
+                wanted = scenario_links.unpack(packed)
             except InputError as error:
                 st.session_state[LINK_PROBLEM] = str(error)
         if wanted != (preset(), overrides()):
@@ -261,21 +303,21 @@ def publish() -> None:
         wanted.get("preset"),
         tuple(wanted.get("set", ())),
         tuple(wanted.get(forms.PARAMETER, ())),
-        wanted.get(packed_links.PARAMETER),
+        wanted.get(scenario_links.PARAMETER),
     )
     if _address() != address:
-        own = ("preset", "set", forms.PARAMETER, packed_links.PARAMETER)
+        own = ("preset", "set", forms.PARAMETER, scenario_links.PARAMETER)
         others = {k: st.query_params.get_all(k) for k in st.query_params if k not in own}
         st.query_params.from_dict({**others, **wanted})
     published = _published()
     if published[-1:] != [address]:
         st.session_state["addresses"] = [*published[-MOST_PUBLISHED:], address]
-    history.record((object_id(), preset(), overrides()))
+    record((object_id(), preset(), overrides()))
 
 
 def _address() -> Address:
     get, one = st.query_params.get_all, st.query_params.get
-    return one("preset"), tuple(get("set")), tuple(get(forms.PARAMETER)), one(packed_links.PARAMETER)
+    return one("preset"), tuple(get("set")), tuple(get(forms.PARAMETER)), one(scenario_links.PARAMETER)
 
 
 def _published() -> list[Address]:
@@ -334,7 +376,7 @@ def begin(scenario: Scenario) -> None:
 def trace_of(scenario: Scenario) -> bytes:
     """A Perfetto trace (.json.gz), from the cache or simulated while the caller waits a second or more."""
     data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", predictions.trace, scenario).result(
-        budget.SHORT_S
+        jobs.SHORT_S
     )
     return data
 
@@ -356,3 +398,55 @@ def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> A
         else:
             place.empty()
     return job.result()
+
+
+# -- scenario form -----------------------------------------------------------------------------------
+# The scenario whose values a form shows while some of its changes are refused.
+
+
+def accepted() -> tuple[Scenario, tuple[str, ...]]:
+    """(the nearest scenario to the current one that can be built, the changes it leaves out).
+
+    Raises InputError where not even the preset can be built.
+    """
+    texts = overrides()
+    for first in (texts, texts[:-1]):  # usually the last change is the refused one
+        with suppress(MoesimError):
+            return _usable(first), texts[len(first) :]
+    kept: tuple[str, ...] = ()
+    for text in texts:
+        with suppress(MoesimError):
+            _usable((*kept, text))
+            kept = (*kept, text)
+    return _usable(kept), tuple(text for text in texts if text not in kept)
+
+
+def _usable(texts: Sequence[str]) -> Scenario:
+    """A scenario whose names can all be resolved, as a form needs it; raises InputError otherwise."""
+    scenario = build(preset(), texts)
+    assert scenario.shape and scenario.machine and scenario.recipe and scenario.calibration
+    return scenario
+
+
+def form() -> Scenario:
+    """The scenario whose values a form shows; refused changes stay in their widgets (see `refused`).
+
+    Raises InputError where not even the preset can be built.
+    """
+    scenario, left_out = accepted()
+    st.session_state["refused"] = left_out
+    return scenario
+
+
+def left_out() -> tuple[str, ...]:
+    """The changes that the scenario of `form` leaves out, because they cannot be built."""
+    found: tuple[str, ...] = st.session_state.get("refused", ())
+    return found
+
+
+def refused(key: str) -> Any:
+    """The value of a change that the scenario of `form` leaves out; None where it accepted the change."""
+    texts = [t for t in left_out() if overridden_key(t) == key]
+    with suppress(MoesimError):
+        return value_of(texts[-1], key) if texts else None
+    return None

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import moesim
-from moesim.app import budget, uploads
+from moesim.app import jobs, uploads
 from moesim.app.predictions import Progress, read_below
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import oldest_beyond
-from moesim.simulator.common.lists import parse_values
+from moesim.simulator.common.texts import parse_values
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import evaluate
-from moesim.simulator.studies.store import Store
-from moesim.simulator.studies.store_transfer import Taken, copied, take_over
-from moesim.simulator.studies.survey import Survey, survey
+from moesim.simulator.studies.space import evaluate
+from moesim.simulator.studies.store import Store, Taken, copied, take_over
 from moesim.simulator.studies.sweep import Progress as SweepProgress
+from moesim.simulator.studies.sweep import Survey, survey
 
 MOST_KEYS = 3
 MOST_POINTS = 1000
@@ -106,7 +105,7 @@ def contents(store: Path) -> bytes:
 def surveyed(folder: str, scenario: Scenario, texts: Mapping[str, str], store: Path) -> Survey:
     """Which points of a sweep are known, illegal and missing."""
     read_below(folder)
-    return survey(budget.admit(scenario), read_space(texts), store, admit=budget.admit)
+    return survey(jobs.admit(scenario), read_space(texts), store, admit=jobs.admit)
 
 
 def pace(folder: str, scenario: Scenario, values: tuple[dict[str, Any], ...]) -> Pace:

@@ -9,10 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import pages, scenario_form, state, uploads
-from moesim.app.escaping import escaped
+from moesim.app import pages, state, uploads
 from moesim.app.long_work import long_work as long_work
 from moesim.app.long_work import start as start
+from moesim.app.texts import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.outline import ClusterOutline
@@ -20,7 +20,7 @@ from moesim.simulator.scenario.outline import ClusterOutline
 
 def value_of(scenario: Scenario, key: str) -> Any:
     """The value of a dotted key that was chosen last, even where the scenario refuses it."""
-    refused = scenario_form.refused(key)
+    refused = state.refused(key)
     if refused is not None:
         return refused
     value: Any = scenario

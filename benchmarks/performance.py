@@ -52,7 +52,7 @@ def peak_mb(who: int = resource.RUSAGE_SELF) -> float:
 
 def home(options: argparse.Namespace) -> Row:
     """The home case in a warm process, another number of SMs every time."""
-    from moesim.simulator.predict.simulate import simulate
+    from moesim.simulator.predict.driver import simulate
     from moesim.simulator.scenario import load_scenario
 
     scenario, sms = load_scenario(HOME), iter(range(8, 100))
@@ -64,8 +64,7 @@ def home(options: argparse.Namespace) -> Row:
 
 def engine(options: argparse.Namespace) -> Row:
     """The engine alone on the prepared home case."""
-    from moesim.simulator.predict.compile import prepare
-    from moesim.simulator.predict.step import execute
+    from moesim.simulator.predict.step import execute, prepare
     from moesim.simulator.scenario import load_scenario
 
     prepared = prepare(load_scenario(HOME))
@@ -95,7 +94,7 @@ def shell(options: argparse.Namespace) -> Row:
 
 def full(options: argparse.Namespace, gpus: int = 2048) -> Row:
     """Every GPU by itself; up to 2,048 GPUs warm, after one run that is not counted."""
-    from moesim.simulator.predict.simulate import simulate
+    from moesim.simulator.predict.driver import simulate
     from moesim.simulator.scenario import load_scenario
 
     network = "mpft-ib-400g" if gpus <= MOST_ON_PLANES else "ft3-ib-400g"

@@ -6,8 +6,8 @@ Scenario: DeepSeek-V3 on 2,048 H800 with Zipf-distributed popularity of the expe
 
 from __future__ import annotations
 
-from moesim.simulator.layout.bias import bias_dynamics
 from moesim.simulator.layout.expert_load import expected_barrier_wait_s
+from moesim.simulator.layout.popularity import bias_dynamics
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import load_scenario
 

@@ -7,7 +7,7 @@ Scenario: DeepSeek-V3 on 2,048 H800; its gate takes the best 4 of 8 groups, each
 from __future__ import annotations
 
 import moesim
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 
 HOME = "deepseek-v3-2048xh800"
 KEY = "routing.groups_per_token"

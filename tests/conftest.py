@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from moesim.simulator.engine.program import Program
     from moesim.simulator.engine.records import Execution
     from moesim.simulator.model.operator import BlockKind, Phase
-    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
+    from moesim.simulator.predict.step import Prepared
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.schedules.template import OverlapOrder

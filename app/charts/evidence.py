@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, SERIES, rows_axis, styled
+from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, RED, SERIES, rows_axis, styled
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
+from moesim.hwmodels.drift import Drift, PointDrift
 from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import CollectiveRow
 from moesim.simulator.scoring.scoreboard.rows import KeptScore
@@ -125,3 +127,144 @@ def collectives(rows: Sequence[CollectiveRow]) -> go.Figure:
     ):
         axis(title=title, type="log", exponentformat="SI", ticksuffix="s", dtick=1)
     return styled(chart, 480)
+
+
+# -- calibration -------------------------------------------------------------------------------------
+# Charts of a calibration profile: rates over SMs, slow-down under communication, stated errors, drift.
+
+MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
+KINDS: Mapping[str, str] = dict(
+    zip(("measured", "published", "derived", "spec", "assumed"), SERIES, strict=False)
+)
+
+
+def sm_curves(profile: CalibrationProfile, unit: str) -> list[MeasuredCurve]:
+    """Curves of a profile over a number of SMs whose values are in `unit` ("GB/s", "1")."""
+    return [curve for curve in profile.curves if curve.x_unit == "SMs" and curve.y_unit == unit]
+
+
+def over_sms(curves: Sequence[MeasuredCurve], title: str) -> go.Figure:
+    """Measured points over communication SMs, each curve with its stated error as bars."""
+    chart = go.Figure()
+    for number, curve in enumerate(curves):
+        values = [point[1] for point in curve.points]
+        chart.add_scatter(
+            name=curve.id,
+            x=[point[0] for point in curve.points],
+            y=values,
+            mode="lines+markers",
+            line={"color": SERIES[number % len(SERIES)], "shape": "linear"},
+            marker={"symbol": MARKERS[number % len(MARKERS)], "size": 8},
+            error_y={"type": "percent", "value": 100.0 * curve.residual.relative, "thickness": 1},
+            hovertemplate=f"{curve.id}: %{{y:,.4r}} {curve.y_unit} on %{{x}} SMs<extra></extra>",
+        )
+    chart.update_xaxes(title="communication SMs", rangemode="tozero")
+    chart.update_yaxes(title=title, rangemode="tozero")
+    return styled(chart, 440)
+
+
+def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
+    """Slow-down against the number of busy communication SMs, one line per group of operators."""
+    chart = go.Figure()
+    for number, (name, points) in enumerate(lines.items()):
+        chart.add_scatter(
+            name=name,
+            x=[n for n, _ in points],
+            y=[factor for _, factor in points],
+            mode="lines+markers",
+            line={"color": SERIES[number % len(SERIES)]},
+            marker={"symbol": MARKERS[number % len(MARKERS)], "size": 7},
+            hovertemplate=f"{name}: %{{y:.3f}}x beside %{{x}} SMs<extra></extra>",
+        )
+    chart.update_xaxes(title="communication SMs", rangemode="tozero")
+    chart.update_yaxes(title="slow-down (time / time alone)")
+    return styled(chart, 440)
+
+
+def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
+    """The error that each entry states for itself, the largest first, coloured and marked by its kind."""
+    ranked = sorted(entries, key=lambda entry: (entry.residual.relative, entry.id))[-most:]
+    chart = go.Figure()
+    for number, (kind, colour) in enumerate(KINDS.items()):
+        own = [entry for entry in ranked if entry.kind == kind]
+        if own:
+            chart.add_scatter(
+                name=kind,
+                x=[100.0 * entry.residual.relative for entry in own],
+                y=[entry.id for entry in own],
+                mode="markers",
+                marker={"color": colour, "size": 10, "symbol": MARKERS[number]},
+                customdata=[entry.residual.meaning for entry in own],
+                hovertemplate="%{y}: ±%{x:.1f} %, %{customdata}<extra></extra>",
+            )
+    chart.update_yaxes(rows_axis([entry.id for entry in ranked]))
+    chart.update_xaxes(title="stated error (±)", rangemode="tozero", ticksuffix=" %")
+    return styled(chart, 110 + 22 * max(4, len(ranked)))
+
+
+def drift_points(points: Sequence[PointDrift], most: int = MOST) -> go.Figure:
+    """The most significant changes of single shapes, each with its error bar, the clearest on top."""
+    shown = list(points[:most])[::-1]
+    names = [f"{point.entry}, {point.point}" for point in shown]
+    chart = go.Figure()
+    for title, colour, symbol, chosen in (
+        ("within its error", GREY, "circle", [not p.is_beyond for p in shown]),
+        ("beyond both errors", ORANGE, "diamond", [p.is_beyond and not p.is_clear for p in shown]),
+        ("also after correction", RED, "x", [p.is_clear for p in shown]),
+    ):
+        own = [(name, p) for name, p, yes in zip(names, shown, chosen, strict=True) if yes]
+        if own:
+            chart.add_scatter(
+                name=title,
+                x=[100.0 * p.change for _, p in own],
+                y=[name for name, _ in own],
+                mode="markers",
+                marker={"color": colour, "size": 9, "symbol": symbol},
+                error_x={
+                    "type": "data",
+                    "array": [100.0 * p.error for _, p in own],
+                    "color": colour,
+                    "thickness": 1.5,
+                },
+                customdata=[(100.0 * p.error, 100.0 * p.old_error, 100.0 * p.new_error) for _, p in own],
+                hovertemplate="%{y}: %{x:+.1f} ± %{customdata[0]:.1f} % (stated errors %{customdata[1]:.1f} "
+                "and %{customdata[2]:.1f} %)<extra></extra>",
+            )
+    chart.add_vline(x=0.0, line={"color": GREY, "dash": "dot"})
+    chart.update_yaxes(rows_axis(names))
+    chart.update_xaxes(title="change, new over old (%)", ticksuffix=" %")
+    return styled(chart, 130 + 22 * max(4, len(shown)))
+
+
+def drift(rows: Sequence[Drift]) -> go.Figure:
+    """Median change of common entries and each changed point, beside the change that stated errors allow."""
+    shown = [row for row in rows if row.points][::-1]
+    chart = go.Figure()
+    moved = [(row.id, key, change) for row in shown for key, change in row.changed]
+    for name, points, colour, symbol in (
+        ("median of the entry", [(r.id, "median", r.median) for r in shown], BLUE, "circle"),
+        ("shape or point beyond the stated errors", moved, RED, "x"),
+    ):
+        if points:
+            chart.add_scatter(
+                name=name,
+                x=[100.0 * change for _, _, change in points],
+                y=[id_ for id_, _, _ in points],
+                mode="markers",
+                marker={"color": colour, "size": 9, "symbol": symbol},
+                customdata=[key for _, key, _ in points],
+                hovertemplate="%{y}, %{customdata}: %{x:+.1f} %<extra></extra>",
+            )
+    chart.add_bar(
+        name="stated errors together",
+        base=[-100.0 * row.allowed for row in shown],
+        x=[200.0 * row.allowed for row in shown],
+        y=[row.id for row in shown],
+        orientation="h",
+        marker={"color": GREY, "opacity": 0.35},
+        hoverinfo="skip",
+    )
+    chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
+    chart.update_yaxes(rows_axis([row.id for row in shown]))
+    chart.update_xaxes(title="change, new over old (%)", ticksuffix=" %")
+    return styled(chart, 130 + 24 * max(3, len(shown)))

@@ -11,12 +11,23 @@ from moesim.app.charts.style import (
     CATEGORIES,
     GREEN,
     GREY,
+    INDIGO,
+    INK,
     MEMORY,
+    OLIVE,
     ORANGE,
+    PURPLE,
     RED,
+    SCALE,
+    SKY,
+    TEAL,
+    WINE,
+    YELLOW,
     styled,
 )
+from moesim.hwmodels.topologies.base import Picture
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.predict.result_parts import Breakdown, CauseRow, MemoryResult, PhaseSpan, StepResult
 
 
@@ -162,3 +173,196 @@ def busy(shares: Mapping[str, float]) -> go.Figure:
     )
     chart.update_xaxes(title="busy share of the step", tickformat=".0%", range=[0, 1], dtick=0.25)
     return styled(chart, 320)
+
+
+# -- timeline kinds ----------------------------------------------------------------------------------
+# Words and colours of what a timeline shows: schedule actions, phases, sends and the end of the step.
+
+ROSE, SAND, GOLD, PALE, ASH = "#CC6677", "#DDCC77", "#A6761D", "#A0CBE8", "#BAB0AC"
+"""Further colours for sends and the end of a step, which stand beside many phases on the critical path."""
+
+ACTIONS: Mapping[str, str] = {
+    "F": BLUE,
+    "F&B": GREEN,
+    "F&I": TEAL,
+    "B": RED,
+    "I": ORANGE,
+    "W": YELLOW,
+    "gradient reduction": ROSE,
+    "gradient norm": GREY,
+    "optimizer": INK,
+    "parameter gather": PALE,
+}
+"""Schedule actions and the end of a step, each with a colour of its own."""
+
+PHASES: Mapping[str, str] = {
+    "attn F": BLUE,
+    "mlp F": SKY,
+    "attn I": ORANGE,
+    "mlp I": YELLOW,
+    "attn W": PURPLE,
+    "mlp W": WINE,
+    "dispatch F": GREEN,
+    "dispatch B": OLIVE,
+    "combine F": INDIGO,
+    "combine B": TEAL,
+    "gather": PALE,
+    "scatter": ROSE,
+    "wait for": RED,
+    "notify": RED,
+    "prepare": ASH,
+    "send activation": SAND,
+    "send gradient": GOLD,
+    "pipeline send": SAND,
+    "other waiting": GREY,
+}
+"""First words of phases of an action, of pipeline sends and of causes of the critical path."""
+
+WORDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "F&B": "F&B pair",
+    "F&I": "F&I pair",
+    "notify": "wait for other GPUs",
+}
+"""Schedule actions in the words of the field."""
+
+
+def colour(kind: str) -> str:
+    """The colour of an action or a phase."""
+    if kind in ACTIONS:
+        return ACTIONS[kind]
+    return next((value for name, value in PHASES.items() if kind.startswith(name)), GREY)
+
+
+def words(kind: str) -> str:
+    """An action or a phase in the words of the field."""
+    return WORDS.get(kind, kind)
+
+
+# -- heat maps ---------------------------------------------------------------------------------------
+# Heat maps, and the picture of a cluster.
+
+KINDS = {"gpu": (BLUE, "square"), "leaf": (ORANGE, "diamond"), "spine": (PURPLE, "diamond-wide")}
+
+
+NAMES = {
+    "gpu": "GPUs",
+    "leaf": "leaf switches",
+    "spine": "spine switches",
+    "nvswitch": "NVSwitches",
+    "nvlink": "NVLink",
+    "nic": "NIC to leaf",
+    "leaf-spine": "leaf to spine",
+}
+"""Kinds of parts and cables in words; other kinds keep their names."""
+
+
+def heat_map(data: HeatMap) -> go.Figure:
+    """A table of figures as a heat map; cells without a value stay blank."""
+    chart = go.Figure(
+        go.Heatmap(
+            z=[list(row) for row in data.values],
+            x=list(data.columns),
+            y=list(data.rows),
+            colorscale=SCALE,
+            colorbar={"title": {"text": data.unit, "side": "right"}},
+            hovertemplate=f"{data.row_label} %{{y}}, {data.column_label} %{{x}}: %{{z:,.4r}}<extra></extra>",
+        )
+    )
+    chart.update_xaxes(title=data.column_label, type="category", nticks=24)
+    chart.update_yaxes(title=data.row_label, type="category", autorange="reversed", nticks=24)
+    return styled(chart, min(620, 220 + 9 * len(data.rows)), data.title)
+
+
+def picture(data: Picture) -> go.Figure:
+    """Draw part of a cluster in layers, with network switches above the GPUs and scale-up switches below."""
+    chart = go.Figure()
+    for kind in dict.fromkeys(cable.kind for cable in data.cables):
+        mine = [cable for cable in data.cables if cable.kind == kind]
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for cable in mine:
+            (x0, y0), (x1, y1) = data.places[cable.tail], data.places[cable.head]
+            x += [x0, x1, None]
+            y += [y0, y1, None]
+        chart.add_scatter(
+            name=f"{NAMES.get(kind, kind)}: {mine[0].rate} a direction",
+            x=x,
+            y=y,
+            mode="lines",
+            line={"width": 1, "color": GREEN if kind in data.scale_up_kinds else GREY},
+            opacity=0.6,
+            hoverinfo="skip",
+        )
+    for layer in data.layers:
+        places = [data.places[name] for name in layer.shown]
+        colour, symbol = KINDS.get(layer.kind, (GREEN, "circle"))
+        chart.add_scatter(
+            name=f"{layer.count:,} {NAMES.get(layer.kind, layer.kind)}"
+            + (f" ({len(layer.shown)} shown)" if layer.left_out else ""),
+            x=[place[0] for place in places],
+            y=[place[1] for place in places],
+            mode="markers",
+            marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 1, "color": "black"}},
+            text=list(layer.shown),
+            hovertemplate="%{text}<extra></extra>",
+        )
+    chart.update_xaxes(visible=False)
+    chart.update_yaxes(visible=False)
+    return styled(chart, 380)
+
+
+# -- fleet -------------------------------------------------------------------------------------------
+# Charts of a fleet: what each pool holds and costs, and how long its ranks are busy in a step.
+
+
+def pools_busy(rows: Sequence[tuple[str, float, float]]) -> go.Figure:
+    """Seconds of a step that the ranks of each pool are busy and idle; `rows` are (pool, busy, idle)."""
+    chart = go.Figure()
+    names = [name for name, _, _ in rows]
+    for title, place, colour, ink in (("busy", 1, BLUE, "#ffffff"), ("idle", 2, GREY, "#0e1117")):
+        values = [row[place] for row in rows]
+        chart.add_bar(
+            name=title,
+            y=names,
+            x=values,
+            orientation="h",
+            marker={"color": colour},
+            text=[f"{value:.2f} s" for value in values],
+            textposition="inside",
+            insidetextanchor="middle",
+            constraintext="none",
+            textangle=0,
+            textfont={"color": ink},
+            hovertemplate=f"%{{y}}: {title} %{{x:.3f}} s<extra></extra>",
+        )
+    chart.update_layout(barmode="stack")
+    chart.update_xaxes(title="seconds of a step")
+    chart.update_yaxes(autorange="reversed", type="category")
+    return styled(chart, 130 + 48 * max(2, len(rows)))
+
+
+def shares(rows: Sequence[tuple[str, float, float, float | None]]) -> go.Figure:
+    """Each pool's share of GPUs, layers and rent; `rows` are (pool, GPUs, layers, dollars or None)."""
+    chart = go.Figure()
+    names = [name for name, _, _, _ in rows]
+    for title, place, colour in (("GPUs", 1, BLUE), ("layers", 2, GREEN), ("rent", 3, ORANGE)):
+        values = [row[place] for row in rows]
+        if all(value is not None for value in values):
+            chart.add_bar(
+                name=title,
+                y=names,
+                x=values,
+                orientation="h",
+                marker={"color": colour},
+                text=[f"{value:.0%}" for value in values],
+                textposition="auto",
+                hovertemplate=f"%{{y}}: %{{x:.1%}} of the {title}<extra></extra>",
+            )
+    chart.update_layout(barmode="group")
+    chart.update_xaxes(title="share of the fleet", tickformat=".0%", range=[0, 1])
+    chart.update_yaxes(autorange="reversed", type="category")
+    return styled(chart, 130 + 72 * max(2, len(rows)))

@@ -7,9 +7,9 @@ from math import inf
 
 import streamlit as st
 
-from moesim.app import exports, forms, state, upload_memory, uploads, widgets
-from moesim.app.charts import calibration as charts
-from moesim.app.escaping import escaped
+from moesim.app import exports, forms, state, uploads, widgets
+from moesim.app.charts import evidence as charts
+from moesim.app.texts import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, profile_hash
 from moesim.hwmodels.calibration_entry import LawGroup
@@ -24,7 +24,7 @@ from moesim.hwmodels.drift import (
     verdict_of_points,
 )
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.cost.laws import SmLaws
+from moesim.simulator.cost.compute import SmLaws
 
 GROUPS: dict[LawGroup, str] = {
     "gemm_sm_aware": "SM-aware GEMMs",
@@ -76,7 +76,7 @@ def _upload() -> None:
         max_upload_size=uploads.MAX_BYTES["profile"] // 10**6,
     )
     try:
-        given = upload_memory.given(file)
+        given = uploads.given(file)
         if given is None:
             return
         kept = state.accept("profile", *given)

@@ -2,26 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import pinned, scenario_links, state, widgets
+from moesim.app import scenario_links, scenario_store, state, widgets
 from moesim.app.charts import differences as charts
-from moesim.app.escaping import escaped
-from moesim.app.views import comparability, compare_table, headline, uncertainty
+from moesim.app.texts import compact, escaped, meaning, money, muted, word, written
+from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.predict.band import Band
+from moesim.hwmodels.units import in_unit
+from moesim.simulator.predict.figures import powered_figures
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.compare import bands_of_changes, waterfall
+
+# -- comparability -----------------------------------------------------------------------------------
+# Sentences on why two predictions are hard to compare.
+
+Side = tuple[Scenario, Result]
+
+STANDS_ON = {
+    "measured": "rates measured on the accelerator",
+    "published": "published or derived rates",
+    "peak-only": "datasheet peaks and an assumed efficiency",
+}
+"""The evidence behind the GEMM rates, by confidence."""
+
+
+def price(scenario: Scenario) -> str:
+    """The price of a GPU-hour behind the predicted cost, in words."""
+    stated = scenario.machine.price_per_gpu_hour
+    return "no price" if stated is None else stated.text
+
+
+def unlike(sides: Sequence[Side]) -> list[str]:
+    """Sentences on the differences that make totals hard to compare; the first scenario is A."""
+    found = []
+    gpus = [f"{scenario.machine.n_gpus:,}" for scenario, _ in sides]
+    if len(set(gpus)) > 1:
+        found.append(
+            f"Not the same number of GPUs: {_each(gpus)}. Compare what is counted a GPU, a dollar or a "
+            "token; step time, days and tokens a day are those of the whole cluster."
+        )
+    kinds = [result.confidence for _, result in sides]
+    if len(set(kinds)) > 1:
+        words = [f"{STANDS_ON[result.confidence]} (profile {result.profile})" for _, result in sides]
+        found.append(
+            f"Not the same kind of profile: {_each(words)}. Part of a difference between them is that of the "
+            "profiles, not of the plans."
+        )
+    tokens = [f"{compact(result.run.tokens)} tokens" for _, result in sides]
+    if len(set(tokens)) > 1:
+        found.append(f"Not the same run: {_each(tokens)}. Days, GPU-hours and cost are of these.")
+    models = [scenario.shape.name for scenario, _ in sides]
+    if len(set(models)) > 1:
+        found.append(f"Not the same model: {_each(models)}.")
+    return found
+
+
+def _each(words: Sequence[str]) -> str:
+    """One clause per scenario, such as "A has 1,024, B has 2,048"."""
+    return ", ".join(f"{letter} has {word}" for letter, word in zip("ABCD", words, strict=False))
+
+
+# -- compare table -----------------------------------------------------------------------------------
+# The table of the page Compare: what each scenario is, its figures, and their differences from the
+# first.
+
+PER = {
+    "tokens_per_usd": "Tokens per $",
+    "usd_per_billion_tokens": "Cost of a B tokens",
+    "gpu_hours_per_billion_tokens": "GPU-hours per B tokens",
+}
+"""Figures per dollar or per token, which stay comparable where GPUs, prices or tokens differ."""
+MORE_IS_BETTER = frozenset(
+    {"tokens_per_s_per_gpu", "mfu_causal", "mfu_noncausal", "tokens_per_day", "tokens_per_usd"}
+)
+IN_DOLLARS = frozenset({"usd_per_billion_tokens", "cost_usd"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One scenario: its title, intervals of its figures, and those of its differences from the first.
+
+    `differences` is None while they are computed; `bands` is empty then.
+    """
+
+    title: str
+    scenario: Scenario
+    result: Result
+    bands: Mapping[str, Band]
+    differences: Mapping[str, Band] | None
+
+
+def text(columns: Sequence[Column]) -> str:
+    """The table as HTML; every text from a scenario is escaped."""
+    faint = [muted(column.result.confidence) for column in columns]
+    body = [
+        headline.line("GPUs", [f"{c.scenario.machine.n_gpus:,}" for c in columns], faint),
+        headline.line("Price of a GPU-hour", [_price(c) for c in columns], faint),
+        headline.line("Profile", [_profile(c) for c in columns], faint),
+        headline.line("Memory", [_memory(c) for c in columns], faint),
+        headline.group("Figures", len(columns)),
+    ]
+    labels = {name: label for label, _, name in headline.tiles(columns[0].result)} | PER
+    for name, label in labels.items():
+        cells = [_figure(column, columns[0], name) for column in columns]
+        body.append(headline.line(label, cells, faint))
+    return headline.table("Scenarios side by side", [_head(c) for c in columns], body, faint)
+
+
+def _head(column: Column) -> str:
+    level = column.result.confidence
+    return f"{escape(column.title)}<small>{headline.badge_of(level, word(level))}</small>"
+
+
+def _price(column: Column) -> str:
+    stated = column.scenario.machine.price_per_gpu_hour
+    source = "" if stated is None else f"{stated.kind}, {stated.date}"
+    return escape(price(column.scenario)) + headline.note(source)
+
+
+def _profile(column: Column) -> str:
+    return escape(column.result.profile) + headline.note(meaning(column.result.confidence))
+
+
+def _memory(column: Column) -> str:
+    memory = column.result.memory
+    size = f"{in_unit(memory.total_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
+    return ("fits" if memory.verdict == "fits" else f"<b>{memory.verdict}</b>") + headline.note(size)
+
+
+def _written(name: str, value: float | None) -> str:
+    if value is None or name in IN_DOLLARS:
+        return money(value)
+    return written(name, value)
+
+
+def _figure(column: Column, first: Column, name: str) -> str:
+    value, band = powered_figures(column.result)[name], column.bands.get(name)
+    ends = "" if band is None else f"{_written(name, band.p10)} to {_written(name, band.p90)}"
+    cell = headline.main(_written(name, value)) + headline.note(ends)
+    base = powered_figures(first.result)[name]
+    if column is first or value is None or base is None:
+        return cell
+    return cell + _difference(name, value - base, column.differences)
+
+
+def _difference(name: str, by: float, bands: Mapping[str, Band] | None) -> str:
+    """The difference from the first scenario; grey where it may as well be none, or nobody knows yet."""
+    told = _change(name, by)
+    band = None if bands is None else bands.get(name)
+    if told == headline.SAME or band is None:
+        return headline.note(told)
+    ends = f"{_change(name, band.p10)} to {_change(name, band.p90)}"
+    if not band.has_sign:
+        return headline.note(f"{told}, uncertain ({ends})")
+    return headline.difference(f"{told} ({ends})", (by > 0.0) == (name in MORE_IS_BETTER))
+
+
+def _change(name: str, by: float) -> str:
+    if name not in IN_DOLLARS:
+        return headline.change(name, by)
+    shown = _written(name, abs(by))
+    return headline.SAME if shown == _written(name, 0.0) else f"{'-' if by < 0 else '+'}{shown}"
 
 
 def show() -> None:
     """Draw the page."""
-    pinned.synchronise()
-    kept = pinned.pinned()
+    scenario_store.synchronise()
+    kept = scenario_store.pinned()
     st.markdown(
         "The current scenario is compared with those kept here. Keep this one, change something on another "
         "page, and come back."
@@ -29,14 +184,17 @@ def show() -> None:
     with st.container(horizontal=True):
         st.button(
             "Keep the current scenario",
-            on_click=pinned.pin,
-            disabled=len(kept) >= pinned.MOST - 1,
+            on_click=scenario_store.pin,
+            disabled=len(kept) >= scenario_store.MOST - 1,
             type="primary",
             key="keep",
         )
         for number, (label, _, _) in enumerate(kept):
             st.button(
-                f"Remove {escaped(label)}", key=f"remove {number}", on_click=pinned.unpin, args=(number,)
+                f"Remove {escaped(label)}",
+                key=f"remove {number}",
+                on_click=scenario_store.unpin,
+                args=(number,),
             )
     warning = next((w for _, name, texts in kept if (w := scenario_links.only_here(name, texts))), None)
     if warning is not None:
@@ -44,7 +202,10 @@ def show() -> None:
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
-    named = [*kept, (pinned.label(state.preset(), state.overrides()), state.preset(), state.overrides())]
+    named = [
+        *kept,
+        (scenario_store.label(state.preset(), state.overrides()), state.preset(), state.overrides()),
+    ]
     sides = []
     for label, preset, texts in named:
         try:
@@ -60,9 +221,9 @@ def show() -> None:
                     "which cannot run as it is.",
                     icon=":material/memory:",
                 )
-        for sentence in comparability.unlike([(s, r) for _, s, r in sides]):
+        for sentence in unlike([(s, r) for _, s, r in sides]):
             st.warning(escaped(sentence), icon=":material/balance:")
-        known = uncertainty.draws("compare", [scenario for _, scenario, _ in sides])
+        known = headline.draws("compare", [scenario for _, scenario, _ in sides])
         _table(sides, known)
         _differences(sides, known)
 
@@ -72,12 +233,12 @@ Sides = list[tuple[str, Scenario, Result]]
 
 def _table(sides: Sides, known: list[Any] | None) -> None:
     results = [result for _, _, result in sides]
-    bands = None if known is None else uncertainty.intervals(results, known)
+    bands = None if known is None else headline.intervals(results, known)
     differ = [_bands(results, number, known) for number in range(len(sides))]
     st.html(
-        compare_table.text(
+        text(
             [
-                compare_table.Column(_column(number, sides), scenario, result, own, difference)
+                Column(_column(number, sides), scenario, result, own, difference)
                 for number, ((_, scenario, result), own, difference) in enumerate(
                     zip(sides, bands or [{}] * len(sides), differ, strict=True)
                 )

@@ -8,11 +8,11 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import forms, page_switch, state, widgets
-from moesim.app.charts import curves as charts
+from moesim.app.charts import sweep as charts
 from moesim.app.curve_points import CurveRun, curve_run
-from moesim.app.escaping import escaped
-from moesim.app.views import headline, uncertainty
-from moesim.simulator.predict.band import Band
+from moesim.app.texts import escaped, written
+from moesim.app.views import headline
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.compare import bands_of_draws
 from moesim.simulator.studies.curves import CurveAxis, CurvePoint, axes, overrides_at
@@ -93,7 +93,7 @@ def _still(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -
 
 def _band(run: CurveRun, figure: str) -> Band | None:
     """The interval of the figure of the scenario as it is; None while it is computed."""
-    draws = uncertainty.draws("curves", [run.scenario])
+    draws = headline.draws("curves", [run.scenario])
     if draws is None:
         return None
     return bands_of_draws(state.result_of(run.scenario), draws[0]).get(figure)
@@ -182,7 +182,7 @@ def _span(points: Mapping[int, CurvePoint], axis: CurveAxis, figure: str) -> str
 def _words(point: CurvePoint, figure: str) -> str:
     value = point.figures.get(figure)
     if value is not None:
-        return headline.written(figure, value)
+        return written(figure, value)
     return "no price" if point.status in ("ok", "does not fit") else point.status
 
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from html import escape
+from typing import Any, Literal
 
 import streamlit as st
 
-from moesim.app import page_style, tooltips
-from moesim.app.confidence import badge, muted
-from moesim.app.number_text import compact, money, written
-from moesim.simulator.predict.band import Band
+import moesim
+from moesim.app import explanations, long_work, navigation, predictions, state, widgets
+from moesim.app.texts import badge, escaped, money, muted, written
+from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.published import Row
-
-__all__ = [
-    "DeltaColour",
-    "as_tile",
-    "beside",
-    "change",
-    "colour",
-    "compact",
-    "ends",
-    "interval",
-    "money",
-    "show",
-]
-__all__ += ["shortage", "sure", "tiles", "written"]
+from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws
+from moesim.simulator.studies.reprice import without_prices
 
 DeltaColour = Literal["normal", "inverse", "off"]
 
@@ -127,7 +117,7 @@ def show(
     `published` and `intervals` hold words by the figure's name. An interval that is still being computed is
     `WAITING`. Figures of a roofline are drawn muted. `place`: unique name where a page draws this twice.
     """
-    key = f"{page_style.MUTED}-{place}" if muted(result.confidence) else f"tiles-{place}"
+    key = f"{navigation.MUTED}-{place}" if muted(result.confidence) else f"tiles-{place}"
     with st.container(key=key):
         if scenario.stages.blocks is not None:
             st.info(
@@ -137,7 +127,7 @@ def show(
             st.metric("Step time", f"{result.step.time_s:.4f} s")
             st.caption(badge(result.confidence))
             return
-        helps = tooltips.of_result(scenario, result)
+        helps = explanations.of_result(scenario, result)
         rows = tiles(result)
         for start in range(0, len(rows), columns):
             for spot, (label, value, name) in zip(
@@ -194,3 +184,180 @@ FIGURES = {
     "pre-training cost at $2 per GPU-hour": "cost_usd",
 }
 """The figure that each published quantity (simulator/data/published) belongs to."""
+
+
+# -- uncertainty -------------------------------------------------------------------------------------
+# Uncertainty of figures and of differences between scenarios, computed in jobs.
+
+POINTS = ("P10", "P50", "P90")
+
+TITLES = {
+    "step_time_s": "step time",
+    "tokens_per_s": "tokens/s",
+    "mfu_causal": "MFU, causal",
+    "days": "duration",
+    "cost_usd": "cost",
+}
+"""Names of the figures that have an interval."""
+
+Side = tuple[Scenario, Result]
+
+
+def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
+    """Random draws of every scenario's step time; None while one is computed.
+
+    Scenarios share the draws of the sources that they have in common. Scenarios that differ only in prices
+    have the same draws.
+    """
+    found = []
+    for number, scenario in enumerate(scenarios):
+        key = f"draws/{state.cache_key(without_prices(scenario))}"
+        try:
+            found.append(
+                long_work.value(
+                    f"{place} {number}",
+                    key,
+                    "how sure this is: being computed",
+                    predictions.relative_draws,
+                    scenario,
+                )
+            )
+        except MoesimError as error:
+            st.caption(f"No interval: {escaped(error)}")
+            return None
+    return None if any(item is None for item in found) else found
+
+
+def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
+    """Offer the intervals by engine runs, and show them beside the first-order ones once they are known.
+
+    The offer has its place before the first-order intervals come, so that nothing moves when they do.
+    """
+    if scenario.fleet is not None or scenario.stages.blocks is not None:
+        return
+    with st.expander("Intervals by the engine: 200 runs with all uncertain inputs off together"):
+        if not first_order:
+            st.caption("They are compared with the first-order intervals, which come first.")
+            return
+        key = f"interval by engine/{state.cache_key(without_prices(scenario))}"
+        try:
+            whole: Result | None = widgets.long_work(
+                "interval by engine",
+                key,
+                "Run the engine 200 times",
+                predictions.interval_by_engine,
+                scenario,
+                with_progress=True,
+            )
+            found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
+        except MoesimError as error:
+            st.caption(f"No interval: {escaped(error)}")
+            return
+        if found is None or found.by_engine is None:
+            return
+        engine = found.by_engine
+        st.dataframe(
+            [
+                {
+                    "figure": TITLES.get(name, name),
+                    **{
+                        f"first order {p}": written(name, getattr(first_order[name], p.lower()))
+                        for p in POINTS
+                    },
+                    **{f"engine {p}": written(name, getattr(band, p.lower())) for p in POINTS},
+                }
+                for name, band in engine.bands.items()
+                if name in first_order
+            ],
+            hide_index=True,
+        )
+        st.caption(
+            f"Over these {engine.draws} draws the first-order step time differs from the engine's by "
+            f"{engine.first_order_mean:+.2%} in the mean and {engine.first_order_rms:.2%} rms."
+        )
+
+
+def changes(place: str, first: Side, other: Side) -> dict[str, Band] | None:
+    """Intervals of the differences between two results, by figure; None while they are computed."""
+    known = draws(place, [first[0], other[0]])
+    return None if known is None else bands_of_changes(first[1], known[0], other[1], known[1])
+
+
+def intervals(results: Sequence[Result], known: Sequence[Any]) -> list[dict[str, Band]]:
+    """Intervals of the figures of every result, from its draws."""
+    return [bands_of_draws(result, own) for result, own in zip(results, known, strict=True)]
+
+
+# -- figure table ------------------------------------------------------------------------------------
+# A table of figures as HTML: a column for each subject, with intervals and differences below the
+# figures.
+
+STYLE = """<style>
+.figures {overflow-x: auto}
+.figures table {border-collapse: collapse; width: 100%; font-size: 0.875rem;
+  font-variant-numeric: tabular-nums}
+.figures th, .figures td {text-align: left; vertical-align: top; padding: 0.3rem 0.75rem 0.3rem 0;
+  border-bottom: 1px solid light-dark(#e3e6eb, #333946); min-width: 8.5rem; line-height: 1.3;
+  overflow-wrap: anywhere}
+.figures tbody th {font-weight: 400; min-width: 7rem; color: light-dark(#4a505b, #b6bbc6)}
+.figures thead th {font-weight: 600; font-size: 0.95rem; border-bottom-width: 2px}
+@media (max-width: 640px) {.figures table {font-size: 0.8rem}
+  .figures th, .figures td {min-width: 6.5rem; padding-right: 0.4rem} .figures tbody th {min-width: 4.8rem}}
+.figures .group th {font-weight: 600; padding-top: 0.8rem; color: inherit}
+.figures .main {font-weight: 600; font-size: 0.95rem}
+.figures small {display: block; font-size: 0.78rem; color: light-dark(#5f6670, #a3a8b4); font-weight: 400}
+.figures .roofline, .figures .roofline .main {color: light-dark(#5f6670, #a3a8b4); font-style: italic}
+.figures .better {color: light-dark(#116b2c, #56d364)}
+.figures .worse {color: light-dark(#b42318, #ff8f85)}
+.figures .badge {display: inline-block; border-radius: 0.6rem; padding: 0 0.5rem; font-size: 0.75rem;
+  font-style: normal; font-weight: 600; border: 1px solid currentColor}
+.figures .measured {color: light-dark(#116b2c, #56d364)}
+.figures .published {color: light-dark(#0b5cad, #79c0ff)}
+.figures .peak-only {color: light-dark(#5f6670, #a3a8b4)}
+</style>"""
+"""Colours with at least 4.5 to 1 against the page in both themes; none is the only cue."""
+
+
+def table(label: str, heads: Sequence[str], lines: Sequence[str], faint: Sequence[bool]) -> str:
+    """The whole table; `heads` are HTML, `lines` come from `line` and `group`, `faint` mutes columns."""
+    cells = "".join(_cell("th", head, mute, ' scope="col"') for head, mute in zip(heads, faint, strict=True))
+    return (
+        f'{STYLE}<div class="figures" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f'<table><thead><tr><th scope="col">&nbsp;</th>{cells}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def line(label: str, cells: Sequence[str], faint: Sequence[bool]) -> str:
+    """A row of HTML cells."""
+    joined = "".join(_cell("td", cell, mute) for cell, mute in zip(cells, faint, strict=True))
+    return f'<tr><th scope="row">{escape(label)}</th>{joined}</tr>'
+
+
+def group(title: str, columns: int) -> str:
+    """A heading over the rows that follow."""
+    return f'<tr class="group"><th scope="rowgroup" colspan="{columns + 1}">{escape(title)}</th></tr>'
+
+
+def main(text: str) -> str:
+    """A figure, drawn strongly."""
+    return f'<span class="main">{escape(text)}</span>'
+
+
+def note(text: str) -> str:
+    """A smaller line below a figure."""
+    return f"<small>{escape(text)}</small>" if text else ""
+
+
+def difference(text: str, better: bool) -> str:
+    """A line with a difference beyond its own uncertainty; one within it is a plain `note`."""
+    return f'<small class="{"better" if better else "worse"}">{escape(text)}</small>'
+
+
+def badge_of(confidence: str, word: str) -> str:
+    """The word for a level of confidence in its colour."""
+    return f'<span class="badge {escape(confidence)}">{escape(word)}</span>'
+
+
+def _cell(tag: str, content: str, faint: bool, more: str = "") -> str:
+    return f"<{tag}{more}{' class=roofline' if faint else ''}>{content}</{tag}>"

@@ -8,19 +8,132 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import streamlit as st
+from pandas.io.formats.style import Styler
 
 from moesim.app import forms, long_work, page_switch, predictions, state, widgets
 from moesim.app.charts import differences as charts
-from moesim.app.escaping import escaped
-from moesim.app.views import headline, plan_table
+from moesim.app.texts import escaped, money, written
+from moesim.app.views import headline
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.space import all_precisions
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.studies.compare import bands_of_margins
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
+
+# -- plan table --------------------------------------------------------------------------------------
+# The table of plans on the page Planner, and how sure their distances from the best are.
+
+DISTANCE = ["behind best", "P10 to P90"]
+"""Columns that are grey where the distance from the best may as well be none."""
+
+GREY = {"light": "color: #6b7280", "dark": "color: #9ca3af"}
+"""By theme, each with at least 4.5 to 1 against its page."""
+
+
+def draws(found: PlanResult) -> list[FloatArray] | None:
+    """Random draws of every ranked plan's step time, relative to the predicted one.
+
+    None until they are computed, and for a fleet.
+    """
+    scenarios = [row.scenario for row in found.ranked]
+    if scenarios[0].fleet is not None:
+        return None
+    keys = " ".join(map(state.cache_key, scenarios))
+    try:
+        known: list[FloatArray] | None = long_work.value(
+            "ranked plans",
+            f"draws of plans/{hashlib.sha256(keys.encode()).hexdigest()}",
+            "how sure this is: being computed",
+            predictions.draws_of_plans,
+            scenarios,
+        )
+    except MoesimError as error:
+        st.caption(f"No interval: {escaped(error)}")
+        return None
+    return known
+
+
+def behind(found: PlanResult, known: Sequence[FloatArray] | None) -> list[Band | None]:
+    """Intervals of how far each ranked plan is behind the best; memory has none, because no step pays it."""
+    if known is None or found.objective == "memory":
+        return [None] * len(found.ranked)
+    return [None, *bands_of_margins([row.margin for row in found.ranked], known)[1:]]
+
+
+def interval(written: Callable[[float], str], value: float, known: Sequence[FloatArray]) -> str:
+    """The interval of a figure of the best plan that is proportional to its step time."""
+    low, high = np.quantile(known[0], [0.1, 0.9])
+    return f"P10 to P90: {written(value * low)} to {written(value * high)}"
+
+
+def choice(
+    rows: Sequence[PlanRow], name: str, margins: Sequence[Band | None] | None = None
+) -> PlanRow | None:
+    """Draw plans as a table and return the chosen one; `margins`: how sure "behind best" is."""
+    bands = margins or [None] * len(rows)
+    event: Any = st.dataframe(
+        styled(rows, bands, st.context.theme.type or "light"),
+        hide_index=True,
+        key=f"table {name}",
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config={
+            "plan": st.column_config.TextColumn(width=max(map(_label_px, rows))),
+            "step (s)": st.column_config.NumberColumn(format="%.3f"),
+            "GiB": st.column_config.NumberColumn(format="%.1f"),
+            "behind best": st.column_config.NumberColumn(format="percent"),
+            "P10 to P90": None if margins is None else st.column_config.TextColumn(),
+            "from": None if all(row.source == "simulated" for row in rows) else st.column_config.TextColumn(),
+        },
+    )
+    chosen = event["selection"]["rows"] if event else []
+    return rows[chosen[0]] if chosen and chosen[0] < len(rows) else None
+
+
+def styled(rows: Sequence[PlanRow], bands: Sequence[Band | None], theme: str) -> Styler:
+    """The table, with the distances grey that may as well be none; `theme`: "light" or "dark"."""
+    table = pd.DataFrame([_line(row, band) for row, band in zip(rows, bands, strict=True)])
+    grey = GREY.get(theme, GREY["light"])
+    colours = [grey if band is not None and not band.has_sign else "" for band in bands]
+    return table.style.apply(lambda _: colours, subset=DISTANCE)
+
+
+def _line(row: PlanRow, band: Band | None) -> dict[str, Any]:
+    return {
+        "plan": row.label,
+        "step (s)": row.time_s,
+        "from": row.source,
+        "behind best": row.margin,
+        "P10 to P90": _sure(band),
+        "GiB": in_unit(row.memory_bytes, "GiB", "bytes"),
+        "memory": row.verdict,
+        "cost": money(row.cost_usd),
+        "precision": row.precision,
+        "recompute": row.recompute,
+        "ZeRO": row.zero_stage,
+        "SMs": row.sms,
+    }
+
+
+def _label_px(row: PlanRow) -> int:
+    """Pixels for a plan's label; a table cuts off what does not fit, without a sign of it."""
+    return 24 + 7 * len(row.label)
+
+
+def _sure(band: Band | None) -> str:
+    """The interval of a distance from the best plan, or that it may as well be none."""
+    if band is None:
+        return ""
+    return f"{'' if band.has_sign else 'uncertain, '}{band.p10:+.1%} to {band.p90:+.1%}"
+
 
 OBJECTIVES = {
     "time": "shortest step",
@@ -188,7 +301,7 @@ def _answer(found: PlanResult) -> None:
     if found.trainer is not None:
         st.caption(escaped(" ".join((*found.trainer.replaced, *found.trainer.sentences))))
     st.header("The best plans")
-    row = plan_table.choice(found.ranked, "ranked", plan_table.behind(found, known))
+    row = choice(found.ranked, "ranked", behind(found, known))
     if row is not None:
         _offer(row, "ranked")
     st.header("Trade-offs")
@@ -211,7 +324,7 @@ def _answer(found: PlanResult) -> None:
     else:
         st.caption("Choose a point, or a row of the table, to open its plan.")
         with st.expander("The same as a table"):
-            row = plan_table.choice(found.pareto, "front")
+            row = choice(found.pareto, "front")
             if row is not None:
                 _offer(row, "front")
     _refused(found)
@@ -223,21 +336,21 @@ def _best(found: PlanResult) -> list[FloatArray] | None:
     with st.container(border=True, key="best-plan"):
         st.markdown(f"**The best plan:** {escaped(best.label)}, {escaped(best.precision)}")
         tiles: dict[str, tuple[Callable[[float], str], float | None]] = {
-            "Step time": (partial(headline.written, "step_time_s"), best.time_s),
-            "Duration": (partial(headline.written, "days"), best.days),
-            "Cost": (headline.money, best.cost_usd),
+            "Step time": (partial(written, "step_time_s"), best.time_s),
+            "Duration": (partial(written, "days"), best.days),
+            "Cost": (money, best.cost_usd),
         }
         *places, last = st.columns(4)
         for place, (label, (as_text, value)) in zip(places, tiles.items(), strict=True):
-            place.metric(label, headline.money(None) if value is None else as_text(value))
+            place.metric(label, money(None) if value is None else as_text(value))
         last.metric("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB")
         colour, icon = headline.VERDICTS[best.verdict]
         last.caption(f":{colour}-badge[:material/{icon}: {best.verdict}]")
         with places[0]:
-            known = plan_table.draws(found)
+            known = draws(found)
         for place, (as_text, value) in zip(places, tiles.values(), strict=True):
             if known is not None and value is not None:
-                place.caption(plan_table.interval(as_text, value, known))
+                place.caption(interval(as_text, value, known))
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
             page_switch.go("result")

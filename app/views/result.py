@@ -9,30 +9,19 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import (
-    background,
-    confidence,
-    exports,
-    html_report,
-    jobs,
-    predictions,
-    state,
-    tooltips,
-    widgets,
-)
+from moesim.app import explanations, exports, jobs, long_work, predictions, state, texts, widgets
 from moesim.app.charts import step as charts
 from moesim.app.charts.style import muted
-from moesim.app.escaping import escaped
-from moesim.app.number_text import plain
-from moesim.app.views import headline, uncertainty
+from moesim.app.texts import escaped, plain
+from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.common.key_values import split_key_value
-from moesim.simulator.predict.band import Band
+from moesim.simulator.common.texts import split_key_value
 from moesim.simulator.predict.figures import PROPORTIONAL_TO, UNCERTAIN, bands_of_figures
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.neighbours import Neighbour
+from moesim.simulator.studies.compare import Neighbour
 from moesim.simulator.studies.reprice import without_prices
 
 MOST_TRIED = 6
@@ -67,9 +56,9 @@ def show() -> None:
     with right:
         _sureness(scenario, result)
     if bands or known is None:
-        uncertainty.by_engine(scenario, bands)
+        headline.by_engine(scenario, bands)
     if scenario.stages.blocks is None:
-        tooltips.panel(tooltips.of_result(scenario, result))
+        explanations.panel(explanations.of_result(scenario, result))
     _why(result)
     if rows:
         _published(rows)
@@ -79,7 +68,7 @@ def show() -> None:
 
 def _draw(result: Result, chart: Any, alt: str, key: str) -> None:
     """Draw a chart, hatched and dotted where the result stands on a roofline."""
-    widgets.figure(muted(chart, confidence.muted(result.confidence)), alt, key)
+    widgets.figure(muted(chart, texts.muted(result.confidence)), alt, key)
 
 
 def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
@@ -88,7 +77,7 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
         return {}
     key = f"interval/{state.cache_key(without_prices(scenario))}"
     try:
-        whole: Result | None = background.value(
+        whole: Result | None = long_work.value(
             "interval", key, "the interval is being computed", predictions.interval, scenario
         )
         if whole is None:
@@ -106,7 +95,7 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
 def _sureness(scenario: Scenario, result: Result) -> None:
     level, memory = result.confidence, result.memory
     reason = result.confidence_reason.removeprefix(level).lstrip(":, ")  # the badge says the level
-    st.markdown(f"{confidence.badge(level)} {escaped(reason)}.")
+    st.markdown(f"{texts.badge(level)} {escaped(reason)}.")
     used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
     colour, icon = headline.VERDICTS[memory.verdict]
     least, most = (in_unit(size, "GiB", "bytes") for size in memory.range_bytes)
@@ -114,7 +103,7 @@ def _sureness(scenario: Scenario, result: Result) -> None:
         st.metric(
             "Memory of the fullest GPU",
             f"{used:.1f} of {limit:.1f} GiB",
-            help=tooltips.of_result(scenario, result).get("memory_bytes"),
+            help=explanations.of_result(scenario, result).get("memory_bytes"),
         )
         st.caption(
             f":{colour}-badge[:material/{icon}: {memory.verdict}] {least:.1f} to {most:.1f} GiB by framework "
@@ -231,7 +220,7 @@ def _bands_of_changes(scenario: Scenario, result: Result, shown: Any) -> dict[st
     """Intervals of the changes, by override; none while a job computes them."""
     key = f"neighbour bands/{state.cache_key(without_prices(scenario))}/{'/'.join(r.override for r in shown)}"
     try:
-        found: dict[str, Band] | None = background.value(
+        found: dict[str, Band] | None = long_work.value(
             "neighbour bands",
             key,
             "how sure these differences are: being computed; until then they are grey",
@@ -290,7 +279,7 @@ def _files(scenario: Scenario, result: Result) -> list[tuple[str, str | bytes, s
     if found is None:
         parquet = exports.result_parquet([result]) or exports.NO_PARQUET
         found = [
-            ("Report (HTML)", html_report.html_report(scenario, result), ".html", "text/html"),
+            ("Report (HTML)", exports.html_report(scenario, result), ".html", "text/html"),
             ("Result (JSON)", exports.result_json(result), ".json", "application/json"),
             ("Result (CSV)", exports.result_csv([result]), ".csv", "text/csv"),
             ("Result (Parquet)", parquet, ".parquet", "application/octet-stream"),

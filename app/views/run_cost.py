@@ -9,18 +9,16 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, page_style, runs_and_scores, state, tooltips, widgets
+from moesim.app import explanations, exports, navigation, predictions, state, widgets
 from moesim.app.charts import run_cost as charts
 from moesim.app.charts import style
-from moesim.app.confidence import badge, muted
-from moesim.app.escaping import escaped
-from moesim.app.number_text import span
-from moesim.app.run_explanations import derivations
+from moesim.app.explanations import run_derivations
+from moesim.app.texts import badge, compact, escaped, muted, span
 from moesim.app.views import headline
 from moesim.hwmodels.failure import list_failure_rates, list_restarts, list_storage
 from moesim.hwmodels.price import list_energy_sites, list_prices, list_purchases, load_prices
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.common.key_values import overridden_key
+from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
@@ -58,8 +56,8 @@ def _results(scenario: Scenario) -> None:
         st.header("Where the GPU-hours go")
         hours = report.gpu_hours
         st.markdown(
-            f"{headline.compact(hours.productive)} productive of {headline.compact(hours.total)} GPU-hours; "
-            f"{headline.compact(hours.billed)} billed with spares."
+            f"{compact(hours.productive)} productive of {compact(hours.total)} GPU-hours; "
+            f"{compact(hours.billed)} billed with spares."
         )
         if hours.total > hours.productive:
             widgets.figure(
@@ -266,7 +264,7 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     report: RunReport = state.compute(
         f"run/{state.cache_key(plain)}",
         "Simulating the run: phases, failures, restarts",
-        runs_and_scores.run_report,
+        predictions.run_report,
         plain,
         result.step.time_s,
     )
@@ -278,7 +276,7 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
 
 def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
     own = [overridden_key(text) for text in state.overrides()]
-    helps = tooltips.texts(derivations(scenario, result, report, own), tooltips.address())
+    helps = explanations.texts(run_derivations(scenario, result, report, own), explanations.address())
     cells = [
         ("Days", "days", _between(report.days, ",.1f")),
         ("Goodput", "goodput", _between(report.goodput, ".1%")),
@@ -287,7 +285,7 @@ def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
         ("Energy", "energy_kwh", _between(report.energy_kwh, None, "", " kWh")),
         ("CO₂e", "co2_kg", _between(report.co2_kg, None, "", " kg")),
     ]
-    key = f"{page_style.MUTED}-run" if muted(result.confidence) else "tiles-run"
+    key = f"{navigation.MUTED}-run" if muted(result.confidence) else "tiles-run"
     with st.container(key=key):
         for row in (cells[:3], cells[3:]):
             for column, (label, name, (value, words)) in zip(st.columns(3), row, strict=True):
@@ -301,7 +299,7 @@ def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
         "Predicted values first, as on every page: every input at its stated value, the mean over random "
         "stops. Charts and tables below add up to them; P10, P50 and P90 are points of the distribution."
     )
-    tooltips.panel(helps)
+    explanations.panel(helps)
 
 
 def _between(
@@ -315,7 +313,7 @@ def _between(
         return "unknown", "no price or no energy site is known"
 
     def text(value: float) -> str:
-        number = headline.compact(value) if form is None else f"{value:{form}}"
+        number = compact(value) if form is None else f"{value:{form}}"
         return f"{before}{number}{after}"
 
     if spread.p10 == spread.p90:

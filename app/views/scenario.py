@@ -2,36 +2,201 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
 import streamlit as st
 
 import moesim
-from moesim.app import (
-    exports,
-    jobs,
-    page_switch,
-    predictions,
-    scenario_form,
-    state,
-    upload_memory,
-    uploads,
-    widgets,
-)
+from moesim.app import exports, jobs, page_switch, predictions, state, uploads, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
-from moesim.app.escaping import escaped
-from moesim.app.views import headline, models, repair
+from moesim.app.texts import compact, escaped, written
+from moesim.app.views import headline
 from moesim.hwmodels import list_clusters
-from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+from moesim.hwmodels.frozen import short
 from moesim.hwmodels.network import list_networks
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.common.texts import overridden_key
+from moesim.simulator.model.catalogue import (
+    MOST_SEARCHED,
+    CatalogueRow,
+    catalogue,
+    context_text,
+    row_of,
+    search,
+    shipped_models,
+)
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.recompute import recompute_label
+from moesim.simulator.planner.search import Repair
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.presets import shipped_presets
 from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
+
+# -- models ------------------------------------------------------------------------------------------
+# The choice of a model on the page Scenario: a search over the shipped ones, and how an upload was read.
+
+READ = "model upload"
+"""Session key with what the last uploaded model was read as."""
+
+NOTE = (
+    "Every word must occur in the name, the kinds of attention, the experts or the source; "
+    "`<100B`, `>1T` and `active<10B` compare sizes"
+)
+
+
+def choice(scenario: Scenario) -> None:
+    """Draw the list of models."""
+    widgets.choice(scenario, "model", "Model", list(shipped_models()), on_change=_chosen)
+
+
+def finder() -> None:
+    """Draw the search over the shipped models, with a table of what it finds."""
+    with st.popover("Find a model", width="stretch", icon=":material/search:"):
+        text = st.text_input("Search", help=NOTE, key="model search", max_chars=MOST_SEARCHED)
+        rows = search(catalogue(), text)
+        st.caption(f"{len(rows)} of {len(catalogue())} shipped models")
+        if not rows:
+            return
+        st.dataframe([_cells(row) for row in rows], hide_index=True, width="stretch")
+        st.selectbox(
+            "Use", [row.name for row in rows], index=None, key="model found", on_change=_taken,
+            placeholder="Choose a model of the table",
+        )  # fmt: skip
+
+
+def facts(scenario: Scenario) -> None:
+    """Draw the sizes of the chosen model, and how an upload was read."""
+    row = row_of(scenario.shape)
+    parts = [
+        f"{short(row.parameters_total, 4)} parameters",
+        f"{short(row.parameters_activated, 4)} activated",
+        f"{row.layers} layers",
+        f"attention: {row.attention}",
+        f"experts: {row.experts}" if row.experts != "dense" else "dense",
+        f"context {context_text(row.context)}" if row.context else "",
+        f"not modelled: {'; '.join(row.not_modelled)}" if row.not_modelled else "",
+    ]
+    st.caption(escaped(f"{row.name}: " + ", ".join(part for part in parts if part)))
+    read = st.session_state.get(READ)
+    if not isinstance(read, uploads.Kept) or read.reading is None:
+        return
+    if isinstance(scenario.model, str) and scenario.model.endswith(read.token):
+        _reading(read.name, read.reading)
+
+
+def remember(kept: uploads.Kept) -> None:
+    """Keep what an uploaded model was read as, for `facts`."""
+    st.session_state[READ] = kept
+
+
+def _reading(name: str, reading: uploads.ConfigReading) -> None:
+    with st.expander(escaped(f"How {name} was read")):
+        rows = [{"key": key, "value": value, "as": meaning} for key, value, meaning in reading.understood]
+        if rows:
+            st.dataframe(rows, hide_index=True, width="stretch")
+        ignored = ", ".join(reading.ignored) or "nothing"
+        st.markdown(escaped(f"Ignored, no part in time or memory: {ignored}."))
+        for text in reading.not_modelled:
+            st.markdown(escaped(f"Not modelled: {text}."))
+
+
+def _cells(row: CatalogueRow) -> dict[str, str | int]:
+    return {
+        "name": row.name,
+        "total": short(row.parameters_total, 4),
+        "activated": short(row.parameters_activated, 4),
+        "layers": row.layers,
+        "attention": row.attention,
+        "experts": row.experts,
+        "context": context_text(row.context),
+    }
+
+
+def _taken() -> None:
+    name = st.session_state["model found"]
+    if name is not None:
+        state.set_override("model", name)
+        state.follow(model_changed=True)
+
+
+def _chosen(key: str, name: str) -> None:
+    state.set_override(key, st.session_state[name])
+    state.follow(model_changed=True)
+
+
+# -- repair ------------------------------------------------------------------------------------------
+# What to do about a scenario that is illegal or does not fit: mark its field, offer plans that fit.
+
+PLAN_KEYS = ("schedule", "recompute")
+"""Keys of a repair that stand at the top of a scenario; the others are below `parallel`."""
+
+
+def guard(show: Callable[[Scenario], None]) -> None:
+    """Draw what depends on the current scenario, or say what is wrong with it and how to mend it."""
+    try:
+        show(state.current())
+    except MoesimError as error:
+        keys = [error.key] if isinstance(error, InputError) and error.key is not None else []
+        _mark([*keys, *map(overridden_key, state.left_out())])
+        widgets.complain(error)
+        if isinstance(error, InputError | InfeasibleError) and not state.left_out():
+            widgets.guard(lambda: offer(state.current()))
+
+
+def offer(scenario: Scenario) -> None:
+    """Search the nearest plans that fit on request, and offer each with what it changes."""
+    if scenario.fleet is not None or scenario.stages.blocks is not None:
+        return
+    found: tuple[Repair, ...] | None = widgets.long_work(
+        "repair",
+        f"repair/{state.cache_key(scenario)}",
+        "Find the nearest plan that fits",
+        predictions.nearest_plans,
+        scenario,
+        with_progress=True,
+    )
+    for number, repair in enumerate(found or ()):
+        row = repair.row
+        words = "; ".join(f"{key} {_text(before)} -> {_text(after)}" for key, before, after in repair.changes)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button(
+                escaped(words), key=f"repair {number}", icon=":material/build:",
+                on_click=_use, args=(repair,), help="Change the scenario to this plan",
+            )  # fmt: skip
+            st.caption(
+                f"{written('step_time_s', row.time_s)} a step, "
+                f"{in_unit(row.memory_bytes, 'GiB', 'bytes'):.1f} GiB, {row.verdict}"
+            )
+
+
+def _use(repair: Repair) -> None:
+    """Make the repaired plan the scenario's; its layers are those that the repair balanced."""
+    for key in ("stages.layers", "stages.mtp"):
+        state.set_override(key, None)
+    state.adopt(repair.row.scenario, new=False)
+
+
+def _text(value: object) -> str:
+    return recompute_label(value) if isinstance(value, tuple) else str(value)
+
+
+def _mark(keys: Sequence[str]) -> None:
+    """Mark the inputs of keys with a frame and a word, whatever they show."""
+    names = [re.sub(r"[^a-zA-Z0-9_-]", "-", f"st-key-input {key}") for key in keys]
+    if names:
+        boxes = ", ".join(f".{name} [data-baseweb]" for name in names)
+        labels = ", ".join(f".{name} label p::after" for name in names)
+        st.html(
+            f"<style>{boxes} {{outline: 2px solid light-dark(#b3261e, #ff8a80); border-radius: 0.5rem}} "
+            f"{labels} {{content: ' not possible here'; color: light-dark(#b3261e, #ff8a80)}}</style>"
+        )
+
 
 REFUSED = "refused upload"
 """Session key with the reason why the last upload was refused; it stays until the next upload."""
@@ -48,12 +213,12 @@ def show() -> None:
     inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
         _open()
-        scenario = scenario_form.form()
+        scenario = state.form()
         with suppress(MoesimError):  # the form shows the error
             begin(state.current())  # computed while the inputs are drawn
         _inputs(scenario)
     with verdict:
-        repair.guard(_verdict)
+        guard(_verdict)
     if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
         _profile_job(scenario.cluster)  # for the next time this page is drawn
 
@@ -73,7 +238,7 @@ def _fleet() -> None:
     )
     if st.button("Open the page Fleet", key="open fleet"):
         page_switch.go("fleet")
-    repair.guard(_verdict)
+    guard(_verdict)
 
 
 def begin(scenario: Scenario) -> None:
@@ -131,7 +296,7 @@ def _upload(kind: str, label: str) -> None:
 
 def _uploaded(kind: str, key: str) -> None:
     try:
-        given = upload_memory.given(st.session_state[key])
+        given = uploads.given(st.session_state[key])
         if given is None:
             return
         st.session_state.pop(REFUSED, None)
@@ -141,7 +306,7 @@ def _uploaded(kind: str, key: str) -> None:
         kept = state.accept(kind, *given)
         state.set_override(kind, kept.token)
         if kind == "model":
-            models.remember(kept)
+            remember(kept)
             state.follow(model_changed=True)
     except MoesimError as error:
         st.session_state[REFUSED] = str(error)
@@ -234,7 +399,7 @@ def _communication(scenario: Scenario) -> None:
 def _what(scenario: Scenario) -> None:
     first, second, third = st.columns([4, 5, 4])
     with first:
-        models.choice(scenario)
+        choice(scenario)
     with second:
         widgets.choice(scenario, "cluster", "Cluster", list(list_clusters()), on_change=_cluster_chosen)
     with third:
@@ -245,13 +410,12 @@ def _what(scenario: Scenario) -> None:
             _profiles(scenario),
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
-    models.finder()
-    models.facts(scenario)
+    finder()
+    facts(scenario)
     tokens = scenario.run.tokens
     assumed = " (assumed: nobody said how many)" if not is_stated(scenario, "run.tokens") else ""
     st.caption(
-        f"{escaped(scenario.shape.name)}, trained on {headline.compact(tokens)} tokens{assumed}; "
-        "Run & cost has more."
+        f"{escaped(scenario.shape.name)}, trained on {compact(tokens)} tokens{assumed}; Run & cost has more."
     )
 
 
@@ -272,14 +436,14 @@ def _nodes(scenario: Scenario) -> None:
 
 
 def _wanted_nodes(own: int) -> int:
-    refused = scenario_form.refused("cluster.nodes")
+    refused = state.refused("cluster.nodes")
     return refused if isinstance(refused, int) and 1 <= refused <= MOST_NODES else min(own, MOST_NODES)
 
 
 def _nodes_chosen(name: str) -> None:
     wanted = int(st.session_state[name])
     state.set_override("cluster.nodes", None)
-    if scenario_form.form().machine.nodes != wanted:
+    if state.form().machine.nodes != wanted:
         state.set_override("cluster.nodes", wanted)
     state.follow()
 
@@ -287,7 +451,7 @@ def _nodes_chosen(name: str) -> None:
 def _network(scenario: Scenario) -> None:
     """Input for the network between the nodes, where there is one."""
     network = scenario.machine.network
-    name = widgets.place("cluster.network", scenario_form.refused("cluster.network") or network.name)
+    name = widgets.place("cluster.network", state.refused("cluster.network") or network.name)
     options = list_networks()
     shown = st.session_state[name]
     st.selectbox(
@@ -359,7 +523,7 @@ def _verdict(scenario: Scenario) -> None:
             f"{escaped(plan)}.",
             icon=":material/memory:",
         )
-        repair.offer(scenario)
+        offer(scenario)
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")
     headline.show(scenario, state.result_of(scenario), columns=2)
     with st.expander("Which layers each stage holds"):

@@ -2,22 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import confidence, history, long_work, pinned, scenario_list, state
+from moesim.app import forms, long_work, page_switch, scenario_store, state, texts, visitors
 from moesim.app import scenario_links as links
-from moesim.app.escaping import escaped
-from moesim.app.views import a_and_b, headline
+from moesim.app.texts import compact, escaped
+from moesim.app.tray import TrayEntry, tray
+from moesim.app.views import headline
 from moesim.hwmodels.errors import InfeasibleError, MoesimError
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.common.key_values import overridden_key
+from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.stated import is_stated
+from moesim.simulator.studies.compare import changes
+
+# -- a and b -----------------------------------------------------------------------------------------
+# Two scenarios in one table on every page: A is pinned, B is the next pinned one or the current one.
+
+FIGURES = ("step_time_s", "tokens_per_s_per_gpu", "mfu_causal", "days", "cost_usd")
+
+
+def show_pinned(kept: Sequence[scenario_store.Kept]) -> None:
+    """Draw the table, with buttons to open either side on this page, and to unpin."""
+    current = (scenario_store.label(state.preset(), state.overrides()), state.preset(), state.overrides())
+    sides = [*kept, current][:2]
+    with st.container(border=True, key="a-and-b"):
+        found = []
+        for letter, (label, preset, texts) in zip("AB", sides, strict=True):
+            try:
+                scenario = state.build(preset, texts)
+                found.append((scenario, state.result_of(scenario, f"Simulating {letter}")))
+            except MoesimError as error:
+                st.error(escaped(f"{letter}, {label}: {error}"), icon=":material/error:")
+        if len(found) == 2:
+            same = found[0][0] == found[1][0]
+            bands = None if same else headline.changes("a and b", found[0], found[1])
+            labels = [label for label, _, _ in sides]
+            st.markdown("\n".join(table(labels, found, bands)))
+        _buttons(sides, current, len(kept))
+
+
+def table(
+    labels: Sequence[str], sides: Sequence[tuple[Scenario, Result]], bands: Mapping[str, Band] | None
+) -> list[str]:
+    """Lines of a Markdown table: A, B and their difference, which is grey inside its own uncertainty."""
+    first, second = (result for _, result in sides)
+    names = {name: label for label, _, name in headline.tiles(first) if name in FIGURES}
+    lines = [
+        "| | " + " | ".join([*names.values(), "Memory", "Confidence"]) + " |",
+        "|---" + "|---:" * len(names) + "|---:|:---|",
+    ]
+    for letter, label, (_, result) in zip("AB", labels, sides, strict=True):
+        shown = {name: value for _, value, name in headline.tiles(result)}
+        memory = f"{in_unit(result.memory.total_bytes, 'GiB', 'bytes'):.1f} GiB"
+        fit = memory if result.memory.verdict == "fits" else f"{memory}, {result.memory.verdict}"
+        cells = [escaped(shown[name]) for name in names] + [fit, texts.badge(result.confidence)]
+        lines.append(f"| **{letter}** {_cell(label)} | " + " | ".join(cells) + " |")
+    differ = changes(first, second)
+    cells = [_difference(name, differ.get(name), bands) for name in names]
+    known = "" if bands is not None or differ == {} else " :gray[(how sure is being computed)]"
+    more = in_unit(second.memory.total_bytes - first.memory.total_bytes, "GiB", "bytes")
+    lines.append(f"| **B - A**{known} | " + " | ".join([*cells, f"{more:+.1f} GiB", ""]) + " |")
+    return lines
+
+
+def _difference(name: str, by: float | None, bands: Mapping[str, Band] | None) -> str:
+    """A difference as a cell; grey while its uncertainty is computed, and "(uncertain)" inside it."""
+    if by is None:
+        return ""
+    told = escaped(headline.change(name, by))
+    if told == headline.SAME or headline.sure(name, bands)[0]:
+        return f"**{told}**"
+    return f":gray[{told}{' (uncertain)' if bands is not None else ''}]"
+
+
+def _cell(text: str) -> str:
+    """A text inside a table of Markdown."""
+    return escaped(text).replace("|", "\\|")
+
+
+def _buttons(sides: Sequence[scenario_store.Kept], current: scenario_store.Kept, kept: int) -> None:
+    with st.container(horizontal=True, gap="small"):
+        for letter, (label, preset, texts) in zip("AB", sides, strict=True):
+            st.button(
+                f"Show {letter}",
+                key=f"show {letter}",
+                on_click=_open,
+                args=(preset, texts),
+                disabled=(preset, texts) == current[1:],
+                help=f"Make {escaped(label)} the scenario of every page",
+            )
+        for number in range(min(kept, 2)):
+            st.button(
+                f"Unpin {'AB'[number]}", key=f"unpin {number}", on_click=scenario_store.unpin, args=(number,),
+                type="tertiary",
+            )  # fmt: skip
+
+
+def _open(preset: str, texts: tuple[str, ...]) -> None:
+    state.open_scenario(preset, texts)
+
 
 MOST_CHIPS = 8
 """Changes that are shown as chips; the rest is listed behind a button."""
@@ -35,7 +125,7 @@ def show() -> Any:
             _menu()
         facts = st.empty()
         facts.markdown(_known_facts())
-        _buttons()
+        _scenario_header_buttons()
     problem = st.session_state.get(state.LINK_PROBLEM)
     if problem is not None:
         st.error(escaped(problem), icon=":material/link_off:")
@@ -72,7 +162,7 @@ def show_facts(place: Any) -> None:
 def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
     """Model, GPUs, tokens, fit, confidence and profile in one line of Markdown."""
     gpus = " + ".join(f"{machine.n_gpus:,} x {machine.accelerator.name}" for machine in scenario.machines)
-    tokens = headline.compact(scenario.run.tokens)
+    tokens = compact(scenario.run.tokens)
     assumed = "" if is_stated(scenario, "run.tokens") else " (assumed)"
     parts = [escaped(scenario.shape.name), escaped(gpus), f"{tokens} tokens{assumed}"]
     if result is not None:
@@ -80,18 +170,18 @@ def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
         used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
         colour, icon = headline.VERDICTS[memory.verdict]
         parts.append(f":{colour}-badge[:material/{icon}: {memory.verdict}, {used:.1f} of {limit:.1f} GiB]")
-        parts.append(confidence.badge(result.confidence))
+        parts.append(texts.badge(result.confidence))
         parts.append(escaped(result.profile))
     return " · ".join([*parts, verdict] if verdict else parts)
 
 
-def _buttons() -> None:
-    full = len(pinned.pinned()) >= pinned.MOST - 1
+def _scenario_header_buttons() -> None:
+    full = len(scenario_store.pinned()) >= scenario_store.MOST - 1
     buttons: tuple[tuple[str, str, str, Callable[[], None], bool], ...] = (
-        ("undo change", "undo", "Undo the last change", state.undo, history.can_undo()),
-        ("redo change", "redo", "Redo the change that was undone last", state.redo, history.can_redo()),
-        ("pin", "keep", "Pin this scenario: it stays beside what you change next, on every page", pinned.pin,
-         not full and not pinned.is_pinned()),
+        ("undo change", "undo", "Undo the last change", state.undo, state.can_undo()),
+        ("redo change", "redo", "Redo the change that was undone last", state.redo, state.can_redo()),
+        ("pin", "keep", "Pin this scenario: it stays beside what you change next", scenario_store.pin,
+         not full and not scenario_store.is_pinned()),
     )  # fmt: skip
     with st.container(horizontal=True, width="content", gap="small", key="scenario-buttons"):
         for key, icon, note, act, possible in buttons:
@@ -131,7 +221,7 @@ def _menu() -> None:
     st.session_state[name] = state.title()
     st.text_input("Name", key=name, max_chars=state.MOST_NAME, on_change=_renamed, args=(name,))
     with st.container(horizontal=True):
-        st.button("Duplicate", icon=":material/content_copy:", on_click=scenario_list.duplicate)
+        st.button("Duplicate", icon=":material/content_copy:", on_click=scenario_store.duplicate)
         if state.overrides():
             st.button(
                 "Back to the preset", icon=":material/restart_alt:", on_click=state.reset, key="to preset"
@@ -140,12 +230,12 @@ def _menu() -> None:
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
     st.caption("The address of this page is a link to this scenario.")
-    others = [entry for entry in scenario_list.recent() if entry.number != state.object_id()]
+    others = [entry for entry in scenario_store.recent_here() if entry.number != state.object_id()]
     if others:
         st.markdown("**Recent scenarios**")
     for entry in others[:8]:
         st.button(
-            escaped(entry.name), key=f"recent {entry.number}", on_click=scenario_list.open_recent,
+            escaped(entry.name), key=f"recent {entry.number}", on_click=scenario_store.open_recent,
             args=(entry.number,), type="tertiary", width="stretch",
         )  # fmt: skip
 
@@ -156,8 +246,105 @@ def _renamed(name: str) -> None:
 
 def show_pins() -> None:
     """Draw the pinned scenario A beside B, the next pinned one or the current, with their difference."""
-    kept = pinned.pinned()
+    kept = scenario_store.pinned()
     if not kept:
         return
     with suppress(MoesimError):  # the page says what is wrong with it
-        a_and_b.show(kept)
+        show_pinned(kept)
+
+
+# -- job tray ----------------------------------------------------------------------------------------
+# The tray in the sidebar of every page: this visitor's searches, sweeps and simulations.
+
+POLL_S = 1.0
+
+ENDS = {"done": ":material/check_circle:", "stopped": ":material/stop_circle:", "failed": ":material/error:"}
+"""Icon of each way to end."""
+
+STYLE = """<style>
+.st-key-tray [data-testid=stVerticalBlock] {gap: 0.15rem}
+.st-key-tray [data-testid=stMarkdownContainer] {margin-bottom: 0}
+.st-key-tray [data-testid=stMarkdownContainer] p {margin: 0; line-height: 1.3}
+.st-key-tray [data-testid=stProgress] p, .st-key-tray [data-testid=stCaptionContainer] p
+  {font-size: 0.8rem; font-variant-numeric: tabular-nums}
+.st-key-tray [data-testid=stProgress] {padding-top: 0.2rem}
+.st-key-tray button {min-height: 1.6rem; padding: 0 0.3rem}
+.st-key-tray button p {font-size: 0.85rem}
+</style>"""
+"""Close together, because the tray shares the sidebar with the pages."""
+
+
+def show_tray() -> None:
+    """Draw the tray, if this visitor has started anything; it follows running jobs by itself."""
+    found = tray.of(visitors.current())
+    if not found:
+        return
+    with st.sidebar, st.container(key="tray"):
+        st.html(STYLE)
+        st.caption("Your computations")
+        following = any(entry.is_open for entry in found)
+        # The same fragment in both cases, so that a click reaches its button while one becomes the other.
+        page_switch.redrawn(POLL_S if following else None)(_entries)(following)
+
+
+def _entries(following: bool) -> None:
+    """Draw the entries; redraw the page once none is left, or none runs that this was `following`."""
+    found = tray.of(visitors.current())
+    for entry in found:
+        with st.container(border=True, key=f"tray entry {entry.number}"):
+            _entry(entry)
+    if not found or (following and not any(entry.is_open for entry in found)):
+        st.rerun(scope="app")
+
+
+def _entry(entry: TrayEntry) -> None:
+    origin, visitor = entry.origin, visitors.current()
+    icon = "" if entry.is_open else f"{ENDS[entry.state]} "
+    st.markdown(f"{icon}**{escaped(origin.title)}**")
+    if origin.scenario:
+        st.caption(escaped(origin.scenario))
+    if entry.is_open:
+        long_work.bar(entry, short=True)
+    else:
+        st.caption(_end(entry))
+    with st.container(horizontal=True):
+        pages = st.session_state.get(page_switch.PAGES, {})
+        if origin.page in pages and st.button(
+            "Open", key=f"tray open {entry.number}", type="tertiary", help="Open its page as it was"
+        ):
+            _job_tray_open(entry, pages[origin.page])
+        if entry.is_open:
+            st.button(
+                "Stop",
+                key=f"tray stop {entry.number}",
+                type="tertiary",
+                on_click=tray.stop,
+                args=(visitor, entry.number),
+            )
+        else:
+            st.button(
+                "Close",
+                icon=":material/close:",
+                key=f"tray close {entry.number}",
+                type="tertiary",
+                on_click=tray.close,
+                args=(visitor, entry.number),
+            )
+
+
+def _end(entry: TrayEntry) -> str:
+    """How a job ended, in words."""
+    if entry.state == "done":
+        return f"Done in {long_work.duration(entry.took_s)}"
+    if entry.state == "stopped":
+        reason = f": {escaped(entry.error)}" if entry.error is not None else ""
+        return f"Stopped after {long_work.duration(entry.took_s)}{reason}"
+    return f"Failed: {escaped(str(entry.error)[:300])}"
+
+
+def _job_tray_open(entry: TrayEntry, page: Any) -> None:
+    """Open the page of a job with the scenario and the form that it was started with."""
+    origin = entry.origin
+    state.open_scenario(origin.preset, origin.changes)
+    forms.take_over(long_work.prefix(origin.page), origin.fields)
+    st.switch_page(page)

@@ -9,22 +9,12 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import (
-    confidence,
-    forms,
-    jobs,
-    page_switch,
-    predictions,
-    scenario_list,
-    state,
-    upload_memory,
-    uploads,
-)
-from moesim.app.escaping import escaped
+from moesim.app import forms, jobs, page_switch, predictions, scenario_store, state, texts, uploads
 from moesim.app.pages import HOME
-from moesim.app.views import headline, planner
+from moesim.app.texts import escaped, written
+from moesim.app.views import planner
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.model.library import shipped_models
+from moesim.simulator.model.catalogue import shipped_models
 
 MODEL, ACCELERATOR, GPUS, SEQUENCES, LENGTH = (
     "start.model", "start.accelerator", "start.gpus", "start.sequences", "start.length",
@@ -75,10 +65,10 @@ def _home() -> None:
         result = state.result_of(scenario, "Predicting DeepSeek-V3's step")
         row = next(r for r in moesim.published(scenario, result) if r.quantity == "time per step")
         columns = st.columns(3)
-        columns[0].metric("Predicted step", headline.written("step_time_s", row.predicted))
-        columns[1].metric("Published step", headline.written("step_time_s", row.published))
+        columns[0].metric("Predicted step", written("step_time_s", row.predicted))
+        columns[1].metric("Published step", written("step_time_s", row.published))
         columns[2].metric("Error", f"{row.relative_error:+.1%}")
-        st.caption(f"{confidence.badge(result.confidence)} {escaped(row.source)}")
+        st.caption(f"{texts.badge(result.confidence)} {escaped(row.source)}")
         with st.container(horizontal=True):
             if st.button("Open it", key="open home", icon=":material/speed:"):
                 state.open_scenario(HOME, (), new=True)
@@ -142,7 +132,7 @@ def _model() -> str | None:
 def _uploaded() -> None:
     st.session_state.pop(REFUSED, None)
     try:
-        given = upload_memory.given(st.session_state["start upload"])
+        given = uploads.given(st.session_state["start upload"])
         if given is not None:
             forms.put(MODEL, state.accept("model", *given).token)
     except MoesimError as error:
@@ -217,7 +207,7 @@ def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int
 
 def _recent() -> None:
     """Draw the visitor's scenarios, the one changed last first."""
-    found = scenario_list.recent()
+    found = scenario_store.recent_here()
     if not found:
         return
     with st.container(border=True, key="recent-card"):
@@ -225,13 +215,13 @@ def _recent() -> None:
         for entry in found[:6]:
             name, ago, cross = st.columns([6, 3, 1], vertical_alignment="center")
             if name.button(escaped(entry.name), key=f"open {entry.number}", type="tertiary"):
-                scenario_list.open_recent(entry.number)
+                scenario_store.open_recent(entry.number)
                 page_switch.go("result")
             ago.caption(_ago(time.time() - entry.changed_s))
             cross.button(
                 ":material/close:", key=f"forget {entry.number}", type="tertiary",
                 help=f"Remove {escaped(entry.name)} from this list",
-                on_click=scenario_list.forget, args=(entry.number,),
+                on_click=scenario_store.forget, args=(entry.number,),
             )  # fmt: skip
 
 
@@ -247,14 +237,14 @@ def _presets() -> None:
     """Draw a card for every shipped scenario, best evidence first."""
     with suppress(MoesimError):
         rows = state.compute(CHOICES, "Reading the shipped scenarios", predictions.choices).presets
-        order = list(confidence.WORDS)
+        order = list(texts.WORDS)
         rows = sorted(rows, key=lambda row: (row.preset != HOME, order.index(row.confidence), row.preset))
         for begin in range(0, len(rows), CARDS_A_ROW):
             for place, row in zip(st.columns(CARDS_A_ROW), rows[begin : begin + CARDS_A_ROW], strict=False):
                 with place.container(border=True, height="stretch"):
                     st.markdown(
                         f"**{escaped(row.model)}** on {row.n_gpus:,} {escaped(row.accelerator)}  \n"
-                        f"{confidence.badge(row.confidence)}"
+                        f"{texts.badge(row.confidence)}"
                     )
                     st.caption(escaped(row.description.split(". ")[0].rstrip(".") + "."))
                     if st.button("Open", key=f"preset {row.preset}", help=row.preset):

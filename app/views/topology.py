@@ -9,9 +9,8 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import forms, predictions, state, widgets
-from moesim.app.charts import heat_maps
-from moesim.app.confidence import badge
-from moesim.app.escaping import escaped
+from moesim.app.charts import step
+from moesim.app.texts import badge, escaped
 from moesim.simulator.engine.full_resolution.result import FaultEffect
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
@@ -27,8 +26,8 @@ def show() -> None:
     )
     drawn, counted = found.picture, found.inventory
     st.header(escaped(cluster.title), anchor=False)
-    widgets.figure(heat_maps.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
-    names = heat_maps.NAMES
+    widgets.figure(step.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
+    names = step.NAMES
     shown = [
         *(f"{count:,} {names.get(name, name)}" for name, count in counted.switches.items()),
         *(f"{count:,} cables {names.get(name, name)}" for name, count in counted.cables.items()),
@@ -111,7 +110,7 @@ def _maps(result: Result) -> None:
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
     data = next(item for item in full.heat_maps if item.title == chosen)
-    widgets.figure(heat_maps.heat_map(data), f"Heat map: {data.title}, {data.unit}", "heat")
+    widgets.figure(step.heat_map(data), f"Heat map: {data.title}, {data.unit}", "heat")
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Links by kind**: share of nominal bandwidth over the step")

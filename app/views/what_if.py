@@ -8,16 +8,16 @@ import streamlit as st
 
 from moesim.app import forms, predictions, state, widgets
 from moesim.app.charts import differences as charts
-from moesim.app.escaping import escaped
-from moesim.app.views import headline, uncertainty
+from moesim.app.texts import escaped
+from moesim.app.views import headline
 from moesim.hwmodels import format_quantity
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.compare import changes, waterfall
-from moesim.simulator.studies.faster_links import faster_links
-from moesim.simulator.studies.sensitivity import Sensitivity
+from moesim.simulator.studies.curves import faster_links
+from moesim.simulator.studies.uncertainty import Sensitivity
 
 SHOWN = {"step_time_s": False, "tokens_per_s_per_gpu": True, "days": False, "cost_usd": False}
 """Figures of the page, and whether a larger value is better."""
@@ -50,7 +50,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
         except MoesimError as error:
             st.error(escaped(error), icon=":material/error:")
             return
-        bands = uncertainty.changes("what if", (scenario, base), (changed, result))
+        bands = headline.changes("what if", (scenario, base), (changed, result))
         _tiles(base, result, bands)
         if moved or price:
             st.code("\n".join((*moved, *price)), language=None)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"

@@ -4,7 +4,7 @@
 
 Visits everything in `hostile.yaml`, and uploads of `uploads()`, against a server of its own on 127.0.0.1.
 Ends with exit code 1 where a page broke, an answer took longer than a job may, or the memory of the serving
-process was above the limit after any of them. Jobs are processes of their own: `app/budget.py` limits them.
+process was above the limit after any of them. Jobs are processes of their own: `app/jobs.py` limits them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from urllib.parse import urlencode
 from websockets.exceptions import ConnectionClosed
 
 from lab.benchmarks.streamlit_client import Client
-from moesim.app import budget, server_command
+from moesim.app import server_command
+from moesim.app import jobs
 from moesim.app.pages import HOME
 from moesim.hwmodels.yaml_io import parse_mapping
 
 DATA = Path(__file__).with_name("hostile.yaml")
 MOST_MB = 400.0
-MOST_S = 3 * budget.SHORT_S
+MOST_S = 3 * jobs.SHORT_S
 BROKEN = "This page could not be drawn"
 
 

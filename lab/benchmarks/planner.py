@@ -19,17 +19,17 @@ from dataclasses import replace
 import numpy as np
 
 from moesim.hwmodels.calibration import load_profile
-from moesim.simulator.common.garbage import without_cyclic_collection
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.plan_arrays import Candidates
-from moesim.simulator.planner.progress import no_progress
-from moesim.simulator.planner.rows import scenario_of, simulate_plan
+from moesim.simulator.planner.goal import no_progress
+from moesim.simulator.planner.result import scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
-from moesim.simulator.planner.variant_search import VariantSearch
+from moesim.simulator.planner.candidate_search import VariantSearch
 from moesim.simulator.scenario import Scenario, load_scenario
 
 MOST_CHUNKS = 8_000

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 HOME = "deepseek-v3-2048xh800"

@@ -12,8 +12,8 @@ from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives import ring
-from moesim.simulator.cost.collectives.network import link_loads
-from moesim.simulator.cost.collectives.plan import group_by_node
+from moesim.simulator.cost.collectives.flows import link_loads
+from moesim.simulator.cost.collectives.flows import group_by_node
 
 RATIOS = (1.0, 3.0, 7.0)
 PLANS = ((64, 4, 16), (256, 8, 64))

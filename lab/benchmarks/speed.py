@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.step import prepare
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.step import execute
 from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scenario import Scenario, load_scenario

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import moesim
-from moesim.simulator.studies.point import evaluate
+from moesim.simulator.studies.space import evaluate
 
 HOME = "deepseek-v3-2048xh800"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import moesim
 from moesim.simulator.common.processes import worker_pool
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario

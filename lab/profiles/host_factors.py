@@ -19,18 +19,19 @@ from typing import Any
 
 from lab import packed
 from moesim.hwmodels.host import Host, load_host
-from moesim.simulator.cost.host import HostTimes
+from moesim.simulator.cost.launches import HostTimes
 from moesim.simulator.cost.launches import BACKWARD, FORWARD
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.attention import GQA, MLA
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.shape import ModelShape, ShapeSource
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication
+from moesim.simulator.scenario.sections import Batch
+from moesim.simulator.scenario.sections import Communication
 from moesim.simulator.scoring.scoreboard.runs import MIXED
 
 FAMILY = {

@@ -21,10 +21,10 @@ from lab import packed
 
 from moesim.hwmodels.calibration_entry import Curve
 from moesim.simulator.model.attention.gated_delta import GatedDelta
-from moesim.simulator.model.attention.kda import KDA
+from moesim.simulator.model.attention.gated_delta import KDA
 from moesim.simulator.model.attention.lightning import Lightning
-from moesim.simulator.model.attention.mamba2 import Mamba2
-from moesim.simulator.model.attention.scan import Scan
+from moesim.simulator.model.attention.mamba import Mamba2
+from moesim.simulator.model.attention.recurrent import Scan
 
 Row = dict[str, Any]
 HELD_OUT_OF = 3

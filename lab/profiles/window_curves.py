@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from lab import packed
 
 from moesim.hwmodels.calibration_entry import Curve
-from moesim.simulator.model.attention.reach import Reach
+from moesim.simulator.model.attention.softmax import Reach
 
 COPY_BYTES_PER_S = 0.81 * 4.8e12
 """Bandwidth of the kernels before and after the backward core, as profile h200-measured prices them."""
@@ -57,7 +57,7 @@ def held_out(row: Row) -> bool:
 
 
 def variant(row: Row) -> str:
-    """Variant of the core kernels, as `moesim.simulator.model.attention.core` names it."""
+    """Variant of the core kernels, as `moesim.simulator.model.attention.softmax` names it."""
     parts = ("flex" if row["part"] == "flex" else "", "window" if row["reach"] == "window" else "")
     width = {64: "64", 256: "256"}.get(row["dim"], "")
     return "_".join(part for part in (*parts, width) if part)

@@ -15,7 +15,7 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.common.processes import worker_pool
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 from moesim.simulator.scoring.scoreboard.score import SETS, ScoredRow, prepared_row

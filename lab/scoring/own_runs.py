@@ -24,7 +24,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES, FSDP_SLACK
+from moesim.simulator.memory.gpu import FRAMEWORK_BYTES, FSDP_SLACK
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 

@@ -8,16 +8,10 @@ from typing import Any
 
 from lab.scoring.own_runs import scenario_of
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.predict.step import Prepared
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.predict.trace import chrome_trace, trace_info
-from moesim.simulator.predict.trace_events import (
-    COMMUNICATION,
-    COMPUTE,
-    INSIDE,
-    SHARDING,
-    ShownGpus,
-)
+from moesim.simulator.predict.trace import COMMUNICATION, COMPUTE, INSIDE, SHARDING, ShownGpus
 
 CLASSES = (
     "attention",

@@ -18,12 +18,12 @@ from lab.scoring.frozen_predictions import DATA
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.cost.rate_tables import RateTables
-from moesim.simulator.cost.sparse_attention_module import call_seconds
+from moesim.simulator.cost.attention import call_seconds
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.inference import AttentionCall
 from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.hyper_connections import site_forward
+from moesim.simulator.model.block import site_forward
 from moesim.simulator.model.operator import Operator
 
 PROFILE = "h200-sparse-attention"

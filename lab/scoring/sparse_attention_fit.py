@@ -16,9 +16,9 @@ import numpy as np
 from lab.scoring.sparse_attention import SITES, MeasuredModule
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.arrays import BoolArray, FloatArray
-from moesim.simulator.cost.attention_module import operator_key, roofline_seconds
+from moesim.simulator.cost.attention import operator_key, roofline_seconds
 from moesim.simulator.cost.rate_tables import operator_bytes
-from moesim.simulator.cost.sparse_attention_module import call_operators, call_overheads
+from moesim.simulator.cost.attention import call_operators, call_overheads
 
 REWEIGHTINGS, SWEEPS = 30, 400
 HOST_SPREAD = 1.2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.scoring.ablations import ablations, sampled, switched_off
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.scoreboard import open_rows
 from moesim.simulator.scoring.scoreboard.score import ScoredRow, predict, prepared_row

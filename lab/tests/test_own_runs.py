@@ -9,9 +9,9 @@ from lab.scoring.own_runs_kernels import CLASSES, measured_class
 from moesim.hwmodels import InputError
 from moesim.simulator.cost.block_prices import bare_prices, with_collectives
 from moesim.simulator.cost.expert_transfers import expert_transfer
-from moesim.simulator.layout.activations import activation_bytes
+from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.model.operator import Phase
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 
 
 def test_a_scenario_has_the_shape_that_torchtitan_is_given() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lab.writers.boards import FOLDER, relinked
 
-from moesim.simulator.cost.collectives.expert_parallel import dispatch_loads
+from moesim.simulator.cost.collectives.exchange import dispatch_loads
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import row_bytes
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.published import PROFILES, Placement, Row
 from moesim.simulator.scoring.published_collectives import (

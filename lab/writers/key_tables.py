@@ -19,23 +19,15 @@ from moesim.hwmodels.frozen import descriptions
 from moesim.hwmodels.provenance import Sourced
 from moesim.hwmodels.yaml_io import shipped_names
 from moesim.simulator.frameworks.software import Software, StaticExperts
-from moesim.simulator.model.library import shipped_models
+from moesim.simulator.model.catalogue import shipped_models
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import RULES
-from moesim.simulator.scenario.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink
-from moesim.simulator.scenario.fleet import Pool
+from moesim.simulator.scenario.sections import Down, Jitter, NodeLoss, SlowGpu, SlowLink
+from moesim.simulator.scenario.sections import Pool
 from moesim.simulator.scenario.outline import ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.scenario.routing import (
-    BiasLoad,
-    Capacity,
-    Eplb,
-    HistogramLoad,
-    MaxVioLoad,
-    UniformLoad,
-    ZipfLoad,
-)
+from moesim.simulator.scenario.sections import BiasLoad, Capacity, Eplb, HistogramLoad, MaxVioLoad, UniformLoad, ZipfLoad
 from moesim.simulator.scenario.run_plan import (
     Checkpoint,
     Price,
@@ -45,15 +37,14 @@ from moesim.simulator.scenario.run_plan import (
     Spares,
     run_plan_names,
 )
-from moesim.simulator.scenario.scenario import (
-    Batch,
-    Communication,
-    Routing,
-    Stages,
-    Variation,
-)
+from moesim.simulator.scenario.sections import Batch
+from moesim.simulator.scenario.sections import Communication
+from moesim.simulator.scenario.sections import Routing
+from moesim.simulator.scenario.sections import Stages
+from moesim.simulator.scenario.sections import Variation
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.schedules.template import OVERLAP_ORDERS
+from moesim.simulator.schedules.template import OverlapOrder
 
 TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "scenario": {

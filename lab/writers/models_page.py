@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from moesim.hwmodels.frozen import short
 from moesim.simulator.model.attention import ATTENTION_KINDS
 from moesim.simulator.model.catalogue import CatalogueRow, catalogue, context_text
-from moesim.simulator.model.library import load_model
-from moesim.simulator.model.published_sizes import PublishedSize, compare_total, published_sizes
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.counts import PublishedSize, compare_total, published_sizes
 
 COLUMNS = (
     "model", "total", "activated", "published total", "layers", "attention", "experts", "context",

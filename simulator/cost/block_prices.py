@@ -10,11 +10,11 @@ from moesim.simulator.cost.end_collectives import end_collectives
 from moesim.simulator.cost.expert_transfers import expert_transfer
 from moesim.simulator.cost.layer_collectives import CoreSeconds, LayerCollectives
 from moesim.simulator.cost.moved import REPEATED_EXPERTS, Moved, summed
+from moesim.simulator.cost.overlap import CUTS_GEMMS, EdgeGemms, SplitGemm, methods_of
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.small_collectives import amax_exposed_s
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
-from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, SplitGemm, methods_of
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.schedules.template import EP_PHASES

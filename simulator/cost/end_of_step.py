@@ -7,38 +7,40 @@ from dataclasses import replace
 from math import ceil, fsum
 
 from moesim.simulator.cost.block_prices import block_transfers
-from moesim.simulator.cost.chunked_overlap import (
-    ChunkPlace,
-    ChunkTimes,
-    exposed_gathers,
-    exposed_reductions,
-)
 from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.data_parallel import (
     WHOLE,
+    ChunkPlace,
+    ChunkTimes,
     Pieces,
     Ring,
     data_parallel,
+    exposed_gathers,
+    exposed_reductions,
     group_rings,
     pieces_of,
     rings,
     shard_rings,
     slow_down_by_compute,
 )
-from moesim.simulator.cost.library_collectives import RingOperation, ring_price
+from moesim.simulator.cost.library_collectives import (
+    RingOperation,
+    collective_residual,
+    link_share_evidence,
+    ring_price,
+)
 from moesim.simulator.cost.moved import GATHER, NORM, REDUCTION, TIED, Moved, summed
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.frameworks.kernel_lists import with_step_kernels
-from moesim.simulator.layout.in_flight import RankChunks, chunks_by_rank
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.memory.gpu import RankChunks, chunks_by_rank
 from moesim.simulator.model.block import EMBEDDING, HEAD
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.optimizer import optimizer_operators
+from moesim.simulator.model.operators import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.communication import engine_transfer
-from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.compute import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.library_collectives import all_to_all_price, ring_price
 from moesim.simulator.cost.moved import Moved
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence

@@ -13,15 +13,19 @@ from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.library_collectives import ring_price
 from moesim.simulator.cost.moved import CONTEXT, SPLIT_EXPERTS, TENSOR, Moved, summed
 from moesim.simulator.cost.overlap import (
+    CUTS_GEMMS,
+    EdgeGemms,
     HalfCollectives,
     HalfLayerGemms,
+    HalfOverlap,
     OverlapSlowDown,
     exposed_backward,
     exposed_forward,
     exposed_pipelined,
+    methods_note,
+    methods_of,
 )
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
-from moesim.simulator.cost.tensor_overlap import CUTS_GEMMS, EdgeGemms, HalfOverlap, methods_note, methods_of
 from moesim.simulator.dispatchers.protocol import Links
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.feed_forward.protocol import FeedForward

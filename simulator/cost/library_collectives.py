@@ -1,22 +1,130 @@
-"""Prices a library's collectives on the links of a job: rings, all-to-all, rings beside compute.
-
-Pure functions of bytes, links and a calibration profile. A collective is priced from an imported curve of its
-group where the profile has one (eq. X16), else from the steps of its ring (eq. X5).
-"""
+"""Prices a library's collectives on the links of a job, from measured curves or from rings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
+from moesim.hwmodels.confidence import GENERIC
 from moesim.hwmodels.topologies.description import SWITCHED
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds
-from moesim.simulator.cost.measured_collectives import curve_of_group, measured_seconds
-from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence
 from moesim.simulator.dispatchers.protocol import CollectiveTime, Links
+from moesim.simulator.layout.job import ResolvedJob
+
+# -- measured collectives ----------------------------------------------------------------------------
+# Times of collectives from imported curves of bus bandwidth, for the group that was measured (eq. X16).
+#
+# A curve `nccl.<operation>.busbw...` states its group under `conditions`: `ranks` GPUs on `nodes` nodes.
+# Its x is the bytes that a rank contributes. Curves without a stated group are not read here.
+
+OPERATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "all_gather": "tensor parallelism with sequence_parallel, ZeRO 1 to 3, split experts",
+        "reduce_scatter": "tensor parallelism with sequence_parallel, ZeRO 1 to 3, split experts",
+        "all_reduce": "tensor parallelism without sequence_parallel, zero_stage 0",
+        "all_to_all": "communication.kernels=nccl",
+    }
+)
+"""Operations that are priced, each with the plans that run it."""
+
+
+def is_imported(entry: Entry) -> bool:
+    """Whether an entry is a curve of nccl-tests or states its group; shipped curves are not imported."""
+    if entry.conditions.own_group_only:
+        return False
+    return entry.conditions.ranks is not None or entry.source.startswith("nccl-tests ")
+
+
+def operation_of(entry_id: str) -> str | None:
+    """The operation of a curve of bus bandwidth that prices may read; None for any other entry."""
+    parts = entry_id.split(".")
+    if len(parts) < 3 or parts[0] != "nccl" or parts[2] != "busbw" or parts[1] not in OPERATIONS:
+        return None
+    return parts[1]
+
+
+def use_of(entry: Entry) -> str | None:
+    """Which prices read an imported curve, in words; None where no price reads it."""
+    operation = operation_of(entry.id)
+    if operation is None:
+        return None if entry.id.startswith("nccl.") else "every price that names this entry"
+    ranks, nodes = entry.conditions.ranks, entry.conditions.nodes
+    if ranks is None or nodes is None:
+        return None
+    where = "inside a node" if nodes == 1 else f"of {ranks} GPUs on {nodes} nodes"
+    return f"{operation} {where}: {OPERATIONS[operation]}"
+
+
+def curve_of_group(
+    profile: CalibrationProfile, operation: str, ranks: int, nodes: int, *, switched: bool = True
+) -> MeasuredCurve | None:
+    """The curve measured on this group; else, inside a node, the one measured on most ranks of one node.
+
+    Inside a node of `switched` links the bus bandwidth hardly depends on the ranks: that is what it is
+    defined for (doc/PERFORMANCE.md of nccl-tests). None without such a curve.
+    """
+    best, prefix = None, f"nccl.{operation}.busbw"
+    for entry in profile.curves:
+        if not entry.id.startswith(prefix) or entry.conditions.nodes != nodes:
+            continue
+        measured = entry.conditions.ranks or 0
+        if measured == ranks:
+            return entry
+        others = nodes == 1 and switched and not entry.conditions.own_group_only
+        if others and measured > (best.conditions.ranks or 0 if best else 0):
+            best = entry
+    return best
+
+
+def bus_bytes(operation: str, total_bytes: float, ranks: int) -> float:
+    """Bytes that bus bandwidth counts for a collective over a buffer of `total_bytes`."""
+    return (2.0 if operation == "all_reduce" else 1.0) * total_bytes * (ranks - 1) / ranks
+
+
+def measured_seconds(
+    profile: CalibrationProfile,
+    operation: str,
+    total_bytes: float,
+    ranks: int,
+    nodes: int,
+    *,
+    switched: bool = True,
+) -> PricedSeconds | None:
+    """Seconds of a collective from the curve of its group, or None where there is none (eq. X16).
+
+    `total_bytes`: the whole buffer (output of an all-gather; input of any other on one rank). `switched`: see
+    `curve_of_group`. Below the
+    smallest measured size the time of that size is held, above the largest its rate; a note says so.
+    """
+    curve = curve_of_group(profile, operation, ranks, nodes, switched=switched)
+    if curve is None:
+        return None
+    measured = curve.conditions.ranks or ranks
+    # Groups of another size are read at an equal message from neighbour to neighbour.
+    size = total_bytes / ranks * (1 if operation == "all_gather" else measured)
+    reading = curve.curve.at(size)
+    smallest = max(1.0, curve.curve.xs[0] / size)
+    seconds = smallest * bus_bytes(operation, total_bytes, ranks) / reading.value
+    notes = [reading.note] if reading.extrapolated else []
+    if measured != ranks:
+        notes.append(
+            f"{curve.id}: measured over {measured} GPUs of a node, used for groups of {ranks} at equal bus "
+            "bandwidth"
+        )
+    return PricedSeconds(seconds, PriceEvidence.of([curve.id], notes, [(curve.id, size)]))
+
+
+# -- library collectives -----------------------------------------------------------------------------
+# Prices a library's collectives on the links of a job: rings, all-to-all, rings beside compute.
+#
+# Pure functions of bytes, links and a calibration profile. A collective is priced from an imported curve
+# of its group where the profile has one (eq. X16), else from the steps of its ring (eq. X5).
 
 RingOperation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _RingKey: TypeAlias = tuple[RingOperation, float, int, int, Links]
@@ -232,3 +340,29 @@ def overlap_delay(
     if not longer:
         return PricedSeconds()
     return PricedSeconds(longer, PriceEvidence.of([measured[0].id], [reading.note]))
+
+
+# -- profile use -------------------------------------------------------------------------------------
+# Figures of a profile for all collectives of a job: residuals, and shares of link rates.
+
+
+def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
+    """Relative uncertainty of the data-parallel collectives, the larger of those of their two curves."""
+    curves = ("collective.scale_up_fraction", "collective.nic_fraction")
+    return max(profile.curve(prefix + name).residual.relative for name in curves)
+
+
+def link_share_evidence(job: ResolvedJob) -> PriceEvidence:
+    """Evidence with a note where shares of link rates come from other hardware or are assumed."""
+    accelerator, profile = job.cluster.accelerator, job.profile
+    engine = accelerator.communication_engine
+    if engine is not None:
+        note = (
+            f"{accelerator.name}: a dedicated engine ({engine.name}) moves collectives at assumed shares "
+            "of the link rates (engine.* curves); no slow-down of or by compute beside it is priced"
+        )
+        return PriceEvidence.of([], [note])
+    if profile.accelerator == "any" or GENERIC in profile.include:
+        note = f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
+        return PriceEvidence.of([], [note])
+    return NO_EVIDENCE

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.provenance import Kind
 from moesim.simulator.cost.moved import Moved
+from moesim.simulator.cost.rate_tables import RateTables
+from moesim.simulator.model.operator import GEMM_CLASSES, Operator
+from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.shape import ModelShape
 
 
 class EntryReading(NamedTuple):
@@ -96,3 +106,96 @@ class PricedSeconds:
     def moved(self, what: str) -> Moved:
         """Its bytes under a name."""
         return Moved(what, self.nic_bytes, self.scale_up_bytes)
+
+
+# -- model evidence ----------------------------------------------------------------------------------
+# Says what prices the parts of a model in a profile: measured rates, derived ones or assumptions (pure).
+
+NOT_PRICED = "not priced"
+"""Evidence of a part for which the profile has neither a rate nor a prior."""
+
+TOKENS = 4096
+"""Tokens of the sequence whose operators are priced."""
+
+_ORDER = (*get_args(Kind), NOT_PRICED)
+
+
+@dataclass(frozen=True, slots=True)
+class PartEvidence:
+    """What prices one part of a model."""
+
+    part: str
+    """A kind of attention without its projections, `projections`, `experts`, `dense` or `router`."""
+    evidence: str
+    """Kind of the evidence behind most of the part's time (docs/profiles.md), or `NOT_PRICED`."""
+    share: float
+    """Share of the part's time that has this evidence, 0 to 1."""
+    entries: tuple[str, ...]
+    """Entries of the profile behind it, most time first; a message where the part is not priced."""
+
+
+def model_evidence(
+    shape: ModelShape, accelerator: Accelerator, profile: CalibrationProfile
+) -> tuple[PartEvidence, ...]:
+    """What prices every kind of attention of a shape, its GEMMs and its experts, alone on one GPU in BF16."""
+    tables, kinds = RateTables(accelerator, profile), {entry.id: entry.kind for entry in profile.entries()}
+    precision = PRECISIONS["bf16"]
+    seconds: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
+    refused: dict[str, str] = {}
+    for block in shape.layer_counts:
+        layer = shape.block(block).layer
+        assert layer is not None
+        for part, op in _operators_by_part(shape, block, precision, layer.attention.kind):
+            try:
+                basis = tables.basis(op, False)
+            except MoesimError as error:
+                refused.setdefault(part, str(error))
+                continue
+            evidence = "assumed" if basis.assumed else kinds[basis.curve_id]
+            seconds[part][evidence, basis.curve_id] += basis.seconds
+    parts = dict.fromkeys([*seconds, *refused])
+    return tuple(
+        PartEvidence(part, NOT_PRICED, 0.0, (refused[part],))
+        if part in refused
+        else _of_part(part, seconds[part])
+        for part in parts
+    )
+
+
+def evidence_text(parts: Iterable[PartEvidence]) -> str:
+    """One line, such as "measured: gqa, experts; assumed: mamba2"."""
+    by_evidence: dict[str, list[str]] = defaultdict(list)
+    for part in parts:
+        by_evidence[part.evidence].append(part.part)
+    return "; ".join(f"{name}: {', '.join(by_evidence[name])}" for name in _ORDER if by_evidence[name])
+
+
+def _operators_by_part(
+    shape: ModelShape, block: str, precision: Precision, attention: str
+) -> Iterable[tuple[str, Operator]]:
+    rows = float(TOKENS * shape.moe.top_k) if shape.moe else 0.0
+    phases = block_operators(
+        shape, block, precision, tokens=TOKENS, sequence=TOKENS, received_rows=rows, recompute="none"
+    )
+    for phase, operators in phases.items():
+        for op in operators:
+            if op.cls == "grouped_gemm" or (op.cls == "wgrad_gemm" and op.per_received_row):
+                yield "experts", op
+            elif op.cls == "gate_gemm" or op.name.startswith("gate."):
+                yield "router", op
+            elif op.cls in GEMM_CLASSES:
+                yield "projections", op
+            elif phase.startswith("attn") and op.cls not in ("norm", "elementwise", "embedding"):
+                yield attention, op
+
+
+def _of_part(part: str, seconds: Mapping[tuple[str, str], float]) -> PartEvidence:
+    total = sum(seconds.values())
+    of: dict[str, float] = defaultdict(float)
+    entries: dict[str, float] = defaultdict(float)
+    for (evidence, entry), time in seconds.items():
+        of[evidence] += time
+        entries[entry] += time
+    most = max(of, key=lambda evidence: of[evidence])
+    by_time = tuple(sorted(entries, key=lambda entry: -entries[entry]))
+    return PartEvidence(part, most, of[most] / total if total else 1.0, by_time)

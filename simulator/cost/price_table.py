@@ -8,15 +8,14 @@ from math import fsum
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import send_seconds
+from moesim.simulator.cost.data_parallel import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
 from moesim.simulator.cost.end_of_step import step_end
 from moesim.simulator.cost.launches import Compute, Transfers, launch_stalls
 from moesim.simulator.cost.layer_collectives import LayerCollectives
 from moesim.simulator.cost.load_clock import Waits, at_load, law_of
-from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.pricing_key import prices_key
-from moesim.simulator.cost.sharded import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
+from moesim.simulator.cost.pricing import Pricer, prices_key
 from moesim.simulator.cost.table import PAIR_MODES, CostTable, Mode, PhaseCost, TransferCost
-from moesim.simulator.layout.groups import sends_on_a_link
+from moesim.simulator.layout.parallel import sends_on_a_link
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Schedule

@@ -6,14 +6,15 @@ one price of each operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from moesim.hwmodels.host import load_host
+from moesim.simulator.common.bounded_cache import BoundedCache, Same, model_key
 from moesim.simulator.cost.communication import beside_compute
 from moesim.simulator.cost.compute import (
     OperatorCost,
@@ -24,22 +25,92 @@ from moesim.simulator.cost.compute import (
 )
 from moesim.simulator.cost.layer_collectives import own_latents
 from moesim.simulator.cost.overlap import lost_beside
-from moesim.simulator.cost.phase_memo import PhaseKey, PhaseMemo, phase_cost
-from moesim.simulator.cost.pricing_key import operators_key
+from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.dispatchers.protocol import Call, Links, TargetStatistics, on_stream
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.kernel_lists import PLAIN, Feature, layer_sizes, with_layer_kernels
 from moesim.simulator.frameworks.operators import apply_framework, with_stash
-from moesim.simulator.layout.activations import stashed_bytes
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, expected_targets
+from moesim.simulator.memory.activations import stashed_bytes
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
-from moesim.simulator.schedules.overlap_order import EP_PHASES
+from moesim.simulator.schedules.template import EP_PHASES
+
+# -- phase memo --------------------------------------------------------------------------------------
+# Cached prices of a job's phases, and the price of a phase as the sum of its operators' prices.
+
+PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemo:
+    """Cached prices of the phases of a job, and the entries of the profile that they depend on."""
+
+    costs: dict[PhaseKey, tuple[OperatorCost, ...]] = field(default_factory=dict)
+    phases: dict[PhaseKey, PhaseCost] = field(default_factory=dict)
+    dependencies: dict[PhaseKey, frozenset[str]] = field(default_factory=dict)
+    loads: dict[PhaseKey, Mapping[Hashable, tuple[float, float]]] = field(default_factory=dict)
+    """Seconds by the load that they put on the board (`load_clock`)."""
+
+
+def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:
+    """Sum of operators' prices, split into the part that grows with routed rows and the rest."""
+    fixed = row = best = worst = 0.0
+    evidence = []
+    for operator, cost in zip(operators, costs, strict=True):
+        best += cost.best_seconds
+        worst += cost.worst_seconds
+        if operator.per_received_row:
+            row += cost.seconds
+        else:
+            fixed += cost.seconds
+        evidence.append((cost.evidence, 1.0))
+    return PhaseCost(fixed, row, 0.0, best, worst, evidence=combined(evidence))
+
+
+# -- pricing key -------------------------------------------------------------------------------------
+# Keys of what prices depend on, so that scenarios which differ elsewhere share their prices.
+#
+# The keys name every part of a job that pricing reads; a test records those reads.
+
+
+def operators_key(job: ResolvedJob) -> Hashable:
+    """All that the operators of a job and their prices alone on all SMs depend on."""
+    s, cluster = job.scenario, job.cluster
+    return (
+        Same(job.shape),
+        Same(job.profile),
+        model_key(cluster.accelerator),
+        cluster.n_gpus,
+        cluster.node.n_gpus,
+        s.parallel,
+        s.batch.sequence_length,
+        s.recipe,
+        s.recompute,
+        s.software,
+        (s.routing.gate, s.routing.groups_per_token, s.routing.eplb, s.routing.redundant_experts),
+        s.communication.model_copy(update={"sms": 0}),
+    )
+
+
+def prices_key(job: ResolvedJob) -> Hashable:
+    """All that the cost table of a job depends on, besides its schedule and stages."""
+    s, host = job.scenario, job.scenario.software.host
+    return (
+        operators_key(job),
+        (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes),
+        s.communication.sms,
+        s.schedule,
+        s.batch.sequences,  # whether gradients add up over micro-batches (`GradientSync`)
+        (s.variation.power_clock, s.variation.jitter_cv.value),
+        None if host is None else model_key(load_host(s.path(host))),
+    )
+
 
 L = TypeVar("L", bound=Hashable)
 V = TypeVar("V")

@@ -9,10 +9,15 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Conditions, MeasuredCurve, Prior
 from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.attention_rates import attention_curve, exact_curve, in_bf16, low_format
-from moesim.simulator.cost.gemm import GemmLookup
-from moesim.simulator.cost.memory_bound import TransferCurve
-from moesim.simulator.cost.sustained import SustainedRates
+from moesim.simulator.cost.measured_rates import (
+    GemmLookup,
+    SustainedRates,
+    TransferCurve,
+    attention_curve,
+    exact_curve,
+    in_bf16,
+    low_format,
+)
 from moesim.simulator.model.operator import (
     GEMM_CLASSES,
     ONE_SCALE,

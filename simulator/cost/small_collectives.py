@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from math import ceil, fsum, sqrt
 
 from moesim.simulator.common.order_statistics import expected_maximum
+from moesim.simulator.cost.collectives.flows import PROTOCOLS, Hops
 from moesim.simulator.cost.collectives.library import Library, load_library
-from moesim.simulator.cost.collectives.plan import PROTOCOLS, Hops
 from moesim.simulator.cost.collectives.ring import hops as ring_hops
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost
-from moesim.simulator.layout.groups import gpus_in_step
+from moesim.simulator.layout.parallel import gpus_in_step
 from moesim.simulator.model.operator import BlockKind, Phase
 
 PASSES: tuple[tuple[Phase, tuple[Phase, ...]], ...] = (

@@ -20,7 +20,7 @@ from moesim.simulator.frameworks.eager import (
     summed_gradients,
 )
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.model.feed_forward.router import GATE_BACKWARD_PASSES, GATE_FORWARD_PASSES
+from moesim.simulator.model.feed_forward.moe import GATE_BACKWARD_PASSES, GATE_FORWARD_PASSES
 from moesim.simulator.model.operator import Direction, Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import BF16, move

@@ -18,7 +18,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.scenario.routing import Policy
+from moesim.simulator.scenario.sections import Policy
 
 LEAST_GAIN = 1e-9
 """Least gain of a swap, over the mean load of a rank; smaller differences may be rounding."""

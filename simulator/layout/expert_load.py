@@ -5,19 +5,151 @@ Rows above an expert's or a rank's capacity are dropped; ranks with fewer rows w
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, digest, read_only
-from moesim.simulator.layout.eplb import ExpertPlacement
-from moesim.simulator.layout.loads import SMALLEST_CV, distribute_rows, sampled_loads
-from moesim.simulator.layout.popularity import capped_shares
+from moesim.simulator.layout.eplb import ExpertPlacement, check_placement, plan_placement
+from moesim.simulator.layout.parallel import Layout, nearest_divisors
+from moesim.simulator.layout.popularity import (
+    bias_dynamics,
+    capped_shares,
+    check_gate,
+    max_vio_shares,
+    read_counts,
+    shares_of_counts,
+    zipf_shares,
+)
+from moesim.simulator.layout.routing import Gate, scores_of
+from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario.scenario import Scenario
+from moesim.simulator.scenario.sections import Eplb, HistogramLoad, MaxVioLoad, Routing, UniformLoad, ZipfLoad
+
+# -- loads -------------------------------------------------------------------------------------------
+# Draws seeded samples of routing: expert load per rank, and tokens between every pair of ranks.
+
+SMALLEST_CV = 1e-6
+"""Least coefficient of variation that is drawn; below it experts count as equally popular."""
+
+
+def sampled_loads(
+    seed: int | Sequence[int],
+    n_samples: int,
+    ep: int,
+    experts: int,
+    expert_cv: float,
+    rows_per_rank: float,
+) -> FloatArray:
+    """Draw the expert rows of each rank over their mean [n_samples, ep]; each sample averages 1 (eq. R3).
+
+    Every sample draws a popularity for each expert (gamma with mean 1 and coefficient of variation
+    `expert_cv`; 0 makes all equal), sums it over the experts/ep experts of a rank, and distributes
+    ep x `rows_per_rank` rows accordingly, with the noise of a multinomial approximated by a normal with its
+    covariance (0 rows: no such noise). A seed gives the same loads with every NumPy version, because only
+    distributions with a stable stream are used. Raises InputError for an `ep` that does not divide and for
+    negative numbers.
+    """
+    if ep < 1 or experts % ep:
+        raise InputError(f"parallel.ep={ep} does not divide experts={experts}")
+    if not (0 <= expert_cv < inf and 0 <= rows_per_rank < inf and n_samples >= 0):
+        raise InputError(
+            f"expert_cv={expert_cv}, rows_per_rank={rows_per_rank} and n_samples={n_samples} must be finite "
+            "and 0 or more"
+        )
+    rng = np.random.default_rng(seed)
+    if expert_cv > SMALLEST_CV:
+        shape = 1.0 / expert_cv**2
+        # A sum of independent gammas is a gamma with the sum of their shapes, so one draw per rank is enough.
+        popularity = rng.gamma(shape * (experts // ep), size=(n_samples, ep))
+        popularity = np.maximum(popularity, np.finfo(np.float64).tiny)
+    else:
+        popularity = np.ones((n_samples, ep))
+    shares = popularity / popularity.sum(axis=1, keepdims=True)
+    rows = round(rows_per_rank * ep)
+    if rows == 0:
+        return np.asarray(shares * ep)
+    dealt = distribute_rows(rng, shares, rows)
+    return np.asarray(dealt * (ep / dealt.sum(axis=1, keepdims=True)))
+
+
+def distribute_rows(rng: np.random.Generator, shares: FloatArray, rows: int) -> FloatArray:
+    """Shares of `rows` rows after each row picked a receiver by `shares` [samples, receivers] (eq. R3).
+
+    The multinomial is approximated by the normal with its mean and covariance, cut off at 0, so that the
+    shares of a sample sum to about 1.
+    """
+    noise = np.sqrt(shares / rows) * rng.standard_normal(shares.shape)
+    return np.asarray(np.maximum(shares + noise - shares * noise.sum(axis=1, keepdims=True), 0.0))
+
+
+def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:
+    """Draw the experts that each token picks [n_tokens, top_k]; all experts are equally popular.
+
+    Numbers from `gate.experts` on are experts without computation.
+    """
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((n_tokens, gate.experts + gate.zero_experts))
+    if gate.groups_per_token < gate.groups:
+        grouped = logits.reshape(n_tokens, gate.groups, -1)
+        if gate.group_score == "best":
+            ranking = grouped.max(axis=2)
+        else:
+            ranking = scores_of(np.sort(grouped, axis=2)[:, :, -2:], gate.scores).sum(axis=2)
+        closed = np.argsort(-ranking, axis=1)[:, gate.groups_per_token :]
+        np.put_along_axis(grouped, closed[:, :, None], -np.inf, axis=1)
+    return np.argpartition(-logits, gate.top_k - 1, axis=1)[:, : gate.top_k].astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTraffic:
+    """Tokens on the links of one sampled dispatch; a token counts once for each target rank.
+
+    `rows[s, d]` are the tokens of rank s with an expert on rank d, `ib[s, d]` those that the NIC of s sends
+    to the NIC of d (same index on another node), and `nvlink[f, d]` those that f forwards to d in its node.
+    """
+
+    rows: IntArray
+    ib: IntArray
+    nvlink: IntArray
+
+
+def sampled_traffic(gate: Gate, ep: int, gpus_per_node: int, tokens: int, seed: int) -> SampledTraffic:
+    """Draw one dispatch of `tokens` tokens from each of `ep` ranks; every table is [ep, ep]."""
+    if gate.experts % ep or ep % min(ep, gpus_per_node):
+        raise InputError(
+            f"parallel.ep={ep} must divide experts={gate.experts} and fill nodes of {gpus_per_node}"
+        )
+    per_node = min(ep, gpus_per_node)
+    choices = np.minimum(sample_choices(gate, ep * tokens, seed) // (gate.experts // ep), ep)
+    source = np.repeat(np.arange(ep), tokens)
+    anywhere = np.zeros((ep * tokens, ep + 1), dtype=bool)  # the last column is no rank
+    np.put_along_axis(anywhere, choices, True, axis=1)
+    hit = anywhere[:, :ep]
+    rows = hit.reshape(ep, tokens, ep).sum(axis=1)
+    node_hit = hit.reshape(ep * tokens, ep // per_node, per_node).any(axis=2)
+    to_node = node_hit.reshape(ep, tokens, -1).sum(axis=1)
+    ib = np.zeros((ep, ep), dtype=np.int64)
+    nvlink = np.zeros((ep, ep), dtype=np.int64)
+    for s in range(ep):
+        index = s % per_node
+        for node in range(ep // per_node):
+            forwarder = node * per_node + index
+            if forwarder != s:
+                ib[s, forwarder] = to_node[s, node] if node != s // per_node else 0
+            targets = slice(node * per_node, (node + 1) * per_node)
+            nvlink[forwarder, targets] += rows[s, targets]
+            nvlink[forwarder, forwarder] = 0
+    assert rows.sum() == hit.sum() and source.size == hit.shape[0]
+    return SampledTraffic(rows, ib, nvlink)
+
 
 LOAD_STREAM = 2
 """Part of the seed for every expert-parallel group and training step other than the first."""
@@ -254,3 +386,161 @@ def _check(
             f"the expert placement is for {p.ranks} ranks and {p.replicas.shape} layers and experts, "
             f"not {ep} and ({layers}, {experts})"
         )
+
+
+# -- expert load spec --------------------------------------------------------------------------------
+# Builds the `LoadSpec` of a scenario for its model and plan.
+
+Popularity = tuple[FloatArray, tuple[str, ...]]
+"""Shares [steps, layers or 1, experts], and the assumptions behind them as sentences."""
+
+
+def load_spec(
+    scenario: Scenario, shape: ModelShape, layout: Layout, layers: int, popularity: Popularity | None = None
+) -> LoadSpec:
+    """Return the distribution of the expert load of `layers` routed layers; reads files, places replicas.
+
+    `popularity`: the result of `popularity_of`, if it was computed already. Raises InputError for keys that
+    do not go with the model or the plan, and for files in the wrong format.
+    """
+    routing, moe = scenario.routing, shape.moe
+    stated = stated_load_keys(routing)
+    if not stated:
+        return LoadSpec(routing.expert_load_cv.value)
+    if moe is None:
+        raise InputError(f"routing.{stated[0]} is given, but {shape.name} has no experts; leave it out")
+    check_load_has_ep(stated, scenario.parallel.ep)
+    if layers == 0:
+        raise InputError(f"routing.{stated[0]} is given, but no stage holds a layer with routed experts")
+    shares, notes = popularity or popularity_of(scenario, moe, layers)
+    capacity = routing.capacity
+    return LoadSpec(
+        expert_cv=routing.expert_load_cv.value,
+        popularity=shares,
+        placement=_placement(scenario, moe, layout, layers, shares),
+        capacity_factor=None if capacity is None else capacity.factor.value,
+        capacity_per="expert" if capacity is None else capacity.per,
+        notes=notes,
+    )
+
+
+def stated_load_keys(routing: Routing) -> list[str]:
+    """Keys of `routing` that describe expert load and that the scenario states."""
+    return [key for key in ("load", "capacity", "eplb") if getattr(routing, key) is not None]
+
+
+def check_load_has_ep(stated: list[str], ep: int) -> None:
+    """Raise InputError where the scenario states an expert load without expert parallelism."""
+    if stated and ep == 1:
+        raise InputError(
+            f"routing.{stated[0]} is given, but parallel.ep=1: every GPU holds all experts, so their load "
+            "cannot differ between ranks; raise parallel.ep or leave it out"
+        )
+
+
+def popularity_of(scenario: Scenario, moe: MoE, layers: int) -> Popularity:
+    """Return the lasting shares of the rows of every expert, and the assumptions; reads files."""
+    load, seed = scenario.routing.load, scenario.seed
+    even = np.full((1, 1, moe.experts), 1.0 / moe.experts)
+    if load is None or isinstance(load, UniformLoad):
+        return even, ()
+    if isinstance(load, ZipfLoad):
+        shares = zipf_shares(
+            load.exponent.value,
+            layers,
+            moe.experts,
+            moe.top_k,
+            seed,
+            shuffle_per_layer=load.shuffle_per_layer,
+        )
+        return shares[None], ("routing.load: Zipf popularity, a what-if, not a measured load",)
+    if moe.zero_experts:
+        raise InputError(
+            f"routing.load.kind={load.kind}: the model has {moe.zero_experts} experts without computation, "
+            "whose share of the choices these loads do not describe; use uniform or zipf"
+        )
+    if isinstance(load, MaxVioLoad):
+        shares = max_vio_shares(load.now, layers, moe.experts, moe.top_k, seed)
+        return shares[None], (f"routing.load: MaxVio {load.now:.3g} on every layer (docs/model.md, eq. R10)",)
+    if isinstance(load, HistogramLoad):
+        counts = read_counts(Path(scenario.path(load.file)))
+        place = f"routing.load.file {load.file}"
+        table = shares_of_counts(counts, layers=layers, experts=moe.experts, top_k=moe.top_k, place=place)
+        if load.step >= len(table):
+            raise InputError(f"routing.load.step={load.step}: {load.file} holds steps 0 to {len(table) - 1}")
+        return np.roll(table, -load.step, axis=0), ()
+    check_gate(moe)
+    run = bias_dynamics(
+        layers=layers,
+        experts=moe.experts,
+        top_k=moe.top_k,
+        affinity_spread=load.affinity_spread.value,
+        drift_steps=load.drift_steps.value,
+        gamma=load.gamma.value,
+        steps=load.step,
+        seed=seed,
+    )
+    worst = float(run.max_vio[-1].max())
+    return run.popularity, (
+        f"routing.load: bias dynamics from a model of the scores (docs/model.md, eq. R5); MaxVio after "
+        f"{load.step} steps {float(run.max_vio[-1].mean()):.3f} on the mean layer, {worst:.3f} on the worst",
+    )
+
+
+def _placement(
+    scenario: Scenario, moe: MoE, layout: Layout, layers: int, popularity: FloatArray
+) -> ExpertPlacement | None:
+    """Place the replicas for the mean load of the recorded steps; None without `routing.eplb`."""
+    eplb = scenario.routing.eplb
+    if eplb is None:
+        return None
+    groups, nodes = check_eplb(eplb, moe, layout)
+    mean = np.broadcast_to(popularity.mean(axis=0), (layers, moe.experts))
+    return plan_placement(
+        mean,
+        ranks=layout.plan.ep,
+        redundant_experts=eplb.redundant_experts,
+        policy=eplb.policy,
+        groups=groups,
+        nodes=nodes,
+    )
+
+
+def check_eplb(eplb: Eplb, moe: MoE, layout: Layout) -> tuple[int, int]:
+    """Return the number of expert groups and of nodes that they spread over.
+
+    Raises InputError for a placement that the plan does not allow.
+    """
+    ep = layout.plan.ep
+    if eplb.redundant_experts % ep:
+        below = eplb.redundant_experts // ep * ep
+        raise InputError(
+            f"routing.eplb.redundant_experts={eplb.redundant_experts} is not a multiple of parallel.ep={ep}, "
+            f"so ranks would hold unequal numbers; nearest: {below}, {below + ep}"
+        )
+    groups = eplb.groups if eplb.groups is not None else (moe.groups if moe.group_limited else 1)
+    nodes = layout.nodes_spanned(layout.ep_group(0)) if eplb.policy == "hierarchical" else 1
+    if eplb.policy == "hierarchical":
+        if moe.experts % groups:
+            near = ", ".join(map(str, nearest_divisors(groups, moe.experts)))
+            raise InputError(
+                f"routing.eplb.groups={groups} does not divide experts={moe.experts}; nearest: {near}"
+            )
+        if groups % nodes:
+            raise InputError(
+                f"routing.eplb.policy=hierarchical cannot spread {groups} groups of experts evenly over the "
+                f"{nodes} nodes of an expert-parallel group; use policy: global, or a multiple of {nodes} "
+                "groups"
+            )
+    try:
+        check_placement(
+            moe.experts,
+            ranks=ep,
+            redundant_experts=eplb.redundant_experts,
+            policy=eplb.policy,
+            groups=groups,
+            nodes=nodes,
+        )
+    except InputError as error:
+        raise InputError(f"routing.eplb: {error}") from None
+    return groups, nodes

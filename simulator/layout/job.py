@@ -1,16 +1,24 @@
-"""Loads the model, cluster and calibration profile of a scenario once, for every later step."""
+"""Loads a scenario's model, cluster and profile once, and splits a fleet's job over its pools."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import fsum, gcd
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.machine import check_machine
+from moesim.simulator.scenario.sections import Pool
+from moesim.simulator.schedules import Schedule, fleet_defaults
+
+# -- job ---------------------------------------------------------------------------------------------
+# Loads the model, cluster and calibration profile of a scenario once, for every later step.
 
 
 @dataclass(frozen=True)
@@ -100,3 +108,146 @@ def resolve(
     chosen = scenario.calibration if profile is None else profile
     check_machine(scenario, cluster, chosen)
     return ResolvedJob(scenario, shape, cluster, chosen)
+
+
+# -- pools -------------------------------------------------------------------------------------------
+# Splits the pipeline ranks of a job over the pools of its fleet, each with a cluster to price on (pure).
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSlice:
+    """One pool with its cluster and pipeline ranks.
+
+    `scenario` is the job as if the whole pipeline ran on GPUs of this pool's kind.
+    """
+
+    label: str
+    cluster: Cluster
+    scenario: Scenario
+    ranks: range
+
+
+def split_over_pools(scenario: Scenario) -> tuple[PoolSlice, ...]:
+    """Assign pipeline ranks to the pools of a scenario's fleet, in proportion to their GPUs.
+
+    Raises InputError for keys that are not modelled on a fleet, and where the ranks do not divide.
+    """
+    check_supported(scenario)
+    clusters = pool_clusters(scenario)
+    total, pp = sum(cluster.n_gpus for _, cluster in clusters), scenario.parallel.pp
+    unit = rank_unit([cluster for _, cluster in clusters])
+    if pp % unit:
+        below = pp - pp % unit
+        near = tuple(n for n in (below, below + unit) if n)
+        held = " + ".join(f"{cluster.n_gpus:,} x {cluster.accelerator.name}" for _, cluster in clusters)
+        raise InputError(
+            f"parallel.pp={pp} does not spread over the fleet of {held} GPUs: every pipeline rank has "
+            f"the same number of GPUs, of one pool, so parallel.pp is a multiple of {unit}; take "
+            f"{' or '.join(map(str, near))}, or change fleet.pools.*.nodes",
+            key="parallel.pp",
+            nearest=near,
+        )
+    parts, first = [], 0
+    for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
+        ranks = range(first, first + pp * cluster.n_gpus // total)
+        parts.append(PoolSlice(label, cluster, pricing_scenario(scenario, pool, cluster, total), ranks))
+        first = ranks.stop
+    return tuple(parts)
+
+
+def pools_of(scenario: Scenario) -> tuple[Pool, ...]:
+    """The pools of a scenario; raises InputError where it has no fleet."""
+    if scenario.fleet is None:
+        raise InputError(f"scenario {scenario.name} has no fleet: give fleet.pools")
+    return scenario.fleet.pools
+
+
+def pool_clusters(scenario: Scenario) -> list[tuple[str, Cluster]]:
+    """Label and cluster of each pool; raises InputError for unknown clusters and nodes that do not divide."""
+    pools_of(scenario)
+    labelled = [
+        (f"fleet.pools.{number} ({cluster.accelerator.name})", cluster)
+        for number, cluster in enumerate(scenario.machines)
+    ]
+    for label, cluster in labelled:
+        total, node = sum(other.n_gpus for _, other in labelled), cluster.node.n_gpus
+        if total % node:
+            raise InputError(
+                f"{label}: the fleet's {total} GPUs do not fill its nodes of {node}; change nodes of a pool"
+            )
+    return labelled
+
+
+def rank_unit(clusters: Sequence[Cluster]) -> int:
+    """Least number of pipeline ranks that splits over the clusters; legal numbers are its multiples."""
+    return sum(cluster.n_gpus for cluster in clusters) // gcd(*(cluster.n_gpus for cluster in clusters))
+
+
+def legal_pipelines(clusters: Sequence[Cluster], most: int) -> tuple[int, ...]:
+    """Numbers of pipeline ranks up to `most` that give every rank the same number of GPUs, of one pool."""
+    unit, common = rank_unit(clusters), gcd(*(cluster.n_gpus for cluster in clusters))
+    return tuple(unit * times for times in range(1, most // unit + 1) if common % times == 0)
+
+
+def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
+    """Rent of all pools for an hour (USD); None where one has no price."""
+    prices = [(cluster.n_gpus, cluster.price_per_gpu_hour) for cluster in clusters]
+    if any(price is None for _, price in prices):
+        return None
+    return fsum(n * price.value for n, price in prices if price is not None)
+
+
+def pricing_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
+    """Return the scenario on `total` GPUs of one pool's kind, which prices the ranks of this pool."""
+    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool, cluster)})
+    # Not validated again, because this cluster serves for pricing only and its network is never built.
+    whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
+    update = {"fleet": None, "cluster": whole, "communication": communication}
+    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool, cluster)})
+    return part if scenario._base is None else part.based_on(scenario._base)
+
+
+def pool_of_ranks(parts: Sequence[PoolSlice]) -> tuple[int, ...]:
+    """Number of the pool that holds each pipeline rank."""
+    return tuple(number for number, part in enumerate(parts) for _ in part.ranks)
+
+
+def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[str]) -> None:
+    """Raise InputError where two pools would hold copies of one stage."""
+    for stage, holders in enumerate(zip(*schedule.routes, strict=True)):
+        pools = sorted({owners[rank] for rank in holders})
+        if len(pools) > 1:
+            raise InputError(
+                f"schedule={schedule.name} keeps stage {stage} on pipeline ranks "
+                f"{' and '.join(map(str, sorted(holders)))}, on {labels[pools[0]]} and {labels[pools[1]]}: "
+                "its gradients would be reduced between pools, which is not modelled; use a schedule that "
+                f"keeps every stage on one rank, such as {', '.join(reversed(fleet_defaults()))}",
+                key="schedule",
+                nearest=tuple(reversed(fleet_defaults())),
+            )
+
+
+def check_supported(scenario: Scenario) -> None:
+    """Raise InputError for keys of a scenario that are not modelled on a fleet."""
+    if scenario.resolution == "full":
+        raise InputError(
+            "resolution=full needs one cluster: a fleet's pools have no network between them; use "
+            "resolution: folded",
+            key="resolution",
+            nearest=("folded",),
+        )
+    if scenario.faults:
+        raise InputError(
+            "faults need every GPU simulated for itself (resolution: full), which a fleet does not have; "
+            "leave faults out"
+        )
+    if scenario.stages.blocks is not None:
+        raise InputError(
+            "stages.blocks fixes a part of the model; a fleet takes the whole: give stages.layers, or leave "
+            "stages out and layers are balanced over the pools"
+        )
+    if scenario.run.asks_for_more:
+        raise InputError(
+            "run: ramps, phases, checkpoints, failures, spares and prices are not modelled for a fleet; give "
+            f"run: {{tokens: {scenario.run.tokens:g}}}"
+        )

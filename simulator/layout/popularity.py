@@ -1,13 +1,23 @@
-"""Computes the popularity of the experts of a layer, by Zipf's law or from recorded counts."""
+"""Popularity of a layer's experts: Zipf's law, recorded counts from untrusted files, a balancing bias."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import exp, pi, sqrt
+from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
+from moesim.hwmodels.yaml_io import load_mapping
+from moesim.simulator.model.feed_forward.moe import MoE
+
+# -- popularity --------------------------------------------------------------------------------------
+# Computes the popularity of the experts of a layer, by Zipf's law or from recorded counts.
 
 ZIPF_STREAM = 3
 """Part of the seed of the shuffle, so that it shares no random numbers with the loads."""
@@ -164,3 +174,260 @@ def check_counts(table: FloatArray, top_k: int, place: str) -> None:
 
 def _where(table: FloatArray, step: int, layer: int) -> str:
     return f"layer {layer}" if len(table) == 1 else f"step {step}, layer {layer}"
+
+
+# -- histogram ---------------------------------------------------------------------------------------
+# Reads recorded expert counts from untrusted CSV, NumPy or JSON files.
+
+MAX_BYTES = 16_000_000
+"""Largest file; 61 layers of 256 experts over a hundred steps fit in any format. Parsed, the numbers take up
+to 16 times as much memory."""
+MAX_NUMBERS = 2_100_000
+"""Most numbers in a JSON file, as many as `MAX_BYTES` leaves room for."""
+MAX_LINES = 20_000
+MAX_EXPERTS = 10_000
+"""Most lines of a CSV file (rows of a JSON list), and most counts in a line or row."""
+
+
+def read_counts(path: Path) -> FloatArray:
+    """Read the counts of a file as floats [layers, experts] or [steps, layers, experts].
+
+    A `.csv` file has one line per layer, with numbers separated by commas; `#` starts a comment. A `.npy`
+    file holds an array of integers or floats with 1 to 3 dimensions, a `.json` file the mapping
+    `{"counts": [[...], ...]}`. Raises InputError, naming the file and where possible the line, for a file
+    that is missing, too large, empty, ragged, or not of the type that its name says.
+    """
+    name = str(path)
+    readers = {".csv": _read_csv, ".npy": _read_npy, ".json": _read_json}
+    if path.suffix.lower() not in readers:
+        raise InputError(f"{name}: unknown file type {path.suffix!r}; use {', '.join(readers)}")
+    check_readable(path)
+    try:
+        if not path.is_file():
+            raise InputError(f"{name}: No such file" if not path.exists() else f"{name}: is not a file")
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read: {error}") from None
+    if size > MAX_BYTES:
+        raise InputError(
+            f"{name}: {size / 1e6:.0f} MB is above the limit of {MAX_BYTES // 10**6} MB; sum the counts over "
+            "steps or tokens first"
+        )
+    try:
+        return readers[path.suffix.lower()](path)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def _read_csv(path: Path) -> FloatArray:
+    rows: list[list[float]] = []
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from None
+    if len(lines) > MAX_LINES:
+        raise InputError(f"{path}: {len(lines):,} lines, but a file holds at most {MAX_LINES:,} layers")
+    for number, line in enumerate(lines, start=1):
+        text = line.split("#")[0].strip()
+        if not text:
+            continue
+        cells = text.split(",")
+        if len(cells) > MAX_EXPERTS:
+            raise InputError(
+                f"{path}: line {number} has {len(cells):,} counts, above the limit {MAX_EXPERTS:,}"
+            )
+        try:
+            rows.append([float(cell) for cell in cells])
+        except ValueError:
+            wrong = next(cell for cell in cells if not _is_number(cell))
+            raise InputError(
+                f"{path}: line {number}: {wrong.strip()[:40]!r} is not a number; a line holds the counts of "
+                "one layer, separated by commas, without headings"
+            ) from None
+        if len(rows[-1]) != len(rows[0]):
+            raise InputError(
+                f"{path}: line {number} has {len(rows[-1])} counts, the first layer has {len(rows[0])}; "
+                "every layer needs one count an expert"
+            )
+    if not rows:
+        raise InputError(f"{path}: the file is empty; a line of counts for each layer is expected")
+    return np.array(rows)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_npy(path: Path) -> FloatArray:
+    try:
+        # Memory-mapped, so that a header that claims more than the file holds fails before any allocation.
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # NumPy parses the header as Python text, so tokenize, struct and others raise
+        raise InputError(
+            f"{path}: not a NumPy array file ({' '.join(str(error).split())[:120]}); write it with numpy.save"
+        ) from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InputError(f"{path}: an archive of arrays, not one array; write the counts with numpy.save")
+    if array.dtype.kind not in "iuf":
+        raise InputError(f"{path}: an array of {array.dtype}, but counts are integers or floats")
+    if not 1 <= array.ndim <= 3 or not array.size:
+        raise InputError(
+            f"{path}: shape {array.shape} is not [experts], [layers, experts] or [steps, layers, experts]"
+        )
+    return np.array(array, dtype=np.float64)
+
+
+def _read_json(path: Path) -> FloatArray:
+    counts = load_mapping(path, MAX_NUMBERS).get("counts")
+    if not isinstance(counts, list) or not counts:
+        raise InputError(f'{path}: the key counts is missing or empty; write {{"counts": [[...], ...]}}')
+    return np.array(_nested(counts, str(path), "counts", 0), dtype=np.float64)
+
+
+def _nested(values: list[Any], name: str, where: str, depth: int) -> list[Any]:
+    """Return nested lists of floats after checking that they are regular and at most three levels deep."""
+    if depth > 2:
+        raise InputError(f"{name}: {where} is nested deeper than [steps][layers][experts]")
+    most = MAX_LINES if any(isinstance(value, list) for value in values[:1]) else MAX_EXPERTS
+    if len(values) > most:
+        raise InputError(f"{name}: {where} holds {len(values):,} entries, above the limit {most:,}")
+    lists = [isinstance(value, list) for value in values]
+    if not any(lists):
+        for index, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{name}: {where}.{index}={repr(value)[:40]} is not a number")
+        return [float(value) for value in values]
+    if not all(lists):
+        raise InputError(f"{name}: {where} mixes numbers and lists")
+    inner = [_nested(value, name, f"{where}.{index}", depth + 1) for index, value in enumerate(values)]
+    shapes = {np.shape(value) for value in inner}
+    if len(shapes) > 1 or (0,) in shapes:
+        raise InputError(
+            f"{name}: {where} holds rows of {', '.join(map(str, sorted(shapes)))} counts; all must be equal"
+        )
+    return inner
+
+
+# -- bias --------------------------------------------------------------------------------------------
+# Simulates auxiliary-loss-free balancing: a bias on each expert's score that counteracts its load.
+
+BIAS_STREAM = 4
+"""Part of the seed for the draws of the affinities."""
+
+MOST_STEPS = 20_000
+"""Largest number of simulated steps; 59 layers of 256 experts then take about 10 s."""
+
+
+TOKEN_SCALE = sqrt(3.0) / pi
+"""Scale of the logistic distribution of a token's affinity to an expert, whose variance is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BiasRun:
+    """Expert load during the training steps from 0 to steps - 1.
+
+    `popularity` [recorded, layers, experts] holds the experts' shares of the rows in the last steps (each row
+    sums to 1), `max_vio` [steps, layers] the load of the busiest expert over the mean, less 1, and `bias`
+    [layers, experts] the bias after the last step.
+    """
+
+    popularity: FloatArray
+    max_vio: FloatArray
+    bias: FloatArray
+
+
+def bias_dynamics(
+    *,
+    layers: int,
+    experts: int,
+    top_k: int,
+    affinity_spread: float,
+    drift_steps: float,
+    gamma: float,
+    steps: int,
+    record: int = 1,
+    seed: int = 0,
+) -> BiasRun:
+    """Simulate expert load under a bias that rises by `gamma` for an underloaded expert and falls otherwise.
+
+    The rule is that of the DeepSeek-V3 report, section 2.1.2, applied to the load of the whole batch of a
+    step. In the model of the scores (eqs. R5, R6) the affinity of a token to expert e is a logistic variable
+    with mean mu_e and variance 1, and its score is the sigmoid of it. mu_e follows a stationary first-order
+    autoregressive process with standard deviation `affinity_spread` and a memory of `drift_steps` steps. All
+    tokens share one threshold, which top_k experts pass on average; groups of experts are not limited.
+    Raises InputError for numbers out of range.
+    """
+    if not 1 <= record <= steps <= MOST_STEPS:
+        raise InputError(
+            f"routing.load.step={steps} is outside 1 to {MOST_STEPS}, or record={record} outside 1 to step; "
+            "the load forgets its start within a few drift_steps, so fewer steps do"
+        )
+    if not (0 <= affinity_spread <= 5 and 1 <= drift_steps < 1e12 and 0 <= gamma <= 1):
+        raise InputError(
+            f"routing.load: affinity_spread={affinity_spread} must be 0 to 5, drift_steps={drift_steps} at "
+            f"least 1, gamma={gamma} 0 to 1"
+        )
+    rng = np.random.default_rng([seed, BIAS_STREAM])
+    retained = exp(-1.0 / drift_steps)
+    affinity = affinity_spread * rng.standard_normal((layers, experts))
+    bias = np.zeros((layers, experts))
+    threshold = np.full((layers, 1), 0.5)
+    popularity = np.empty((record, layers, experts))
+    max_vio = np.empty((steps, layers))
+    for step in range(steps):
+        if step:
+            fresh = rng.standard_normal((layers, experts))
+            affinity = retained * affinity + affinity_spread * sqrt(1.0 - retained * retained) * fresh
+        chosen, threshold = choice_probabilities(affinity, bias, top_k, threshold)
+        shares = np.round(chosen / chosen.sum(axis=1, keepdims=True), DECIMALS)
+        max_vio[step] = shares.max(axis=1) * experts - 1.0
+        if step >= steps - record:
+            popularity[step - (steps - record)] = shares
+        bias = bias + gamma * np.sign(round(1.0 / experts, DECIMALS) - shares)
+    return BiasRun(popularity, max_vio, bias)
+
+
+def choice_probabilities(
+    affinity: FloatArray, bias: FloatArray, top_k: int, start: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Solve eq. R5 for the threshold by Newton's method, from the thresholds `start` of the previous step.
+
+    Returns the probability that a token picks each expert [layers, experts], and the threshold of the biased
+    score [layers, 1]. The iteration stays inside a bracket.
+    """
+    low, high = bias.min(axis=1, keepdims=True), bias.max(axis=1, keepdims=True) + 1.0
+    threshold = np.clip(start, low + 1e-9, high - 1e-9)
+    tiny = 1e-12
+    close = False
+    for _ in range(200):
+        score = np.clip(threshold - bias, tiny, 1.0 - tiny)
+        # exp((logit(score) - affinity) / scale), as a power of the odds.
+        beaten = (score / (1.0 - score)) ** (1.0 / TOKEN_SCALE) * np.exp(-affinity / TOKEN_SCALE)
+        chosen = 1.0 / (1.0 + beaten)
+        excess = chosen.sum(axis=1, keepdims=True) - top_k
+        if close:
+            break
+        # A last step doubles the correct digits, so that the result does not depend on where the search ends.
+        close = bool(np.abs(excess).max() < 1e-9 * top_k)
+        low, high = np.where(excess > 0, threshold, low), np.where(excess > 0, high, threshold)
+        slope = (chosen * (1.0 - chosen) / (score * (1.0 - score))).sum(axis=1, keepdims=True) / TOKEN_SCALE
+        following = threshold + excess / np.maximum(slope, tiny)
+        inside = (following >= low) & (following <= high)
+        threshold = np.where(inside, following, (low + high) / 2.0)
+    return chosen, threshold
+
+
+def check_gate(moe: MoE) -> None:
+    """Raise InputError unless the model's gate has sigmoid scores, on which the bias rule is defined."""
+    if moe.scoring != "sigmoid":
+        raise InputError(
+            f"routing.load.kind=bias: the gate has {moe.scoring} scores; the bias rule is defined on sigmoid "
+            "scores (DeepSeek-V3); use uniform, zipf or histogram"
+        )

@@ -12,9 +12,8 @@ import numpy as np
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.block import EMBEDDING, HEAD, MTP, is_layer, is_routed_layer
-from moesim.simulator.model.layer_pattern import in_groups
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.shape import ModelShape, in_groups
 
 MOST_WITHOUT_LAYERS = 2
 """Balanced stages that may go without a layer: the first, with the embedding, and the last, with the head."""

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moesim.simulator.model.operator import Direction, Dtype, Operator
+from moesim.simulator.model.operator import Direction, Dtype, Operator, Work
 from moesim.simulator.model.precision import BLOCK_BYTES, Blocks
-from moesim.simulator.model.work import Work
 
 BF16 = 2.0
 ELEMENTS_OF_A_SCALE: dict[Blocks, float] = {"mx": 32.0, "nvfp4": 16.0}

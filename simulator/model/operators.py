@@ -8,14 +8,15 @@ from functools import lru_cache
 from math import fsum
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.block import BlockShape, Layer
-from moesim.simulator.model.embedding_head import (
-    embedding_forward,
-    embedding_weight_gradient,
-    head_operators,
+from moesim.simulator.model.block import (
+    BlockShape,
+    Layer,
+    attention_forward,
+    attention_input_gradient,
+    site_backward,
+    site_forward,
 )
-from moesim.simulator.model.hyper_connections import site_backward, site_forward
-from moesim.simulator.model.mtp import mtp_projection
+from moesim.simulator.model.block_scales import weight_cast_bytes
 from moesim.simulator.model.operator import (
     CORE_ATTENTION,
     COUNTED_GEMM_CLASSES,
@@ -23,13 +24,125 @@ from moesim.simulator.model.operator import (
     BlockKind,
     Operator,
     Phase,
+    Work,
 )
-from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.primitives import recomputed
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.primitives import (
+    BF16,
+    FP32,
+    add,
+    cast,
+    gemm,
+    linear_forward,
+    linear_input_gradient,
+    move,
+    norm,
+    norm_backward,
+    recomputed,
+    weight_gradient,
+)
 from moesim.simulator.model.recompute import Module
-from moesim.simulator.model.residual import attention_forward, attention_input_gradient
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.work import Work
+
+# -- embedding head ----------------------------------------------------------------------------------
+# Operators of the embedding, and of the head with its loss.
+
+INDEX_BYTES = 8.0
+"""Bytes of one token index (int64)."""
+
+
+def embedding_forward(w: Work, positions: bool = False) -> list[Operator]:
+    """Gather of one row per token, and the sum with the row of its position if positions are learned."""
+    size = w.norm_tokens * w.hidden * BF16
+    gather = move("embedding", "embedding", "F", size + INDEX_BYTES * w.tokens, size, variant="gather")
+    return [gather, add("embedding.positions", "F", w.norm_tokens, w.hidden)] if positions else [gather]
+
+
+def embedding_weight_gradient(w: Work) -> list[Operator]:
+    """Scatter-add of one row per token into the FP32 gradient."""
+    elements = w.norm_tokens * w.hidden
+    read = elements * (BF16 + FP32) + INDEX_BYTES * w.tokens
+    return [move("embedding.wgrad", "embedding", "W", read, elements * FP32, variant="scatter")]
+
+
+def head_operators(
+    w: Work, vocab: int, precision: Precision
+) -> tuple[list[Operator], list[Operator], list[Operator]]:
+    """Final norm, output projection and loss, as (forward, input gradient, weight gradient).
+
+    The loss is a softmax cross-entropy over logits in memory. Its forward reads them twice (for the maximum,
+    and for the sum with the label's logit); its backward reads and writes them once.
+    """
+    h, t = w.hidden, w.tokens
+    columns = vocab / w.tp
+    wide = precision.loss == "fp32"
+    logits = t * columns * (FP32 if wide else BYTES_PER_ELEMENT[precision.logits])
+    output, gradient, weight = _projection(w, columns, precision)
+    forward = [
+        norm("final_norm", "F", w.norm_tokens, h),
+        *output,
+        move("loss", "loss", "F", 2 * logits, FP32 * t, variant="forward"),
+    ]
+    backward = [
+        move("loss.backward", "loss", "I", logits, logits, variant="backward"),
+        *gradient,
+        norm_backward("final_norm.backward", w.norm_tokens, h),
+    ]
+    if wide:
+        narrow = t * columns * BYTES_PER_ELEMENT[precision.logits]
+        forward.insert(len(forward) - 1, move("logits.widen", "copy", "F", narrow, logits, variant="widen"))
+        backward.insert(1, move("logits.narrow", "copy", "I", logits, narrow, variant="narrow"))
+    return forward, backward, [weight]
+
+
+def _projection(
+    w: Work, columns: float, precision: Precision
+) -> tuple[list[Operator], list[Operator], Operator]:
+    """Forward, input gradient and weight gradient of the output projection, with casts in FP8."""
+    h, t = w.hidden, w.tokens
+    if precision.head == "fp8":
+        backward = linear_input_gradient(w, "head", t, columns, h)
+        if w.fp8:
+            backward.append(cast("head.input_cast_channel", "I", t, h, "channel"))
+            backward.append(cast("head.gradient_cast_channel", "I", t, columns, "channel"))
+        return linear_forward(w, "head", t, columns, h), backward, weight_gradient(w, "head", t, columns, h)
+    return (
+        [gemm("head", "F", t, columns, h, precision.head)],
+        [gemm("head.dgrad", "I", t, h, columns, precision.head)],
+        gemm("head.wgrad", "W", columns, h, t, precision.head, cls="wgrad_gemm"),
+    )
+
+
+# -- mtp ---------------------------------------------------------------------------------------------
+# Operators that a multi-token-prediction module runs in addition to its layer.
+
+
+def mtp_projection(w: Work) -> tuple[list[Operator], list[Operator], list[Operator]]:
+    """Embedding of the next token, two norms, their concatenation and the projection from 2 x hidden.
+
+    Returns (forward, input gradient, weight gradient). Source: DeepSeek-V3 report, section 2.2.
+    """
+    h, t, m = w.hidden, w.tokens, w.norm_tokens
+    joined = m * 2 * h * BF16
+    forward = [
+        *embedding_forward(w),
+        norm("mtp.hidden_norm", "F", m, h),
+        norm("mtp.embedding_norm", "F", m, h),
+        move("mtp.join", "copy", "F", joined, joined, variant="pack"),
+        *linear_forward(w, "mtp.projection", t, h, 2 * h),
+    ]
+    backward = linear_input_gradient(w, "mtp.projection", t, h, 2 * h)
+    if w.fp8:
+        backward.append(cast("mtp.projection.input_cast_channel", "I", t, 2 * h, "channel"))
+        backward.append(cast("mtp.projection.gradient_cast_channel", "I", t, h, "channel"))
+    backward += [
+        move("mtp.split", "copy", "I", joined, joined, variant="pack"),
+        norm_backward("mtp.hidden_norm.backward", m, h),
+        norm_backward("mtp.embedding_norm.backward", m, h),
+    ]
+    weight = [weight_gradient(w, "mtp.projection", t, h, 2 * h), *embedding_weight_gradient(w)]
+    return forward, backward, weight
+
 
 RECOMPUTE = ("none", "attention", "selective", "op", "full")
 """Recompute policies of the operators, besides lists of modules. `attention` repeats the core attention where
@@ -220,3 +333,49 @@ def _checked(
             if size % tp:
                 raise InputError(f"parallel.tp={tp} does not divide {what}")
     return block
+
+
+# -- optimizer ---------------------------------------------------------------------------------------
+# Operators of the optimizer.
+
+
+def optimizer_operators(
+    owned_parameters: float, precision: Precision, local_parameters: float = 0.0
+) -> tuple[Operator, ...]:
+    """Gradient norm and AdamW update of the parameters that this GPU owns; only bytes are counted.
+
+    `local_parameters` are those whose BF16 copy this GPU quantises after the update (0 in BF16).
+    Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy; parameters in the
+    format of the masters are the masters, without a copy.
+    """
+    gradient = BYTES_PER_ELEMENT[precision.gradients]
+    state = BYTES_PER_ELEMENT[precision.master_weights] + 2 * BYTES_PER_ELEMENT[precision.moments]
+    copy = BYTES_PER_ELEMENT[precision.parameters]
+    written_copy = copy if precision.parameters != precision.master_weights else 0.0
+    n = owned_parameters
+    out = [
+        move("optimizer.gradient_norm", "optimizer", "W", n * gradient, 0.0, variant="norm"),
+        move(
+            "optimizer.adamw",
+            "optimizer",
+            "W",
+            n * (gradient + state),
+            n * (state + written_copy),
+            variant="adamw",
+        ),
+    ]
+    if precision.linear != "bf16" and local_parameters:
+        more, written = weight_cast_bytes(precision.blocks) if precision.blocks else (0.0, 1.0)
+        read = local_parameters * (copy + more)
+        out.append(
+            move(
+                "optimizer.quantise",
+                "optimizer",
+                "W",
+                read,
+                local_parameters * written,
+                variant="quantise",
+                dtype=precision.linear,
+            )
+        )
+    return tuple(out)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from pydantic import ConfigDict
+
+from moesim.hwmodels.frozen import Frozen
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
@@ -40,3 +44,13 @@ class Parameters:
     def as_dict(self) -> dict[str, int]:
         """Counts by component name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+# -- part --------------------------------------------------------------------------------------------
+# Base class of every part of a model's description.
+
+
+class ModelPart(Frozen):
+    """A frozen description with strict types: the text "8", for example, is not accepted as an integer."""
+
+    model_config = ConfigDict(strict=True)

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from moesim.simulator.model.block_scales import block_cast, weight_scales
-from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass
+from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass, Work
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
-from moesim.simulator.model.work import Work
 
 BF16 = 2.0
 FP32 = 4.0

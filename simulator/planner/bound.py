@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.cost.sharded import sharded_block
+from moesim.simulator.cost.data_parallel import sharded_block
 from moesim.simulator.layout.gradient_sync import GradientSync
-from moesim.simulator.layout.groups import members_per_program
+from moesim.simulator.layout.parallel import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
-from moesim.simulator.planner.block_seconds import ACTIONS, LayerSplit, action_seconds
+from moesim.simulator.planner.closed_form import ACTIONS, LayerSplit, action_seconds
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.replay import Key
+from moesim.simulator.planner.replay import Key, Pattern
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 STANDARD_ERRORS = 3.0

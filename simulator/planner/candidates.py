@@ -14,23 +14,23 @@ import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.expert_overlap import hides_experts, repeats_experts
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.layout.memory import is_admitted
+from moesim.simulator.layout.parallel import hides_experts, repeats_experts
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
+from moesim.simulator.memory.gpu import is_admitted
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.block_seconds import LayerSplit
 from moesim.simulator.planner.bound import BoundBook
+from moesim.simulator.planner.closed_form import LayerSplit
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame, legal_frames
+from moesim.simulator.planner.goal import OnProgress, no_progress, scaled
 from moesim.simulator.planner.memory import MemoryBook
-from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.placements import price_key, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates, FrameGroup, inner_axes
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
 from moesim.simulator.planner.refusals import AT_RISK, FULL, NO_HEADROOM, TOO_SLOW, Refusals
+from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.planner.space import Space
 from moesim.simulator.planner.split_pricing import price_splits
 from moesim.simulator.planner.trainer_limits import TrainerLimits

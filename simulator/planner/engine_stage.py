@@ -10,14 +10,11 @@ from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.recompute import recompute_label
+from moesim.simulator.planner.candidate_search import VariantSearch
 from moesim.simulator.planner.candidates import GIB
-from moesim.simulator.planner.goal import Goal
-from moesim.simulator.planner.pareto import front
+from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, front, scaled
 from moesim.simulator.planner.processes import outcomes
-from moesim.simulator.planner.progress import OnProgress, equal_part, scaled
-from moesim.simulator.planner.result import PlanRow
-from moesim.simulator.planner.rows import PlanStep, precision_name, scenario_of, simulate_plan
-from moesim.simulator.planner.variant_search import VariantSearch
+from moesim.simulator.planner.result import PlanRow, PlanStep, precision_name, scenario_of, simulate_plan
 from moesim.simulator.scenario import Scenario
 
 FRONT = 0.5

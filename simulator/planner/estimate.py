@@ -13,19 +13,18 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
-from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment, describe
+from moesim.simulator.memory.gpu import rank_stages
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, step_seconds
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.predict.placement import assign_stages
+from moesim.simulator.planner.replay import pattern
+from moesim.simulator.predict.placement import assign_stages, fullest_of, memory_of
 from moesim.simulator.predict.plan_checks import check_combination, check_hardware, check_ranges
-from moesim.simulator.predict.plan_memory import fullest_of, memory_of
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import Default

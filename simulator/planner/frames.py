@@ -10,11 +10,10 @@ from itertools import product
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.dispatch_limits import check_domains, check_group, check_kernels
-from moesim.simulator.layout.expert_overlap import check_expert_overlap
-from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
+from moesim.simulator.layout.parallel import Layout, check_against_model, check_expert_overlap, microbatches
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.pattern import Pattern, pattern
 from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.replay import Pattern, pattern
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import SCHEDULES, Awaited

@@ -1,16 +1,22 @@
-"""The goal of a plan search: its objective, and the limits that a plan must keep."""
+"""The goal of a plan search: its objective, the limits that a plan must keep, its front and its progress."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Literal, get_args
 
+import numpy as np
+
+from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.scenario import Scenario
+
+# -- goal --------------------------------------------------------------------------------------------
+# The goal of a plan search: its objective, and the limits that a plan must keep.
 
 Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
@@ -77,3 +83,73 @@ class Goal:
         kept = sorted(rows, key=lambda row: (self.value(row), row.memory_bytes, row.label))
         best = self.value(kept[0]) if kept else 1.0
         return [replace(row, margin=self.value(row) / best - 1.0) for row in kept]
+
+
+# -- progress ----------------------------------------------------------------------------------------
+# Progress of a search: each part reports its own share, which is scaled to a share of the whole.
+
+OnProgress = Callable[[float, str], None]
+"""Called with the share of the work that is done (0 to 1) and a text on the current work."""
+
+
+def no_progress(share: float, text: str) -> None:
+    """Discard the report."""
+
+
+def rising(say: OnProgress) -> OnProgress:
+    """A callback whose share never falls: a part that turns out to be longer than expected stands still."""
+    highest = 0.0
+
+    def told(share: float, text: str) -> None:
+        nonlocal highest
+        highest = max(highest, min(1.0, share))
+        say(highest, text)
+
+    return told
+
+
+def scaled(say: OnProgress, first: float, last: float) -> OnProgress:
+    """A callback for one part of the work, which lasts from share `first` to share `last` of the whole."""
+    return lambda share, text: say(first + share * (last - first), text)
+
+
+def equal_part(number: int, count: int, first: float, last: float) -> tuple[float, float]:
+    """Start and end of the `number`-th (from 0) of `count` equal parts between `first` and `last`."""
+    step = (last - first) / count
+    return first + number * step, first + (number + 1) * step
+
+
+# -- pareto ------------------------------------------------------------------------------------------
+# Pareto fronts: the plans that no other plan dominates.
+
+
+def front(points: Sequence[Sequence[float]]) -> list[int]:
+    """Positions, ascending, of the points that no other point dominates; of equal points the first stays.
+
+    A point dominates another if it is smaller in one value and no larger in any.
+    """
+    kept: list[int] = []
+    order = sorted(range(len(points)), key=lambda n: (tuple(points[n]), n))
+    for n in order:
+        mine = points[n]
+        if not any(all(a <= b for a, b in zip(points[k], mine, strict=True)) for k in kept):
+            kept.append(n)
+    return sorted(kept)
+
+
+def staircase(memory: FloatArray, time_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Memory in ascending order, and the least time of all plans with at most that memory."""
+    order = np.lexsort((time_s, memory))
+    return memory[order], np.minimum.accumulate(time_s[order])
+
+
+def dominated(memory: FloatArray, bound_s: FloatArray, steps: tuple[FloatArray, FloatArray]) -> BoolArray:
+    """Whether each plan is dominated: another has no more memory and a time no longer than its bound.
+
+    `steps` is the staircase of the estimated plans.
+    """
+    if not len(steps[0]):
+        return np.zeros(len(memory), dtype=bool)
+    at = np.searchsorted(steps[0], memory, side="right") - 1
+    best = np.where(at >= 0, steps[1][np.maximum(at, 0)], np.inf)
+    return np.asarray(best <= bound_s)

@@ -10,28 +10,168 @@ import numpy as np
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.cluster import Cluster, list_clusters, load_cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.price import RentChoice, Term, list_prices, list_purchases, load_prices, load_purchase
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.layout.memory import Verdict
-from moesim.simulator.planner.other_cluster import even_nodes, machine_of, on_cluster
-from moesim.simulator.planner.payment import PAYMENTS, Payment, paid, price_under
-from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
+from moesim.simulator.memory.gpu import Verdict
+from moesim.simulator.planner.goal import OnProgress, no_progress, scaled
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.work_size import Band
+from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
+from moesim.simulator.scenario.defaults import network_of, paid_share, with_default_price
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
-from moesim.simulator.scenario.run_plan import RunPlan
+from moesim.simulator.scenario.run_plan import Price, RunPlan
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws, predicted_with_draws
 from moesim.simulator.studies.reprice import repriced, unpriced
+
+# -- other cluster -----------------------------------------------------------------------------------
+# The same training job on another cluster: its size, its network, and the keys that fit its accelerator.
+
+ODD_FACTORS = (1, 3, 5, 7)
+"""Odd factors of a number of nodes into which batches and layers usually split."""
+
+
+def own_cluster(scenario: Scenario, name: str) -> bool:
+    """Whether a name means the scenario's own cluster, with the changes that the scenario states."""
+    return scenario.machine.name == name
+
+
+def machine_of(scenario: Scenario, name: str) -> Cluster:
+    """The scenario's own cluster, or the shipped one of this name; raises InputError for an unknown name."""
+    if own_cluster(scenario, name):
+        return scenario.machine
+    if name not in list_clusters():
+        raise InputError(f"cluster {name!r} is not shipped{nearest(name, list(list_clusters()))}")
+    return with_default_price(load_cluster(name))
+
+
+def on_cluster(scenario: Scenario, name: str, gpus: int | None = None) -> Scenario:
+    """The scenario's model, batch and run on a shipped cluster, or on its own where `name` is that.
+
+    `gpus`: number of accelerators; None keeps the cluster's own number. What only the old accelerator has is
+    left to the rules, as for every override (`moesim.simulator.scenario.machine`). Degrees of parallelism
+    stay as they are: they are what a search replaces. A network that does not join the nodes gives way to the
+    smallest shipped one that does. Raises InputError for an unknown cluster, and for a number of GPUs that is
+    no whole number of nodes or that no shipped network joins.
+    """
+    own, cluster = own_cluster(scenario, name), machine_of(scenario, name)
+    nodes = cluster.nodes if gpus is None else whole_nodes(cluster, gpus)
+    changes: dict[str, Any] = {} if own else {"cluster": name}
+    if nodes != cluster.nodes:
+        changes["cluster.nodes"] = nodes
+        network = _network(cluster, nodes)
+        if network is not None:
+            changes["cluster.network"] = network
+    return scenario.replace(**changes) if changes else scenario
+
+
+def whole_nodes(cluster: Cluster, gpus: int) -> int:
+    """Number of nodes with exactly this many accelerators; raises InputError where none is."""
+    per_node = cluster.node.n_gpus
+    nodes, rest = divmod(gpus, per_node)
+    if rest or not nodes:
+        near = sorted({max(1, nodes) * per_node, (nodes + 1) * per_node})
+        told = " and ".join(f"{number:,}" for number in near)
+        raise InputError(
+            f"{gpus:,} {cluster.accelerator.name} are not a whole number of nodes, as a node has "
+            f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {told}",
+            key="gpus",
+            nearest=near,
+        )
+    return nodes
+
+
+def even_nodes(most: int) -> int:
+    """The largest number of nodes up to `most` (at least 1) of the form 1, 3, 5 or 7 times a power of two."""
+    return max(odd << k for odd in ODD_FACTORS for k in range(most.bit_length()) if odd << k <= most)
+
+
+def _network(cluster: Cluster, nodes: int) -> str | None:
+    """A shipped network for `nodes` nodes where the cluster's own does not join them; None where it does."""
+    try:
+        cluster.model_copy(update={"nodes": nodes}).topology()
+    except InputError:
+        pass
+    else:
+        return None
+    try:
+        return network_of(cluster.node, nodes)
+    except InputError as error:
+        raise InputError(
+            f"{nodes:,} nodes of {cluster.name} cannot be joined: its network {cluster.network.name} has no "
+            f"room for them, and no other is known ({error})"
+        ) from None
+
+
+# -- payment -----------------------------------------------------------------------------------------
+# One way to pay for any cluster: its own price, a rent by term, or a purchase.
+
+Payment = Literal["as stated", "on-demand", "reserved", "spot", "capacity-block", "purchase"]
+PAYMENTS: tuple[Payment, ...] = get_args(Payment)
+"""Ways to pay: each cluster's own price, one of the terms of rent, or buying the hardware."""
+
+
+def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
+    """Price of one GPU for one hour, with its source; None where the cluster states no price of its own.
+
+    A rent is the latest shipped offer of its term, the cheapest of one date, as in `run.price.rent`; GPUs of
+    a node that are paid but not used are in it. A purchase is all that an hour of owned hardware costs,
+    divided by the GPUs (docs/model.md, eq. J7). Raises InputError where nothing is known for a payment.
+    """
+    if payment == "as stated":
+        return cluster.price_per_gpu_hour
+    chip = cluster.accelerator.name
+    if payment == "purchase":
+        return _bought(cluster)
+    known = {offer.term for offer in load_prices(chip).offers} if chip in list_prices() else set()
+    term: Term = payment
+    if term not in known:
+        told = f"; offers: {', '.join(sorted(known))}" if known else ""
+        raise InputError(f"no {payment} price of {chip} is known{told}")
+    offer = load_prices(chip).choose(RentChoice(term=term))
+    share = paid_share(cluster.node)
+    if share == 1.0:
+        return offer
+    source = f"{offer.source}; times {share:g}: spare GPUs are paid"
+    return offer.model_copy(update={"value": offer.value * share, "kind": "derived", "source": source})
+
+
+def paid(scenario: Scenario, payment: Payment) -> Scenario:
+    """The scenario with the price of a payment as its cluster's price; raises InputError as `price_under`."""
+    if payment == "as stated":
+        return scenario
+    price = price_under(scenario.machine, payment)
+    assert price is not None
+    plain = SourcedUsdPerHour(**{name: getattr(price, name) for name in SourcedUsdPerHour.model_fields})
+    cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": plain})
+    return scenario.model_copy(update={"cluster": cluster})
+
+
+def _bought(cluster: Cluster) -> SourcedUsdPerHour:
+    names = list_purchases(cluster.accelerator.name)
+    if not names:
+        raise InputError(f"no purchase of {cluster.accelerator.name} is known")
+    buy = load_purchase(names[0])
+    bill = rates(cluster, Price(buy=buy), 0)
+    usd_per_hour = bill.usd(1.0)
+    assert usd_per_hour is not None
+    return SourcedUsdPerHour(
+        value=usd_per_hour / bill.gpus,
+        kind="derived",
+        source=f"{bill.described}: hardware, building, upkeep and electricity for each hour of use",
+        date=buy.system_per_gpu.date,
+    )
+
 
 LEAST, MOST = 2, 6
 """Fewest and most clusters in one comparison."""

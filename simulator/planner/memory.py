@@ -11,18 +11,19 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.dispatchers.registry import dispatcher
-from moesim.simulator.layout.activations import activation_bytes
-from moesim.simulator.layout.local_parameters import local_parameters
-from moesim.simulator.layout.memory import (
+from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.memory.activations import activation_bytes
+from moesim.simulator.memory.gpu import (
     FRAMEWORK_BYTES,
     RankStages,
     allocator_slack,
     expert_group,
     highest,
+    local_parameters,
     most_reserved,
     pipeline_buffer_bytes,
 )
-from moesim.simulator.layout.rank_bytes import (
+from moesim.simulator.memory.rank_bytes import (
     HeldStage,
     Moment,
     StateFormats,
@@ -34,11 +35,10 @@ from moesim.simulator.layout.rank_bytes import (
     total_of,
     workspace_bytes,
 )
-from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.pattern import Pattern
+from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario import Scenario
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.routing import Eplb, UniformLoad
+from moesim.simulator.scenario.sections import Eplb, UniformLoad
 
 Placement: TypeAlias = Eplb | None
 """A placement of the experts; None places them in order, one replica each."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import fsum
+from typing import Any, TypeVar
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.cost.block_prices import (
     REPEATED,
     BarePrices,
@@ -15,31 +18,155 @@ from moesim.simulator.cost.block_prices import (
     block_transfers,
     with_collectives,
 )
+from moesim.simulator.cost.end_of_step import rank_step_end
 from moesim.simulator.cost.load_clock import at_clock
-from moesim.simulator.cost.phase_memo import PhaseKey
 from moesim.simulator.cost.price_table import inside_step, pipeline_send
-from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.pricing import Operators, PhaseKey, PhaseMemo, Pricer
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.memory.gpu import RankChunks, chunks_by_rank
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.block_seconds import NOT_ROUTED, PHASES_OF, ROUTED
-from moesim.simulator.planner.closed_form import PricedPlan
+from moesim.simulator.planner.closed_form import NOT_ROUTED, PHASES_OF, ROUTED, PricedPlan
+from moesim.simulator.planner.expert_loads import MemberLag
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.member_lag import MemberLag
-from moesim.simulator.planner.pattern import Pattern
-from moesim.simulator.planner.recipe_numbers import RecipeNumbers
-from moesim.simulator.planner.shared_operators import SharedOperators
-from moesim.simulator.planner.step_end_prices import StepEndPrices
+from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
+
+# -- step end prices ---------------------------------------------------------------------------------
+# Costs of the end of a step, computed once for all plans of a search that share them.
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEndPrices:
+    """The ends of steps by what a plan shares with others, its pattern and its stages."""
+
+    _syncs: dict[Key, tuple[SyncCost, ...]] = field(default_factory=dict)
+    _by_rank: dict[Key, dict[RankChunks, SyncCost]] = field(default_factory=dict)
+    _held: dict[Key, list[RankChunks]] = field(default_factory=dict)
+    _by_id: dict[Key, tuple[Pattern, StageAssignment, tuple[SyncCost, ...]]] = field(default_factory=dict)
+    """Ends of the step by the ids of pattern and stages, which the entries keep alive."""
+
+    def of(
+        self,
+        shared: Key,
+        shape: Pattern,
+        layers: tuple[int, ...],
+        stages: StageAssignment,
+        pricer_of: Callable[[], Pricer],
+    ) -> tuple[SyncCost, ...]:
+        """Costs on every pipeline rank; `shared`: all that decides them but schedule and stages.
+
+        `layers`: those of `stages`, counted once for many plans.
+        """
+        by_id = (shared, id(shape), id(stages))
+        known_by_id = self._by_id.get(by_id)
+        if known_by_id is not None:
+            return known_by_id[2]
+        schedule = shape.samples[0]
+        key = (shared, schedule.routes, layers)
+        found = self._syncs.get(key)
+        if found is None:
+            place = (schedule.routes, layers)
+            held = self._held.get(place)
+            pricer: Pricer | None = None
+            if held is None:
+                pricer = pricer_of()
+                by_place = pricer.scenario.software.buckets_by_chunk
+                held = self._held[place] = chunks_by_rank(schedule, stages, by_place=by_place)
+            known = self._by_rank.setdefault(shared, {})
+            missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
+            if missing:
+                pricer = pricer or pricer_of()
+                known |= {kinds: rank_step_end(pricer, kinds, schedule) for kinds in missing}
+            found = self._syncs[key] = tuple(known[kinds] for kinds in held)
+        self._by_id[by_id] = shape, stages, found
+        return found
+
+
+# -- recipe numbers ----------------------------------------------------------------------------------
+# Numbers of precision recipes: short keys of prices, where the fields of a recipe take long to hash.
+
+
+class RecipeNumbers:
+    """A number for each recipe, in the order in which they are first asked for."""
+
+    def __init__(self, recipes: Iterable[Precision] = ()) -> None:
+        """`recipes`: those that get the first numbers, so that keys are those of another process."""
+        self._numbers: dict[Precision, int] = {}
+        self._known: dict[int, tuple[Precision, int]] = {}
+        for recipe in recipes:
+            self.of(recipe)
+
+    def of(self, recipe: Precision) -> int:
+        """The number of a recipe; equal recipes have the same."""
+        known = self._known.get(id(recipe))  # the entry keeps the recipe alive, and so its id
+        if known is None:
+            number = self._numbers.setdefault(recipe, len(self._numbers))
+            known = self._known[id(recipe)] = recipe, number
+        return known[1]
+
+    @property
+    def recipes(self) -> tuple[Precision, ...]:
+        """The recipes in the order of their numbers."""
+        return tuple(self._numbers)
+
+
+# -- shared operators --------------------------------------------------------------------------------
+# Operators and their prices, kept for the plans of a search that split and compute a layer alike.
+
+T = TypeVar("T")
+
+MOST_KEPT = 512
+"""Most ways to split and compute a layer that are kept; each takes some tens of kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    operators: dict[BlockKind, Operators] = field(default_factory=dict)
+    alone: PhaseMemo = field(default_factory=PhaseMemo)
+    beside: dict[int, PhaseMemo] = field(default_factory=dict)
+    """Prices beside communication SMs, by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOperators:
+    """What the pricers of one model, cluster and profile share, by a key of all else that they depend on."""
+
+    _kept: BoundedCache[_Kept] = field(default_factory=lambda: BoundedCache(MOST_KEPT))
+    _made: dict[tuple[object, ...], tuple[list[PhaseCost], Any]] = field(default_factory=dict)
+    """Values by the ids of the prices that they were made from, which the entries keep alive."""
+
+    def pricer(self, job: ResolvedJob, key: Hashable) -> Pricer:
+        """The pricer of a job with what is kept for its key; `key` need not name the communication SMs."""
+        kept = self._kept.get(key, _Kept)
+        sms = job.scenario.communication.sms
+        return Pricer(job, kept.operators, kept.alone, kept.beside.setdefault(sms, PhaseMemo()))
+
+    def once(
+        self, kind: BlockKind, compute: Mapping[PhaseKey, PhaseCost], about: object, make: Callable[[], T]
+    ) -> T:
+        """What `make` makes of one block's prices, the same for all plans that share the prices themselves.
+
+        `about`: what else it depends on.
+        """
+        own = [cost for (k, _, _), cost in compute.items() if k == kind]
+        key = (about, *map(id, own))
+        if key not in self._made:
+            self._made[key] = own, make()
+        found: T = self._made[key][1]
+        return found
+
 
 _ALONE: tuple[Mode, ...] = ("alone",)
 

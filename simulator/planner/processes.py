@@ -76,7 +76,7 @@ def _end_with(end: Connection) -> None:
 
 def _warm() -> int:
     """Make a worker import the engine."""
-    import_module("moesim.simulator.planner.rows")
+    import_module("moesim.simulator.planner.result")
     return os.getpid()
 
 

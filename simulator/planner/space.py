@@ -14,19 +14,18 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
-from moesim.simulator.common.key_values import key_and_text, value_of
-from moesim.simulator.common.lists import parse_integers
+from moesim.simulator.common.texts import key_and_text, parse_integers, value_of
 from moesim.simulator.dispatchers.registry import dispatcher
-from moesim.simulator.layout.activations import RECOMPUTED
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES, allocator_slack, highest
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
+from moesim.simulator.memory.activations import RECOMPUTED
+from moesim.simulator.memory.gpu import FRAMEWORK_BYTES, allocator_slack, highest
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import MODULES, Recompute, RecomputeKey
 from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.routing import Eplb
+from moesim.simulator.scenario.sections import Eplb
 from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
 

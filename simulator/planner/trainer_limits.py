@@ -20,7 +20,8 @@ from moesim.simulator.planner.plan_arrays import inner_axes
 from moesim.simulator.planner.refusals import Refusals, reason_of
 from moesim.simulator.planner.space import PlanSpace, Space
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.facts import (
+from moesim.simulator.trainers.rules import (
+    Exclusion,
     batch_values,
     facts_of,
     plan_values,
@@ -29,7 +30,6 @@ from moesim.simulator.trainers.facts import (
     schedule_values,
     sms_values,
 )
-from moesim.simulator.trainers.rules import Exclusion
 from moesim.simulator.trainers.trainer import Trainer
 
 

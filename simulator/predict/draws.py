@@ -13,8 +13,8 @@ from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.engine.program import MemberVariation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
 from moesim.simulator.layout.gradient_sync import GradientSync
-from moesim.simulator.layout.groups import gpus_in_step, independent_groups, members_per_program
 from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.layout.parallel import gpus_in_step, independent_groups, members_per_program
 from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.common.garbage import without_cyclic_collection
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.layout.stages import StageAssignment
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.layout.stages import StageAssignment, describe
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.step import execute
+from moesim.simulator.predict.result_parts import MemoryResult
+from moesim.simulator.predict.step import Prepared, execute, prepare
 from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs, inputs_of
 
 
 class Prediction(NamedTuple):
@@ -49,3 +51,54 @@ def finish(prepared: Prepared) -> Prediction:
     """Execute and summarise a prepared step. Raises InfeasibleError as `predict` does."""
     step = execute(prepared)
     return Prediction(prepared, step.executions, summarise(step))
+
+
+# -- simulate ----------------------------------------------------------------------------------------
+# Predicts a scenario and returns its result.
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Predict one training step and the run that consists of such steps; see `predict.driver.predict`.
+
+    Raises InputError for an illegal scenario. A plan that does not fit into memory is still predicted, with
+    `memory.fits` false.
+    """
+    return predict(scenario).result
+
+
+# -- check -------------------------------------------------------------------------------------------
+# Checks whether a scenario is legal and fits into memory, without simulating it.
+
+
+class Check(BaseModel):
+    """Figures of a legal plan; `microbatches` counts those of one pipeline."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inputs: Inputs
+    model: str
+    accelerator: str
+    n_gpus: int
+    dp: int
+    microbatches: int
+    stages: tuple[str, ...]
+    memory: MemoryResult
+    """Memory of the fullest GPU; for a fleet, in the pool with the smallest reserve."""
+
+
+def check(scenario: Scenario) -> Check:
+    """Resolve, check and lay out a scenario without running it.
+
+    Raises InputError, with key and nearest legal values, for an illegal scenario.
+    """
+    prepared = prepare(scenario)
+    return Check(
+        inputs=inputs_of(scenario),
+        model=prepared.shape.name,
+        accelerator=" + ".join(pool.part.cluster.accelerator.title for pool in prepared.pools),
+        n_gpus=prepared.n_gpus,
+        dp=prepared.layout.dp,
+        microbatches=prepared.schedule.microbatches,
+        stages=tuple(describe(prepared.stages).splitlines()),
+        memory=prepared.memory,
+    )

@@ -9,10 +9,10 @@ from math import fsum
 from moesim.hwmodels.confidence import confidence, confidence_statement
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.placement import block_seconds
-from moesim.simulator.predict.prepared import Prepared, PreparedPool
 from moesim.simulator.predict.provenance import provenance
 from moesim.simulator.predict.report import breakdowns
 from moesim.simulator.predict.result_parts import PoolResult, ProvenanceEntry
+from moesim.simulator.predict.step import Prepared, PreparedPool
 
 
 def pool_results(prepared: Prepared, execution: Execution) -> tuple[PoolResult, ...]:

@@ -1,21 +1,42 @@
-"""Lists every number and curve behind a prediction."""
+"""Lists every number and curve behind a prediction, and what the prediction is of, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from math import fsum
+from pathlib import Path
+from textwrap import wrap
 from typing import Protocol
 
 from pydantic import BaseModel
 
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.frozen import SameObject
 from moesim.hwmodels.host import CompiledBlock, HostCall, InBlock, load_host
 from moesim.hwmodels.provenance import ProvenanceRow, SourcedFraction, provenance_rows, sourced_numbers
+from moesim.hwmodels.units import si_factor
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES
-from moesim.simulator.predict.prepared import PreparedPool
+from moesim.simulator.cost.library_collectives import (
+    RingOperation,
+    all_to_all_price,
+    bus_bytes,
+    is_imported,
+    operation_of,
+    ring_price,
+    use_of,
+)
+from moesim.simulator.layout.parallel import Layout, microbatches
+from moesim.simulator.memory.gpu import FRAMEWORK_BYTES
 from moesim.simulator.predict.result_parts import ProvenanceEntry
+from moesim.simulator.predict.step import Prepared, PreparedPool
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import WIDTH, inputs_of
+
+# -- provenance --------------------------------------------------------------------------------------
+# Lists every number and curve behind a prediction.
 
 
 class _Described(Protocol):
@@ -105,3 +126,156 @@ def _library_provenance() -> list[ProvenanceEntry]:
     used = {"wire_shares": library.wire_shares, "network_post": library.network_post}
     rows = [_entry(at, n.value, n.dimension, n) for at, n in sourced_numbers(used, path)]
     return [_entry(f"{path}.latencies", None, "see file", table), *rows]
+
+
+# -- imported curves ---------------------------------------------------------------------------------
+# Lists the imported curves of a profile: what each replaced, and the old and new value where it was
+# read.
+
+RINGS: tuple[RingOperation, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedReading:
+    """An imported curve at one place where this plan read it; `old` and `new` in the curve's unit.
+
+    `at` and the values are None for a curve that no price of the plan read; `replaced` then says which
+    plans would.
+    """
+
+    entry: str
+    source: str
+    replaced: str
+    at: float | None = None
+    at_unit: str = ""
+    old: float | None = None
+    new: float | None = None
+    unit: str = ""
+
+
+def imported_readings(prepared: Prepared) -> list[ImportedReading]:
+    """Every imported curve of a cluster's profile at every place where its prices read it."""
+    readings: list[ImportedReading] = []
+    reads = prepared.program.costs.evidence.reads
+    for entry in prepared.profile.curves:
+        if entry.replaces is None and not is_imported(entry):
+            continue
+        places = sorted(x for id_, x in reads if id_ == entry.id)
+        readings += [_reading(prepared, entry, x) for x in places]
+        if not places:
+            readings.append(ImportedReading(entry.id, entry.source, _unused(entry)))
+    return readings
+
+
+def unread_curves(prepared: Prepared) -> list[str]:
+    """Imported curves of collectives that no price of the plan read, each with the plans that would."""
+    used = prepared.program.costs.evidence.entries
+    return [
+        f"{entry.id} ({_unused(entry)})"
+        for entry in prepared.profile.curves
+        if is_imported(entry) and entry.id.startswith("nccl.") and entry.id not in used
+    ]
+
+
+def _unused(entry: MeasuredCurve) -> str:
+    use = use_of(entry)
+    return "no price reads such a curve" if use is None else f"read by {use}"
+
+
+def _reading(prepared: Prepared, entry: MeasuredCurve, x: float) -> ImportedReading:
+    x_factor, y_factor = si_factor(entry.x_unit), si_factor(entry.y_unit)
+    old, replaced = _replaced(prepared, entry, x)
+    return ImportedReading(
+        entry.id,
+        entry.source,
+        replaced,
+        x / x_factor,
+        entry.x_unit,
+        None if old is None else old / y_factor,
+        entry.curve.at(x).value / y_factor,
+        entry.y_unit,
+    )
+
+
+def _replaced(prepared: Prepared, entry: MeasuredCurve, x: float) -> tuple[float | None, str]:
+    """The value in SI units that would be used without the import, and what it comes from."""
+    if entry.replaces is not None:
+        before = entry.model_copy(update={"points": entry.replaces.points, "replaces": None})
+        fresh = MeasuredCurve.model_validate(before.model_dump())
+        return fresh.curve.at(x).value, f"{entry.id} of {entry.replaces.profile} ({entry.replaces.source})"
+    operation, ranks, nodes = operation_of(entry.id), entry.conditions.ranks, entry.conditions.nodes
+    if operation is None or ranks is None or nodes is None:
+        return None, "nothing: the profile had no such entry"
+    profile, links = _without_imports(prepared.profile), prepared.pricer.links
+    whole = x * ranks if operation == "all_gather" else x
+    if operation == "all_to_all":
+        time, evidence = all_to_all_price(whole, ranks, nodes, links, profile)
+        seconds, source = max(time.nic_s, time.scale_up_s), " + ".join(sorted(evidence.entries))
+    else:
+        ring = next(name for name in RINGS if name == operation)
+        price = ring_price(ring, whole, ranks, ranks // nodes, links, profile)
+        seconds, source = price.seconds, f"steps of the ring at {' + '.join(sorted(price.evidence.entries))}"
+    return bus_bytes(operation, whole, ranks) / seconds, source
+
+
+def _without_imports(profile: CalibrationProfile) -> CalibrationProfile:
+    kept = tuple(
+        entry for entry in profile.curves if operation_of(entry.id) is None or not is_imported(entry)
+    )
+    return profile.model_copy(update={"curves": kept})
+
+
+# -- plan summary ------------------------------------------------------------------------------------
+# The model, machines and plan of a prediction in words; of a kept prediction without pricing it again.
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What a printed prediction says about its scenario."""
+
+    scenario: Scenario
+    model: str
+    clusters: tuple[Cluster, ...]
+    dp: int
+    schedule: str
+    microbatches: int
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """BF16 peak of one GPU, averaged over all GPUs."""
+        if len(self.clusters) == 1:
+            return self.clusters[0].accelerator.peak_flop_per_s("bf16")
+        gpus = sum(cluster.n_gpus for cluster in self.clusters)
+        return fsum(c.n_gpus * c.accelerator.peak_flop_per_s("bf16") for c in self.clusters) / gpus
+
+    @property
+    def headline(self) -> str:
+        """Name, model, GPUs, source, overrides and plan, in lines of at most 80 columns."""
+        machines = " + ".join(f"{c.n_gpus:,} x {c.accelerator.title}" for c in self.clusters)
+        title = f"{self.scenario.name}: {self.model} on {machines}, {self.microbatches:,} micro-batches"
+        lines = wrap(title, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join([*lines, *inputs_of(self.scenario).lines()])
+
+
+def summary_of_prepared(prepared: Prepared) -> PlanSummary:
+    """The summary of a prepared scenario."""
+    clusters = tuple(pool.part.cluster for pool in prepared.pools)
+    schedule = prepared.schedule
+    return _summary(prepared.scenario, prepared.shape.name, clusters, prepared.layout, schedule.name)
+
+
+def summary_of_kept(scenario: Scenario) -> PlanSummary:
+    """The summary of a scenario on one cluster that was predicted before; loads only model and cluster."""
+    cluster = scenario.machine
+    layout = Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus)
+    name = scenario.schedule
+    if name.lower().endswith(".csv"):
+        name = Path(scenario.path(name)).stem
+    return _summary(scenario, scenario.shape.name, (cluster,), layout, name)
+
+
+def _summary(
+    scenario: Scenario, model: str, clusters: Sequence[Cluster], layout: Layout, schedule: str
+) -> PlanSummary:
+    count = microbatches(layout, scenario.batch.sequences)
+    return PlanSummary(scenario, model, tuple(clusters), layout.dp, schedule, count)

@@ -11,12 +11,11 @@ from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Documented, count, gib, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
-from moesim.simulator.predict.band import Uncertainty
 from moesim.simulator.predict.figures import figures
-from moesim.simulator.predict.host_report import HostReport
 from moesim.simulator.predict.result_parts import (
     Breakdown,
     CauseRow,
+    HostReport,
     MemoryResult,
     MovedBytes,
     PhaseSpan,
@@ -26,6 +25,7 @@ from moesim.simulator.predict.result_parts import (
     StepResult,
     Utilisation,
 )
+from moesim.simulator.predict.work_size import Uncertainty
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.inputs import Inputs
 

@@ -1,24 +1,18 @@
-"""Everything that one GPU of every pipeline rank does in a step, as columns in nanoseconds.
-
-The events are the slices of the trace (`trace_events`), computed for all actions of a template at once, with
-three things beside them: which of them lie on the critical path, and which communication computing hides.
-"""
+"""Everything that one GPU of every pipeline rank does in a step, as columns in nanoseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.simulator.engine.critical import Segment, critical_path
+from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate
 from moesim.simulator.engine.records import Execution, SendRecord, SyncRecord, last_group
-from moesim.simulator.predict.event_list import EventList, Events
-from moesim.simulator.predict.overlap_spans import NO_TRANSFER, OWN_SENDS, communication_spans
 from moesim.simulator.predict.step import run_step
-from moesim.simulator.predict.task_slices import add_tasks
-from moesim.simulator.predict.trace_events import (
+from moesim.simulator.predict.trace import (
     COMMUNICATION,
     COMPUTE,
     DATA_PARALLEL,
@@ -30,6 +24,233 @@ from moesim.simulator.predict.trace_events import (
     send_lanes,
 )
 from moesim.simulator.scenario import Scenario
+
+# -- event list --------------------------------------------------------------------------------------
+# Columns of events, and a list that they are gathered in (pure).
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Events as columns of equal length, nanoseconds from the start of the step.
+
+    `name`: number in `names`. `action`, `task` and `block`: -1 where there is none; `task` is the number of
+    the task in its action. `critical`: whether the event is on the critical path.
+    """
+
+    names: tuple[str, ...]
+    rank: IntArray
+    stream: IntArray
+    name: IntArray
+    begin_ns: IntArray
+    end_ns: IntArray
+    action: IntArray
+    task: IntArray
+    block: IntArray
+    critical: BoolArray
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self.rank)
+
+    def where(self, chosen: BoolArray | IntArray) -> Events:
+        """Some of the events: a mask, or their numbers in the order in which they are wanted."""
+        return Events(self.names, *(getattr(self, column)[chosen] for column in (*COLUMNS, "critical")))
+
+    def with_critical(self, critical: BoolArray) -> Events:
+        """The same events, with those on the critical path marked."""
+        return replace(self, critical=critical)
+
+
+COLUMNS = ("rank", "stream", "name", "begin_ns", "end_ns", "action", "task", "block")
+
+
+@dataclass(slots=True)
+class EventList:
+    """Gathers events in parts of one stream and one name."""
+
+    _names: dict[str, int] = field(default_factory=dict)
+    _parts: list[tuple[IntArray, ...]] = field(default_factory=list)
+
+    def add(
+        self,
+        stream: int,
+        name: str,
+        rank: IntArray | int,
+        begin_ns: IntArray,
+        end_ns: IntArray,
+        action: IntArray | int = -1,
+        task: int = -1,
+        block: int = -1,
+    ) -> None:
+        """Add events; those that take no time are left out, as in a trace."""
+        lasts = end_ns > begin_ns
+        number = self._names.setdefault(name, len(self._names))
+        count = int(np.count_nonzero(lasts))
+        if not count:
+            return
+        self._parts.append(
+            tuple(
+                np.full(count, column, dtype=np.int64)
+                if isinstance(column, int)
+                else column
+                if count == len(column)
+                else column[lasts]
+                for column in (rank, stream, number, begin_ns, end_ns, action, task, block)
+            )
+        )
+
+    def sorted(self) -> Events:
+        """All events by rank, stream and begin."""
+        joined = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+        columns = joined or [np.zeros(0, dtype=np.int64) for _ in COLUMNS]
+        order = np.lexsort((columns[3], columns[1], columns[0]))
+        chosen = [np.asarray(column[order], dtype=np.int64) for column in columns]
+        return Events(
+            tuple(self._names),
+            **dict(zip(COLUMNS, chosen, strict=True)),
+            critical=np.zeros(len(order), dtype=bool),
+        )
+
+
+# -- task slices -------------------------------------------------------------------------------------
+# The tasks inside actions as events on their streams, for all actions of a template at once (pure).
+
+
+def add_tasks(found: EventList, execution: Execution, member: int) -> None:
+    """Add every task of a member of each pipeline rank.
+
+    A compute task ends with its exposed collectives. A transfer begins with its small kernels and the wait
+    for the other members.
+    """
+    table = execution.table
+    for code, actions in table.of_code():
+        for number, task in enumerate(code.tasks):
+            at = table.first_task[actions] + number
+            end = execution.times.ends[at, member]
+            own_ns = task.rows_ns[table.microbatches[actions, task.side], member]
+            if task.transfer is None:
+                _add_compute(found, task, number, table.rank[actions], actions, end, own_ns)
+            else:
+                ready = _ready_ns(execution, code, number, actions, member) + own_ns
+                launch = np.minimum(end, execution.times.begins[at] + task.transfer.launch_ns)
+                _add_transfer(
+                    found, task, number, table.rank[actions], actions, (ready - own_ns, ready, launch, end)
+                )
+
+
+def _add_compute(
+    found: EventList,
+    task: CompiledTask,
+    number: int,
+    rank: IntArray,
+    actions: IntArray,
+    end: IntArray,
+    own_ns: IntArray,
+) -> None:
+    waits = np.minimum(own_ns, round(task.price.exposed_s * NS))
+    found.add(COMPUTE, task.phase, rank, end - own_ns, end - waits, actions, number, task.block)
+    found.add(INSIDE, task.phase, rank, end - waits, end, actions, number, task.block)
+
+
+def _add_transfer(
+    found: EventList,
+    task: CompiledTask,
+    number: int,
+    rank: IntArray,
+    actions: IntArray,
+    times: tuple[IntArray, IntArray, IntArray, IntArray],
+) -> None:
+    """Add the small kernels, the wait and the payload of a transfer; `times` bound them."""
+    begin, ready, launch, end = times
+    stream = SHARDING if task.stream == "sharding" else COMMUNICATION
+    found.add(stream, f"prepare {task.phase}", rank, begin, ready, actions, number, task.block)
+    found.add(stream, f"wait for {task.phase}", rank, ready, launch, actions, number, task.block)
+    found.add(stream, task.phase, rank, launch, end, actions, number, task.block)
+
+
+def _ready_ns(
+    execution: Execution, code: CompiledTemplate, number: int, actions: IntArray, member: int
+) -> IntArray:
+    """When a member can begin a transfer: its stream is free, and its inputs are there."""
+    first, before = execution.table.first_task[actions], code.before[number]
+    ready = execution.times.start[actions, member]
+    for task in (*code.tasks[number].deps, *([] if before is None else [before])):
+        ready = np.maximum(ready, execution.times.ends[first + task, member])
+    return np.asarray(ready)
+
+
+# -- overlap spans -----------------------------------------------------------------------------------
+# When a GPU communicates beside its computing, and when its compute SMs wait (pure).
+
+NO_TRANSFER, OWN_SENDS = -1, -2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Spans of time as columns, in order; `action`: -1 for none.
+
+    `name`: of the transfer; OWN_SENDS for the wait after an action, NO_TRANSFER where none runs.
+    """
+
+    begin_ns: IntArray
+    end_ns: IntArray
+    name: IntArray
+    action: IntArray
+
+
+def communication_spans(
+    compute: Events, transfers: Sequence[Events], start_ns: IntArray, end_ns: IntArray, free_ns: IntArray
+) -> tuple[Spans, Spans]:
+    """(hidden, exposed) communication of one GPU.
+
+    Hidden: a transfer runs, its wait for others included, and the compute SMs work. Exposed: an action runs
+    or waits for its own sends, or a transfer at the end of the step runs, and the compute SMs do not work
+    (docs/model.md, eq. T2). `transfers`: events of each stream without overlap, the one that names a span
+    first. `start_ns`, `end_ns` and `free_ns` [actions]: each action, and when the next may start.
+    """
+    ends = [np.append(compute.begin_ns, compute.end_ns), np.concatenate([start_ns, end_ns, free_ns])]
+    ends += [np.append(stream.begin_ns, stream.end_ns) for stream in transfers]
+    points = np.unique(np.concatenate(ends))
+    if len(points) < 2:
+        none = np.zeros(0, dtype=np.int64)
+        return Spans(none, none, none, none), Spans(none, none, none, none)
+    begin = points[:-1]
+    name = np.full(len(begin), NO_TRANSFER, dtype=np.int64)
+    moves = np.zeros(len(begin), dtype=bool)
+    of_step = np.zeros(len(begin), dtype=bool)
+    for stream in transfers:
+        at, runs = _running(stream.begin_ns, stream.end_ns, begin)
+        name = np.where(runs & ~moves, stream.name[at] if len(stream) else NO_TRANSFER, name)
+        moves |= runs
+        of_step |= runs & ((stream.action[at] < 0) & (stream.task[at] < 0) if len(stream) else False)
+    action, acts = _running(start_ns, free_ns, begin)
+    computes = _running(compute.begin_ns, compute.end_ns, begin)[1]
+    after = acts & ~_running(start_ns, end_ns, begin)[1]
+    name = np.where((name == NO_TRANSFER) & after, OWN_SENDS, name)
+    action = np.where(acts, action, -1)
+    hidden = _joined(points, moves & computes, name, action)
+    return hidden, _joined(points, (acts | of_step) & ~computes, name, action)
+
+
+def _running(begin: IntArray, end: IntArray, at: IntArray) -> tuple[IntArray, BoolArray]:
+    """(the last of some intervals without overlap that began by each time, whether it still runs then)."""
+    if not len(begin):
+        return np.zeros(len(at), dtype=np.int64), np.zeros(len(at), dtype=bool)
+    last = np.searchsorted(begin, at, side="right") - 1
+    return np.maximum(last, 0), (last >= 0) & (end[last] > at)
+
+
+def _joined(points: IntArray, chosen: BoolArray, name: IntArray, action: IntArray) -> Spans:
+    """The chosen pieces between points; neighbours of one name and action become one span."""
+    at = np.flatnonzero(chosen)
+    if not len(at):
+        none = np.zeros(0, dtype=np.int64)
+        return Spans(none, none, none, none)
+    same = (np.diff(at) == 1) & (np.diff(name[at]) == 0) & (np.diff(action[at]) == 0)
+    first = np.append(0, np.flatnonzero(~same) + 1)
+    last = np.append(first[1:] - 1, len(at) - 1)
+    return Spans(points[at[first]], points[at[last] + 1], name[at[first]], action[at[first]])
+
 
 HIDDEN, EXPOSED = 6, 7
 """Streams of derived events: communication beside busy compute SMs, and the time that they wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
@@ -11,12 +12,15 @@ from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.groups import full_result
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.engine.records import Execution, last_group, step_time_s
-from moesim.simulator.layout.pools import usd_per_hour
+from moesim.simulator.layout.job import ResolvedJob, usd_per_hour
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
-from moesim.simulator.predict.fault_effects import fault_effects
-from moesim.simulator.predict.host_report import host_report
-from moesim.simulator.predict.imported_curves import unread_curves
+from moesim.simulator.model.counts import (
+    blocks_flop_per_token,
+    flop_per_token,
+    parameters_mtp,
+    parameters_total,
+)
+from moesim.simulator.predict.figures import fault_effects
 from moesim.simulator.predict.plan_checks import unread_figures
 from moesim.simulator.predict.pools import (
     joined_hash,
@@ -25,23 +29,52 @@ from moesim.simulator.predict.pools import (
     pool_results,
     pools_provenance,
 )
-from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.predict.provenance import unread_curves
 from moesim.simulator.predict.report import (
     breakdowns,
+    fastest_flop_per_s,
+    kept_rows,
     mean_breakdown,
     mean_over_groups,
     moved_bytes,
     pair_phases,
     pair_seconds,
+    step_result,
     utilisation,
 )
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult
-from moesim.simulator.predict.run_report import run_report
-from moesim.simulator.predict.step import ExecutedStep
-from moesim.simulator.predict.step_result import fastest_flop_per_s, kept_rows, step_result
+from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult, host_report
+from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
+from moesim.simulator.run.failures import interruptions
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.run.simulate_run import StepFigures, phase_works, simulate_run
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.version import __version__
+
+# -- run report --------------------------------------------------------------------------------------
+# Reports the whole run of a prepared scenario with its phases, interruptions and bill.
+
+
+def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
+    """The whole run of a prepared scenario whose step takes `time_s` seconds.
+
+    Simulates the steps of other batches and phases. `factors`: see `simulate_run`. Raises InputError for an
+    illegal phase and for a fleet, InfeasibleError for a run that practically never ends.
+    """
+    scenario, plan, job = prepared.scenario, prepared.scenario.run, prepared.job
+
+    def measure(of: ResolvedJob) -> StepFigures:
+        if of is job:
+            memory, seconds = prepared.memory, time_s
+        else:
+            step = run_step(of, engine=prepared.engine.name)
+            memory, seconds = step.prepared.memory, step.time_s
+        return StepFigures(seconds, memory.total_bytes, memory.capacity_bytes)
+
+    trained = parameters_total(job.shape) + parameters_mtp(job.shape)
+    stops = interruptions(plan, job.cluster, trained, scenario.recipe)
+    works = phase_works(job, measure)
+    return simulate_run(plan, job.cluster, works, stops, scenario.seed, factors)
 
 
 def summarise(step: ExecutedStep) -> Result:

@@ -9,16 +9,16 @@ import numpy as np
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.program import NS
-from moesim.simulator.predict.event_list import Events
 from moesim.simulator.predict.step_events import (
     EXPOSED,
     HIDDEN,
     Actions,
+    Events,
     StepEvents,
     step_events,
     stream_names,
 )
-from moesim.simulator.predict.trace_events import FIRST_SEND, SCHEDULE
+from moesim.simulator.predict.trace import FIRST_SEND, SCHEDULE
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
 

@@ -8,26 +8,254 @@ thread nest; schedule actions have their own thread. The name of every communica
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable, is_folder, write_atomically
-from moesim.simulator.engine.records import Execution
-from moesim.simulator.predict.trace_events import (
-    Event,
-    GpuEvents,
-    ShownGpus,
-    TraceInfo,
-    name_events,
-    send_arrows,
-    send_lanes,
-)
+from moesim.simulator.cost.table import Mode
+from moesim.simulator.engine.program import NS, CompiledTask
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 from moesim.simulator.schedules.template import SHARDING_PHASES
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.prepared import Prepared
+    from moesim.simulator.predict.step import Prepared
+
+
+# -- trace events ------------------------------------------------------------------------------------
+# Builds the events of a trace: slices and thread names of one GPU, arrows between pipeline ranks (pure).
+
+Event = dict[str, Any]
+
+SCHEDULE, COMPUTE, COMMUNICATION, INSIDE, DATA_PARALLEL, SHARDING, FIRST_SEND = 0, 1, 2, 3, 4, 5, 8
+"""Numbers of threads and of the streams on them; sends use FIRST_SEND and higher numbers."""
+
+THREADS = {
+    SCHEDULE: "schedule",
+    COMPUTE: "compute stream",
+    COMMUNICATION: "communication stream",
+    INSIDE: "tensor and context parallel",
+    SHARDING: "sharded parameters",
+    DATA_PARALLEL: "data parallel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """Data of the plan that a trace states in addition to times.
+
+    `gpus[rank][member]`: global GPU number. `group_sizes`: members of the groups "ep", "model" (tp x cp),
+    "dp" and "world". `elements`: numbers of elements that enter ("in") and leave ("out") a dispatch on one
+    GPU (a combine is the reverse), and a pipeline "send". `notes`: written unchanged beside the events.
+    """
+
+    name: str
+    gpus: tuple[tuple[int, ...], ...]
+    group_sizes: Mapping[str, int]
+    elements: Mapping[str, int]
+    notes: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownGpus:
+    """The part of one group that a trace shows, as (pipeline rank, member) places of its execution."""
+
+    execution: Execution
+    info: TraceInfo
+    places: tuple[tuple[int, int], ...]
+
+
+def microseconds(ns: int) -> float:
+    """`ns` in microseconds, rounded so that a reader which multiplies by 1000 and truncates gets `ns` back.
+
+    Perfetto's importer truncates, and a slice that lost a nanosecond would no longer nest.
+    """
+    value = ns / 1000.0
+    return value if int(value * 1000.0) == ns else math.nextafter(value, math.inf)
+
+
+def name_events(gpu: int, rank: int, member: int, lanes: int, sharded: bool = False) -> list[Event]:
+    """Metadata events that name and order a GPU's process and threads.
+
+    `lanes` threads are for sends; with `sharded` there is one for the collectives of ZeRO-3.
+    """
+    threads = {**THREADS, **{FIRST_SEND + n: f"pipeline send {n}" for n in range(lanes)}}
+    if not sharded:
+        del threads[SHARDING]
+    rows: list[tuple[int, str, Event]] = [
+        (0, "process_name", {"name": f"GPU {gpu} (pipeline rank {rank}, member {member})"}),
+        (0, "process_sort_index", {"sort_index": gpu}),
+    ]
+    for tid, name in threads.items():
+        rows += [(tid, "thread_name", {"name": name}), (tid, "thread_sort_index", {"sort_index": tid})]
+    return [{"ph": "M", "pid": gpu, "tid": tid, "name": what, "args": args} for tid, what, args in rows]
+
+
+def send_lanes(sends: list[SendRecord]) -> list[tuple[SendRecord, int]]:
+    """Sends of one rank, each with the first free lane, because sends may overlap and slices may not."""
+    free: list[int] = []
+    placed = []
+    for send in sorted(sends, key=lambda s: (s.start, s.end, s.label)):
+        lane = next((n for n, end in enumerate(free) if end <= send.start), len(free))
+        free[lane:] = [send.end] if lane == len(free) else [send.end, *free[lane + 1 :]]
+        placed.append((send, lane))
+    return placed
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvents:
+    """The events of one GPU."""
+
+    execution: Execution
+    info: TraceInfo
+    rank: int
+    member: int
+    gpu: int
+
+    def _slice(self, tid: int, name: str, begin: int, end: int, args: dict[str, Any]) -> Iterator[Event]:
+        if end > begin:
+            cat = "user_annotation" if tid == SCHEDULE else "kernel"
+            start = microseconds(begin)
+            event = {"ph": "X", "cat": cat, "name": name, "pid": self.gpu, "tid": tid, "ts": start}
+            if tid != SCHEDULE:
+                args = {"device": self.gpu, "stream": tid, **args}
+            yield {**event, "dur": microseconds(end - begin), "args": args}
+
+    def steps(self) -> Iterator[Event]:
+        """Schedule actions and the tasks inside them."""
+        for record in self.execution.ranks[self.rank]:
+            begin, end = int(record.start[self.member]), int(record.end[self.member])
+            stages = {"stage": record.step.stages, "microbatch": record.step.microbatches}
+            sides = ("forward", "backward")
+            args = {f"{s} {k}": v[i] for k, v in stages.items() for i, s in enumerate(sides) if v[i] >= 0}
+            yield from self._slice(SCHEDULE, f"{record.step.code.kind} {record.step.label}", begin, end, args)
+            yield from self.phases(record)
+
+    def phases(self, record: StepRecord) -> Iterator[Event]:
+        """The tasks inside one schedule action, on their streams."""
+        for number, task in enumerate(record.step.code.tasks):
+            yield from self._task(record, number, task)
+
+    def _task(self, record: StepRecord, number: int, task: CompiledTask) -> Iterator[Event]:
+        step, end = record.step, int(record.ends[number][self.member])
+        microbatch = step.microbatches[task.side]
+        row = int(task.rows_ns[microbatch][self.member])
+        args: Event = {"stage": step.stages[task.side], "block": task.block, "microbatch": microbatch}
+        if task.transfer is None:
+            waits = min(row, round(task.price.exposed_s * NS))
+            yield from self._slice(COMPUTE, f"{task.phase} ({task.kind})", end - row, end - waits, args)
+            args |= {"Collective name": "allgather", "Group size": self.info.group_sizes["model"]}
+            yield from self._slice(INSIDE, f"ncclDevKernel_{_word(task.phase)}", end - waits, end, args)
+            return
+        mode: Mode = "overlapped" if "&" in step.code.kind else "alone"
+        price = self.execution.program.costs.transfer[task.kind, task.phase, mode]
+        ready = self._ready(record, number) + row
+        launch = min(end, record.begins[number] + task.transfer.launch_ns)
+        name, args = _word(task.phase), {**args, **self._collective(task.phase)}
+        thread = SHARDING if task.stream == "sharding" else COMMUNICATION
+        yield from self._slice(thread, f"ncclDevKernel_prepare_{name}", ready - row, ready, args)
+        yield from self._slice(thread, f"ncclDevKernel_notify_{name}", ready, launch, args)
+        payload = {**args, "nic bytes": round(price.nic_bytes), "scale-up bytes": round(price.scale_up_bytes)}
+        yield from self._slice(thread, f"ncclDevKernel_{name}", launch, end, payload)
+
+    def _ready(self, record: StepRecord, number: int) -> int:
+        """When this GPU can begin a transfer: its stream is free, and its inputs are there."""
+        tasks, ends, before = record.step.code.tasks, record.ends, record.step.code.before[number]
+        waits = [*tasks[number].deps, *([] if before is None else [before])]
+        times = [int(ends[n][self.member]) for n in waits]
+        return max([int(record.start[self.member]), *times])
+
+    def _collective(self, phase: str) -> dict[str, Any]:
+        sizes, elements = self.info.group_sizes, self.info.elements
+        if phase.startswith(("gather", "scatter")):
+            name = "allgather" if phase.startswith("gather") else "reduce_scatter"
+            return {"Collective name": name, "Group size": sizes["dp"]}
+        # The backward of a combine sends rows out again, as a dispatch does.
+        out = phase in ("dispatch F", "combine B")
+        return {
+            "Collective name": "all_to_allv",
+            "Group size": sizes["ep"],
+            "In msg nelems": elements["in" if out else "out"],
+            "Out msg nelems": elements["out" if out else "in"],
+        }
+
+    def sends(self, lanes: list[tuple[SendRecord, int]]) -> Iterator[Event]:
+        """Activations and gradients to neighbouring pipeline ranks."""
+        for send, lane in lanes:
+            args = {
+                "Collective name": "send",
+                "Group size": 2,
+                "In msg nelems": self.info.elements["send"],
+                "Src Rank": self.gpu,
+                "Dst Rank": self.info.gpus[send.target][self.member],
+            }
+            name = f"ncclDevKernel_SendRecv {send.label}"
+            yield from self._slice(FIRST_SEND + lane, name, send.start, send.end, args)
+
+    def end_of_step(self) -> Iterator[Event]:
+        """Gradient reduction, norm, optimizer and parameter gather."""
+        sync, sizes = self.execution.syncs[self.rank], self.info.group_sizes
+        # Without a parameter gather every rank updated all parameters, so gradients were all-reduced.
+        whole = sync.gather[1] == sync.gather[0]
+        reduction = (
+            ("AllReduce_gradients", "allreduce") if whole else ("ReduceScatter_gradients", "reduce_scatter")
+        )
+        parts = (
+            (*reduction, "dp", sync.reduce),
+            ("AllReduce_gradient_norm", "allreduce", "world", sync.norm),
+            ("AllGather_parameters", "allgather", "dp", sync.gather),
+        )
+        for name, collective, group, (begin, end) in parts:
+            args = {"Collective name": collective, "Group size": sizes[group]}
+            yield from self._slice(DATA_PARALLEL, f"ncclDevKernel_{name}", begin, end, args)
+        yield from self._slice(COMPUTE, "optimizer", *sync.optimizer, {})
+
+
+def _word(phase: str) -> str:
+    return phase.replace(" ", "_")
+
+
+def send_arrows(part: ShownGpus, first: int) -> Iterator[Event]:
+    """Arrows, numbered after `first`, from shown pipeline sends to the shown actions that need them."""
+    execution, info = part.execution, part.info
+    ranks = sorted({rank for rank, _ in part.places})
+    takers: dict[tuple[str, int, int], StepRecord] = {}
+    for record in (record for rank in ranks for record in execution.ranks[rank]):
+        (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
+        if forward >= 0:
+            takers["F", forward, fmb] = record
+        if backward >= 0 and record.step.code.kind != "W":
+            takers["B", backward, bmb] = record
+    sends: defaultdict[int, list[SendRecord]] = defaultdict(list)
+    for send in execution.sends:
+        sends[send.source].append(send)
+    number = first
+    for source in ranks:
+        for send, lane in send_lanes(sends[source]):
+            taker = takers.get(_wanted(send.label))
+            if send.target not in ranks or taker is None or send.end <= send.start:
+                continue
+            for member in (m for r, m in part.places if r == source and (send.target, m) in part.places):
+                number += 1
+                for ph, rank, tid, ns in (
+                    ("s", source, FIRST_SEND + lane, send.start),
+                    ("f", send.target, SCHEDULE, int(taker.start[member])),
+                ):
+                    place = {"pid": info.gpus[rank][member], "tid": tid, "ts": microseconds(ns)}
+                    bind = {"bp": "e"} if ph == "f" else {}
+                    yield {"ph": ph, "cat": "pipeline", "name": "pipeline", "id": number, **place, **bind}
+
+
+def _wanted(label: str) -> tuple[str, int, int]:
+    """(kind, stage, micro-batch) that receives a send such as "3F12": the next stage, for B the previous."""
+    kind = "F" if "F" in label else "B"
+    stage, microbatch = (int(text) for text in label.split(kind))
+    return kind, stage + (1 if kind == "F" else -1), microbatch
+
 
 EXTENSIONS = (".json", ".json.gz")
 

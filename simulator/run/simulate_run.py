@@ -1,20 +1,21 @@
-"""Simulates a run from start to end and reports its phases, interruptions, finish date and bill."""
+"""Simulates a run from start to end: its phases, steps, interruptions, finish date and bill."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.run.failures import RunOutcome, simulate_failures
-from moesim.simulator.run.interruptions import Interruptions
-from moesim.simulator.run.money import Rates, rates
+from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.run.failures import Interruptions, RunOutcome, simulate_failures
 from moesim.simulator.run.report import (
     HOURS_PER_DAY,
     CauseReport,
@@ -22,12 +23,283 @@ from moesim.simulator.run.report import (
     GpuHours,
     OutlookRow,
     PhaseReport,
+    Rates,
     RunReport,
     RunSpread,
     per_hour,
+    rates,
 )
-from moesim.simulator.run.work import PhaseWork
-from moesim.simulator.scenario.run_plan import RunPlan
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.run_plan import Ramp, RunPhase, RunPlan
+from moesim.simulator.schedules import build
+
+# -- phases ------------------------------------------------------------------------------------------
+# Divides a run plan into whole steps with batch ramps; interpolates step times between batches (pure).
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Steps at one batch size."""
+
+    sequences: int
+    steps: int
+
+
+def steps_for(tokens: float, sequences: int, sequence_length: int) -> int:
+    """Number of whole steps that cover a number of tokens (eq. F6)."""
+    return math.ceil(tokens / (sequences * sequence_length))
+
+
+def levels(
+    tokens: float, sequences: int, sequence_length: int, ramp: Ramp | None, increment: int
+) -> list[Level]:
+    """Batch sizes in order, each with its steps (eq. J1).
+
+    The ramp's increments share its tokens evenly; a step belongs to the increment in which it starts.
+    `increment` (sequences) applies where the ramp states none. Raises InputError for a ramp that decreases,
+    and for an increment that does not divide it.
+    """
+    if ramp is None:
+        return [Level(sequences, steps_for(tokens, sequences, sequence_length))]
+    by = ramp.increment or increment
+    if ramp.sequences >= sequences:
+        raise InputError(
+            f"run.ramp.sequences={ramp.sequences} must be below the full batch of {sequences}; leave the "
+            "ramp out for a constant batch"
+        )
+    if (sequences - ramp.sequences) % by:
+        raise InputError(
+            f"run.ramp: from {ramp.sequences} to {sequences} sequences is not a whole number of increments "
+            f"of {by}; state run.ramp.increment, for example {math.gcd(sequences - ramp.sequences, by)}"
+        )
+    count = (sequences - ramp.sequences) // by
+    sizes, done = [], 0
+    for number in range(count):
+        batch = ramp.sequences + number * by
+        boundary = ramp.tokens * (number + 1) / count
+        steps = max(0, math.ceil((boundary - done) / (batch * sequence_length)))
+        sizes.append(Level(batch, steps))
+        done += steps * batch * sequence_length
+    rest = max(0, math.ceil((tokens - done) / (sequences * sequence_length)))
+    return [*sizes, Level(sequences, rest)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Step time (s) over batch size (sequences), linear between a few simulated batches (eq. J1).
+
+    A step takes the fill and end of the pipeline plus a time for each micro-batch, so it is nearly linear.
+    `error` is the largest relative error at an inner point that the interpolation leaves out.
+    """
+
+    sequences: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, sequences: int) -> float:
+        """Step time at a batch size; below the smallest simulated batch the first line is extended."""
+        if len(self.sequences) == 1:
+            return self.seconds[0]
+        right = min(max(bisect_right(self.sequences, sequences), 1), len(self.sequences) - 1)
+        return _line(
+            sequences,
+            (self.sequences[right - 1], self.seconds[right - 1]),
+            (self.sequences[right], self.seconds[right]),
+        )
+
+    @property
+    def error(self) -> float:
+        """Largest relative error at an inner point of the line between its neighbours; 0 without one."""
+        points = list(zip(self.sequences, self.seconds, strict=True))
+        misses = [
+            abs(_line(points[i][0], points[i - 1], points[i + 1]) / points[i][1] - 1.0)
+            for i in range(1, len(points) - 1)
+        ]
+        return max(misses, default=0.0)
+
+
+def _line(x: int, first: tuple[int, float], second: tuple[int, float]) -> float:
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    return first[1] + slope * (x - first[0])
+
+
+def work_seconds(found: Sequence[Level], times: StepTimes) -> float:
+    """Seconds of all steps of a phase."""
+    return math.fsum(level.steps * times.at(level.sequences) for level in found)
+
+
+# -- work --------------------------------------------------------------------------------------------
+# Computes the training time of each phase of a run from simulated steps.
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Time and memory of one simulated step, for the simulation of a run."""
+
+    time_s: float
+    needed_bytes: float
+    capacity_bytes: float
+
+
+Measure = Callable[[ResolvedJob], StepFigures]
+"""Simulates one step of a job; raises InputError for an illegal one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseWork:
+    """A phase with its steps and its training time in seconds, without interruptions."""
+
+    name: str
+    stated: bool
+    steps: int
+    tokens: float
+    sequences: int
+    sequence_length: int
+    step_time_s: float
+    seconds: float
+    interpolation_error: float = 0.0
+    notes: tuple[str, ...] = ()
+    starts: bool = False
+    """Whether a job starts with it: the first phase, and every later one with another plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The work of a simulated phase: its job, and its tokens or steps."""
+
+    name: str
+    job: ResolvedJob
+    tokens: float | None
+    steps: int | None
+    ramp: Ramp | None
+    assumption: str
+
+    @property
+    def quantum(self) -> int:
+        """Sequences of one micro-batch in all pipelines together."""
+        return self.job.layout.dp * self.job.scenario.parallel.microbatch
+
+
+def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
+    """Every phase of the job's run plan, the main one first (eq. J1).
+
+    `measure` is called once for each phase, and up to twice more for a batch ramp. Raises InputError with the
+    name of a phase whose plan is illegal.
+    """
+    scenario, plan = job.scenario, job.scenario.run
+    main = _Stretch("main", job, plan.tokens, None, plan.ramp, "")
+    works = [replace(_simulated(main, measure), starts=True)]
+    for phase in plan.phases:
+        if phase.gpu_hours is not None:
+            works.append(_stated(phase, job.cluster.n_gpus))
+            continue
+        try:
+            own = job.changed_to(phase_scenario(scenario, phase))
+            stretch = _Stretch(phase.name, own, phase.tokens, phase.steps, phase.ramp, phase.assumption)
+            works.append(replace(_simulated(stretch, measure), starts=bool(phase.override)))
+        except InputError as error:
+            raise InputError(f"run.phases {phase.name!r}: {error}") from None
+    return works
+
+
+def phase_scenario(scenario: Scenario, phase: RunPhase) -> Scenario:
+    """The scenario with the batch, the sequence length and the overrides of a phase."""
+    batch = scenario.batch
+    return scenario.overridden(
+        f"batch.sequences={phase.sequences or batch.sequences}",
+        f"batch.sequence_length={phase.sequence_length or batch.sequence_length}",
+        *phase.override,
+    )
+
+
+def _stated(phase: RunPhase, n_gpus: int) -> PhaseWork:
+    assert phase.gpu_hours is not None
+    hours = phase.gpu_hours
+    return PhaseWork(
+        name=phase.name,
+        stated=True,
+        steps=0,
+        tokens=0.0,
+        sequences=0,
+        sequence_length=0,
+        step_time_s=0.0,
+        seconds=hours.value * SECONDS_PER_HOUR / n_gpus,
+        notes=(f"{phase.name}: {hours.text} as stated ({hours.source}), not predicted",),
+    )
+
+
+def _simulated(stretch: _Stretch, measure: Measure) -> PhaseWork:
+    name, scenario, ramp = stretch.name, stretch.job.scenario, stretch.ramp
+    batch = scenario.batch
+    full = measure(stretch.job)
+    notes = [f"{name}: {stretch.assumption}"] if stretch.assumption else []
+    if full.needed_bytes > full.capacity_bytes:
+        notes.append(
+            f"{name}: does not fit: {full.needed_bytes / 2**30:.1f} of {full.capacity_bytes / 2**30:.1f} GiB"
+        )
+    if stretch.steps is not None:
+        steps = [Level(batch.sequences, stretch.steps)]
+    else:
+        assert stretch.tokens is not None
+        steps = levels(stretch.tokens, batch.sequences, batch.sequence_length, ramp, stretch.quantum)
+    times = StepTimes((batch.sequences,), (full.time_s,))
+    if ramp is not None:
+        times = _ramp_times(stretch, ramp, full.time_s, measure)
+        if ramp.sequences < times.sequences[0]:
+            notes.append(
+                f"{name}: schedule {scenario.schedule} cannot run batches below {times.sequences[0]:,} "
+                "sequences on this plan; their step times continue the line of the next ones down to "
+                f"{ramp.sequences:,}"
+            )
+    return PhaseWork(
+        name=name,
+        stated=False,
+        steps=sum(level.steps for level in steps),
+        tokens=float(sum(level.steps * level.sequences * batch.sequence_length for level in steps)),
+        sequences=batch.sequences,
+        sequence_length=batch.sequence_length,
+        step_time_s=full.time_s,
+        seconds=work_seconds(steps, times),
+        interpolation_error=times.error,
+        notes=tuple(notes),
+    )
+
+
+def _ramp_times(stretch: _Stretch, ramp: Ramp, full_s: float, measure: Measure) -> StepTimes:
+    """Step times at the smallest batch that the schedule can run, at a middle batch and at the full one."""
+    scenario, quantum = stretch.job.scenario, stretch.quantum
+    full = scenario.batch.sequences
+    first = _legal(scenario, math.ceil(ramp.sequences / quantum), full // quantum, quantum)
+    if first == full:
+        raise InputError(
+            f"run.ramp: schedule {scenario.schedule} runs no batch from {ramp.sequences} to below {full} "
+            "sequences on this plan, so the times of their steps are not known; use fewer data-parallel "
+            "ranks or another schedule"
+        )
+    middle = _legal(scenario, math.isqrt(first * full) // quantum, full // quantum, quantum)
+    seconds = {full: full_s}
+    for sequences in (first, middle):
+        if sequences not in seconds:
+            smaller = scenario.overridden(f"batch.sequences={sequences}")
+            seconds[sequences] = measure(stretch.job.changed_to(smaller)).time_s
+    return StepTimes(tuple(sorted(seconds)), tuple(seconds[s] for s in sorted(seconds)))
+
+
+def _legal(scenario: Scenario, least: int, most: int, quantum: int) -> int:
+    """Sequences of the smallest batch, with `least` or more micro-batches, that the schedule can run."""
+    plan = scenario.parallel
+    for count in range(max(1, least), most):
+        if scenario.schedule.lower().endswith(".csv"):
+            break  # a file is written for one number of micro-batches
+        try:
+            build(scenario.schedule, plan.pp, count, plan.vpp)
+        except InputError:
+            continue
+        return count * quantum
+    return most * quantum
+
+
+# -- simulate run ------------------------------------------------------------------------------------
+# Simulates a run from start to end and reports its phases, interruptions, finish date and bill.
 
 OUTLOOK_SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
 """Shares of replicas at the points of the outlook."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.key_values import key_and_text, overridden_key, value_of
+from moesim.simulator.common.texts import key_and_text, overridden_key, value_of
 from moesim.simulator.scenario.overrides import plain
 
 

@@ -26,7 +26,7 @@ from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSec
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, by_name, load_mapping, parse_mapping
-from moesim.simulator.common.key_values import overridden_key
+from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.scenario.defaults import Chosen, Default, tokens_of
 
 FOLDER = "data/runs"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -31,31 +31,133 @@ from moesim.hwmodels.calibration import (
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
-from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.frozen import Section, count, titled
+from moesim.hwmodels.provenance import OWN, STATED_IN, Sourced
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
-from moesim.simulator.common.key_values import overridden_key
+from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.frameworks.software import Software, without_answers
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import RecomputeKey
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import defaults as rules
-from moesim.simulator.scenario.credit import credited_to_user
 from moesim.simulator.scenario.defaults import Default
-from moesim.simulator.scenario.faults import Fault
-from moesim.simulator.scenario.fleet import Fleet, Pool
 from moesim.simulator.scenario.machine import left_to_rules, may_change_machine
 from moesim.simulator.scenario.origin import Change, ScenarioOrigin, changes_of, text_of
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import plain, put, without_key
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
-from moesim.simulator.scenario.scenario_text import scenario_text
-from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scenario.sections import (
+    Batch,
+    Communication,
+    Fault,
+    Fleet,
+    Pool,
+    Routing,
+    Stages,
+    Variation,
+)
 from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
-__all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
+# -- scenario text -----------------------------------------------------------------------------------
+# The text with which a scenario prints itself (pure; loads nothing).
+
+
+def scenario_text(
+    name: str,
+    *,
+    model: object,
+    machines: Sequence[object],
+    parallel: ParallelPlan,
+    order: str,
+    batch: Batch,
+    rates: tuple[object, object],
+    communication: Communication,
+    mode: str,
+    chosen: int,
+) -> str:
+    """The main keys of a scenario, in about ten lines; an inline description is named, not printed.
+
+    `rates`: profile and precision. `chosen`: number of keys that rules chose.
+    """
+    degrees = [(key, getattr(parallel, key)) for key in ("tp", "cp", "pp", "vpp", "ep", "expert_tp")]
+    shown = " ".join(f"{key}={degree}" for key, degree in degrees if degree > 1) or "no parallelism"
+    joined = ", ".join(map(_name, machines))
+    return titled(
+        f"Scenario {name}",
+        {
+            "model": _name(model),
+            "machines": joined if len(machines) == 1 else f"fleet of {joined}",
+            "plan": f"{shown} microbatch={parallel.microbatch} zero_stage={parallel.zero_stage}",
+            "schedule": order,
+            "batch": f"{count(batch.sequences, 'sequence')} of {batch.sequence_length:,} tokens",
+            "profile": f"{_name(rates[0])}, precision {_name(rates[1])}",
+            "kernels": f"{communication.kernels}, {count(communication.sms, 'SM')}",
+            "resolution": mode.removesuffix(", 0 faults"),
+            "defaults": f"{count(chosen, 'key')} chosen by rule: .defaults" if chosen else "",
+            "more": ".to_dict(), .resolved(), .replace(...)",
+        },
+    )
+
+
+def _name(value: object) -> str:
+    """A name as stated, or that of an inline description, or its accelerator or node with the count."""
+    if isinstance(value, str):
+        return value or "chosen by rule"
+    name = getattr(value, "name", None)
+    if isinstance(name, str):
+        return name
+    node = getattr(value, "node", None)
+    machine = getattr(value, "accelerator", None) or (None if node is None else _name(node))
+    nodes = getattr(value, "nodes", None)
+    return f"{count(nodes, 'node')} of {machine}" if isinstance(nodes, int) else "stated inline"
+
+
+# -- credit ------------------------------------------------------------------------------------------
+# Credits numbers that an override sets to the user, instead of to the scenario file.
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def credited_to_user(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
+    """Return `model` with the figures at and below the dotted `keys` credited to the user instead of `place`.
+
+    Figures that name a source of their own keep it.
+    """
+    for key in keys:
+        model = _below(model, key.split("."), f"{STATED_IN}{place}")
+    return model
+
+
+def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
+    """Credit the figures at and below a dotted path of `value`; an unknown path changes nothing."""
+    if not parts:
+        return cast(ModelT, _own(value, source))
+    child = getattr(value, parts[0], None)
+    if isinstance(child, BaseModel):
+        changed: object = _below(child, parts[1:], source)
+    elif isinstance(child, tuple | Mapping):
+        changed = _own(child, source)
+    else:
+        return value
+    # An unchanged value is not set again, because a key that a rule chose would then count as stated.
+    return value if changed == child else value.model_copy(update={parts[0]: changed})
+
+
+def _own(value: object, source: str) -> object:
+    if isinstance(value, Sourced):
+        return value.model_copy(update={"source": OWN}) if value.source == source else value
+    if isinstance(value, BaseModel):
+        inner = {name: getattr(value, name) for name in type(value).model_fields}
+        changed = {name: _own(item, source) for name, item in inner.items()}
+        return value.model_copy(update={n: item for n, item in changed.items() if item != inner[n]})
+    if isinstance(value, tuple):
+        return tuple(_own(item, source) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _own(item, source) for key, item in value.items()}
+    return value
 
 
 class Scenario(Section):

@@ -1,7 +1,8 @@
-"""The sections of a scenario: batch, communication kernels, stages, routing, variation."""
+"""The sections of a scenario: batch, communication, stages, routing, faults, fleet, variation."""
 
 from __future__ import annotations
 
+from math import exp
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
@@ -9,17 +10,124 @@ from pydantic import Field, PositiveInt, model_validator
 from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
-from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.provenance import SourcedCount, SourcedFraction
+from moesim.hwmodels.ranges import PartLeft
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import defaults as rules
-from moesim.simulator.scenario.routing import Capacity, Eplb, Load
-from moesim.simulator.schedules.overlap_order import (
-    OVERLAP_ORDERS,
-    OverlapOrder,
-    joined_weight_gradients,
-)
+from moesim.simulator.scenario.outline import AnyCluster
 from moesim.simulator.schedules.spec import default_order
+from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder, joined_weight_gradients
+
+# -- routing -----------------------------------------------------------------------------------------
+# The `routing` section of a scenario: popularity of the experts, capacity, replicas.
+
+Policy = Literal["hierarchical", "global"]
+
+
+class UniformLoad(Section):
+    """All experts equally popular."""
+
+    kind: Literal["uniform"]
+    """All experts equal; as without `routing.load`, but drawn expert by expert."""
+
+
+class ZipfLoad(Section):
+    """The r-th most popular expert has a share proportional to 1 / r^exponent."""
+
+    kind: Literal["zipf"]
+    exponent: Annotated[SourcedFraction, ranges.EXPONENT]
+    """Exponent of the popularity."""
+    shuffle_per_layer: bool = True
+    """Every layer has its own order; false: expert 0 is the most popular one in all of them."""
+
+
+class HistogramLoad(Section):
+    """Recorded counts, a row a layer (or one row for all), or that for each of several steps."""
+
+    kind: Literal["histogram"]
+    file: str
+    """Recorded counts: .csv, .npy or .json."""
+    step: int = Field(0, ge=0)
+    """Which recorded step is predicted."""
+
+
+class BiasLoad(Section):
+    """Auxiliary-loss-free balancing simulated up to a training step."""
+
+    kind: Literal["bias"]
+    affinity_spread: Annotated[SourcedFraction, ranges.LOAD_SPREAD]
+    """Standard deviation of the experts' mean affinity, in that of one token's affinity to one expert."""
+    drift_steps: SourcedCount
+    """Steps over which those means are forgotten."""
+    step: PositiveInt
+    """Training step that is predicted, counted from unbiased routing at 0."""
+    gamma: Annotated[SourcedFraction, ranges.SHARE] = SourcedFraction(
+        value=0.001,
+        kind="published",
+        source="DeepSeek-V3 technical report, arXiv 2412.19437, section 4.2: bias update speed for the first "
+        "14.3T tokens (0.0 for the last 500B)",
+        date="2024-12",
+    )
+    """Update speed of the bias."""
+
+
+class MaxVioLoad(Section):
+    """Popularity whose busiest expert has a published excess (MaxVio), which may fall while training."""
+
+    kind: Literal["maxvio"]
+    max_vio: Annotated[SourcedFraction, ranges.MAX_VIO]
+    """Rows of a layer's busiest expert over the mean, less 1 (arXiv 2408.15664, eq. 4), once training has
+    settled."""
+    start: Annotated[SourcedFraction, ranges.MAX_VIO] | None = None
+    """The same at step 0; absent: it does not change."""
+    settling_steps: SourcedCount | None = None
+    """Steps after which the difference between `start` and `max_vio` has fallen to 1/e."""
+    step: int = Field(0, ge=0, le=1_000_000_000)
+    """Training step that is predicted."""
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> MaxVioLoad:
+        if (self.start is None) != (self.settling_steps is None):
+            raise ValueError("start and settling_steps belong together: give both, or neither")
+        if self.step and self.start is None:
+            raise ValueError(f"step={self.step} makes no difference without start and settling_steps")
+        return self
+
+    @property
+    def now(self) -> float:
+        """MaxVio at the step that is predicted (docs/model.md, eq. R10)."""
+        if self.start is None or self.settling_steps is None:
+            return self.max_vio.value
+        left = exp(-self.step / self.settling_steps.value)
+        return self.max_vio.value + (self.start.value - self.max_vio.value) * left
+
+
+Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad | MaxVioLoad, Field(discriminator="kind")]
+
+
+class Capacity(Section):
+    """Rows above `factor` times the mean of an expert (or of a rank's experts together) are dropped."""
+
+    factor: Annotated[SourcedFraction, ranges.CAPACITY]
+    """Rows above this multiple of the mean are dropped; the share dropped is a warning of the result."""
+    per: Literal["expert", "rank"] = "expert"
+    """Whether the rows of an expert or those of a rank are counted."""
+
+
+class Eplb(Section):
+    """Expert-parallel load balancing: how many replicas, and how they are placed."""
+
+    redundant_experts: int = Field(ge=0)
+    """Replicas beyond one an expert, over one expert-parallel group; a multiple of `parallel.ep`."""
+    policy: Policy = "hierarchical"
+    """Groups of experts stay on one node, or all experts go anywhere."""
+    groups: PositiveInt | None = None
+    """Groups of experts that stay on one node (hierarchical); absent: those of the model's gate."""
+
+
+# -- sections ----------------------------------------------------------------------------------------
+# The sections of a scenario: batch, communication kernels, stages, routing, variation.
 
 
 class Batch(Section):
@@ -184,3 +292,116 @@ class Variation(Section):
     """Clock of GEMMs and attention, where the profile has a power law: `load`, that which the power of the
     block's own mix of kernels and waits leaves (eq. C33); `full-load`, that of kernels of one class back to
     back."""
+
+
+# -- faults ------------------------------------------------------------------------------------------
+# The `faults` section of a scenario: slow GPUs, slow or dead links, lost nodes and jitter.
+
+Gpus = Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class SlowGpu(Section):
+    """GPUs whose compute runs at a fraction of its speed (thermal or power throttling)."""
+
+    kind: Literal["slow-gpu"]
+    gpu: Gpus
+    """Number of a GPU, or a list."""
+    speed: PartLeft
+    """Share of its speed."""
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"slow-gpu {listed(self.gpu)} at {self.speed:.3g} of its speed"
+
+
+class Jitter(Section):
+    """GPUs whose phases vary in length from run to run, beyond `variation.jitter_cv`."""
+
+    kind: Literal["jitter"]
+    gpu: Gpus | Literal["all"]
+    """Number, list or `all`."""
+    cv: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Coefficient of variation added to its phases."""
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"jitter of {listed(self.gpu)}, cv {self.cv:.3g}"
+
+
+class SlowLink(Section):
+    """A link, NIC, switch or plane at a fraction of its bandwidth; `link` as in docs/scenario.md."""
+
+    kind: Literal["slow-link"]
+    link: str
+    """Which link; see below."""
+    bandwidth: PartLeft
+    """Share of its bandwidth."""
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"slow-link {self.link} at {self.bandwidth:.3g} of its bandwidth"
+
+
+class Down(Section):
+    """A link, NIC, switch or plane that carries nothing; traffic goes around it where there is a way."""
+
+    kind: Literal["down"]
+    link: str
+    """Which link; see below."""
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"{self.link} down"
+
+
+class NodeLoss(Section):
+    """A node that stopped: the pipelines through it stop, the others do the step without them."""
+
+    kind: Literal["node-loss"]
+    node: Annotated[int, Field(ge=0)]
+    """Number of the node."""
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"node {self.node} lost"
+
+
+Fault = Annotated[SlowGpu | Jitter | SlowLink | Down | NodeLoss, Field(discriminator="kind")]
+
+
+def listed(gpu: int | tuple[int, ...] | str) -> str:
+    """Format GPU numbers as text."""
+    if gpu == "all":
+        return "all GPUs"
+    numbers = (gpu,) if isinstance(gpu, int) else gpu
+    return "GPU " + ", ".join(map(str, numbers))
+
+
+# -- fleet -------------------------------------------------------------------------------------------
+# The `fleet` section of a scenario, which lists the clusters that share the pipeline of one job.
+
+
+class Pool(Section):
+    """A cluster, or some of its nodes; keys that are left out have the values of the scenario.
+
+    A pool holds pipeline ranks in proportion to its GPUs, because every rank of a job has the same number.
+    """
+
+    cluster: AnyCluster = Field(description="As the scenario's cluster.")
+    nodes: PositiveInt | None = None
+    """Nodes of the cluster that the job has; absent: all."""
+    profile: str | None = Field(
+        None,
+        description="Calibration profile. Absent: the scenario's, or where that is left out too the best "
+        "shipped one of this pool's accelerator.",
+    )
+    communication_sms: int | None = Field(
+        None, ge=0, description="SMs of the communication kernels. Absent: communication.sms."
+    )
+
+
+class Fleet(Section):
+    """Pools in the order of the pipeline: the first ranks are on the first pool."""
+
+    pools: tuple[Pool, ...] = Field(min_length=2)
+    """Two or more pools."""

@@ -17,9 +17,9 @@ from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.defaults import Default
-from moesim.simulator.scenario.fleet import Fleet
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.scenario.sections import Fleet
 
 
 class Stated(Protocol):

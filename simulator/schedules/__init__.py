@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from moesim.simulator.schedules.action import Action, Kind, Overlap, Step, actions_of, parse_step
-from moesim.simulator.schedules.draw import draw
+from moesim.simulator.schedules.action import (
+    Action,
+    Awaited,
+    Kind,
+    Overlap,
+    Placement,
+    Schedule,
+    Step,
+    actions_of,
+    awaiting,
+    parse_step,
+    steady_steps,
+)
 from moesim.simulator.schedules.dualpipe import DUALPIPE
 from moesim.simulator.schedules.dualpipev import DUALPIPEV
 from moesim.simulator.schedules.gpipe import GPIPE
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
-from moesim.simulator.schedules.schedule import Awaited, Placement, Schedule, awaiting, steady_steps
 from moesim.simulator.schedules.spec import (
     SCHEDULES,
+    RankReport,
+    ScheduleReport,
     ScheduleSpec,
     build,
     fleet_defaults,
@@ -21,11 +33,13 @@ from moesim.simulator.schedules.spec import (
     published_bubble,
     register,
     spec_of,
+    validate,
 )
 from moesim.simulator.schedules.text import from_csv, from_json, infer_schedule, to_csv, to_json
 from moesim.simulator.schedules.timeline import (
     Durations,
     Times,
+    draw,
     idle,
     longest_path,
     makespan,
@@ -34,9 +48,7 @@ from moesim.simulator.schedules.timeline import (
     step_order,
     unit_times,
 )
-from moesim.simulator.schedules.validate import RankReport, ScheduleReport, validate
-from moesim.simulator.schedules.zbv import ZBV
-from moesim.simulator.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB_H1
+from moesim.simulator.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB_H1, ZBV
 
 for _spec in (
     GPIPE,

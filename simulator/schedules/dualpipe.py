@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.schedules.action import Schedule, bidirectional_routes
 from moesim.simulator.schedules.eight_steps import eight_steps
-from moesim.simulator.schedules.schedule import Schedule, bidirectional_routes
-from moesim.simulator.schedules.sizes import check_microbatches
-from moesim.simulator.schedules.spec import ScheduleSpec, every
+from moesim.simulator.schedules.spec import ScheduleSpec, check_microbatches, every
 from moesim.simulator.schedules.timeline import Durations
 
 NAME = "dualpipe"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from moesim.simulator.schedules.action import Schedule, v_route
 from moesim.simulator.schedules.dualpipe import pair_gap
 from moesim.simulator.schedules.eight_steps import eight_steps
-from moesim.simulator.schedules.schedule import Schedule, v_route
-from moesim.simulator.schedules.sizes import check_microbatches
-from moesim.simulator.schedules.spec import ScheduleSpec, every
+from moesim.simulator.schedules.spec import ScheduleSpec, check_microbatches, every
 from moesim.simulator.schedules.timeline import Durations
 
 NAME = "dualpipev"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.simulator.schedules.action import Step
-from moesim.simulator.schedules.sequence import Chunk, RankWriter
+from moesim.simulator.schedules.spec import Chunk, RankWriter
 
 
 def eight_steps(own: Chunk, other: Chunk, position: int, depth: int, chunks: int) -> tuple[Step, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.schedules.action import Action, Step
-from moesim.simulator.schedules.schedule import Schedule, loop_route
+from moesim.simulator.schedules.action import Action, Schedule, Step, loop_route
 from moesim.simulator.schedules.spec import ScheduleSpec, every
 from moesim.simulator.schedules.timeline import Durations
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from moesim.simulator.schedules.action import Step
-from moesim.simulator.schedules.schedule import Schedule, loop_route
-from moesim.simulator.schedules.sequence import Chunk, one_forward_one_backward
-from moesim.simulator.schedules.sizes import check_microbatches
-from moesim.simulator.schedules.spec import ScheduleSpec
+from moesim.simulator.schedules.action import Schedule, Step, loop_route
+from moesim.simulator.schedules.spec import Chunk, ScheduleSpec, check_microbatches, one_forward_one_backward
 from moesim.simulator.schedules.timeline import Durations
 
 NAME = "interleaved-1f1b"

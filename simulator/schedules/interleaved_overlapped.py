@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from moesim.simulator.schedules.action import Action, Overlap, Step
+from moesim.simulator.schedules.action import Action, Overlap, Schedule, Step, loop_route
 from moesim.simulator.schedules.interleaved import (
     check_rounds,
     interleaved_rank,
     per_round,
     warmup_forwards,
 )
-from moesim.simulator.schedules.schedule import Schedule, loop_route
 from moesim.simulator.schedules.spec import ScheduleSpec
 
 NAME = "interleaved-1f1b-overlapped"

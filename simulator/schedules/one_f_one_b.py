@@ -5,10 +5,9 @@ It is also known as PipeDream-flush.
 
 from __future__ import annotations
 
+from moesim.simulator.schedules.action import Schedule, loop_route
 from moesim.simulator.schedules.gpipe import bubble
-from moesim.simulator.schedules.schedule import Schedule, loop_route
-from moesim.simulator.schedules.sequence import one_forward_one_backward
-from moesim.simulator.schedules.spec import ScheduleSpec, every
+from moesim.simulator.schedules.spec import ScheduleSpec, every, one_forward_one_backward
 
 NAME = "1f1b"
 

@@ -1,17 +1,73 @@
-"""Specification of a pipeline schedule, and the registry of all schedules."""
+"""Specification and registry of schedules, their legal sizes, helpers of the builders, and the validator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.bounded_cache import BoundedCache
-from moesim.simulator.schedules.schedule import Schedule
-from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
-from moesim.simulator.schedules.timeline import Durations
+from moesim.simulator.schedules.action import KINDS, Action, Kind, Overlap, Schedule, Step, actions_of
+from moesim.simulator.schedules.timeline import Durations, longest_path
+
+# -- sizes -------------------------------------------------------------------------------------------
+# Checks the sizes of schedules; every error names the nearest legal sizes.
+
+MAX_CHUNKS = 1_000_000
+"""Most (stage, micro-batch) pairs of one schedule; 16 ranks with 120 micro-batches have 1,920."""
+
+
+def check_positive(name: str, pp: int, microbatches: int, vpp: int) -> None:
+    """Raise InputError unless all three counts are at least 1 and their product is within MAX_CHUNKS."""
+    for label, value in (("pp", pp), ("microbatches", microbatches), ("vpp", vpp)):
+        if value < 1:
+            raise InputError(f"schedule {name}: {label}={value} is below 1, the nearest legal value.")
+    if pp * microbatches * vpp > MAX_CHUNKS:
+        raise InputError(
+            f"schedule {name}: pp={pp} x microbatches={microbatches} x vpp={vpp} is above the limit of "
+            f"{MAX_CHUNKS:,} chunks; with these ranks use at most {max(1, MAX_CHUNKS // (pp * vpp)):,} "
+            "micro-batches."
+        )
+
+
+def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int, free: Sequence[str]) -> None:
+    """Raise InputError if `vpp` is not the number of stages per rank of a schedule that fixes it.
+
+    `free` names the schedules whose `vpp` the caller may choose.
+    """
+    if vpp not in (1, stages_per_rank):
+        legal = "1" if stages_per_rank == 1 else f"{stages_per_rank} (or leave it out)"
+        raise InputError(
+            f"schedule {name}: vpp={vpp} is illegal, since it always holds {stages_per_rank} stage(s) a rank "
+            f"and direction; nearest legal: {legal}. Schedules with a free vpp: {', '.join(free)}.",
+            key="parallel.vpp",
+            nearest=(1,),
+        )
+
+
+def check_microbatches(
+    name: str, microbatches: int, minimum: int, legal: Callable[[int], bool], rule: str
+) -> None:
+    """Raise InputError unless `microbatches` is at least `minimum` and `legal`; the message states `rule`."""
+    if microbatches >= minimum and legal(microbatches):
+        return
+    below = next((m for m in range(microbatches - 1, minimum - 1, -1) if legal(m)), None)
+    start = max(minimum, microbatches + 1)
+    above = next(m for m in range(start, 2 * start + 1) if legal(m))
+    near = [m for m in (below, above) if m is not None]
+    raise InputError(
+        f"schedule {name}: microbatches={microbatches} is illegal: {rule}; nearest legal: "
+        f"{', '.join(map(str, near))}.",
+        key="microbatches",
+        nearest=near,
+    )
+
+
+# -- spec --------------------------------------------------------------------------------------------
+# Specification of a pipeline schedule, and the registry of all schedules.
 
 Builder: TypeAlias = Callable[[int, int, int], Schedule]
 """Builds a schedule from pipeline ranks, micro-batches and stages per rank, which were checked before."""
@@ -162,3 +218,211 @@ def name_from(project: Project, free_vpp: bool) -> str:
         for spec in SCHEDULES.values()
         if project in spec.names_elsewhere and spec.free_vpp == free_vpp
     )
+
+
+# -- sequence ----------------------------------------------------------------------------------------
+# Helpers of the schedule builders, which number micro-batches and merge forwards with backwards.
+
+Chunk = tuple[int, int]
+"""(stage, micro-batch)."""
+
+
+class RankWriter:
+    """Writes the steps of one rank; every (chunk, kind) takes its micro-batches in ascending order.
+
+    A chunk is given as (stage, first micro-batch), so that one writer can serve both directions of a
+    bidirectional pipeline. Micro-batches from number `limit` on are dropped.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        """Start with an empty rank."""
+        self.steps: list[Step] = []
+        self._limit = limit
+        self._next: dict[tuple[Chunk, Kind], int] = {}
+        self._deferred: list[Chunk] = []
+
+    def _take(self, chunk: Chunk, kind: Kind) -> Action:
+        # B and I share a counter because a micro-batch has either one B or one I.
+        key = (chunk, "I" if kind == "B" else kind)
+        microbatch = self._next.get(key, chunk[1])
+        self._next[key] = microbatch + 1
+        return Action(chunk[0], kind, microbatch)
+
+    def count(self, chunk: Chunk, kind: Kind) -> int:
+        """Micro-batches that `kind` of `chunk` has taken so far, dropped ones included."""
+        return self._next.get((chunk, "I" if kind == "B" else kind), chunk[1]) - chunk[1]
+
+    def put(self, chunk: Chunk, *kinds: Kind) -> None:
+        """Append the next micro-batch of each kind in turn."""
+        for kind in kinds:
+            action = self._take(chunk, kind)
+            if self._limit is None or action.microbatch < self._limit:
+                self.steps.append(action)
+
+    def put_overlap(self, forward: Chunk, backward: Chunk) -> None:
+        """Append the next forward of one chunk, overlapped with the next full backward of another."""
+        self.steps.append(Overlap(self._take(forward, "F"), self._take(backward, "B")))
+
+    def put_input_gradient(self, chunk: Chunk) -> None:
+        """Append the next input gradient and queue its weight gradient."""
+        action = self._take(chunk, "I")
+        self.steps.append(action)
+        self._deferred.append((action.stage, action.microbatch))
+
+    def put_deferred_weight(self) -> None:
+        """Append the oldest queued weight gradient."""
+        stage, microbatch = self._deferred.pop(0)
+        self.steps.append(Action(stage, "W", microbatch))
+
+
+def one_forward_one_backward(
+    forwards: Sequence[Chunk], backwards: Sequence[Chunk], warmup: int
+) -> tuple[Step, ...]:
+    """`warmup` forwards, then forward and backward in turn, then the backwards that are left."""
+    steps: list[Step] = [Action(s, "F", m) for s, m in forwards[:warmup]]
+    for index, (stage, microbatch) in enumerate(backwards):
+        if warmup + index < len(forwards):
+            steps.append(Action(forwards[warmup + index][0], "F", forwards[warmup + index][1]))
+        steps.append(Action(stage, "B", microbatch))
+    return tuple(steps)
+
+
+def split_backwards(steps: Sequence[Step], delay: int) -> tuple[Step, ...]:
+    """Split each full backward into its input gradient and a weight gradient `delay` backwards later.
+
+    Weight gradients that are left over run at the end.
+    """
+    split: list[Step] = []
+    pending: list[Action] = []
+    for step in steps:
+        if not isinstance(step, Action) or step.kind != "B":
+            split.append(step)
+            continue
+        split.append(Action(step.stage, "I", step.microbatch))
+        pending.append(Action(step.stage, "W", step.microbatch))
+        if len(pending) > delay:
+            split.append(pending.pop(0))
+    return (*split, *pending)
+
+
+# -- validate ----------------------------------------------------------------------------------------
+# Validates schedules: every action occurs once, on the right rank, with all dependencies met.
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """Peak of chunks in flight and counts of actions on one rank.
+
+    `peak_in_flight` counts (stage, micro-batch) chunks from the start of their forward to the end of
+    their last backward part (B or W); `peak_stages` lists that peak (the first of several equal ones) as
+    (stage, count) pairs. `peak_until_input_gradient` counts chunks only to the end of B or I. `counts` holds
+    the actions outside of pairs by kind (F, I, W, B), and the pairs as `overlap`.
+    """
+
+    peak_in_flight: int
+    peak_stages: tuple[tuple[int, int], ...]
+    peak_until_input_gradient: int
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleReport:
+    """Result of a successful validation, with a report for every rank in rank order."""
+
+    ranks: tuple[RankReport, ...]
+
+    @property
+    def peak_in_flight(self) -> tuple[int, ...]:
+        """Peak of chunks in flight on every rank."""
+        return tuple(rank.peak_in_flight for rank in self.ranks)
+
+
+def validate(schedule: Schedule) -> ScheduleReport:
+    """Check a schedule by counting its actions and by a dry run across the ranks.
+
+    Raises InputError, naming rank, position and action, for an action that is on the wrong rank, out of
+    range, repeated or missing, or that waits for a result that never comes.
+    """
+    _check_actions(schedule)
+    longest_path(schedule, lambda rank, step: 0.0)
+    return ScheduleReport(tuple(_rank_report(steps) for steps in schedule.ranks))
+
+
+def _positions(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
+    for rank, steps in enumerate(schedule.ranks):
+        for position, step in enumerate(steps):
+            for action in actions_of(step):
+                yield rank, position, action
+
+
+def _check_actions(schedule: Schedule) -> None:
+    seen: dict[tuple[int, int, str], tuple[int, int]] = {}
+    n_stages, microbatches = schedule.n_stages, schedule.microbatches
+    for rank, position, action in _positions(schedule):
+        here = f"schedule {schedule.name}: rank {rank}, position {position}: {action}"
+        if not (0 <= action.stage < n_stages and 0 <= action.microbatch < microbatches):
+            raise InputError(
+                f"{here} is out of range: stages are 0..{n_stages - 1} and micro-batches "
+                f"0..{microbatches - 1}."
+            )
+        if action.kind not in KINDS:
+            raise InputError(f"{here} has kind {action.kind!r}; use one of {', '.join(KINDS)}.")
+        owner = schedule.rank_of(action.stage, action.microbatch)
+        if owner != rank:
+            raise InputError(
+                f"{here} is on the wrong rank: stage {action.stage} of micro-batch {action.microbatch} lives "
+                f"on rank {owner} ({schedule.placement} placement); move it there."
+            )
+        # B is both gradients, so an I or W of the same chunk would be the same work twice.
+        for kind in ("I", "W") if action.kind == "B" else (action.kind,):
+            first = seen.setdefault((action.stage, action.microbatch, kind), (rank, position))
+            if first != (rank, position):
+                raise InputError(
+                    f"{here} repeats work that position {first[1]} of rank {first[0]} does; "
+                    "give every chunk one F and either one B or one I and one W."
+                )
+    _check_complete(schedule, seen)
+
+
+def _check_complete(schedule: Schedule, seen: dict[tuple[int, int, str], tuple[int, int]]) -> None:
+    if len(seen) == 3 * schedule.n_stages * schedule.microbatches:
+        return
+    for stage in range(schedule.n_stages):
+        for microbatch in range(schedule.microbatches):
+            missing = [kind for kind in ("F", "I", "W") if (stage, microbatch, kind) not in seen]
+            if missing:
+                kind = "B" if missing == ["I", "W"] else missing[0]
+                rank = schedule.rank_of(stage, microbatch)
+                raise InputError(
+                    f"schedule {schedule.name}: rank {rank}, position {len(schedule.ranks[rank])} (its end): "
+                    f"{stage}{kind}{microbatch} is missing; give every chunk one F and either one B or one I "
+                    "and one W."
+                )
+
+
+def _rank_report(steps: tuple[Step, ...]) -> RankReport:
+    by_stage: Counter[int] = Counter()
+    peak, peak_stages = 0, by_stage.copy()
+    until_input = peak_until_input = 0
+    in_flight = 0
+    counts: Counter[str] = Counter()
+    for step in steps:
+        actions = actions_of(step)
+        counts["overlap" if len(actions) == 2 else actions[0].kind] += 1
+        for action in actions:
+            if action.kind == "F":
+                by_stage[action.stage] += 1
+                in_flight += 1
+                until_input += 1
+        # A pair allocates the chunk of its forward before it frees that of its backward.
+        if in_flight > peak:
+            peak, peak_stages = in_flight, by_stage.copy()
+        peak_until_input = max(peak_until_input, until_input)
+        for action in actions:
+            if action.kind in ("B", "W"):
+                by_stage[action.stage] -= 1
+                in_flight -= 1
+            if action.kind in ("B", "I"):
+                until_input -= 1
+    stages = tuple(sorted((stage, count) for stage, count in peak_stages.items() if count))
+    return RankReport(peak, stages, peak_until_input, dict(sorted(counts.items())))

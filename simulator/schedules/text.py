@@ -9,9 +9,8 @@ import json
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.schedules.action import Step, actions_of, parse_step
-from moesim.simulator.schedules.schedule import Schedule, bidirectional_routes
-from moesim.simulator.schedules.validate import validate
+from moesim.simulator.schedules.action import Schedule, Step, actions_of, bidirectional_routes, parse_step
+from moesim.simulator.schedules.spec import validate
 
 _MAX_RANKS = 65_536
 

@@ -20,13 +20,11 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.dispatchers.protocol import EpOperation
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.run_report import run_report
-from moesim.simulator.predict.simulate import simulate
-from moesim.simulator.predict.step import run_step
-from moesim.simulator.run.checkpoint import optimal_interval_s
-from moesim.simulator.run.failures import FailureModel, simulate_failures
+from moesim.simulator.predict.step import prepare, run_step
+from moesim.simulator.predict.summarise import run_report
+from moesim.simulator.run.failures import FailureModel, optimal_interval_s, simulate_failures
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.scenario.run_plan import OPTIMAL, RunPlan, load_run_plan

@@ -2,26 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import fsum
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen, gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.predict.band import Band
-from moesim.simulator.predict.driver import predict
+from moesim.simulator.memory.gpu import VERDICTS, Verdict
+from moesim.simulator.predict.driver import predict, simulate
 from moesim.simulator.predict.figures import POWERS, figures, powered_figures
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.summarise import run_report
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
-from moesim.simulator.studies.differing_keys import differing_keys, own_names
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
+
+# -- differing keys ----------------------------------------------------------------------------------
+# The keys in which scenarios differ, and names that tell scenarios apart by them (pure).
+
+MOST_CHANGES = 3
+"""Differing keys that the name of a scenario in a comparison states."""
+
+MOST_VALUE = 30
+"""Most characters of a value in such a name."""
+
+
+def own_names(scenarios: Sequence[Scenario]) -> list[str]:
+    """Names of scenarios, each told apart from an earlier one of the same name by its differing keys.
+
+    `Scenario.replace` keeps the name, so a changed copy would otherwise be called like its original: a copy
+    with communication.sms=8 is called "NAME, communication.sms=8".
+    """
+    names: list[str] = []
+    first: dict[str, Scenario] = {}
+    for scenario in scenarios:
+        original = first.setdefault(scenario.name, scenario)
+        names.append(_told_apart(original, scenario))
+    return names
+
+
+def _told_apart(original: Scenario, scenario: Scenario) -> str:
+    """The name of a scenario with its keys that differ from those of `original`."""
+    changes = [f"{key}={_short_value(new)}" for key, (_, new) in differing_keys(original, scenario).items()]
+    more = len(changes) - MOST_CHANGES
+    shown = changes[:MOST_CHANGES] + ([f"{more} more keys"] if more > 0 else [])
+    return ", ".join([scenario.name, *shown])
+
+
+def _short_value(value: object) -> str:
+    """A value of a key in a name: null for an absent key, cut where it is long."""
+    text = "null" if value is None else str(value)
+    return text if len(text) <= MOST_VALUE else f"{text[: MOST_VALUE - 3]}..."
+
+
+def differing_keys(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ, defaults included; for a key with a default in both, only `.value` counts."""
+    chosen = {item.key for item in first.defaults} & {item.key for item in other.defaults}
+    found = differences(first.resolved(), other.resolved())
+    return {
+        key: values
+        for key, values in found.items()
+        if key.endswith(".value") or key.rpartition(".")[0] not in chosen
+    }
+
+
+def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
+    """(first, other) values by dotted key, for all keys that differ; None for an absent key."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*first, *(k for k in other if k not in first)]:
+        a, b = first.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found |= differences(a, b, f"{at}{key}.")
+        elif a != b:
+            found[f"{at}{key}"] = (a, b)
+    return found
+
 
 MOST = 4
 """Most scenarios in one comparison."""
@@ -264,3 +328,108 @@ def _printed_row(side: Side, first: Side) -> list[str]:
         f"{figure['days'] or 0.0:.1f}",
         "no price" if cost is None else f"${short(cost)}",
     ]
+
+
+# -- neighbours --------------------------------------------------------------------------------------
+# Suggests what to try next: scenarios that are one change away, each simulated.
+
+Progress = Callable[[float, str], None]
+
+SMS_STEPS = (-8, -4, 4, 8)
+"""Changes of the number of communication SMs that are tried."""
+
+RECOMPUTE = ("none", "selective", "deepseek-v3", "full")
+
+
+class Neighbour(BaseModel):
+    """One change of a scenario and its effect; `change` is the relative change of the step time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    override: str
+    why: str
+    step_time_s: float
+    change: float
+    memory_bytes: float
+    fits: bool
+    verdict: Verdict
+    """`fits`, `at risk` or `does not fit` (docs/model.md, eq. M10)."""
+
+
+def neighbours(
+    scenario: Scenario, result: Result, progress: Progress = lambda share, text: None
+) -> tuple[Neighbour, ...]:
+    """Simulate all legal single changes of the plan: those that fit, then those at risk, fastest first.
+
+    `result` is the scenario's own. Illegal changes are left out.
+    """
+    wanted = _candidates(scenario)
+    found = []
+    for number, (override, why) in enumerate(wanted):
+        progress(number / len(wanted), override)
+        try:
+            step = run_step(scenario.overridden(override))
+            if scenario.run.asks_for_more:  # leave out a change with which the run cannot be predicted
+                run_report(step.prepared, step.time_s)
+        except (InputError, InfeasibleError):
+            continue
+        memory = step.prepared.memory
+        found.append(
+            Neighbour(
+                override=override,
+                why=why,
+                step_time_s=step.time_s,
+                change=step.time_s / result.step.time_s - 1.0,
+                memory_bytes=memory.total_bytes,
+                fits=memory.fits,
+                verdict=memory.verdict,
+            )
+        )
+    return tuple(sorted(found, key=lambda n: (VERDICTS.index(n.verdict), n.step_time_s, n.override)))
+
+
+def change_bands(scenario: Scenario, result: Result, found: Sequence[Neighbour]) -> dict[str, Band]:
+    """Intervals of the relative changes of the step time, by override.
+
+    The draws are shared with the scenario's own (docs/model.md, eq. U2), so that a change is less uncertain
+    than either step time. A change without draws, as on a fleet, is left out.
+    """
+    bands: dict[str, Band] = {}
+    try:
+        own = relative_draws(scenario)
+    except InputError:
+        return bands
+    for row in found:
+        try:
+            other = relative_draws(scenario.overridden(row.override))
+        except (InputError, InfeasibleError):
+            continue
+        drawn = (row.step_time_s * other) / (result.step.time_s * own) - 1.0
+        p10, p50, p90 = (float(value) for value in np.quantile(drawn, [0.1, 0.5, 0.9]))
+        bands[row.override] = Band(predicted=row.change, p10=p10, p50=p50, p90=p90)
+    return bands
+
+
+def _candidates(scenario: Scenario) -> list[tuple[str, str]]:
+    """Single changes with the reason to try each; changes to the scenario's own value are left out."""
+    sms, ep = scenario.communication.sms, scenario.parallel.ep
+    found = [
+        (f"communication.sms={sms + step}", "more SMs for transfers" if step > 0 else "more SMs for compute")
+        for step in SMS_STEPS
+        if sms and sms + step > 0
+    ]
+    if ep > 1:
+        found.append((f"parallel.ep={ep // 2}", "tokens go to fewer nodes, every GPU holds more experts"))
+        found.append((f"parallel.ep={2 * ep}", "every GPU holds fewer experts, tokens go to more nodes"))
+    found += [
+        (f"recompute={name}", "other activations kept or formed again")
+        for name in RECOMPUTE
+        if name != scenario.recompute
+    ]
+    if scenario.parallel.pp > 1 and scenario.stages.blocks is None:
+        found += [
+            (f"schedule={spec.name}", "another pipeline order")
+            for spec in SCHEDULES.values()
+            if spec.advised and spec.name != scenario.schedule
+        ]
+    return found

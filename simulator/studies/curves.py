@@ -7,12 +7,39 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.provenance import Sourced
 from moesim.hwmodels.units import quantity_text
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.figures import figures
-from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.faster_links import faster_links
-from moesim.simulator.studies.outcome import Status
+from moesim.simulator.studies.store import Status
+
+# -- faster links ------------------------------------------------------------------------------------
+# Overrides of a scenario that make the links of its cluster faster or slower.
+
+
+def faster_links(scenario: Scenario, nic: float = 1.0, scale_up: float = 1.0) -> tuple[str, ...]:
+    """Overrides that multiply the bandwidths of NICs and of links inside a node.
+
+    `nic` also scales the switch ports of the NICs. Latencies, the kernels' shares of a bandwidth and figures
+    of achievable bandwidth, which no price reads, stay as they are. The new figures count as assumed; figures
+    that the hardware does not have are left out.
+    """
+    node, fabric = scenario.machine.node, scenario.machine.network.fabric
+    accelerator = node.accelerator
+    section = node.scale_up.fabric if node.scale_up is not None else None
+    figures: list[tuple[str, Sourced | None, float]] = [
+        ("cluster.node.nic_bandwidth", node.nic_bandwidth, nic),
+        ("cluster.network.fabric.link_bandwidth", getattr(fabric, "link_bandwidth", None), nic),
+        ("cluster.node.accelerator.scale_up_bandwidth", accelerator.scale_up_bandwidth, scale_up),
+        ("cluster.node.scale_up.fabric.link_bandwidth", getattr(section, "link_bandwidth", None), scale_up),
+    ]
+    return tuple(
+        f"{key}={quantity_text(figure.value * factor, 'bytes_per_s')}"
+        for key, figure, factor in figures
+        if figure is not None and factor != 1.0
+    )
+
 
 AxisName = Literal["sms", "nic", "scale_up", "ep", "batch", "imbalance", "nodes", "sequence"]
 

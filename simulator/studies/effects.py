@@ -23,19 +23,12 @@ from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.program import PricedSchedule, Program
 from moesim.simulator.engine.records import Execution, last_group, step_time_s
-from moesim.simulator.layout.expert_load_spec import popularity_of
+from moesim.simulator.layout.expert_load import popularity_of
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.simulate import simulate
-from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.step import Prepared, run_step
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.response import (
-    path_weights,
-    redrawn_response_s,
-    response_s,
-    spread_response_s,
-)
 from moesim.simulator.studies.sources import (
     CLOCK,
     CLUSTER,
@@ -49,12 +42,16 @@ from moesim.simulator.studies.sources import (
     entry_sources,
     host_source,
     number_sources,
+    path_weights,
     ranged,
+    redrawn_response_s,
+    response_s,
     session,
     shifted,
     shifted_cluster,
+    spread_response_s,
+    step_evidence,
 )
-from moesim.simulator.studies.step_evidence import step_evidence
 
 Ranges = Mapping[str, tuple[object, object]]
 """Lowest and highest value by scenario key; the scenario's own value is the most likely."""

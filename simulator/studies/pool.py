@@ -13,8 +13,8 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.outcome import PointOutcome
-from moesim.simulator.studies.point import evaluate, evaluate_group
+from moesim.simulator.studies.space import evaluate, evaluate_group
+from moesim.simulator.studies.store import PointOutcome
 from moesim.version import __version__
 
 Task = tuple[int, Scenario]

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import make_private_folder
-from moesim.simulator.studies.outcome import Key, PointOutcome
-from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.store import Key, PointOutcome, Store
 from moesim.version import __version__
 
 if TYPE_CHECKING:
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario
-    from moesim.simulator.studies.engine_draws import Say
+    from moesim.simulator.studies.uncertainty import Say
 
 FOLDER = "MOESIM_CACHE"
 """Environment variable with the cache's folder; `off` turns the cache off."""
@@ -100,7 +99,7 @@ def find(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -
 
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario.inputs import inputs_of
-    from moesim.simulator.studies.point import key_of
+    from moesim.simulator.studies.space import key_of
 
     key = key_of(scenario, uncertainty, engine_draws)
     try:
@@ -123,8 +122,8 @@ def keep(scenario: Scenario, result: Result) -> None:
     if scenario.fleet is not None or folder() is None:
         return
     from moesim.simulator.predict.figures import figures
-    from moesim.simulator.studies.point import key_of
     from moesim.simulator.studies.reprice import unpriced, without_prices
+    from moesim.simulator.studies.space import key_of
 
     bands = result.uncertainty
     draws = bands.by_engine.draws if bands is not None and bands.by_engine is not None else 0
@@ -152,7 +151,7 @@ def predict_unpriced(
     `workers` processes (None: one a core); `say` hears how many are done. Raises InputError for an illegal
     scenario and a number of draws out of range.
     """
-    from moesim.simulator.predict.simulate import simulate
+    from moesim.simulator.predict.driver import simulate
     from moesim.simulator.studies.reprice import unpriced, without_prices
     from moesim.simulator.studies.uncertainty import with_uncertainty
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, product
 from math import prod
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.files import is_there
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.common.lists import parse_interval, parse_values
+from moesim.simulator.common.texts import parse_interval, parse_values
+from moesim.simulator.predict.driver import simulate
+from moesim.simulator.predict.figures import figures
+from moesim.simulator.predict.pools import joined_hash
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.store import Key, PointOutcome
+from moesim.simulator.studies.uncertainty import with_uncertainty
+from moesim.version import __version__
 
 Design = Literal["grid", "list", "random", "sobol"]
 DESIGNS: tuple[Design, ...] = ("grid", "list", "random", "sobol")
@@ -145,3 +158,146 @@ def _sobol(count: int, dimensions: int, seed: int) -> FloatArray:
     power = max(count - 1, 0).bit_length()
     units = cast("FloatArray", qmc.Sobol(dimensions, scramble=False).random_base2(power))[:count]
     return (units + np.random.default_rng(seed).random(dimensions)) % 1.0
+
+
+# -- work order --------------------------------------------------------------------------------------
+# Orders the points of a sweep: those that share prices and draws are computed one after the other.
+
+Item = TypeVar("Item")
+
+EXPENSIVE = ("model", "parallel", "schedule", "batch", "seed", "variation", "routing")
+"""Sections whose values decide draws and schedule, the parts of a step that take longest to make."""
+CHEAP = ("communication", "cluster", "profile", "software", "run")
+"""Sections that change prices only; points that differ in them alone share the rest."""
+
+LARGEST = 16
+"""Most points that a worker gets at a time; those of a worker that is killed are computed again."""
+
+KeyValues = Mapping[str, Any]
+
+
+def work_order(points: Sequence[KeyValues]) -> list[int]:
+    """Numbers of the points in the order of work: those that share expensive values stand together.
+
+    Values are ordered by their first appearance, so that the order depends on the points alone.
+    """
+    keys = sorted({key for point in points for key in point}, key=_cost)
+    rank: dict[str, dict[str, int]] = {key: {} for key in keys}
+    for point in points:
+        for key in keys:
+            rank[key].setdefault(_text(point, key), len(rank[key]))
+    return sorted(
+        range(len(points)),
+        key=lambda number: (*(rank[key][_text(points[number], key)] for key in keys), number),
+    )
+
+
+def work_groups(ordered: Iterable[tuple[KeyValues, Item]], workers: int) -> list[list[Item]]:
+    """Items, each with its point and in the order of work, in groups that one worker computes in a row.
+
+    The items of a group share every value that is not cheap. A group has at most LARGEST items, and so few
+    that every worker gets several groups.
+    """
+    items = list(ordered)
+    most = max(1, min(LARGEST, len(items) // (4 * workers)))
+    found = []
+    for _, shared in groupby(items, key=lambda pair: _shared(pair[0])):
+        group = [item for _, item in shared]
+        found += [group[n : n + most] for n in range(0, len(group), most)]
+    return found
+
+
+def _shared(point: KeyValues) -> list[tuple[str, str]]:
+    return [(key, _text(point, key)) for key in sorted(point) if _section(key) not in CHEAP]
+
+
+def _cost(key: str) -> tuple[int, str]:
+    """Sort key of a scenario key: the expensive sections in their order, then others, then the cheap ones."""
+    section = _section(key)
+    if section in EXPENSIVE:
+        return EXPENSIVE.index(section), key
+    return len(EXPENSIVE) + (1 + CHEAP.index(section) if section in CHEAP else 0), key
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _text(point: KeyValues, key: str) -> str:
+    return repr(point[key]) if key in point else ""
+
+
+# -- point -------------------------------------------------------------------------------------------
+# One point of a sweep: the key of its scenario, and its prediction in any process.
+
+
+def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -> Key:
+    """The key of a scenario, which hashes its keys and the content of the model, cluster and files it names.
+
+    `uncertainty` and `engine_draws`: whether the prediction has bands, and from how many engine runs further
+    ones are taken.
+
+    Raises InputError if one of them cannot be read.
+    """
+    content = {
+        "scenario": scenario.resolved(),
+        "model": scenario.shape.model_dump(mode="json"),
+        "cluster": _machines(scenario),
+        "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
+        "uncertainty": uncertainty,
+        **({"engine_draws": engine_draws} if engine_draws else {}),
+        **({"defaults": chosen} if (chosen := [item.key for item in scenario.defaults]) else {}),
+    }
+    text = json.dumps(content, sort_keys=True, default=str)
+    hashes = [profile_hash(profile) for profile in scenario.calibrations]
+    return Key(hashlib.sha256(text.encode()).hexdigest(), joined_hash(hashes), __version__)
+
+
+def _machines(scenario: Scenario) -> Any:
+    """The cluster as plain data, or the list of the clusters of a fleet's pools."""
+    found = [machine.model_dump(mode="json") for machine in scenario.machines]
+    return found if scenario.fleet is not None else found[0]
+
+
+def _files(scenario: Scenario) -> list[str]:
+    """Names of the further files that a scenario reads: its schedule and its recorded expert counts."""
+    named = [getattr(scenario.routing.load, "file", None), scenario.schedule]
+    return [name for name in named if name and is_there(Path(scenario.path(name)))]
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
+    """Predict one scenario; a refused scenario becomes an outcome with the reason."""
+    began = time.perf_counter()
+    outcome = _outcome(scenario, uncertainty)
+    return replace(outcome, work_s=time.perf_counter() - began)
+
+
+def evaluate_group(scenarios: Sequence[Scenario], uncertainty: bool = False) -> list[PointOutcome]:
+    """Predict scenarios one after the other, so that each uses what the ones before it left to share."""
+    return [evaluate(scenario, uncertainty) for scenario in scenarios]
+
+
+def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:
+    try:
+        result = with_uncertainty(scenario) if uncertainty else simulate(scenario)
+    except InfeasibleError as error:
+        return PointOutcome("infeasible", str(error), {}, "")
+    except InputError as error:
+        return PointOutcome("illegal", str(error), {}, "")
+    except Exception as error:
+        return PointOutcome("failed", f"{type(error).__name__}: {error}", {}, "")
+    row: dict[str, Any] = figures(result)
+    for name, band in result.uncertainty.bands.items() if result.uncertainty else ():
+        row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
+    memory, gib = result.memory, 2.0**30
+    if memory.fits:
+        return PointOutcome("ok", memory.risk or "", row, result.model_dump_json())
+    short = f"needs {memory.total_bytes / gib:.1f} GiB of {memory.capacity_bytes / gib:.1f} GiB a GPU"
+    return PointOutcome("does not fit", short, row, result.model_dump_json())

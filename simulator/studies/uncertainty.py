@@ -2,40 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from math import log
 
 import numpy as np
+from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import default_workers, without_cyclic_collection, worker_pool
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.records import Execution, last_group
-from moesim.simulator.predict.band import Band, Effect, Uncertainty
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures, uncertain_metric
-from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared, prepare, run_step
+from moesim.simulator.predict.work_size import Band, Effect, EngineBands, Uncertainty
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.studies.effects import (
     EntryEffect,
     RangeEffect,
     Ranges,
+    drawn_changes,
     entry_effects,
     generator_of,
+    moved,
     range_effects,
     seed_deviation_s,
 )
-from moesim.simulator.studies.engine_draws import (
-    Say,
-    check_draws,
-    engine_bands,
-    engine_steps_s,
-    scaled,
-    start_workers,
-)
 from moesim.simulator.studies.monte_carlo import SAMPLES, bounded, draws_s
-from moesim.simulator.studies.sources import MODEL_ERROR, QUANTILE_90, model_error
+from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR, QUANTILE_90, model_error
 from moesim.simulator.studies.whole_run import with_uncertain_run
+
+# -- engine draws ------------------------------------------------------------------------------------
+# Intervals by running the engine for every draw of all sources together, beside the first-order ones.
+
+DRAWS = 200
+"""Draws of an interval by the engine; its P10 and P90 then lie between the true 6 % and 14 % points."""
+FEWEST, MOST = 20, 10_000
+CHUNK = 5
+"""Draws that a worker takes at a time: fewer than a second of work."""
+
+Say = Callable[[int, int], None]
+"""Called with (draws done, draws in all)."""
+
+
+def check_draws(draws: int) -> None:
+    """Raise InputError for a number of draws out of range."""
+    if not FEWEST <= draws <= MOST:
+        raise InputError(f"engine draws={draws}: give {FEWEST} to {MOST:,}, for example {DRAWS}")
+
+
+def start_workers(draws: int, workers: int | None = None) -> ProcessPoolExecutor | None:
+    """Start the processes for so many draws, so that they import the engine while the caller predicts.
+
+    None where one process does all of them. Raises InputError for a number of draws out of range.
+    """
+    check_draws(draws)
+    count = min(workers or default_workers(), -(-draws // CHUNK))
+    if count <= 1:
+        return None
+    pool = worker_pool(count)
+    for _ in range(count):
+        pool.submit(_ready)
+    return pool
+
+
+def _ready() -> None:
+    """Do nothing; unpickling this function makes the worker import the engine."""
+
+
+def engine_bands(
+    prepared: Prepared,
+    result: Result,
+    effects: Sequence[EntryEffect],
+    draws: int = DRAWS,
+    *,
+    left_out: float = MODEL_ERROR,
+    seed: int = 0,
+    pool: Executor | None = None,
+    say: Say | None = None,
+) -> EngineBands:
+    """Bands of a finished prediction by engine runs with all sources off together (docs/model.md, eq. U7).
+
+    `effects`: the sources of `entry_effects`, whose draws the first-order bands use as well. `pool`:
+    processes of `start_workers`, which are shut down here; without it all runs are made in this process. The
+    result does not depend on the number of processes.
+    """
+    time = result.step.time_s
+    seconds = engine_steps_s(prepared, effects, draws, seed=seed, pool=pool, say=say)
+    first_order = np.full(draws, time) + sum(effect.draw_s(draws, seed) for effect in effects)
+    drawn = bounded(seconds, left_out, time, seed)
+    base = figures(result)
+    bands: dict[str, Band] = {}
+    for metric in UNCERTAIN:
+        value = base[metric]
+        if value is not None:
+            bands[metric] = _band(float(value), scaled(result, metric, drawn))
+    error = first_order / seconds - 1.0
+    return EngineBands(
+        bands=bands,
+        draws=draws,
+        seed=seed,
+        first_order_mean=float(error.mean()),
+        first_order_rms=float(np.sqrt((error**2).mean())),
+    )
+
+
+def engine_steps_s(
+    prepared: Prepared,
+    effects: Sequence[EntryEffect],
+    draws: int = DRAWS,
+    *,
+    seed: int = 0,
+    pool: Executor | None = None,
+    say: Say | None = None,
+) -> FloatArray:
+    """Step seconds of every draw [draws] by the engine, without the error that no source carries (eq. U7).
+
+    The other arguments are those of `engine_bands`.
+    """
+    changes = {effect.source.id: drawn_changes(effect.source, draws, seed) for effect in effects}
+    return _run_all(prepared, changes, draws, pool, say)
+
+
+def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:
+    """Values of a figure that the result has, at other step times (s)."""
+    time = result.step.time_s
+    scale = seconds / time if UNCERTAIN[metric] > 0 else time / seconds
+    return np.asarray(float(figures(result)[metric] or 0.0) * scale)
+
+
+def _band(predicted: float, values: FloatArray) -> Band:
+    p10, p50, p90 = (float(v) for v in np.quantile(values, [0.1, 0.5, 0.9]))
+    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
+
+
+def _run_all(
+    prepared: Prepared,
+    changes: Mapping[str, FloatArray],
+    draws: int,
+    pool: Executor | None,
+    say: Say | None,
+) -> FloatArray:
+    """Step seconds of every draw."""
+    seconds, done, engine = np.empty(draws), 0, prepared.engine.name
+    chunks = [range(n, min(n + CHUNK, draws)) for n in range(0, draws, CHUNK)]
+    points = [[{k: float(v[n]) for k, v in changes.items()} for n in chunk] for chunk in chunks]
+    if pool is None:
+        results = ((chunk, _steps_s(prepared, part)) for chunk, part in zip(chunks, points, strict=True))
+    else:
+        waiting = {
+            pool.submit(_steps_of_scenario, prepared.scenario, part, engine): chunk
+            for chunk, part in zip(chunks, points, strict=True)
+        }
+        results = ((waiting[future], future.result()) for future in as_completed(waiting))
+    try:
+        for chunk, values in results:
+            seconds[list(chunk)] = values
+            done += len(chunk)
+            if say is not None:
+                say(done, draws)
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return seconds
+
+
+def _steps_of_scenario(scenario: Scenario, points: Sequence[Mapping[str, float]], engine: str) -> list[float]:
+    return _steps_s(prepare(scenario, engine=engine), points)
+
+
+def _steps_s(prepared: Prepared, points: Sequence[Mapping[str, float]]) -> list[float]:
+    used, engine = tuple(prepared.program.costs.evidence.entries), prepared.engine.name
+    jobs = (moved(prepared, point, used) for point in points)
+    with without_cyclic_collection():
+        return [run_step(job, stages=prepared.stages, engine=engine).time_s for job in jobs]
 
 
 def samples_of(
@@ -161,11 +305,6 @@ def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
         f"first order along the critical path of full resolution (group {last}, the last of "
         f"{len(executions)}); how transfers share links stays as simulated"
     )
-
-
-def _band(predicted: float, values: FloatArray) -> Band:
-    p10, p50, p90 = (float(v) for v in np.quantile(values, [0.1, 0.5, 0.9]))
-    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def _entry_row(time: float, effect: EntryEffect) -> Effect:
@@ -296,3 +435,77 @@ def with_uncertainty(
         say=say,
     )
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))
+
+
+# -- sensitivity -------------------------------------------------------------------------------------
+# Sensitivity of the step time to every uncertain input alone, for a tornado chart.
+
+
+class Sensitivity(TableResult):
+    """Effects of single sources on the step time, largest first."""
+
+    scenario: str
+    inputs: Inputs
+    step: Band
+    effects: tuple[Effect, ...]
+    by_engine: EngineBands | None = Field(None, exclude_if=lambda value: value is None)
+    """Bands by the engine itself, where they were asked for."""
+
+    def rows(self) -> list[Row]:
+        """One row for each source, with its low and high value and the step times there."""
+        time = self.step.predicted
+        return [
+            {
+                "source": e.source,
+                "low": e.low,
+                "high": e.high,
+                "step_low_s": e.low_s,
+                "step_high_s": e.high_s,
+                "change_low": e.low_s / time - 1.0,
+                "change_high": e.high_s / time - 1.0,
+                "from": "stated" if e.source == LEFT_OUT else "engine" if e.exact else "critical path",
+                "meaning": e.meaning,
+            }
+            for e in self.effects
+        ]
+
+
+def sensitivity(
+    scenario: Scenario,
+    ranges: Ranges | None = None,
+    *,
+    seeds: int = 0,
+    exact: int = 0,
+    engine_draws: int = 0,
+    left_out: float = MODEL_ERROR,
+    say: Say | None = None,
+) -> Sensitivity:
+    """The step time with each source at its 10 % and 90 % points, and the other sources as predicted.
+
+    The sources are every calibration entry that the prediction used, the scenario keys in `ranges` (lowest
+    and highest value), `seeds` further seeds, and `left_out`, the relative error that no entry carries
+    (docs/model.md, section 16). Entries are evaluated along the critical path; the `exact` largest are
+    simulated instead. `engine_draws`: number of engine runs with all sources off together; `say` hears how
+    many are done. Raises InputError for illegal values of a key and a number of draws out of range.
+    """
+    if engine_draws:
+        check_draws(engine_draws)
+    prepared, executions, result = predict(scenario)
+    bands = uncertainty(
+        prepared,
+        executions,
+        result,
+        ranges=ranges,
+        seeds=seeds,
+        exact=exact,
+        engine_draws=engine_draws,
+        left_out=left_out,
+        say=say,
+    )
+    return Sensitivity(
+        scenario=scenario.name,
+        inputs=result.inputs,
+        step=bands.bands["step_time_s"],
+        effects=bands.sources,
+        by_engine=bands.by_engine,
+    )

@@ -8,11 +8,9 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.records import Execution, step_time_s
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.run_report import run_report
-from moesim.simulator.predict.step import execute
+from moesim.simulator.predict.step import Prepared, execute, prepare
+from moesim.simulator.predict.summarise import run_report
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import Default

@@ -205,3 +205,18 @@ def _shown(value: Any) -> str:
     if isinstance(plain, list | tuple):
         return "[" + ", ".join(map(_shown, plain)) + "]"
     return str(plain).lower() if isinstance(plain, bool) else str(plain)
+
+
+# -- variables ---------------------------------------------------------------------------------------
+# Shell variables that exported arguments use for what no plan says.
+
+VARIABLES: Mapping[str, str] = {
+    "DATA_PATH": "the tokenised training data",
+    "TOKENIZER_MODEL": "the tokenizer",
+    "CHECKPOINT_DIR": "the folder of the checkpoints",
+    "MEGATRON_PATH": "the checkout of Megatron-LM",
+    "PLAN_FILE": "the configuration that moesim wrote",
+    "LEARNING_RATE": "the peak learning rate",
+    "ROTARY_BASE": "rope_theta of the config.json of the model",
+}
+"""What each variable must hold."""

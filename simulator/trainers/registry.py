@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.trainers.bridge.export import bridge_export, bridge_problems
-from moesim.simulator.trainers.deepspeed.export import deepspeed_export, deepspeed_problems
+from moesim.simulator.trainers.bridge import bridge_export, bridge_problems
+from moesim.simulator.trainers.deepspeed import deepspeed_export, deepspeed_problems
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 from moesim.simulator.trainers.torchtitan.export import torchtitan_export
 from moesim.simulator.trainers.torchtitan.rules import problems as torchtitan_problems

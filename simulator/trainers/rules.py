@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from moesim.simulator.frameworks.software import Software
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import Recompute, modules_of
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.schedules.spec import Project
+from moesim.simulator.trainers.megatron.model_arguments import attention_arguments, linear_biases
 
 Scalar = str | int | float | bool | None
 Condition = Scalar | Sequence[Scalar] | Mapping[str, Any]
@@ -65,3 +75,213 @@ def check_words(condition: Any, place: str) -> None:
 def of_version(entries: Iterable[Exclusion], version: str) -> tuple[Exclusion, ...]:
     """The exclusions that apply to a version."""
     return tuple(entry for entry in entries if not entry.versions or version in entry.versions)
+
+
+# -- facts -------------------------------------------------------------------------------------------
+# What a training framework must know of a plan to say whether it can run it.
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """The parts of a plan that training frameworks differ on, with everything loaded.
+
+    Every trainer has a function `problems(plan: PlanFacts) -> tuple[str, ...]`: one sentence for each reason
+    why it cannot run the plan, none where it can.
+    """
+
+    n_gpus: int
+    """GPUs of the job, over all clusters of a fleet."""
+    shape: ModelShape
+    """The model."""
+    parallel: ParallelPlan
+    """Degrees of parallelism."""
+    schedule: str
+    """A schedule's name, or a CSV file in PyTorch's notation."""
+    layers: tuple[int, ...] | None
+    """Decoder layers per pipeline stage; None where they are balanced by compute."""
+    recompute: Recompute
+    """What the backward computes again."""
+    recipe: Precision
+    """Formats of tensors and GEMMs."""
+    sms: int
+    """SMs that communication kernels reserve."""
+    placement_in_order: bool
+    """Experts are in order, one replica each."""
+    sequences: int
+    """Sequences of one step over all GPUs."""
+    sequence_length: int
+    """Tokens of one sequence."""
+    software: Software
+    """Behaviour of the framework that the prediction assumed."""
+    kernels: str
+    """The dispatcher, as `communication.kernels` names it."""
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas of the parameters outside the experts; 0 where the GPUs do not suffice."""
+        return self.n_gpus // (self.parallel.tp * self.parallel.cp * self.parallel.pp)
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches that each data-parallel replica runs in one step; 0 where the batch is too small."""
+        return self.sequences // max(self.replicas * self.parallel.microbatch, 1)
+
+    def values(self, project: Project) -> dict[str, Any]:
+        """The facts by the names that the rules of a trainer use; `project` is its name in the registries."""
+        return {
+            **plan_values(self.shape, self.parallel, self.schedule, project),
+            **batch_values(self.parallel, self.replicas, self.microbatches),
+            **model_values(self.shape),
+            **recipe_values(self.recipe),
+            **recompute_values(self.recompute),
+            **sms_values(self.sms),
+            "zero_stage": self.parallel.zero_stage,
+            "experts_in_order": self.placement_in_order,
+            **{f"software.{key}": value for key, value in self.software},
+        }
+
+
+def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: Project) -> dict[str, Any]:
+    """Facts of the degrees of parallelism and of the schedule, with its name in a project or None."""
+    kv_heads = [getattr(attention, "kv_heads", plan.tp) for attention in shape.attention_by_name.values()]
+    return {
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "ep": plan.ep,
+        "cp": plan.cp,
+        "vpp": plan.vpp,
+        "etp": plan.expert_tp,
+        "microbatch": plan.microbatch,
+        "sequence_parallel": plan.sequence_parallel,
+        "kv_heads_divide": all(heads % plan.tp == 0 for heads in kv_heads),
+        **schedule_values(schedule, project),
+    }
+
+
+def batch_values(plan: ParallelPlan, replicas: int, microbatches: int) -> dict[str, Any]:
+    """Facts of the data-parallel replicas and their micro-batches."""
+    return {"dp": replicas, "microbatches": microbatches, "fills_pipeline": microbatches >= plan.pp}
+
+
+def schedule_values(schedule: str, project: Project) -> dict[str, Any]:
+    """The name of the schedule in a project; None where the project does not have it."""
+    spec = SCHEDULES.get(schedule)
+    return {"schedule_there": None if spec is None else spec.names_elsewhere.get(project)}
+
+
+def sms_values(sms: int) -> dict[str, Any]:
+    """Facts of the SMs that communication kernels reserve."""
+    return {"sms": sms, "sms_odd": sms % 2 == 1}
+
+
+def model_values(shape: ModelShape) -> dict[str, Any]:
+    """Facts of the model."""
+    moe = shape.moe
+    return {
+        "features": tuple(sorted(shape.features)),
+        "moe": moe is not None,
+        "experts": moe.experts if moe else 0,
+        "mtp_layers": shape.mtp_layers,
+        "dense_layers": shape.n_layers - sum(shape.is_moe_layer(n) for n in range(shape.n_layers)),
+        "attention_in_megatron": attention_arguments(shape) is not None,
+        "linear_biases": linear_biases(shape),
+        "gated": shape.ffn_gated,
+    }
+
+
+def recipe_values(recipe: Precision) -> dict[str, Any]:
+    """Facts of the precision recipe: its fields."""
+    return dict(recipe)
+
+
+def recompute_values(recompute: Recompute) -> dict[str, Any]:
+    """Facts of what the backward computes again: a policy's name ("modules" for a list), and modules."""
+    modules = tuple(sorted(modules_of(recompute)))
+    return {"recompute": recompute if isinstance(recompute, str) else "modules", "recompute_modules": modules}
+
+
+def facts_of(scenario: Scenario) -> PlanFacts:
+    """The facts of a scenario's plan; raises InputError for a model or cluster that cannot be loaded."""
+    return PlanFacts(
+        n_gpus=sum(machine.n_gpus for machine in scenario.machines),
+        shape=scenario.shape,
+        parallel=scenario.parallel,
+        schedule=scenario.schedule,
+        layers=scenario.stages.layers,
+        recompute=scenario.recompute,
+        recipe=scenario.recipe,
+        sms=scenario.communication.sms,
+        placement_in_order=scenario.routing.eplb is None,
+        sequences=scenario.batch.sequences,
+        sequence_length=scenario.batch.sequence_length,
+        software=scenario.software,
+        kernels=scenario.communication.kernels,
+    )
+
+
+# -- features ----------------------------------------------------------------------------------------
+# Names of what a model may have beyond plain layers, and what a trainer's plan does not say of them.
+#
+# A trainer's data file lists the features that the exported plan expresses. A plan of a model with any
+# other is excluded, because the trainer would train another model without a word.
+
+FEATURES = {
+    "gqa": "grouped-query attention",
+    "mla": "multi-head latent attention",
+    "sliding": "attention over sliding windows",
+    "chunked": "attention inside chunks",
+    "dsa": "sparse attention with an indexer",
+    "block_sparse": "block-sparse attention",
+    "compressed": "compressed attention",
+    "gated_delta": "gated delta networks",
+    "kda": "Kimi delta attention",
+    "mamba2": "Mamba-2 layers",
+    "mamba": "Mamba layers",
+    "lightning": "lightning attention",
+    "several-attentions": "several kinds of attention in one model",
+    "attention-sinks": "attention sinks",
+    "attention-output-gate": "gates of the attention's output",
+    "attention-without-rotation": "attention without rotary positions",
+    "mla-without-rotation": "latent attention without rotary positions",
+    "keys-as-values": "keys that are the values too",
+    "norm-of-all-heads": "norms over the queries and keys of all heads together",
+    "value-head-size": "value heads of another size than key heads",
+    "layernorm": "LayerNorm",
+    "post-norm": "norms behind the halves of a layer only",
+    "sandwich-norms": "norms before and behind the halves of a layer",
+    "ffn-bias": "biases of dense FFNs",
+    "several-ffn-widths": "dense FFNs of several widths",
+    "missing-halves": "layers without attention or without a feed-forward half",
+    "mtp-layer": "MTP modules with a layer of their own kind",
+    "learned-positions": "learned positions",
+    "residual-streams": "several residual streams",
+    "router-bias": "biases of the router's projection",
+    "ungated-experts": "experts without a gate projection",
+    "expert-biases": "biases of experts",
+    "latent-experts": "experts on latent rows",
+    "zero-experts": "experts without computation",
+    "further-expert-norms": "further norms beside experts",
+}
+"""Words for a feature's name (`ModelShape.features`)."""
+
+
+def missing_features(shape: ModelShape, expressed: Collection[str]) -> tuple[str, ...]:
+    """Words for the features of a model that are not among those that a trainer's plan expresses."""
+    return tuple(_words(name) for name in sorted(shape.features - set(expressed)))
+
+
+def feature_exclusions(expressed: Collection[str]) -> tuple[Exclusion, ...]:
+    """Exclusions of plans of models with a feature that is not among these."""
+    named = [name for name in FEATURES if name not in expressed]
+    return (
+        *(Exclusion({"features": name}, _reason(_words(name))) for name in named),
+        Exclusion({"features": {"not": [*FEATURES, *expressed]}}, _reason("a part of this model")),
+    )
+
+
+def _words(name: str) -> str:
+    return FEATURES.get(name, name.replace("-", " ").replace("_", " "))
+
+
+def _reason(words: str) -> str:
+    return f"moesim knows no setting of it for {words}"

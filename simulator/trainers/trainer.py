@@ -20,9 +20,16 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules.spec import Project
 from moesim.simulator.trainers.export import Export
-from moesim.simulator.trainers.facts import PlanFacts, facts_of
-from moesim.simulator.trainers.features import feature_exclusions, missing_features
-from moesim.simulator.trainers.rules import Exclusion, check_words, holds, of_version
+from moesim.simulator.trainers.rules import (
+    Exclusion,
+    PlanFacts,
+    check_words,
+    facts_of,
+    feature_exclusions,
+    holds,
+    missing_features,
+    of_version,
+)
 
 FOLDER = "data/trainers"
 

@@ -30,19 +30,18 @@ if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
     from moesim.simulator.planner.space import PlanSpace
-    from moesim.simulator.predict.band import Uncertainty
-    from moesim.simulator.predict.check import Check
+    from moesim.simulator.predict.driver import Check
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.timeline import Timeline
+    from moesim.simulator.predict.work_size import Uncertainty
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import AnyScenario, Scenario
     from moesim.simulator.scenario.inputs import Inputs
     from moesim.simulator.scoring.published import Row, score
-    from moesim.simulator.studies.compare import Comparison
+    from moesim.simulator.studies.compare import Comparison, Neighbour
     from moesim.simulator.studies.explain import Explanation
-    from moesim.simulator.studies.neighbours import Neighbour
-    from moesim.simulator.studies.sensitivity import Sensitivity
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
+    from moesim.simulator.studies.uncertainty import Sensitivity
     from moesim.simulator.trainers.meaning.understand import Understanding
     from moesim.simulator.trainers.trainer import Trainer
 
@@ -92,7 +91,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Check": "moesim.simulator.predict.check",
+    "Check": "moesim.simulator.predict.driver",
     "Comparison": "moesim.simulator.studies.compare",
     "Estimate": "moesim.simulator.planner.estimate",
     "Explanation": "moesim.simulator.studies.explain",
@@ -107,11 +106,11 @@ _LAZY = {
     "Result": "moesim.simulator.predict.result",
     "RunReport": "moesim.simulator.run.report",
     "Scenario": "moesim.simulator.scenario.scenario",
-    "Sensitivity": "moesim.simulator.studies.sensitivity",
+    "Sensitivity": "moesim.simulator.studies.uncertainty",
     "Sweep": "moesim.simulator.studies.sweep",
     "Timeline": "moesim.simulator.predict.timeline",
     "Trainer": "moesim.simulator.trainers.trainer",
-    "Uncertainty": "moesim.simulator.predict.band",
+    "Uncertainty": "moesim.simulator.predict.work_size",
     "Understanding": "moesim.simulator.trainers.meaning.understand",
     "compare_hardware": "moesim.simulator.planner.hardware",
     "plan": "moesim.simulator.planner.search",
@@ -185,7 +184,7 @@ def check(scenario: AnyScenario, *overrides: str) -> Check:
 
     Raises InputError for an illegal scenario.
     """
-    from moesim.simulator.predict.check import check as run
+    from moesim.simulator.predict.driver import check as run
 
     return run(load(scenario, *overrides))
 
@@ -208,7 +207,7 @@ def neighbours(
     `result` is the scenario's own, overrides included; raises InputError for one of another scenario.
     `progress` is called with the share that is done and the next change.
     """
-    from moesim.simulator.studies.neighbours import neighbours as run
+    from moesim.simulator.studies.compare import neighbours as run
     from moesim.simulator.studies.reprice import check_same
 
     chosen = load(scenario, *overrides)
@@ -288,7 +287,7 @@ def explain(what: AnyScenario, *overrides: str, counterfactuals: bool = True) ->
     if isinstance(what, Finished) and not overrides:
         return run(what)
     from moesim.simulator.predict.driver import predict
-    from moesim.simulator.studies.counterfactuals import counterfactuals as runs
+    from moesim.simulator.studies.explain import counterfactuals as runs
 
     prepared, _, result = predict(load(what, *overrides))
     return run(result, runs(prepared, result.step.time_s) if counterfactuals else None)
@@ -329,7 +328,7 @@ def sensitivity(
     their effect. `engine_draws`: number of engine runs with all of them off together (20 to 10,000). Raises
     InputError for illegal values of a key and a number of draws out of range.
     """
-    from moesim.simulator.studies.sensitivity import sensitivity as run
+    from moesim.simulator.studies.uncertainty import sensitivity as run
 
     return run(load(scenario, *overrides), ranges, seeds=seeds, exact=exact, engine_draws=engine_draws)
 

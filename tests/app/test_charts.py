@@ -17,7 +17,7 @@ from moesim.simulator.scoring.scoreboard.rows import kept_board
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import differences, evidence, heat_maps, run_cost, step, style, timeline_kinds  # noqa: E402
+from moesim.app.charts import differences, evidence, run_cost, step, style  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -45,7 +45,7 @@ CHARTS: dict[str, Callable[[], object]] = {
     "bounds": lambda: step.bounds(result().step, (1.0, 2.0)),
     "pair": lambda: step.pair_phases(result().pair_phases),
     "busy": lambda: step.busy({"NICs": 0.5}),
-    "heat": lambda: heat_maps.heat_map(HEAT),
+    "heat": lambda: step.heat_map(HEAT),
     "waterfall": lambda: differences.waterfall("A", 1.0, [("attn F", 0.2)], "B", 1.2),
     "sides": lambda: differences.side_by_side(["A", "B"], [1.0, 2.0], "step time (s)"),
     "pareto": lambda: differences.pareto([("p", 1.0, 2.0)], ("own", 1.5, 2.0), "memory (bytes)"),
@@ -86,8 +86,8 @@ def test_a_kind_of_memory_has_one_colour_for_every_model() -> None:
 
 
 def test_halves_of_a_backward_and_it_whole_have_colours_of_their_own() -> None:
-    assert len({timeline_kinds.ACTIONS[kind] for kind in ("F", "B", "I", "W")}) == 4
-    assert len(set(timeline_kinds.ACTIONS.values())) == len(timeline_kinds.ACTIONS)
+    assert len({step.ACTIONS[kind] for kind in ("F", "B", "I", "W")}) == 4
+    assert len(set(step.ACTIONS.values())) == len(step.ACTIONS)
     assert len({colour for _, colour in style.CATEGORIES.values()}) == len(style.CATEGORIES)
 
 
@@ -119,12 +119,12 @@ def test_rows_are_named_for_people_and_no_two_alike() -> None:
 
 
 def test_empty_cells_of_a_heat_map_stay_empty() -> None:
-    assert heat_maps.heat_map(HEAT).data[0].z[0][1] is None
+    assert step.heat_map(HEAT).data[0].z[0][1] is None
 
 
 def test_the_picture_names_what_it_leaves_out() -> None:
     drawn = picture(moesim.load("deepseek-v3-2048xh800").machine.topology())
-    chart = heat_maps.picture(drawn)
+    chart = step.picture(drawn)
     names = [trace.name for trace in chart.data]
     assert "2,048 GPUs (24 shown)" in names
     assert "32 spine switches" in names

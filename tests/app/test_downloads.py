@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from moesim.app import exports
-from moesim.app.html_report import html_report
+from moesim.app.exports import html_report
 from moesim.simulator.engine.records import Execution
-from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared
 from moesim.simulator.scenario import load_scenario
 
 Run = tuple[Prepared, Execution, Result]

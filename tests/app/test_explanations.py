@@ -9,7 +9,7 @@ from functools import lru_cache
 import pytest
 
 import moesim
-from moesim.app import tooltips
+from moesim.app import explanations
 from moesim.app.explanations import Derivation, derivations, in_words, sources
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
@@ -98,7 +98,7 @@ def test_a_price_of_your_own_is_stated_by_you() -> None:
 def test_a_help_text_holds_formula_values_and_links_that_keep_the_scenario() -> None:
     scenario, result = solved(HOME)
     query: Mapping[str, list[str] | str] = {"preset": HOME, "set": ["communication.sms=20"]}
-    text = tooltips.text(derivations(scenario, result)["gpu_hours"], query)
+    text = explanations.text(derivations(scenario, result)["gpu_hours"], query)
     assert "⌈T_run / T_tok⌉ · t_step · N / 3600" in text and "eq. F6" in text
     assert "62\\.9 M" in text and "**2,048" in text and f"{result.step.time_s:.3f} s".split(".")[1] in text
     assert text.count("(evidence?preset=") == 4
@@ -107,7 +107,7 @@ def test_a_help_text_holds_formula_values_and_links_that_keep_the_scenario() -> 
 
 def test_words_of_a_link_are_not_markup_in_a_help_text() -> None:
     scenario = moesim.load(HOME).replace(name="![x](http://host/p.png)")
-    text = tooltips.text(derivations(scenario, solved(HOME)[1])["days"], {"preset": "![x](http://h/)"})
+    text = explanations.text(derivations(scenario, solved(HOME)[1])["days"], {"preset": "![x](http://h/)"})
     assert "![x]" not in text and "http://h/)" not in text.replace("%29", ")").split("evidence?")[0]
     assert "\\!" in text or "!\\[x" in text
 

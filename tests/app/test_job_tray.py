@@ -13,7 +13,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from app_sessions import run_apart
 from streamlit.testing import v1 as testing
 
-from moesim.app import jobs, long_work, security_headers, tray, visitors
+from moesim.app import jobs, long_work, server_process, tray, visitors
 from moesim.app.tray import JobOrigin, Tray
 
 TITLE = JobOrigin("Plan search", "a scenario", "planner")
@@ -89,7 +89,7 @@ async def _answered(cookie: str, kind: bytes) -> dict[bytes, bytes]:
     async def receive() -> Any:
         return {}
 
-    made = security_headers.SecurityHeaders.__new__(security_headers.SecurityHeaders)
+    made = server_process.SecurityHeaders.__new__(server_process.SecurityHeaders)
     made.app, made.headers = app, []
     scope = {"type": "http", "headers": [(b"cookie", cookie.encode())], "server": ("127.0.0.1", 8501)}
     await made(scope, receive, send)
@@ -113,7 +113,7 @@ def test_a_connection_without_a_token_gets_one_at_once() -> None:
     seen: list[str | None] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(visitors.in_header(security_headers._cookies(scope)))
+        seen.append(visitors.in_header(server_process._cookies(scope)))
         await send({"type": "websocket.accept"})
 
     told: list[Any] = []
@@ -124,7 +124,7 @@ def test_a_connection_without_a_token_gets_one_at_once() -> None:
     async def receive() -> Any:
         return {"type": "websocket.disconnect"}
 
-    made = security_headers.SecurityHeaders.__new__(security_headers.SecurityHeaders)
+    made = server_process.SecurityHeaders.__new__(server_process.SecurityHeaders)
     made.app, made.headers = app, []
     run_apart(made({"type": "websocket", "headers": [], "server": ("127.0.0.1", 1)}, receive, send))
     given = dict(told[0]["headers"])[b"set-cookie"].decode().partition(";")[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moesim.app import budget, jobs, pages
+from moesim.app import jobs, pages
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 
@@ -201,14 +201,14 @@ def test_the_server_predicts_ahead_once_the_engine_is_compiled(monkeypatch: pyte
 
 
 def test_a_job_over_its_memory_is_stopped_and_says_so() -> None:
-    job = jobs.submit("test/memory", bytearray, 4 * budget.JOB_BYTES)
+    job = jobs.submit("test/memory", bytearray, 4 * jobs.JOB_BYTES)
     with pytest.raises(jobs.JobError, match=r"more than its 1\.5 GB of memory"):
         job.result(60.0)
 
 
 def test_a_result_too_large_to_hold_is_refused() -> None:
     with pytest.raises(InputError, match="more than the 16 MB"):
-        jobs.submit("test/large", bytearray, 2 * budget.VALUE_BYTES).result(60.0)
+        jobs.submit("test/large", bytearray, 2 * jobs.VALUE_BYTES).result(60.0)
 
 
 def test_a_job_ends_by_itself_where_nobody_ends_it() -> None:

@@ -1,4 +1,4 @@
-"""Numbers as every page writes them (app/number_text.py)."""
+"""Numbers as every page writes them (app/texts.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.app.number_text import compact, money, plain, span, written
+from moesim.app.texts import compact, money, plain, span, written
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from streamlit.testing import v1 as testing
 from typer.testing import CliRunner
 
 import moesim
-from moesim.app import exports, packed_links, scenario_links, state, uploads
+from moesim.app import exports, scenario_links, state, uploads
 from moesim.cli import app as command_line
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
@@ -44,7 +44,7 @@ state.publish()
 def link_of(app: testing.AppTest) -> list[str]:
     packed = app.query_params.get("packed")
     if packed:  # the uploaded files are in the link
-        return list(packed_links.unpack(packed if isinstance(packed, str) else packed[0])[1])
+        return list(scenario_links.unpack(packed if isinstance(packed, str) else packed[0])[1])
     texts = app.query_params.get("set", [])
     return [texts] if isinstance(texts, str) else list(texts)
 

@@ -14,7 +14,7 @@ pytest.importorskip("streamlit", reason="streamlit is not installed")
 
 from streamlit.testing import v1 as testing
 
-from moesim.app import packed_links, pages, scenario_links, state, uploads
+from moesim.app import pages, scenario_links, state, uploads
 from moesim.hwmodels.errors import InputError
 
 CONFIG = Path(__file__).resolve().parents[1] / "golden" / "models" / "qwen3-30b-a3b.json"
@@ -44,14 +44,14 @@ def test_a_link_with_an_uploaded_model_opens_on_another_server(servers: Any) -> 
     here = servers("here")
     token = uploads.accept("model", "my-qwen.json", CONFIG.read_bytes()).token
     texts = (*QWEN, f"model={token}")
-    text = packed_links.pack(pages.HOME, texts)
+    text = scenario_links.pack(pages.HOME, texts)
     assert text is not None and len(text) < 2_000
-    assert scenario_links.parameters(pages.HOME, texts) == {packed_links.PARAMETER: text}
+    assert scenario_links.parameters(pages.HOME, texts) == {scenario_links.PARAMETER: text}
     assert scenario_links.only_here(pages.HOME, texts) is None
     held = (here / token).read_bytes()
     there = servers("there")
     assert not list(there.iterdir())
-    assert packed_links.unpack(text) == (pages.HOME, texts)
+    assert scenario_links.unpack(text) == (pages.HOME, texts)
     assert (there / token).read_bytes() == held
     assert scenario_links.read(scenario_links.written(pages.HOME, texts)) == (pages.HOME, texts)
 
@@ -60,20 +60,20 @@ def test_what_an_uploaded_scenario_names_comes_along(servers: Any) -> None:
     servers("here")
     token = uploads.accept("model", "my-qwen.json", CONFIG.read_bytes()).token
     kept = uploads.keep(uploads.scenario_of(pages.HOME, (*QWEN, f"model={token}")))
-    text = packed_links.pack(kept, ())
+    text = scenario_links.pack(kept, ())
     assert text is not None
     there = servers("there")
-    assert packed_links.unpack(text) == (kept, ())
+    assert scenario_links.unpack(text) == (kept, ())
     assert {path.name for path in there.iterdir()} == {kept, token}
     assert uploads.scenario_of(kept).shape.name == "my-qwen"
 
 
 def test_nothing_is_packed_without_uploads_or_where_it_would_be_long(servers: Any) -> None:
     servers("here")
-    assert packed_links.pack(pages.HOME, ("parallel.ep=32",)) is None
+    assert scenario_links.pack(pages.HOME, ("parallel.ep=32",)) is None
     noise = json.dumps({"name": "noise", "text": [hash((n, "x")) for n in range(2_000)]}).encode()
     path = uploads._store(noise, ".json")
-    assert packed_links.pack(pages.HOME, (f"model={path.name}",)) is None
+    assert scenario_links.pack(pages.HOME, (f"model={path.name}",)) is None
     told = scenario_links.only_here(pages.HOME, (f"model={path.name}",))
     assert told is not None and "this server only" in told
 
@@ -90,7 +90,7 @@ def test_nothing_is_packed_without_uploads_or_where_it_would_be_long(servers: An
         (packed({"preset": "x", "set": [], "files": {"../../etc/passwd": "x"}}), "not '../../etc/passwd'"),
         (packed({"preset": "x", "set": [], "files": {f"upload-{'0' * 32}.yaml": "x"}}), "as it says"),
         (packed("[" * 100_000), "no JSON object"),
-        ("A" * (packed_links.MOST_CHARACTERS + 1), "more than"),
+        ("A" * (scenario_links.MOST_CHARACTERS + 1), "more than"),
         (urlsafe_b64encode(zlib.compress(b"x" * 5_000_000, 9)).decode(), "unpacks to more than"),
         (packed({"preset": "x", "set": [], "files": {}})[:-8], "cut"),
     ],
@@ -98,7 +98,7 @@ def test_nothing_is_packed_without_uploads_or_where_it_would_be_long(servers: An
 def test_a_damaged_or_hostile_link_is_refused_in_one_sentence(text: str, says: str, servers: Any) -> None:
     folder = servers("here")
     with pytest.raises(InputError, match=says):
-        packed_links.unpack(text)
+        scenario_links.unpack(text)
     assert not list(folder.iterdir()), "a file of a refused link was stored"
 
 
@@ -145,7 +145,7 @@ HALF = json.loads(r'"\ud800"')
 def test_half_of_a_pair_of_characters_is_refused_in_a_packed_link(servers: Any, data: object) -> None:
     folder = servers("here")
     with pytest.raises(InputError, match=r"packed holds what no scenario can: .*surrogate"):
-        packed_links.unpack(packed(data))
+        scenario_links.unpack(packed(data))
     assert not list(folder.iterdir())
 
 

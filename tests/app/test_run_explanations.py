@@ -1,13 +1,12 @@
-"""How the figures of Run & cost come about (app/run_explanations.py): the formulas give the figures shown."""
+"""How the figures of Run & cost come about (app/explanations.py): the formulas give the figures shown."""
 
 from __future__ import annotations
 
 import pytest
 
 import moesim
-from moesim.app import runs_and_scores, tooltips
-from moesim.app.explanations import sources
-from moesim.app.run_explanations import derivations
+from moesim.app import explanations, predictions
+from moesim.app.explanations import run_derivations, sources
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.reprice import repriced, without_prices
@@ -25,7 +24,7 @@ def predicted(*overrides: str) -> tuple[Scenario, Result]:
     scenario = moesim.load(HOME, *overrides)
     plain = without_prices(scenario)
     result = moesim.simulate(plain.model_copy(update={"run": type(plain.run)(tokens=plain.run.tokens)}))
-    report = runs_and_scores.run_report(plain, result.step.time_s)
+    report = predictions.run_report(plain, result.step.time_s)
     return scenario, repriced(
         result.model_copy(update={"run": result.run.model_copy(update={"report": report})}), scenario
     )
@@ -45,7 +44,7 @@ def test_the_stated_formulas_give_the_figures_shown(name: str) -> None:
     scenario, result = predicted(*RUNS[name])
     report = result.run.report
     assert report is not None
-    found = derivations(scenario, result, report)
+    found = run_derivations(scenario, result, report)
     assert set(found) == {"days", "goodput", "interruptions", "cost_usd", "energy_kwh", "co2_kg"}
     paths = [row.path for row in sources(scenario, result)]
     for figure, row in found.items():
@@ -57,11 +56,11 @@ def test_the_stated_formulas_give_the_figures_shown(name: str) -> None:
             assert item.source and item.text
             if item.find != "run." or name != "no failures":
                 assert any(item.find in path for path in paths), (figure, item.symbol)
-    texts = tooltips.texts(found, {"preset": HOME})
+    texts = explanations.texts(found, {"preset": HOME})
     assert "J7" in texts["cost_usd"] and "(evidence?" in texts["cost_usd"]
 
 
 def test_a_cluster_without_price_and_site_has_no_formula_for_them() -> None:
     scenario, result = predicted("cluster.price_per_gpu_hour=null", "cluster.energy=null")
     assert result.run.report is not None
-    assert set(derivations(scenario, result, result.run.report)) == {"days", "goodput", "interruptions"}
+    assert set(run_derivations(scenario, result, result.run.report)) == {"days", "goodput", "interruptions"}

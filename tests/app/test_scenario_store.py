@@ -64,11 +64,11 @@ def test_a_locked_file_delays_and_loses_nothing(file: Path) -> None:
     scenario_store.put("one", "2", "second", "[]")
     scenario_store.remove("one", "1")
     assert names() == ["second"]
-    assert "another process holds it" in (scenario_store.problem() or "")
+    assert "another process holds it" in (scenario_store.store_problem() or "")
     assert any("kept in memory only" in text and "another process" in text for text in page_works())
     holder.execute("ROLLBACK")
     holder.close()
-    assert names() == ["second"] and scenario_store.problem() is None
+    assert names() == ["second"] and scenario_store.store_problem() is None
     restart()
     assert names() == ["second"], "what waited is on disk"
     assert not page_works()
@@ -91,9 +91,9 @@ def test_a_full_disk_delays_and_loses_nothing(file: Path) -> None:
         for number in range(9):
             scenario_store.put("one", f"large {number}", "large", "x" * 4_000)
         assert len(names()) == 10
-        assert "the disk is full: make room" in (scenario_store.problem() or "")
+        assert "the disk is full: make room" in (scenario_store.store_problem() or "")
         assert any("the disk is full" in text for text in page_works())
-    assert len(names()) == 10 and scenario_store.problem() is None
+    assert len(names()) == 10 and scenario_store.store_problem() is None
     restart()
     assert len(names()) == 10
 
@@ -124,10 +124,10 @@ def test_a_damaged_file_is_set_aside(file: Path, harm: Callable[[Path], None]) -
     assert "second" in names()
     (kept,) = file.parent.glob(f"{file.name}.damaged-*")
     assert kept.read_bytes() == bad, "nothing of it is deleted"
-    assert str(kept) in (scenario_store.problem() or "")
+    assert str(kept) in (scenario_store.store_problem() or "")
     assert any("was damaged" in text for text in page_works())
     restart()
-    assert "second" in names() and scenario_store.problem() is None
+    assert "second" in names() and scenario_store.store_problem() is None
 
 
 def test_sound_rows_of_a_damaged_file_are_taken_over(file: Path) -> None:
@@ -157,14 +157,14 @@ def test_a_folder_that_cannot_be_written_to_keeps_them_in_memory(
     monkeypatch.setenv("MOESIM_CACHE", str(tmp_path / "file" / "below"))
     restart()
     scenario_store.put("one", "1", "first", "[]")
-    assert names() == ["first"] and "kept in memory only" in (scenario_store.problem() or "")
+    assert names() == ["first"] and "kept in memory only" in (scenario_store.store_problem() or "")
     restart()
 
 
 def test_half_of_a_pair_of_characters_holds_nothing_up(file: Path) -> None:
     scenario_store.put("one", "2", "\ud800", "\ud800")
     scenario_store.put("one", "3", "third", "[]")
-    assert names() == ["third", "?", "first"] and scenario_store.problem() is None
+    assert names() == ["third", "?", "first"] and scenario_store.store_problem() is None
 
 
 def test_waiting_changes_are_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,4 +184,4 @@ def test_a_row_that_the_index_lacks_is_damage(file: Path) -> None:
     data[page + 3 : page + 5] = b"\x00\x00"  # no cells on the page of the index
     file.write_bytes(data)
     scenario_store.put("one", "2", "second", "[]")
-    assert names() == ["second", "first"] and "was damaged" in (scenario_store.problem() or "")
+    assert names() == ["second", "first"] and "was damaged" in (scenario_store.store_problem() or "")

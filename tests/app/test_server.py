@@ -20,7 +20,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from app_sessions import run_apart
 
-from moesim.app import security_headers, server_command
+from moesim.app import server_command, server_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,7 +113,7 @@ def test_every_answer_carries_the_headers(started: Started) -> None:
 
 
 def test_inline_scripts_are_named_by_their_hash() -> None:
-    policy = security_headers.content_security_policy("<script>a()</script><script src='x'></script>")
+    policy = server_process.content_security_policy("<script>a()</script><script src='x'></script>")
     assert policy.count("sha256-") == 1
     assert "'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='" in policy
 
@@ -247,18 +247,18 @@ def test_drawing_a_page_imports_nothing_more() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def talked_to(app: security_headers.App, index: Path) -> None:
+def talked_to(app: server_process.App, index: Path) -> None:
     """Serve `app` one connection to a page that is no longer there."""
 
-    async def receive() -> security_headers.Message:
+    async def receive() -> server_process.Message:
         return {"type": "websocket.connect"}
 
-    async def send(message: security_headers.Message) -> None:
+    async def send(message: server_process.Message) -> None:
         if message["type"] == "websocket.send":
             raise OSError("the page is gone")
 
     async def visit() -> None:
-        await security_headers.SecurityHeaders(app, index)({"type": "websocket"}, receive, send)
+        await server_process.SecurityHeaders(app, index)({"type": "websocket"}, receive, send)
 
     run_apart(visit())
 

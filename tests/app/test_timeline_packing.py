@@ -16,11 +16,11 @@ from timeline_scripts import needs_node, run
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.step_events import StepEvents, step_events
-from moesim.simulator.predict.trace_events import SCHEDULE
+from moesim.simulator.predict.trace import SCHEDULE
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
-from moesim.app.charts import timeline_kinds
+from moesim.app.charts import step as timeline_kinds
 from moesim.app.components.timeline import packing
 
 SMALL = ("deepseek-v3-2048xh800", "cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")

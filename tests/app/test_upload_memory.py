@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.runtime.uploaded_file_manager import DeletedFile, UploadedFileRec
 
-from moesim.app import upload_memory
+from moesim.app import uploads
 from moesim.hwmodels.errors import InputError
 
 MB = 1_000_000
@@ -20,7 +20,7 @@ MB = 1_000_000
 
 @pytest.fixture
 def manager() -> Any:
-    return upload_memory.bounded(MemoryUploadedFileManager)("/upload")
+    return uploads.bounded(MemoryUploadedFileManager)("/upload")
 
 
 def put(manager: Any, session: str, file: str, megabytes: int) -> None:
@@ -45,7 +45,7 @@ def test_a_session_holds_what_came_last_and_what_its_widgets_hold(manager: Any) 
 def test_many_small_files_are_bounded_too(manager: Any) -> None:
     for number in range(100):
         put(manager, "one", str(number), 0)
-    assert len(held(manager)["one"]) == upload_memory.MOST_FILES
+    assert len(held(manager)["one"]) == uploads.MOST_FILES
 
 
 def test_the_same_file_again_takes_its_own_place(manager: Any) -> None:
@@ -60,7 +60,7 @@ def test_sessions_together_are_bounded_and_take_nothing_from_a_widget(manager: A
     for number in range(100):
         put(manager, f"flood {number}", "file", 4)
     total = sum(manager.ledger.sizes.values())
-    assert total <= upload_memory.MOST_BYTES and held(manager)["owner"] == ["of a widget"]
+    assert total <= uploads.MOST_BYTES and held(manager)["owner"] == ["of a widget"]
     for session in held(manager):
         manager.get_files(session, ["file"])
     with pytest.raises(HTTPException, match="too many uploads") as refused:
@@ -76,15 +76,15 @@ def test_the_server_takes_the_bounded_one() -> None:
 
     before = module.MemoryUploadedFileManager
     try:
-        upload_memory.limit()
-        upload_memory.limit()
-        assert module.MemoryUploadedFileManager.__mro__.count(upload_memory._Bounded) == 1
+        uploads.limit()
+        uploads.limit()
+        assert module.MemoryUploadedFileManager.__mro__.count(uploads._Bounded) == 1
         assert issubclass(module.MemoryUploadedFileManager, before)
     finally:
         module.MemoryUploadedFileManager = before  # type: ignore[misc]
 
 
 def test_a_forgotten_file_is_an_error_in_words() -> None:
-    assert upload_memory.given(None) is None
+    assert uploads.given(None) is None
     with pytest.raises(InputError, match=r"not on this server \(any more\); upload it again"):
-        upload_memory.given(DeletedFile("gone"))
+        uploads.given(DeletedFile("gone"))

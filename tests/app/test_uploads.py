@@ -19,8 +19,8 @@ from moesim.app import uploads
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
-from moesim.simulator.model.library import load_model
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -262,7 +262,7 @@ def test_the_second_line_of_defence_holds_by_itself(tmp_path: Path) -> None:
     from moesim.hwmodels import load_cluster
     from moesim.hwmodels.calibration import load_profile
     from moesim.hwmodels.importers import import_topology
-    from moesim.simulator.layout.histogram import read_counts
+    from moesim.simulator.layout.popularity import read_counts
 
     for read in (
         lambda: moesim.load(str(tmp_path / "small.yaml")),

@@ -16,8 +16,8 @@ from app_sessions import HOME, figures, metrics, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import background, jobs, predictions, server_command, uploads
-from moesim.simulator.predict.band import EngineBands
+from moesim.app import jobs, long_work, predictions, server_command, uploads
+from moesim.simulator.predict.work_size import EngineBands
 from moesim.simulator.scenario import Scenario
 
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
@@ -55,7 +55,7 @@ def test_no_click_on_a_download_is_lost_to_the_redraw_that_intervals_cause(
         return {button.proto.label: button.proto for button in app.get("download_button")}
 
     with monkeypatch.context() as patch:
-        patch.setattr(background, "value", lambda *_: None)  # the intervals are still being computed
+        patch.setattr(long_work, "value", lambda *_: None)  # the intervals are still being computed
         app = session("result", *SMALL)
         waiting = offered()
     assert [label for label, button in waiting.items() if button.disabled] == ["Trace (Perfetto)"]

@@ -12,8 +12,8 @@ from app_sessions import HOME, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import curve_jobs, curve_points, jobs
-from moesim.app.charts.curves import Mark, curve
+from moesim.app import curve_points, jobs, predictions
+from moesim.app.charts.sweep import Mark, curve
 from moesim.simulator.studies.curves import axes, curve_point
 
 SMALL = (
@@ -86,7 +86,7 @@ def test_only_two_jobs_are_asked_for_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     first = run.parts[0]
     assert first.values[0] == found[0].values[found[0].own], "the present value is the first"
     assert run.parts[1].axis is found[1], "every chart has its middle before one has its ends"
-    asked[0][1]._finish(pickle.dumps(curve_jobs.points(scenario, first.axis.name, first.values)), None)
+    asked[0][1]._finish(pickle.dumps(predictions.points(scenario, first.axis.name, first.values)), None)
     run.step()
     assert len(asked) == 3 and len(run.points) == len(first.places)
     run.stop()
@@ -111,7 +111,7 @@ def test_a_job_that_failed_is_said_and_not_asked_again(monkeypatch: pytest.Monke
 
 
 def test_a_scenario_too_large_for_the_dashboard_is_a_point_with_the_reason() -> None:
-    found = curve_jobs.points(moesim.load(HOME), "batch", (15360.0 * 512,))
+    found = predictions.points(moesim.load(HOME), "batch", (15360.0 * 512,))
     assert found[0].status == "illegal" and "the dashboard" in found[0].reason
 
 

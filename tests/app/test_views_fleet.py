@@ -11,9 +11,8 @@ from app_sessions import HOME, metrics, session
 import moesim
 from moesim.app import state
 from moesim.hwmodels import load_cluster
-from moesim.simulator.layout.pools import legal_pipelines
-from moesim.simulator.studies.fleet_shares import fleet_shares
-from moesim.simulator.studies.reprice import repriced, unpriced, without_prices
+from moesim.simulator.layout.job import legal_pipelines
+from moesim.simulator.studies.reprice import fleet_shares, repriced, unpriced, without_prices
 
 TEXTS = (
     'fleet.pools=[{"cluster":"deepseek-h800-2048","profile":"h800-trace"},'

@@ -13,11 +13,11 @@ from app_sessions import until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app.charts.hardware import ClusterBar, intervals
-from moesim.app.views import hardware_table
+from moesim.app.charts.sweep import ClusterBar, intervals
+from moesim.app.views import hardware
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.simulator.planner.hardware import ClusterRow, HardwareComparison
-from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario.inputs import inputs_of
 
 HOME = "deepseek-v3-2048xh800"
@@ -148,7 +148,7 @@ def test_a_table_escapes_what_it_shows_mutes_a_roofline_and_greys_what_is_uncert
     unsure = row(
         "c", plan="TP1", confidence="published", figures=figures, differences={"days": band(-1.0, -3.0, 1.0)}
     )
-    found = hardware_table.text(
+    found = hardware.text(
         HardwareComparison(
             scenario="s",
             inputs=inputs_of(moesim.load(HOME)),

@@ -12,7 +12,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from app_sessions import session
 from streamlit.testing.v1 import AppTest
 
-from moesim.simulator.model.library import shipped_models
+from moesim.simulator.model.catalogue import shipped_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 

@@ -11,8 +11,8 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from app_sessions import metrics, session, until
 
-from moesim.app.views import plan_table
-from moesim.simulator.predict.band import Band
+from moesim.app.views import planner
+from moesim.simulator.predict.work_size import Band
 
 
 def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
@@ -61,12 +61,12 @@ def test_only_distances_that_may_be_none_are_grey(theme: str) -> None:
         Band(predicted=0.05, p10=0.03, p50=0.05, p90=0.07),
         Band(predicted=0.004, p10=-0.01, p50=0.004, p90=0.02),
     ]
-    styled = plan_table.styled(rows, bands, theme)._compute()
+    styled = planner.styled(rows, bands, theme)._compute()
     shown = styled.data
     grey = {
         (shown["plan"][row], shown.columns[column]) for (row, column), style in styled.ctx.items() if style
     }
     assert grey == {("perhaps behind", "behind best"), ("perhaps behind", "P10 to P90")}
     colours = {value for style in styled.ctx.values() for _, value in style}
-    assert colours == {plan_table.GREY[theme].removeprefix("color: ")}
+    assert colours == {planner.GREY[theme].removeprefix("color: ")}
     assert shown["P10 to P90"].tolist() == ["", "+3.0% to +7.0%", "uncertain, -1.0% to +2.0%"]

@@ -14,7 +14,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing.v1 import AppTest
 
 import moesim
-from moesim.app import jobs, pages, runs_and_scores, uploads
+from moesim.app import jobs, pages, predictions, uploads
 from moesim.app.tray import tray
 from moesim.app.views import evidence as page
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
@@ -239,7 +239,7 @@ COLLECTIVES = (
 
 
 def test_the_scoreboard_is_filtered_and_holds_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = runs_and_scores.Scoreboards(ROWS, COLLECTIVES)
+    board = predictions.Scoreboards(ROWS, COLLECTIVES)
     monkeypatch.setattr(
         jobs.cache, "get", lambda key, get=jobs.cache.get: board if key == page.KEY else get(key)
     )
@@ -283,7 +283,7 @@ def test_published_steps_are_found_by_words_and_by_a_link() -> None:
 
 def test_a_published_step_is_predicted_on_request() -> None:
     row = next(row for row in open_rows() if row.id == "dgxc-001")
-    found = runs_and_scores.published_step(row.id)
+    found = predictions.published_step(row.id)
     assert found.published_step_s == row.published_step_s
     assert found.relative_error is not None and abs(found.relative_error) < 0.5
     assert found.interval_s is not None and found.interval_s[0] < found.interval_s[1]
@@ -324,10 +324,10 @@ def test_the_work_function_reports_progress(monkeypatch: pytest.MonkeyPatch) -> 
             say(what)
         return list(ROWS)
 
-    monkeypatch.setattr(runs_and_scores, "score", short_score)
-    monkeypatch.setattr(runs_and_scores, "score_collectives", lambda: list(COLLECTIVES))
+    monkeypatch.setattr(predictions, "score", short_score)
+    monkeypatch.setattr(predictions, "score_collectives", lambda: list(COLLECTIVES))
     said: list[tuple[float | None, str]] = []
-    found = runs_and_scores.evidence(lambda share, text: said.append((share, text)))
+    found = predictions.evidence(lambda share, text: said.append((share, text)))
     assert found.rows == ROWS and [text for _, text in said] == ["one", "two", "collectives"]
     shares = [share for share, _ in said if share is not None]
     assert shares == sorted(shares) and all(0.0 <= share <= 1.0 for share in shares)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from moesim.app.escaping import escaped
+from moesim.app.texts import escaped
 
 READER = MarkdownIt("commonmark").enable("strikethrough").enable("table")
 PIECES = st.sampled_from(

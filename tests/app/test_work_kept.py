@@ -16,7 +16,7 @@ from streamlit.testing import v1 as testing
 
 import moesim
 from moesim.app import forms, jobs, scenario_links, state, visitors
-from moesim.simulator.planner.progress import equal_part, scaled
+from moesim.simulator.planner.goal import equal_part, scaled
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"

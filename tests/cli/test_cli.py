@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import moesim
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario

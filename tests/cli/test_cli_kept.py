@@ -14,7 +14,7 @@ import pytest
 
 from moesim.hwmodels.files import consulted_paths, fingerprint
 from moesim.hwmodels.yaml_io import dump_mapping
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 
 SMALL = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 Run = Callable[..., Any]

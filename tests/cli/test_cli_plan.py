@@ -163,7 +163,7 @@ def test_an_export_that_fails_late_does_not_lose_the_plan(
     def fails(*args: object) -> str:
         raise error
 
-    monkeypatch.setattr("moesim.cli.plan_exports.Wanted._job_text", fails)
+    monkeypatch.setattr("moesim.cli.plan.Wanted._job_text", fails)
     extra = ["--json"] if as_json else []
     out = run(
         "plan", scenario, "--space", space, "--top", "1", "--workers", "1", *extra, "-o", "best.yaml",

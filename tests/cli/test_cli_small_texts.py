@@ -77,7 +77,7 @@ def test_a_kept_prediction_is_printed_without_pricing_it_again(
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a kept prediction was prepared again")
 
-    monkeypatch.setattr("moesim.simulator.predict.compile.prepare", refused)
+    monkeypatch.setattr("moesim.simulator.predict.step.prepare", refused)
     again = run("simulate", scenario)
     assert again == first and first.code == 0
 

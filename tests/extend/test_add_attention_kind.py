@@ -18,16 +18,16 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.layout.activations import activation_bytes, cached_tensors
 from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.memory.activations import activation_bytes, cached_tensors
 from moesim.simulator.model.attention import ATTENTION_KINDS, Attention
-from moesim.simulator.model.attention.projections import (
+from moesim.simulator.model.attention.softmax import (
     output_projection,
     output_projection_gradient,
     output_projection_weight_gradient,
     recomputed_attention_norm,
 )
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import (
     attention_flop_per_token,
     block_parameters,
@@ -36,16 +36,14 @@ from moesim.simulator.model.counts import (
     parameters_total,
 )
 from moesim.simulator.model.huggingface import to_yaml
-from moesim.simulator.model.library import load_model
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.operators import RECOMPUTE, block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS, Precision, row_bytes
 from moesim.simulator.model.primitives import gemm, linear_forward, linear_input_gradient, weight_gradient
-from moesim.simulator.model.recompute import Recompute
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.work import Work
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 import moesim
 from moesim.hwmodels import InputError
-from moesim.simulator.planner import pattern
+from moesim.simulator.planner import replay
 from moesim.simulator.schedules import SCHEDULES, Action, Schedule, ScheduleSpec, build, register, validate
-from moesim.simulator.schedules.schedule import loop_route
-from moesim.simulator.schedules.sizes import check_microbatches
-from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
+from moesim.simulator.schedules.action import loop_route
+from moesim.simulator.schedules.spec import check_microbatches
+from moesim.simulator.trainers.torchtitan.export import torchtitan_snippet
 
 ROOT = Path(__file__).parents[2]
 NAME = "two-by-two"
@@ -51,7 +51,7 @@ def registered() -> Iterator[None]:
     register(TWO_BY_TWO)
     yield
     del SCHEDULES[NAME]
-    for cache in (pattern.pattern, pattern._pattern):
+    for cache in (replay.pattern, replay._pattern):
         cache.cache_clear()
 
 

@@ -22,7 +22,7 @@ from moesim.hwmodels.provenance import (
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.layout.memory import BUFFERS_SLACK, FRAMEWORK_BYTES, FSDP_SLACK, REPLAY_ERRORS
+from moesim.simulator.memory.gpu import BUFFERS_SLACK, FRAMEWORK_BYTES, FSDP_SLACK, REPLAY_ERRORS
 
 GOOD = {"value": "50 GB/s", "kind": "spec", "source": "a data sheet", "date": "2024-12"}
 

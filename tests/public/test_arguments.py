@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
 }
 """Every function with its scenario first, as what it says of it."""
 SLOW = {
-    "sensitivity": "moesim.simulator.studies.sensitivity.sensitivity",
+    "sensitivity": "moesim.simulator.studies.uncertainty.sensitivity",
     "interval": "moesim.simulator.studies.uncertainty.interval",
 }
 """Functions of seconds: the test asks what scenario they are given."""

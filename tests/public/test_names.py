@@ -9,7 +9,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.lists import parse_values
+from moesim.simulator.common.texts import parse_values
 from moesim.simulator.scenario import Scenario
 
 LISTED = """

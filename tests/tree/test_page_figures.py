@@ -16,8 +16,8 @@ from moesim.simulator.dispatchers.protocol import notify_seconds
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.records import Execution
-    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
+    from moesim.simulator.predict.step import Prepared
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = (DOCS / "model.md", *sorted((DOCS / "model").glob("*.md")))

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from moesim.app.charts.timeline_kinds import colour, words
+from moesim.app.charts.step import colour, words
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.predict.event_list import Events
-from moesim.simulator.predict.step_events import StepEvents, stream_names
+from moesim.simulator.predict.step_events import Events, StepEvents, stream_names
 from moesim.simulator.predict.timeline import zoomed_action
-from moesim.simulator.predict.trace_events import SCHEDULE
+from moesim.simulator.predict.trace import SCHEDULE
 
 VERSION = 1
 MOST_EVENTS = 600_000

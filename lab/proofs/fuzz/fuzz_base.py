@@ -18,10 +18,10 @@ from fuzz_mutator import Mutator, values_of
 import moesim
 import moesim.simulator.planner.processes
 import moesim.simulator.planner.search
-import moesim.simulator.predict.compile
+import moesim.simulator.predict.step
 import moesim.simulator.studies.sweep
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,7 +65,7 @@ def only_checked() -> Iterator[None]:
         raise ReachedError
 
     places: tuple[tuple[Any, str], ...] = (
-        (moesim.simulator.predict.compile, "assign_stages"),
+        (moesim.simulator.predict.step, "assign_stages"),
         (moesim.simulator.planner.search, "VariantSearch"),
         (moesim.simulator.planner.processes, "worker_pool"),
         (moesim.simulator.studies.sweep._Run, "compute"),

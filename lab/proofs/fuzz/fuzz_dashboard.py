@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 from fuzz_links import link, upload
 from fuzz_mutator import Mutator
 
-from moesim.app import packed_links, scenario_store, upload_memory, uploads
+from moesim.app import scenario_store, uploads
+from moesim.app import scenario_links
+from moesim.app import uploads
 from moesim.hwmodels.files import READ_BELOW
 from moesim.simulator.studies import result_cache
 
@@ -68,7 +70,7 @@ def _application() -> tuple[Any, Any]:
 
     config.set_option("server.enableXsrfProtection", False)
     config.set_option("server.maxUploadSize", 4)
-    manager = upload_memory.bounded(MemoryUploadedFileManager)("/_stcore/upload_file")
+    manager = uploads.bounded(MemoryUploadedFileManager)("/_stcore/upload_file")
 
     class EverySession:
         def is_active_session(self, session: str) -> bool:
@@ -115,11 +117,11 @@ def read_sent(case: list[Sent], folder: Path, rng: random.Random) -> None:
         else:
             found = manager.get_files(request.session, [request.file])
             held: Any = UploadedFile(found[0], FileURLs()) if found else DeletedFile(request.file)
-            _accepted(request.kind, *(upload_memory.given(held) or ("", b"")))
+            _accepted(request.kind, *(uploads.given(held) or ("", b"")))
         sizes = [sum(len(f.data) for f in files.values()) for files in manager.file_storage.values()]
-        assert max(sizes, default=0) <= upload_memory.MOST_SESSION_BYTES
-        assert sum(sizes) == sum(manager.ledger.sizes.values()) <= upload_memory.MOST_BYTES
-        assert all(len(files) <= upload_memory.MOST_FILES for files in manager.file_storage.values())
+        assert max(sizes, default=0) <= uploads.MOST_SESSION_BYTES
+        assert sum(sizes) == sum(manager.ledger.sizes.values()) <= uploads.MOST_BYTES
+        assert all(len(files) <= uploads.MOST_FILES for files in manager.file_storage.values())
 
 
 def _accepted(kind: str, name: str, data: bytes) -> None:
@@ -155,8 +157,8 @@ def read_packed(case: str, folder: Path, rng: random.Random) -> None:
         before = os.environ.get(READ_BELOW)
         os.environ[READ_BELOW] = own
         try:
-            name, texts = packed_links.unpack(case)
-            packed_links.pack(name, texts)
+            name, texts = scenario_links.unpack(case)
+            scenario_links.pack(name, texts)
             json.dumps([name, *texts], ensure_ascii=False).encode()
         finally:
             del os.environ[READ_BELOW]

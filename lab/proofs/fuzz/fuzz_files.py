@@ -25,8 +25,8 @@ from moesim.kernels.importers import deepep_profile, nccl_tests_profile
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.text import from_csv
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.outcome import PointOutcome
-from moesim.simulator.studies.point import key_of
+from moesim.simulator.studies.store import PointOutcome
+from moesim.simulator.studies.space import key_of
 from moesim.simulator.studies.store import Store
 from moesim.simulator.trainers.meaning.understand import understand
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments

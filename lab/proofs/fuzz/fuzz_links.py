@@ -15,8 +15,9 @@ from fuzz_files import count_texts, topology_texts
 from fuzz_mutator import Mutator
 
 import moesim
-from moesim.app import budget, scenario_links, uploads
-from moesim.simulator.common.lists import parse_values
+from moesim.app import scenario_links, uploads
+from moesim.app import jobs
+from moesim.simulator.common.texts import parse_values
 from moesim.simulator.scenario import Scenario
 
 _KEYS = (
@@ -136,13 +137,13 @@ def link(m: Mutator) -> tuple[str, list[str]]:
 
 def _built(name: str, texts: Sequence[str]) -> Scenario:
     """As a job of the dashboard does it, in this process."""
-    budget.check_link([name, *texts])
-    return budget.admit(uploads.scenario_of(name, texts))
+    jobs.check_link([name, *texts])
+    return jobs.admit(uploads.scenario_of(name, texts))
 
 
 def read_link(case: tuple[str, list[str]], folder: Path, rng: random.Random) -> None:
     name, texts = case
-    read = [text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1]]
+    read = [text[: jobs.LINK_CHARACTERS + 1] for text in texts[: jobs.LINK_TEXTS + 1]]
     scenario = _built(name[:200], read)
     scenario_links.overrides_between(home(), scenario)
     check(scenario, rng)

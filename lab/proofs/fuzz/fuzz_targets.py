@@ -54,9 +54,9 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.host import load_host
 from moesim.hwmodels.price import load_fabric_prices
-from moesim.simulator.layout.histogram import read_counts
+from moesim.simulator.layout.popularity import read_counts
 from moesim.simulator.model.huggingface import import_hf
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.planner.space import load_space
 from moesim.simulator.scenario.run_plan import load_run_plan
 

@@ -13,7 +13,7 @@ from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.planner.trainer_limits import TrainerLimits
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.sections import Stages
-from moesim.simulator.trainers.facts import facts_of
+from moesim.simulator.trainers.rules import facts_of
 from moesim.simulator.trainers.trainer import Trainer
 
 MODELS = (

@@ -12,19 +12,19 @@ from typing import Any
 
 from sample import build, draw_plans
 
-from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.attention.grouped_query import GQA
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
-from moesim.simulator.trainers.bridge import overrides as bridge
-from moesim.simulator.trainers.deepspeed import configuration as deepspeed
-from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers import bridge as bridge
+from moesim.simulator.trainers import deepspeed as deepspeed
+from moesim.simulator.trainers.rules import PlanFacts, facts_of
 from moesim.simulator.trainers.jobs import JobTemplate, job_text
 from moesim.simulator.trainers.torchtitan import rules
-from moesim.simulator.trainers.torchtitan.flavors import flavor_of
-from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
-from moesim.simulator.trainers.torchtitan.toml import torchtitan_toml
+from moesim.simulator.trainers.torchtitan.rules import flavor_of
+from moesim.simulator.trainers.torchtitan.export import torchtitan_snippet
+from moesim.simulator.trainers.torchtitan.export import torchtitan_toml
 
 SEED = 20261124
 PLANS = Path(__file__).with_name("plans.json")

@@ -10,7 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.rules import PlanFacts, facts_of
 
 PER_MODEL = 8
 """Plans of each model."""

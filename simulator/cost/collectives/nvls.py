@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.collectives.plan import Group, Hops, Operation, Phase, Plan, flows_of, size_of
-from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
+from moesim.simulator.cost.collectives.flows import Group, Hops, Operation, Phase, Plan, flows_of, size_of
+from moesim.simulator.cost.collectives.library import CollectiveSpec, Request, Terms
 
 
 def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:

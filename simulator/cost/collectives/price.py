@@ -9,11 +9,18 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.cost.collectives import exchange
-from moesim.simulator.cost.collectives.library import Library
-from moesim.simulator.cost.collectives.network import LinkLoads, Shares, link_loads, most_bytes_sent
-from moesim.simulator.cost.collectives.plan import Operation, Plan, Protocol, group_by_node
+from moesim.simulator.cost.collectives.flows import (
+    LinkLoads,
+    Operation,
+    Plan,
+    Protocol,
+    Shares,
+    group_by_node,
+    link_loads,
+    most_bytes_sent,
+)
+from moesim.simulator.cost.collectives.library import CollectiveSpec, Library, Request, Terms
 from moesim.simulator.cost.collectives.registry import COLLECTIVES, operations
-from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from moesim.hwmodels.validation import registry
 from moesim.simulator.cost.collectives.exchange import DIRECT
+from moesim.simulator.cost.collectives.library import CollectiveSpec
 from moesim.simulator.cost.collectives.nvls import NVLS
 from moesim.simulator.cost.collectives.ring import RING
-from moesim.simulator.cost.collectives.spec import CollectiveSpec
 from moesim.simulator.cost.collectives.tree import TREE
 
 COLLECTIVES: Mapping[str, CollectiveSpec] = registry(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.collectives.library import Library
-from moesim.simulator.cost.collectives.plan import (
+from moesim.simulator.cost.collectives.flows import (
     PROTOCOLS,
     Group,
     Hops,
@@ -17,7 +16,7 @@ from moesim.simulator.cost.collectives.plan import (
     rails_of,
     size_of,
 )
-from moesim.simulator.cost.collectives.spec import CollectiveSpec
+from moesim.simulator.cost.collectives.library import CollectiveSpec, Library
 
 PASSES: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Rounds through the ring; an all-reduce is a reduce-scatter and an all-gather in one kernel."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.cost.collectives.plan import (
+from moesim.simulator.cost.collectives.flows import (
     Group,
     Hops,
     Operation,
@@ -12,7 +12,7 @@ from moesim.simulator.cost.collectives.plan import (
     rails_of,
     size_of,
 )
-from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
+from moesim.simulator.cost.collectives.library import CollectiveSpec, Request, Terms
 
 
 def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:

@@ -31,9 +31,9 @@ from moesim.simulator.engine.full_resolution.statistics import (
 )
 from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program
 from moesim.simulator.engine.records import Execution
-from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.scenario.faults import Down, Fault, Jitter, NodeLoss, SlowGpu, SlowLink
+from moesim.simulator.layout.parallel import grouped_gpus
+from moesim.simulator.scenario.sections import Down, Fault, Jitter, NodeLoss, SlowGpu, SlowLink
 
 # -- faults ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import IntArray
-from moesim.simulator.common.garbage import without_cyclic_collection
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program, action_table
 from moesim.simulator.engine.records import (
     Execution,

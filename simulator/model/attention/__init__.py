@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
 from moesim.simulator.model.attention.block_sparse import BlockSparse
-from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
-from moesim.simulator.model.attention.gated_delta import GatedDelta
-from moesim.simulator.model.attention.gqa import GQA
-from moesim.simulator.model.attention.kda import KDA
+from moesim.simulator.model.attention.gated_delta import KDA, GatedDelta
+from moesim.simulator.model.attention.grouped_query import GQA, ChunkedAttention, SlidingAttention
 from moesim.simulator.model.attention.lightning import Lightning
-from moesim.simulator.model.attention.mamba import Mamba
-from moesim.simulator.model.attention.mamba2 import Mamba2
+from moesim.simulator.model.attention.mamba import Mamba, Mamba2
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.attention.sliding import SlidingAttention
 
 __all__ = [
     "ATTENTION_KINDS",

@@ -7,14 +7,16 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from moesim.simulator.model.attention.gqa import GQA
-from moesim.simulator.model.attention.output_gate import (
+from moesim.simulator.model.attention.grouped_query import GQA
+from moesim.simulator.model.attention.softmax import (
     gate_backward,
     gate_forward,
+    output_projection,
+    output_projection_gradient,
+    rope,
     sink_backward,
     sink_forward,
 )
-from moesim.simulator.model.attention.projections import output_projection, output_projection_gradient, rope
 from moesim.simulator.model.attention.sparse_core import (
     SparseCore,
     choose_keys,
@@ -24,12 +26,10 @@ from moesim.simulator.model.attention.sparse_core import (
     sparse_forward,
     uncounted,
 )
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import linear_forward, norm, recomputed, weight_gradient
-from moesim.simulator.model.recompute import Recompute
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Recompute
 
 
 class BlockSparse(GQA):

@@ -7,12 +7,16 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.output_gate import OutputGate, gate_columns
-from moesim.simulator.model.attention.projections import recomputed_attention_norm, rope
-from moesim.simulator.model.attention.softmax import SoftmaxAttention
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
-from moesim.simulator.model.operator import Direction, Operator
+from moesim.simulator.model.attention.softmax import (
+    HeadSizes,
+    OutputGate,
+    Reach,
+    SoftmaxAttention,
+    gate_columns,
+    recomputed_attention_norm,
+    rope,
+)
+from moesim.simulator.model.operator import Direction, Operator, Work
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     cast,
@@ -22,7 +26,7 @@ from moesim.simulator.model.primitives import (
     norm_backward,
     weight_gradient,
 )
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput
 
 
 class GroupedQueryAttention(SoftmaxAttention):
@@ -181,3 +185,59 @@ class GroupedQueryAttention(SoftmaxAttention):
         """Limits of the heads; ranks beyond the number of key-value heads hold copies of these."""
         limits = super().tp_limits(tp)
         return (*limits, (self.kv_heads, f"kv_heads={self.kv_heads}")) if tp < self.kv_heads else limits
+
+
+# -- gqa ---------------------------------------------------------------------------------------------
+# Full causal grouped-query attention: several query heads share one head of keys and values.
+
+
+class GQA(GroupedQueryAttention):
+    """Grouped-query attention; with `kv_heads` equal to `heads` it is multi-head attention."""
+
+    kind: Literal["gqa"] = "gqa"
+
+    def megatron_arguments(self) -> dict[str, str | None] | None:
+        """Megatron-LM's flags for grouped-query attention; None for a subclass, another attention."""
+        if type(self) is not GQA:
+            return None
+        return {
+            "--num-attention-heads": str(self.heads),
+            "--group-query-attention": None,
+            "--num-query-groups": str(self.kv_heads),
+            "--kv-channels": str(self.head_dim),
+            **({"--add-qkv-bias": None} if self.qkv_bias else {}),
+            **({"--qk-layernorm": None} if self.qk_norm else {}),
+        }
+
+
+# -- sliding -----------------------------------------------------------------------------------------
+# Grouped-query attention over a sliding window: a query attends to the last tokens (arXiv 2004.05150).
+
+
+class SlidingAttention(GroupedQueryAttention):
+    """Grouped-query attention whose queries attend to the last `window` tokens, their own included."""
+
+    kind: Literal["sliding"] = "sliding"
+    window: PositiveInt
+
+    @property
+    def reach(self) -> Reach:
+        """The last `window` tokens."""
+        return Reach("window", self.window)
+
+
+# -- chunked -----------------------------------------------------------------------------------------
+# Grouped-query attention inside chunks of the sequence, as Llama 4's layers with rotary positions have.
+
+
+class ChunkedAttention(GroupedQueryAttention):
+    """Grouped-query attention whose queries attend to earlier tokens of their own chunk only."""
+
+    kind: Literal["chunked"] = "chunked"
+    chunk: PositiveInt
+    """Tokens of one chunk; the sequence is cut at its multiples."""
+
+    @property
+    def reach(self) -> Reach:
+        """The tokens of the query's chunk."""
+        return Reach("chunk", self.chunk)

@@ -6,11 +6,9 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
-from moesim.simulator.model.attention.scan import Scan
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved, Scan
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.primitives import BF16, move, norm, norm_backward
-from moesim.simulator.model.work import Work
 
 KERNEL_CHUNK = 64
 """Tokens of a chunk in the kernels that were measured (fla-core 0.6.0, `chunk_simple_gla`)."""

@@ -11,12 +11,16 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.output_gate import OutputGate, gate_columns
-from moesim.simulator.model.attention.projections import copy, recomputed_attention_norm, rope
-from moesim.simulator.model.attention.softmax import SoftmaxAttention
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.attention.softmax import (
+    HeadSizes,
+    OutputGate,
+    SoftmaxAttention,
+    copy,
+    gate_columns,
+    recomputed_attention_norm,
+    rope,
+)
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
@@ -29,8 +33,7 @@ from moesim.simulator.model.primitives import (
     recomputed,
     weight_gradient,
 )
-from moesim.simulator.model.recompute import Module
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module
 
 
 class MLA(SoftmaxAttention):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Literal
 
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
-from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.part import ModelPart
+from moesim.simulator.model.operator import Operator, Work
+from moesim.simulator.model.parameters import ModelPart
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import Module, Recompute
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module, Recompute
 
 
 class Attention(ModelPart, ABC):
@@ -134,3 +133,60 @@ class Attention(ModelPart, ABC):
     def megatron_arguments(self) -> dict[str, str | None] | None:
         """Megatron-LM's arguments by flag (None for a flag without a value); None if it lacks the kind."""
         return None
+
+
+# -- none --------------------------------------------------------------------------------------------
+# The empty attention half of a layer that has feed-forward work only, as in hybrid models.
+
+
+class NoAttention(Attention):
+    """No attention, no norm before it: model files write `none` in `attention_layers`."""
+
+    kind: Literal["none"] = "none"
+
+    @property
+    def empty(self) -> bool:
+        """True."""
+        return True
+
+    def parameters(self, hidden: int) -> int:
+        """0."""
+        return 0
+
+    def flop_per_token(self, sequence: int, causal: bool) -> float:
+        """0."""
+        return 0.0
+
+    def state_bytes(self, tokens: int, element_bytes: float) -> float:
+        """0."""
+        return 0.0
+
+    def forward(self, w: Work) -> list[Operator]:
+        """No operators."""
+        return []
+
+    def input_gradient(self, w: Work) -> list[Operator]:
+        """No operators."""
+        return []
+
+    def weight_gradient(self, w: Work) -> list[Operator]:
+        """No operators."""
+        return []
+
+    def cached_tensors(
+        self, precision: Precision, policy: Recompute, unfused: bool
+    ) -> tuple[CachedTensor, ...]:
+        """No tensors."""
+        return ()
+
+    def gemm_outputs(self, hidden: int) -> tuple[GemmOutput, ...]:
+        """No GEMMs."""
+        return ()
+
+    def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
+        """No limits."""
+        return ()
+
+    def context_elements(self, sequence: int) -> float:
+        """0."""
+        return 0.0

@@ -10,35 +10,140 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from moesim.simulator.model.attention.projections import (
+from pydantic import PositiveInt
+
+from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.attention.softmax import (
     output_projection,
     output_projection_gradient,
     output_projection_weight_gradient,
     recomputed_attention_norm,
 )
-from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.attention.scan import (
-    Scan,
-    convolution,
-    convolution_backward,
-    gated_norm,
-    gated_norm_backward,
-    scan_backward,
-    scan_forward,
-)
-from moesim.simulator.model.cached import CachedTensor, GemmOutput, Sharding
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operator import GemmShape, Operator, Work
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.primitives import (
+    BF16,
     add,
     cast,
     linear_forward,
     linear_input_gradient,
+    move,
     recomputed,
     weight_gradient,
 )
-from moesim.simulator.model.recompute import Module, Recompute
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module, Recompute, Sharding
+
+# -- scan --------------------------------------------------------------------------------------------
+# Operators of recurrent mixers: the scan over the sequence, the short convolution and the gated norm.
+
+
+class Scan(NamedTuple):
+    """A scan over all heads of a layer, per token; chunked algorithms turn most of it into GEMMs."""
+
+    variant: str
+    """Name of the kernels in calibration profiles, which is the kind of mixer."""
+    heads: int
+    """Heads that the kernels run side by side."""
+    flop: float
+    """FLOPs of the forward."""
+    repeated_flop: float
+    """FLOPs of the forward that the backward computes again instead of reading."""
+    inputs: float
+    """Elements in 16 bits that the forward reads."""
+    outputs: float
+    """Elements in 16 bits that it writes."""
+    state_elements: int
+    """Elements of the state, over all heads."""
+    chunk: int
+    """Tokens of a chunk; 1 for a scan by token."""
+    transition_elements: int = 0
+    """Elements of the matrices that take the state of the tokens before to that behind them; 0 for decays."""
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes that the forward reads per token, with the state of every chunk that it writes and reads."""
+        return self.inputs * BF16 + self._state_bytes
+
+    @property
+    def written_bytes(self) -> float:
+        """Bytes that the forward writes per token."""
+        return self.outputs * BF16 + self._state_bytes
+
+    @property
+    def carried_elements(self) -> int:
+        """Elements that a context-parallel rank hands on for one sequence."""
+        return self.state_elements + self.transition_elements
+
+    @property
+    def _state_bytes(self) -> float:
+        return self.state_elements / self.chunk * BF16 if self.chunk > 1 else 0.0
+
+
+def _streams(w: Work, scan: Scan) -> int:
+    """Heads of all sequences on this GPU, which the kernels run side by side."""
+    return max(1, round(max(1.0, w.tokens / w.sequence) * scan.heads / w.tp))
+
+
+def scan_forward(w: Work, scan: Scan) -> Operator:
+    """The scan of one micro-batch (eq. C21); its rate depends on the heads side by side (eq. C24)."""
+    tokens = w.tokens / w.tp
+    return Operator(
+        "scan",
+        "scan_forward",
+        "F",
+        "bf16",
+        flop=tokens * scan.flop,
+        bytes_read=tokens * scan.read_bytes,
+        bytes_written=tokens * scan.written_bytes,
+        gemm=GemmShape(w.tokens, scan.chunk, scan.chunk, _streams(w, scan)),
+        variant=scan.variant,
+    )
+
+
+def scan_backward(w: Work, scan: Scan) -> Operator:
+    """Input gradients of the scan: twice its FLOPs, and what it computes again.
+
+    It reads inputs, output gradients and states, and writes a gradient for every input.
+    """
+    tokens = w.tokens / w.tp
+    gradients = scan.inputs * BF16
+    return Operator(
+        "scan.backward",
+        "scan_backward",
+        "I",
+        "bf16",
+        flop=tokens * (2.0 * scan.flop + scan.repeated_flop),
+        uncounted_flop=tokens * scan.repeated_flop,
+        bytes_read=tokens * (2.0 * scan.read_bytes + scan.outputs * BF16),
+        bytes_written=tokens * (gradients + scan.written_bytes),
+        gemm=GemmShape(w.tokens, scan.chunk, scan.chunk, _streams(w, scan)),
+        variant=scan.variant,
+    )
+
+
+def convolution(w: Work, channels: float) -> Operator:
+    """Short causal convolution over each channel with its activation, which reads and writes BF16 once."""
+    size = w.tokens * channels * BF16
+    return move("short_conv", "conv", "F", size, size, variant="forward")
+
+
+def convolution_backward(w: Work, channels: float) -> Operator:
+    """Gradients of input, weight and bias from the input and the output's gradient."""
+    size = w.tokens * channels * BF16
+    return move("short_conv.backward", "conv", "I", 2.0 * size, size, variant="backward", launches=2)
+
+
+def gated_norm(w: Work, width: float, gate: float) -> Operator:
+    """Norm of the scan's output times its activated gate, in one kernel."""
+    size = w.tokens * width * BF16
+    return move("gated_norm", "norm", "F", size + w.tokens * gate * BF16, size, variant="gated_forward")
+
+
+def gated_norm_backward(w: Work, width: float, gate: float) -> Operator:
+    """Gradients of the scan's output, the gate and the norm's weight."""
+    size, gates = w.tokens * width * BF16, w.tokens * gate * BF16
+    read, written = 2.0 * size + gates, size + gates
+    return move("gated_norm.backward", "norm", "I", read, written, variant="gated_backward", launches=2)
 
 
 class Projection(NamedTuple):
@@ -298,3 +403,70 @@ class RecurrentMixer(Attention):
         """States in FP32, and the inputs of the convolution that lie on the rank before (eq. X21)."""
         window = self.convolved * max(0, self.convolution_width - 1)
         return self.scan.carried_elements * BYTES_PER_ELEMENT["fp32"] + window * BYTES_PER_ELEMENT["bf16"]
+
+
+# -- convolved ---------------------------------------------------------------------------------------
+# Base classes of recurrent mixers that convolve their inputs over a few tokens before the scan.
+
+
+class ConvolvedMixer(RecurrentMixer):
+    """A mixer with a short causal convolution; a subclass defines the channels in `convolved`."""
+
+    conv: PositiveInt = 4
+    """Tokens that the short convolution reads."""
+
+    @property
+    def convolution_width(self) -> int:
+        """`conv`."""
+        return self.conv
+
+
+class StateSpaceMixer(ConvolvedMixer):
+    """What Mamba and Mamba-2 share: biases of the convolution and of the projections."""
+
+    conv_bias: bool = True
+    proj_bias: bool = False
+    """Biases of the input and the output projection."""
+
+    @property
+    def convolution_bias(self) -> bool:
+        """`conv_bias`."""
+        return self.conv_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """`proj_bias`."""
+        return self.proj_bias
+
+
+# -- delta rule --------------------------------------------------------------------------------------
+# Cost of the chunked gated delta rule, which the gated delta net and Kimi delta attention share.
+
+CHUNK = 64
+"""Tokens of a chunk in the kernels of flash-linear-attention (`chunk_size` of fla-core 0.6.0)."""
+
+
+def delta_rule_scan(
+    variant: str, *, heads: int, key_heads: int, key_dim: int, value_dim: int, gates: int
+) -> Scan:
+    """Scan of a gated delta rule (eq. C22): the WY form of arXiv 2412.06464, section 3.3, in chunks of 64.
+
+    Per token and head, with C tokens a chunk: scores of keys with keys and of queries with keys, C d_k each;
+    the inverse of a unit triangle, C^2 / 6; the two products with it, C (d_k + d_v); the scores times the new
+    values, C d_v; the state read twice and updated once, d_k d_v each: all times 2. The backward computes the
+    products with the inverse and the states again. `gates` counts the decays of one token.
+    """
+    square, state = CHUNK * CHUNK / 6.0, key_dim * value_dim
+    inverse = CHUNK * (key_dim + value_dim)
+    products = CHUNK * (2 * key_dim + value_dim) + inverse + square + 3 * state
+    return Scan(
+        variant=variant,
+        heads=heads,
+        flop=2.0 * heads * products,
+        repeated_flop=2.0 * heads * (inverse + 2 * state),
+        inputs=2 * key_heads * key_dim + heads * value_dim + gates + heads,
+        outputs=heads * value_dim,
+        state_elements=heads * state,
+        chunk=CHUNK,
+        transition_elements=heads * key_dim * key_dim,
+    )

@@ -1,32 +1,390 @@
-"""Base class of softmax attention, with what MLA, grouped-query attention and similar kinds share."""
+"""Softmax attention: what MLA, grouped-query attention and the like share, and operators of its core."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
 from pydantic import PositiveInt
 
-from moesim.simulator.model.attention.core import core_backward, core_forward, recomputed_core
-from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.output_gate import (
-    gate_backward,
-    gate_forward,
-    sink_backward,
-    sink_forward,
-)
-from moesim.simulator.model.attention.projections import (
-    output_projection,
-    output_projection_gradient,
-    output_projection_weight_gradient,
-)
 from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.attention.reach import FULL, Reach
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
-from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
-from moesim.simulator.model.recompute import Module, Recompute
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, Work
+from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, Precision, row_bytes
+from moesim.simulator.model.primitives import (
+    BF16,
+    FP32,
+    cast,
+    linear_forward,
+    linear_input_gradient,
+    move,
+    norm,
+    recomputed,
+    weight_gradient,
+)
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module, Recompute
+
+# -- heads -------------------------------------------------------------------------------------------
+# Sizes of the heads of softmax attention (plain data).
+
+
+class HeadSizes(NamedTuple):
+    """Numbers of query heads and of key-value heads, and elements of one query or key and of one value."""
+
+    heads: int
+    kv_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+
+
+# -- reach -------------------------------------------------------------------------------------------
+# How many keys a query attends to: all before it, those of a sliding window, or those of its chunk.
+
+
+class Reach(NamedTuple):
+    """Keys that a causal query may attend to; `size` is the window or the chunk in tokens."""
+
+    kind: Literal["full", "window", "chunk"] = "full"
+    size: int = 0
+
+    def limits(self, sequence: int) -> bool:
+        """Whether any query of a sequence sees fewer keys than full causal attention gives it."""
+        return self.kind != "full" and self.size < sequence
+
+    def mean_keys(self, sequence: int) -> float:
+        """Keys of a query on average (eq. C2): s / 2; w - w^2 / (2 s) in a window w; c / 2 in a chunk c.
+
+        A position itself counts half, as published FLOP counts take s / 2 for full causal attention. The last
+        chunk of a sequence may be shorter.
+        """
+        if not self.limits(sequence):
+            return sequence / 2.0
+        if self.kind == "window":
+            return self.size - self.size**2 / (2.0 * sequence)
+        whole, rest = divmod(sequence, self.size)
+        return (whole * self.size**2 + rest**2) / (2.0 * sequence)
+
+    def widest(self, sequence: int) -> int:
+        """Most keys of any query, which counts without the causal half take for all of them."""
+        return self.size if self.limits(sequence) else sequence
+
+
+FULL = Reach()
+"""Full causal attention."""
+
+
+# -- unfused -----------------------------------------------------------------------------------------
+# Operators of unfused core attention, whose scores, softmax and dropout go through memory.
+#
+# The kernels are those of Megatron-LM's core attention (NVIDIA/Megatron-LM@2e90a342f5, `CoreAttention`):
+# two batched GEMMs, a fused scale-mask-softmax and a dropout, over the whole square of scores. A window
+# or chunk masks the square and saves nothing.
+
+MASK_BYTES = 1.0
+"""Bytes of one element's dropout mask."""
+
+
+def unfused_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
+    """Scores, softmax, any dropout, and values; each GEMM takes 2 T a s d FLOPs, without halving (eq. O7)."""
+    scores, counted = _scores(w, sizes), reach.mean_keys(w.sequence) / w.sequence
+    return [
+        _gemm(w, sizes, "attention.scores", "F", sizes.qk_head_dim, counted, writes=scores),
+        move("attention.softmax", "elementwise", "F", scores * BF16, scores * BF16, variant="softmax"),
+        *([_dropout(scores, "attention.dropout", "F")] if w.dropout else []),
+        _gemm(w, sizes, "attention.values", "F", sizes.v_head_dim, counted, reads=scores),
+    ]
+
+
+def unfused_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
+    """Four GEMMs and the backward of dropout and softmax."""
+    qk, v = sizes.qk_head_dim, sizes.v_head_dim
+    scores, counted = _scores(w, sizes), reach.mean_keys(w.sequence) / w.sequence
+    return [
+        _gemm(w, sizes, "attention.values.dscores", "I", v, counted, writes=scores),
+        _gemm(w, sizes, "attention.values.dv", "I", v, counted, reads=scores),
+        *([_dropout(scores, "attention.dropout.backward", "I")] if w.dropout else []),
+        move(
+            "attention.softmax.backward", "elementwise", "I", 2 * scores * BF16, scores * BF16,
+            variant="softmax",
+        ),
+        _gemm(w, sizes, "attention.scores.dq", "I", qk, counted, reads=scores),
+        _gemm(w, sizes, "attention.scores.dk", "I", qk, counted, reads=scores),
+    ]  # fmt: skip
+
+
+def _dropout(scores: float, name: str, d: Direction) -> Operator:
+    """Dropout kernel; forward it writes a mask with the scores, backward it reads it with their gradient."""
+    narrow, wide = scores * BF16, scores * (BF16 + MASK_BYTES)
+    reads, writes = (narrow, wide) if d == "F" else (wide, narrow)
+    return move(name, "elementwise", d, reads, writes, variant="mask")
+
+
+def _scores(w: Work, sizes: HeadSizes) -> float:
+    """Elements of all score matrices of this rank."""
+    return w.tokens * (sizes.heads // w.tp) * w.sequence
+
+
+def _gemm(
+    w: Work,
+    sizes: HeadSizes,
+    name: str,
+    d: Direction,
+    width: int,
+    counted: float,
+    *,
+    reads: float = 0.0,
+    writes: float = 0.0,
+) -> Operator:
+    """One batched GEMM between the scores and a [tokens, width] tensor of every head.
+
+    Model FLOPs count the share `counted` of the square only: the causal half, or the keys of a window.
+    """
+    rows = w.tokens * (sizes.heads // w.tp)
+    thin = rows * width * BF16
+    flop = 2.0 * _scores(w, sizes) * width
+    n, k = (w.sequence, width) if writes else (width, w.sequence)
+    return Operator(
+        name,
+        "gemm",
+        d,
+        "bf16",
+        flop=flop,
+        uncounted_flop=(1.0 - counted) * flop,
+        bytes_read=(2 * thin if writes else thin) + reads * BF16,
+        bytes_written=writes * BF16 if writes else thin,
+        gemm=GemmShape(rows, n, k, max(1, round(rows / w.sequence))),
+    )
+
+
+# -- core --------------------------------------------------------------------------------------------
+# Operators of the causal core attention; flash attention keeps the scores inside the kernel.
+#
+# A core kernel's variant says what its rate depends on besides the sequence: `fp8` or `mxfp8` for
+# operands in FP8, `flex` for PyTorch's compiled flex_attention, `window` for a sliding window, `64`,
+# `256` or `512` for narrow or wide heads, joined by `_`. Rates of a window are read at its size. A chunk
+# is a sequence of its own to the kernels: Llama 4's recipes cut the sequence into chunks before they
+# call one, and flex_attention over 4 chunks of 8,192 tokens runs within 5 % (forward) and 10 %
+# (backward) of its rate at 8,192 tokens (lab/results/2026-11-22-h200-windowed-attention.json.xz).
+
+HEADS = ((80, "64"), (192, ""), (256, "256"))
+"""Widest head of each variant by width; still wider heads are `512`, which nothing measured."""
+
+
+def kernel_variant(w: Work, sizes: HeadSizes, reach: Reach) -> str:
+    """Variant of the core kernels, by which profiles distinguish their rates."""
+    wide = next((name for most, name in HEADS if sizes.qk_head_dim <= most), "512")
+    window = "window" if reach.kind == "window" and reach.limits(w.sequence) else ""
+    return "_".join(part for part in (w.attention, "flex" if w.flex else "", window, wide) if part)
+
+
+def _shape(w: Work, sizes: HeadSizes, reach: Reach, heads: int) -> GemmShape:
+    """Shape of the scores; its columns are the most keys of a query, at which the rate is read."""
+    return GemmShape(w.tokens, reach.widest(w.sequence), sizes.qk_head_dim, heads)
+
+
+def core_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
+    """Causal core attention, with flop = 2 x tokens x heads x mean keys x (d_qk + d_v) (eq. C2).
+
+    Operands in FP8 are cast first (eq. C51).
+    """
+    if w.unfused:
+        return unfused_forward(w, sizes, reach)
+    heads, kv_heads = sizes.heads // w.tp, max(1, sizes.kv_heads // w.tp)
+    qk, v = sizes.qk_head_dim, sizes.v_head_dim
+    queries = w.tokens * heads * qk
+    keys_values = w.tokens * kv_heads * (qk + v)
+    element = 1.0 if w.attention else BF16
+    core = Operator(
+        "attention",
+        "attention_forward",
+        "F",
+        _dtype(w),
+        flop=w.tokens * heads * 2.0 * reach.mean_keys(w.sequence) * (qk + v),
+        bytes_read=(queries + keys_values) * element,
+        bytes_written=w.tokens * heads * v * BF16,
+        gemm=_shape(w, sizes, reach, heads),
+        variant=kernel_variant(w, sizes, reach),
+    )
+    return [*operand_casts(w, "attention.cast", "F", queries + keys_values), core]
+
+
+def _dtype(w: Work) -> Dtype:
+    return "fp8" if w.attention else "bf16"
+
+
+def operand_casts(w: Work, name: str, d: Direction, elements: float) -> list[Operator]:
+    """Cast of operands of the core attention to FP8 (eq. C51); none in BF16.
+
+    MXFP8 writes them along rows and columns. With one scale a tensor, queries, keys and values are joined
+    before one cast, and a current scale reads the joined tensor first. Read in NVIDIA/TransformerEngine@v2.15
+    `pytorch/attention/dot_product_attention/utils.py` (`mxfp8_quantize_fast_path`, `combine_and_quantize`).
+    """
+    if not w.attention:
+        return []
+    if w.attention == "mxfp8":
+        written = 2.0 * BLOCK_BYTES["mx"] * elements
+        return [move(name, "cast", d, BF16 * elements, written, variant="mx", dtype="fp8")]
+    out = [move(name, "cast", d, BF16 * elements, elements, variant="row", dtype="fp8")]
+    if w.current_scales:
+        out.insert(0, move(f"{name}.amax", "cast", d, BF16 * elements, 0.0, variant="amax", launches=2))
+    if d == "F":
+        out.insert(0, move(f"{name}.join", "copy", d, BF16 * elements, BF16 * elements, variant="pack"))
+    return out
+
+
+def recomputed_core(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
+    """The core attention run again before its backward, where a checkpoint dropped what it computed.
+
+    Policies repeat it only where the scores go through memory.
+    """
+    by_policy = w.unfused and w.recompute in ("attention", "selective")
+    return recomputed(core_forward(w, sizes, reach)) if by_policy or w.repeats("core_attn") else []
+
+
+def core_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
+    """Backward of the core attention: preparation, the core itself, and conversion of dQ to BF16.
+
+    The core runs five GEMMs; the one that computes the scores again does not count as model FLOPs. In FP8 the
+    gradient of the output is cast first, and kernels compute the scores outside of a window too: cuDNN 9.22
+    takes as long for a window of 128 tokens as its FLOPs over the whole sequence say.
+    """
+    if w.unfused:
+        return unfused_backward(w, sizes, reach)
+    heads, kv_heads = sizes.heads // w.tp, max(1, sizes.kv_heads // w.tp)
+    qk_dim, v_dim = sizes.qk_head_dim, sizes.v_head_dim
+    q, v = w.tokens * heads * qk_dim, w.tokens * heads * v_dim
+    kv = w.tokens * kv_heads * (qk_dim + v_dim)
+    scores = w.tokens * heads * 2.0 * reach.mean_keys(w.sequence)
+    uncounted = scores * qk_dim
+    if w.attention:
+        whole = w.tokens * heads * 2.0 * FULL.mean_keys(w.sequence)
+        uncounted = whole * (3 * qk_dim + 2 * v_dim) - scores * (2 * qk_dim + 2 * v_dim)
+        scores, reach = whole, FULL
+    element = 1.0 if w.attention else BF16
+    core = Operator(
+        "attention.backward",
+        "attention_backward",
+        "I",
+        _dtype(w),
+        flop=scores * (3 * qk_dim + 2 * v_dim),
+        uncounted_flop=uncounted,
+        bytes_read=(q + v) * element + kv * element + q * FP32,
+        bytes_written=q * FP32 + kv * BF16,
+        gemm=_shape(w, sizes, reach, heads),
+        variant=kernel_variant(w, sizes, reach),
+    )
+    return [
+        *operand_casts(w, "attention.cast_gradient", "I", v),
+        move("attention.backward_pre", "attention_pre_post", "I", 2 * v * BF16, q * FP32, variant="pre"),
+        core,
+        move("attention.backward_post", "attention_pre_post", "I", q * FP32, q * BF16, variant="post"),
+    ]
+
+
+# -- output gate -------------------------------------------------------------------------------------
+# Gates and sinks, which change the output of the core attention before its projection.
+#
+# A gate is a sigmoid for every element of the heads, or one for every head. A sink is a learned logit of
+# a head that takes a share of its softmax.
+#
+# Sources: Qwen3-Next projects the gates of all elements with the queries, Step 3.5 one gate a head
+# (`modeling_qwen3_next.py` of Hugging Face transformers, `modeling_step3p5.py` of
+# stepfun-ai/Step-3.5-Flash).
+
+OutputGate = Literal["none", "element", "head"]
+"""Gates of the attention's output before its projection."""
+
+
+def gate_columns(gate: OutputGate, heads: int, v_head_dim: int) -> int:
+    """Columns that the gates add to the projections of the input."""
+    return {"none": 0, "element": heads * v_head_dim, "head": heads}[gate]
+
+
+def gate_forward(w: Work, columns: int, width: int) -> list[Operator]:
+    """Multiplication of `width` elements of this rank's heads by the sigmoids of `columns` gates."""
+    if not columns:
+        return []
+    read, written = w.tokens * (width + columns) * BF16, w.tokens * width * BF16
+    return [move("attention.gate", "elementwise", "F", read, written, variant="add")]
+
+
+def gate_backward(w: Work, columns: int, width: int) -> list[Operator]:
+    """Gradients of the gates and of the core attention's output, from that of their product."""
+    if not columns:
+        return []
+    read = w.tokens * (2 * width + columns) * BF16
+    written = w.tokens * (width + columns) * BF16
+    return [move("attention.gate.backward", "elementwise", "I", read, written, variant="add")]
+
+
+def sink_forward(w: Work, heads: int, width: int) -> list[Operator]:
+    """Kernel that scales the output by the sinks' share, where flex_attention cannot do it (none: 0 heads).
+
+    Fused kernels add a head's sink to its softmax, which costs nothing.
+    """
+    if not heads or not w.flex:
+        return []
+    read = w.tokens * (width * BF16 + heads * FP32)
+    return [move("attention.sinks", "elementwise", "F", read, w.tokens * width * BF16, variant="add")]
+
+
+def sink_backward(w: Work, heads: int, width: int) -> list[Operator]:
+    """Sums over tokens, the sinks' gradients; with flex_attention also the gradient of the scaling."""
+    if not heads:
+        return []
+    # Compiled, the scaling shares its reads with the kernel that prepares the backward.
+    scaled = w.tokens * width * BF16 if w.flex else 0.0
+    read = 2.0 * w.tokens * heads * FP32
+    return [move("attention.sinks.backward", "elementwise", "I", read, scaled, variant="reduce")]
+
+
+# -- projections -------------------------------------------------------------------------------------
+# Operators of the output projection, which most kinds of attention share, and of copies and rotations.
+
+
+def output_projection(w: Work, width: int) -> list[Operator]:
+    """Projection of `width` elements of heads on this rank; FP8 recipes cache its input in 12 bits."""
+    cache = [cast("attention_output.cache", "F", w.tokens, width, "special")] if w.fp8 else []
+    return [*cache, *linear_forward(w, "o_proj", w.tokens, w.hidden, width)]
+
+
+def output_projection_gradient(w: Work, width: int) -> list[Operator]:
+    """Input gradient of the output projection and, in FP8, casts of the operands of its weight gradient."""
+    h, t = w.hidden, w.tokens
+    if not w.fp8:
+        return linear_input_gradient(w, "o_proj", t, h, width)
+    return [
+        cast("attention_output.restore", "I", t, width, "special_back"),
+        *linear_input_gradient(w, "o_proj", t, h, width, cast_first=True),
+        cast("attention_output.cast_channel", "I", t, width, "channel"),
+        cast("o_proj.gradient_cast_channel", "I", t, h, "channel"),
+    ]
+
+
+def output_projection_weight_gradient(w: Work, width: int) -> Operator:
+    """Weight gradient of the output projection."""
+    return weight_gradient(w, "o_proj", w.tokens, w.hidden, width)
+
+
+def recomputed_attention_norm(w: Work) -> list[Operator]:
+    """Recompute the norm before the attention, where the policy does not keep its output."""
+    if not w.repeats("layernorm"):
+        return []
+    return recomputed([norm("attn_norm", "F", w.norm_tokens, w.hidden, residual=True)])
+
+
+def copy(name: str, direction: Direction, elements: float, variant: str) -> Operator:
+    """Copy of BF16 elements."""
+    return move(name, "copy", direction, elements * BF16, elements * BF16, variant=variant)
+
+
+def rope(name: str, direction: Direction, elements: float) -> Operator:
+    """Rotary position embedding of BF16 elements."""
+    return move(name, "rope", direction, elements * BF16, elements * BF16)
+
+
+# -- softmax -----------------------------------------------------------------------------------------
+# Base class of softmax attention, with what MLA, grouped-query attention and similar kinds share.
 
 E5M6_BYTES = 1.5
 """Bytes of one element in the 12-bit format E5M6."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moesim.simulator.model.block_scales import block_cast, weight_scales
-from moesim.simulator.model.feed_forward.swiglu import (
+from moesim.simulator.model.feed_forward.dense import (
     recomputed_ffn_norm,
     swiglu_forward,
     swiglu_input_gradient_down,
@@ -18,20 +18,24 @@ from moesim.simulator.model.feed_forward.swiglu import (
     swiglu_kernel,
     swiglu_weight_gradient,
 )
-from moesim.simulator.model.operator import Direction, Operator, OperatorClass
+from moesim.simulator.model.operator import Direction, Operator, OperatorClass, Work
 from moesim.simulator.model.primitives import (
     BF16,
     FP32,
     cast,
     gemm,
+    linear_forward,
+    linear_input_gradient,
     move,
+    norm,
+    norm_backward,
     one_scale_cast,
     per_row_bytes,
     recomputed,
     scale_transpose,
+    weight_gradient,
     weight_transpose,
 )
-from moesim.simulator.model.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +250,55 @@ def combine_backward_operators(x: ExpertWork, fp8_dispatch: bool) -> list[Operat
         return []
     op = cast("combine.cast_gradient", "I", x.work.tokens, x.row, "token")
     return [replace(op, variant="token_on_communication_stream")]
+
+
+# -- latent ------------------------------------------------------------------------------------------
+# Projections of routed rows into a narrow latent space and back (LatentMoE: NVIDIA-Nemotron-3-Super).
+#
+# Every rank projects its own tokens before the dispatch and after the combine, so that both transfers
+# and the experts work on latent rows; router and shared experts see the hidden state (Megatron-LM
+# core_v0.16, `--moe-latent-size`).
+
+
+def into_latent(w: Work, latent: int) -> list[Operator]:
+    """Projection of the tokens into latent rows and, in FP8, the cast of the rows that are sent."""
+    send = [cast("latent.cast", "F", w.norm_tokens, latent, "token")] if w.fp8 else []
+    return [*linear_forward(w, "latent_down", w.norm_tokens, latent, w.hidden, cast_input=False), *send]
+
+
+def out_of_latent(w: Work, latent: int, normed: bool) -> list[Operator]:
+    """Projection of the combined latent rows into the hidden state, behind their norm if they have one."""
+    before = [norm("latent_norm", "F", w.norm_tokens, latent)] if normed else []
+    return [*before, *linear_forward(w, "latent_up", w.norm_tokens, w.hidden, latent)]
+
+
+def out_of_latent_gradient(w: Work, latent: int, normed: bool) -> list[Operator]:
+    """Gradient of the combined latent rows from that of the hidden state."""
+    out = linear_input_gradient(w, "latent_up", w.norm_tokens, w.hidden, latent)
+    out += _channel_casts(w, "latent_up", w.hidden, latent)
+    return [*out, norm_backward("latent_norm.backward", w.norm_tokens, latent)] if normed else out
+
+
+def into_latent_gradient(w: Work, latent: int) -> list[Operator]:
+    """Gradient of the hidden state from that of the latent rows that were sent."""
+    out = linear_input_gradient(w, "latent_down", w.norm_tokens, latent, w.hidden)
+    return [*out, *_channel_casts(w, "latent_down", latent, w.hidden)]
+
+
+def latent_weight_gradient(w: Work, latent: int) -> list[Operator]:
+    """Weight gradients of both projections."""
+    t = w.norm_tokens
+    return [
+        weight_gradient(w, "latent_up", t, w.hidden, latent),
+        weight_gradient(w, "latent_down", t, latent, w.hidden),
+    ]
+
+
+def _channel_casts(w: Work, name: str, n: int, k: int) -> list[Operator]:
+    """Casts of both operands of a weight gradient, in FP8 by tiles."""
+    if not w.fp8:
+        return []
+    return [
+        cast(f"{name}.gradient_cast_channel", "I", w.norm_tokens, n, "channel"),
+        cast(f"{name}.input_cast_channel", "I", w.norm_tokens, k, "channel"),
+    ]

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from moesim.simulator.model.cached import CachedTensor, GemmOutput
-from moesim.simulator.model.feed_forward.cached import swiglu_outputs, swiglu_tensors
+from moesim.simulator.model.feed_forward.dense import swiglu_outputs, swiglu_tensors
 from moesim.simulator.model.feed_forward.experts import (
     ExpertWork,
     combine_backward_operators,
@@ -16,22 +15,56 @@ from moesim.simulator.model.feed_forward.experts import (
     experts_forward,
     experts_input_gradient,
     experts_weight_gradient,
-)
-from moesim.simulator.model.feed_forward.latent import (
     into_latent,
     into_latent_gradient,
     latent_weight_gradient,
     out_of_latent,
     out_of_latent_gradient,
 )
-from moesim.simulator.model.feed_forward.router import router_backward, router_forward
-from moesim.simulator.model.operator import Operator, Phase
-from moesim.simulator.model.parameters import Parameters
-from moesim.simulator.model.part import ModelPart
+from moesim.simulator.model.operator import Operator, Phase, Work
+from moesim.simulator.model.parameters import ModelPart, Parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
-from moesim.simulator.model.primitives import add, cast, norm, norm_backward, recomputed
-from moesim.simulator.model.recompute import Module
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.primitives import FP32, add, cast, gemm, move, norm, norm_backward, recomputed
+from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module
+
+# -- router ------------------------------------------------------------------------------------------
+# Operators of the router, in the order of DeepSeek's published H800 training profile.
+#
+# deepseek-ai/profile-data@449602428a1b, train.json.
+
+GATE_FORWARD_LAUNCHES, GATE_BACKWARD_LAUNCHES = 37, 26
+"""Numbers of small kernels of the gate in the published profile, forward and backward."""
+GATE_FORWARD_PASSES, GATE_BACKWARD_PASSES = 12, 16
+"""Reads and writes of a [tokens, experts] FP32 tensor by these kernels, counted in the same profile."""
+
+
+def router_forward(w: Work, experts: int) -> list[Operator]:
+    """GEMM of the router, then scores, group limit, top-k and balance loss as one chain of small kernels."""
+    passes = GATE_FORWARD_PASSES * w.norm_tokens * experts * FP32 / 2
+    return [
+        gemm("gate", "F", w.norm_tokens, experts, w.hidden, "bf16", cls="gate_gemm"),
+        move("gate.select", "topk", "F", passes, passes, variant="forward", launches=GATE_FORWARD_LAUNCHES),
+    ]
+
+
+def router_backward(w: Work, experts: int) -> list[Operator]:
+    """Backward of the chain of small kernels, then input and weight gradient of the router."""
+    passes = GATE_BACKWARD_PASSES * w.norm_tokens * experts * FP32 / 2
+    h, t = w.hidden, w.norm_tokens
+    return [
+        move(
+            "gate.select.backward",
+            "topk",
+            "I",
+            passes,
+            passes,
+            variant="backward",
+            launches=GATE_BACKWARD_LAUNCHES,
+        ),
+        gemm("gate.dgrad", "I", t, h, experts, "bf16", cls="gate_gemm"),
+        gemm("gate.wgrad", "W", experts, h, t, "bf16", cls="gate_gemm"),
+    ]
+
 
 GroupScore = Literal["best", "top2-sum"]
 """How a group of experts is ranked: by its best score, or by the sum of its two best."""

@@ -3,21 +3,391 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import resolved
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.model.counts import parameters_total
-from moesim.simulator.model.huggingface.reader import Reader, Understood
-from moesim.simulator.model.huggingface.refusals import refuse_other_files, unknown_family
-from moesim.simulator.model.huggingface.registry import ARCHITECTURES, FAMILIES, family_of
-from moesim.simulator.model.huggingface.towers import tower_notes
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.huggingface.families import (
+    deepseek,
+    gemma,
+    llama,
+    minimax,
+    nemotron,
+    others,
+    qwen,
+)
+from moesim.simulator.model.huggingface.reader import MOST, Reader, Understood
+from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
+
+# -- registry ----------------------------------------------------------------------------------------
+# Families that can be imported: the function that reads the keys of each, and their other names.
+
+Family = Callable[[Reader], dict[str, Any]]
+
+FAMILIES: dict[str, Family] = {
+    "bailing_hybrid": others.bailing_hybrid,
+    "bailing_moe": others.bailing_moe,
+    "dbrx": others.dbrx,
+    "deepseek": deepseek.deepseek_v1,
+    "deepseek_v2": deepseek.deepseek_v2,
+    "deepseek_v3": deepseek.deepseek_v3,
+    "deepseek_v32": deepseek.deepseek_v32,
+    "deepseek_v4": deepseek.deepseek_v4,
+    "dots1": others.dots1,
+    "ernie4_5_moe": others.ernie,
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3": gemma.gemma3,
+    "gemma4": gemma.gemma4,
+    "glm4_moe": deepseek.glm4_moe,
+    "glm4_moe_lite": deepseek.glm_moe_lite,
+    "glm_moe_dsa": deepseek.deepseek_v32,
+    "gpt2": others.gpt2,
+    "gpt_oss": others.gpt_oss,
+    "granite": others.granite,
+    "granitemoe": others.granite_moe,
+    "granitemoehybrid": others.granite_hybrid,
+    "hunyuan_v1_moe": others.hunyuan,
+    "hy_v3": others.hunyuan_v3,
+    "jamba": others.jamba,
+    "kimi_k2": deepseek.deepseek_v3,
+    "kimi_linear": deepseek.kimi_linear,
+    "llama": llama.llama,
+    "llama4": llama.llama4,
+    "longcat_flash": others.longcat_flash,
+    "mimo": llama.mimo,
+    "mimo_v2_flash": others.mimo_v2,
+    "minimax_m1": minimax.minimax_m1,
+    "minimax_m2": minimax.minimax_m2,
+    "minimax_m3": minimax.minimax_m3,
+    "mistral": llama.mistral,
+    "mistral4": deepseek.mistral4,
+    "mixtral": llama.mixtral,
+    "nemotron": nemotron.nemotron,
+    "nemotron-nas": llama.nemotron_nas,
+    "nemotron_h": nemotron.nemotron_h,
+    "olmoe": others.olmoe,
+    "phimoe": others.phimoe,
+    "qwen2": qwen.qwen2,
+    "qwen2_moe": qwen.qwen2_moe,
+    "qwen3": qwen.qwen3,
+    "qwen3_5": qwen.qwen3_5,
+    "qwen3_5_moe": qwen.qwen3_5_moe,
+    "qwen3_moe": qwen.qwen3_moe,
+    "qwen3_next": qwen.qwen3_next,
+    "step3p5": others.step,
+}
+"""Function that reads the keys of each `model_type`."""
+
+OTHER_NAMES = {
+    "bailing_moe_v2": "bailing_moe",
+    "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "glm4v_moe": "glm4_moe",
+    "glm4v_moe_text": "glm4_moe",
+    "granitemoeshared": "granitemoe",
+    "hunyuan": "hunyuan_v1_moe",
+    "kimi_k25": "deepseek_v3",
+    "kimi_k3": "kimi_linear",
+    "llama4_text": "llama4",
+    "mimo_v2": "mimo_v2_flash",
+    "minimax": "minimax_m1",
+    "minimax_m3_vl": "minimax_m3",
+    "minimax_m3_vl_text": "minimax_m3",
+    "minimax_text_01": "minimax_m1",
+    "ministral": "mistral",
+    "ministral3": "mistral",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+    "step3p7": "step3p5",
+    "step3p7_text": "step3p5",
+}
+"""Further values of `model_type` and the family that reads them: text parts, wrappers and renamed models."""
+
+ARCHITECTURES = {
+    "BailingHybridForCausalLM": "bailing_hybrid",
+    "BailingMoeForCausalLM": "bailing_moe",
+    "BailingMoeV2ForCausalLM": "bailing_moe",
+    "DbrxForCausalLM": "dbrx",
+    "DeciLMForCausalLM": "nemotron-nas",
+    "DeepseekForCausalLM": "deepseek",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "Dots1ForCausalLM": "dots1",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
+    "GemmaForCausalLM": "gemma",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
+    "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "HYV3ForCausalLM": "hy_v3",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
+    "JambaForCausalLM": "jamba",
+    "KimiLinearForCausalLM": "kimi_linear",
+    "Llama4ForCausalLM": "llama4",
+    "LlamaForCausalLM": "llama",
+    "LongcatFlashForCausalLM": "longcat_flash",
+    "MiMoForCausalLM": "mimo",
+    "MiMoV2FlashForCausalLM": "mimo_v2_flash",
+    "MiMoV2ForCausalLM": "mimo_v2_flash",
+    "MiniMaxForCausalLM": "minimax_m1",
+    "MiniMaxM1ForCausalLM": "minimax_m1",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "MiniMaxM3ForCausalLM": "minimax_m3",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3",
+    "MiniMaxText01ForCausalLM": "minimax_m1",
+    "Mistral4ForCausalLM": "mistral4",
+    "MistralLarge3ForCausalLM": "mistral4",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "NemotronForCausalLM": "nemotron",
+    "NemotronHForCausalLM": "nemotron_h",
+    "OlmoeForCausalLM": "olmoe",
+    "PhiMoEForCausalLM": "phimoe",
+    "PhimoeForCausalLM": "phimoe",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Step3p5ForCausalLM": "step3p5",
+    "Step3p7FlashForCausalLM": "step3p5",
+}
+"""Family of each entry of `architectures`, which is tried before `model_type`: it names the modelling code,
+and renamed models keep it (Kimi-K2's is DeepseekV3ForCausalLM)."""
+
+
+def family_of(name: object) -> str | None:
+    """The family that reads a `model_type`, or None."""
+    if not isinstance(name, str):
+        return None
+    name = OTHER_NAMES.get(name, name)
+    return name if name in FAMILIES else None
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+# Says what a file is that is not a language model's configuration, and which family comes nearest.
+
+NEEDED = "give the config.json beside it, which has hidden_size and num_hidden_layers"
+
+_MOST_NAMED = 6
+
+
+def _has(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda data: any(key in data for key in keys)
+
+
+def _all(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda data: all(key in data for key in keys)
+
+
+_FILES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    ("the index of safetensors files", _has("weight_map")),
+    ("the configuration of an adapter such as LoRA, not of its base model", _has("peft_type", "lora_alpha")),
+    ("the configuration of a diffusers pipeline or part", _has("_diffusers_version")),
+    ("a tokenizer's vocabulary and rules (tokenizer.json)", _all("pre_tokenizer", "model")),
+    ("a tokenizer's configuration", _has("tokenizer_class", "added_tokens_decoder", "chat_template")),
+    (
+        "the configuration of an image, video or audio preprocessor",
+        _has("image_processor_type", "feature_extractor_type", "processor_class", "image_mean"),
+    ),
+    ("a DeepSpeed configuration", _has("train_micro_batch_size_per_gpu", "zero_optimization")),
+    ("a quantisation section alone", _all("producer", "quantization")),
+    ("a quantisation section alone", _has("quant_method", "quant_algo", "config_groups", "quantization")),
+    ("a trainer's state", _all("global_step", "log_history")),
+    (
+        "a generation configuration",
+        _has("max_new_tokens", "do_sample", "temperature", "top_p", "_from_model_config", "eos_token_id"),
+    ),
+    ("a map of special tokens", _has("bos_token", "eos_token", "unk_token", "pad_token")),
+)
+"""Files that lie beside a config.json, and how each is recognised, the surest first."""
+
+_SIZES = ("hidden_size", "num_hidden_layers", "d_model", "n_embd", "n_layer", "n_layers", "num_layers")
+_ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining")
+
+
+def what_else(data: Mapping[str, Any]) -> str | None:
+    """What a mapping is that names no size of a model, or None where it may be a model's configuration."""
+    if any(key in data for key in _SIZES) or any(
+        isinstance(v, dict) and "hidden_size" in v for v in data.values()
+    ):
+        return None
+    if "model_type" in data and "_diffusers_version" not in data:
+        return None
+    return next((title for title, matches in _FILES if matches(data)), None)
+
+
+def refuse_other_files(data: Mapping[str, Any], place: str) -> None:
+    """Raise InputError, with what the file is, for one that cannot be a decoder's configuration."""
+    title = what_else(data)
+    if title is not None:
+        raise InputError(f"{place}: this is {title}, which does not describe a model; {NEEDED}")
+    if data.get("is_encoder_decoder") is True:
+        raise InputError(
+            f"{place}: is_encoder_decoder=true: a model with encoder and decoder; only decoders can be read"
+        )
+    architecture = str(_first(data.get("architectures")))
+    encoder = architecture.endswith(_ENCODERS) or (
+        architecture.endswith("Model") and "position_embedding_type" in data and "is_decoder" not in data
+    )
+    if encoder and str(data.get("model_type")) not in FAMILIES:
+        raise InputError(
+            f"{place}: architectures={architecture!r} is an encoder such as BERT; only decoders, whose "
+            "architecture ends in ForCausalLM, can be imported"
+        )
+
+
+def _first(value: object) -> object:
+    return value[0] if isinstance(value, list) and value else None
+
+
+def unknown_family(reader: Reader, family: object) -> InputError:
+    """The error for a family that is not registered: the nearest by keys and by name, and what decides."""
+    known = ", ".join(sorted(FAMILIES))
+    if family is None:
+        stated = "a file without model_type and architectures, of which one names the family,"
+    else:
+        stated = f"model_type={str(family)[:80]!r}"
+    fit = min((_fit(name, reader, str(family)) for name in FAMILIES), key=_preference)
+    by_name = "" if fit.whole else nearest(str(family), list(FAMILIES))
+    text = f"{reader.prefix}{stated} is not of a family that can be imported{by_name}"
+    if fit.keys or fit.whole:
+        listed = ", ".join(f"{reader.prefix}{key}" for key in fit.keys[:_MOST_NAMED] or ("hidden_size",))
+        hint = "can be read" if fit.whole else "comes nearest"
+        text += (
+            f"; by its keys ({listed}) it {hint} as {fit.name}: if it has that architecture under a new "
+            f"name, write --as {fit.name}"
+        )
+    return InputError(
+        f"{reader.place}: {text}; known families: {known}. Another model can be described by hand in a model "
+        "file (see the shipped ones for the keys)."
+    )
+
+
+class _Fit(NamedTuple):
+    """How a file's keys fit a family: its name, whether all could be read, and the keys that decide."""
+
+    name: str
+    whole: bool
+    keys: tuple[str, ...]
+    similarity: float
+
+
+def _preference(fit: _Fit) -> tuple[bool, int, float, str]:
+    """Order of the fits: all keys read, then most keys that decide, then the name that is most alike."""
+    return not fit.whole, -len(fit.keys), -fit.similarity, fit.name
+
+
+def _fit(name: str, reader: Reader, stated: str) -> _Fit:
+    trial = Reader(dict(reader.config), reader.place, "", outer=reader.outer)
+    whole = _reads(FAMILIES[name], trial)
+    read = {understood.key for understood in trial.understood if understood.key in reader.config}
+    similarity = SequenceMatcher(None, stated[:80].lower(), name).ratio()
+    return _Fit(name, whole, tuple(sorted(read - _COMMON)), similarity)
+
+
+def _reads(family: Family, trial: Reader) -> bool:
+    try:
+        family(trial)
+    except InputError:
+        return False
+    return True
+
+
+_COMMON = frozenset(
+    [
+        "hidden_act",
+        "hidden_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "tie_word_embeddings",
+        "rms_norm_eps",
+        "rope_theta",
+        "attention_bias",
+        "mlp_bias",
+        "max_position_embeddings",
+        "routed_scaling_factor",
+        "sliding_window",
+        "use_sliding_window",
+    ]
+)
+"""Keys of so many families that they do not decide between them."""
+
+
+# -- towers ------------------------------------------------------------------------------------------
+# Counts the towers of multimodal models, which are left out, by a plain vision transformer's formula.
+
+_TOWERS = ("vision_config", "audio_config", "vision_tower_config", "thinker_config")
+_WIDTH = ("hidden_size", "vt_hidden_size", "embed_dim")
+_DEPTH = ("depth", "num_hidden_layers", "vt_num_hidden_layers")
+_FFN = ("intermediate_size", "vt_intermediate_size")
+
+
+def tower_notes(data: Mapping[str, Any]) -> list[str]:
+    """Towers that are left out of a multimodal model's file, with their sizes where the file has them."""
+    notes = []
+    for key in _TOWERS:
+        config = data.get(key)
+        if isinstance(config, dict):
+            size = tower_parameters(config)
+            about = f"about {size / 1e9:.2g} billion parameters by a plain ViT's formula"
+            about = about if size else "its size is not stated"
+            notes.append(f"the tower of {key} ({about}) is left out")
+    return notes
+
+
+def tower_parameters(config: Mapping[str, Any]) -> int:
+    """Approximate parameters of a vision transformer, or 0 where the keys are not there.
+
+    Attention of four square projections, an FFN of two, and the embedding of patches, without projector.
+    """
+    width, depth, ffn = (_number(config, keys) for keys in (_WIDTH, _DEPTH, _FFN))
+    if not (width and depth and depth <= MAX_LAYERS):
+        return 0
+    patch = _number(config, ("patch_size",)) or 0
+    channels = _number(config, ("in_channels", "num_channels")) or 3
+    layer = 4 * width * width + 2 * width * (ffn or 4 * width)
+    return depth * layer + channels * patch * patch * width
+
+
+def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST:
+            return value
+    return 0
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,79}")
 """Names that a configuration may give its model; anything else, such as a path, is no name."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeVar
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.layer_pattern import MAX_LAYERS
+from moesim.simulator.model.block import DENSE, ROUTED
+from moesim.simulator.model.shape import MAX_LAYERS
 
 MOST = 10**8
 """Largest legal number, far above any real width or vocabulary; a larger one is a mistake."""
@@ -233,3 +235,190 @@ class Reader:
 def _short(value: Any) -> str:
     text = "null" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- core --------------------------------------------------------------------------------------------
+# Reads what every family states: layers, hidden size, vocabulary, tied embeddings, and trainers'
+# numbers.
+
+_SILU = ("silu", "swiglu")
+_EPSILON = (
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "layernorm_epsilon",
+    "norm_eps",
+    "norm_epsilon",
+)
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
+_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor", "router_scaling_factor")
+
+
+def core(
+    r: Reader,
+    *,
+    layers: int | None = None,
+    activations: Collection[str] = _SILU,
+    activation_key: str = "hidden_act",
+    activation: str | None = None,
+    tied: bool | None = None,
+    vocab: int | None = None,
+) -> dict[str, Any]:
+    """Fields that every family has.
+
+    `layers` is given where the key is not `num_hidden_layers`. The activation is read from `activation_key`
+    and must be one of `activations`, or is `activation` where the modelling code fixes it. `tied` and
+    `vocab` are the values where the files leave `tie_word_embeddings` and `vocab_size` out.
+    """
+    if activation is None:
+        activation = r.text(activation_key, meaning="activation of the FFN", absent=next(iter(activations)))
+        if activation not in activations:
+            raise r.error(
+                f"{r.prefix}{activation_key}={activation!r} is not modelled (activation of the FFN); known "
+                f"here: {', '.join(activations)}"
+            )
+    fields = {
+        "n_layers": r.layers() if layers is None else layers,
+        "hidden": r.integer("hidden_size", "d_model", "n_embd", meaning="hidden size"),
+        "vocab": r.integer(
+            "vocab_size", meaning="vocabulary", **({} if vocab is None else {"absent": vocab})
+        ),
+        "tied_embeddings": _tied(r, tied),
+    }
+    return fields | numerics(r, activation)
+
+
+def _tied(r: Reader, absent: bool | None) -> bool:
+    key, meaning = "tie_word_embeddings", "the head shares the embedding table"
+    if key not in r.config and isinstance(r.outer.get(key), bool):
+        r.understood.append(Understood(key, r.outer[key], meaning))
+        return bool(r.outer[key])
+    return r.flag(key, meaning) if absent is None else r.flag(key, meaning, absent)
+
+
+def numerics(r: Reader, activation: str) -> dict[str, Any]:
+    """Read the numbers that only a trainer needs, where the file states them."""
+    numbers: dict[str, Any] = {
+        "rope_theta": _rope_theta(r),
+        "norm_epsilon": r.positive(*_present(r, _EPSILON), meaning="epsilon of the norms; for trainers only"),
+        "router_scale": r.positive(
+            *_present(r, _SCALE), meaning="factor on the experts' weights; for trainers only"
+        ),
+        "context": _context(r),
+    }
+    if activation not in _SILU:
+        numbers["activation"] = activation
+    stated = {name: value for name, value in numbers.items() if value is not None}
+    return {"numerics": stated} if stated else {}
+
+
+def _context(r: Reader) -> int | None:
+    """Longest sequence that the file names; None where it names none."""
+    meaning = "longest sequence; shown only"
+    context: int | None = r.integer(*_present(r, _CONTEXT), meaning=meaning, absent=None, null=None)
+    return context
+
+
+def _present(r: Reader, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The first of `keys` that the file states, since some files repeat an epsilon under another name."""
+    found = [key for key in keys if key in r.config]
+    r.seen.update(found)
+    return (found[0],) if found else keys[:1]
+
+
+def _rope_theta(r: Reader) -> float | None:
+    """Base of the rotary embedding: of the layers with full attention, where a file states several."""
+    if "rope_theta" in r.config and not isinstance(r.config["rope_theta"], list):
+        return r.positive("rope_theta", meaning="base of the rotary embedding; for trainers only")
+    for key in ("rope_parameters", "rope_scaling"):
+        inner = r.config.get(key)
+        if isinstance(inner, dict):
+            inner = inner.get("full_attention", inner)
+        if isinstance(inner, dict) and "rope_theta" in inner:
+            r.seen.add(key)
+            reader = Reader(inner, r.place, f"{r.prefix}{key}.", understood=r.understood)
+            return reader.positive("rope_theta", meaning="base of the rotary embedding; for trainers only")
+    return None
+
+
+def mtp(r: Reader, *keys: str) -> dict[str, Any]:
+    """Multi-token-prediction modules; none where the file does not name them."""
+    keys = keys or ("num_nextn_predict_layers", "num_mtp_layers")
+    count = r.integer(*keys, meaning="MTP modules", least=0, absent=0, null=0)
+    return {"mtp_layers": count} if count else {}
+
+
+# -- layers ------------------------------------------------------------------------------------------
+# Turns one name a layer into the fields of a model file: patterns with counts, or lists of dense layers.
+
+_MOST_LISTED = 4
+"""Most dense layers that are listed by index."""
+
+
+def shortest_pattern(names: Sequence[str]) -> list[str]:
+    """Shortest list that repeats to `names` a whole number of times, with counts such as `linear*3`."""
+    layers = len(names)
+    length = next(
+        size
+        for size in range(1, layers + 1)
+        if layers % size == 0 and all(names[i] == names[i - size] for i in range(size, layers))
+    )
+    runs = [(name, len(list(run))) for name, run in groupby(names[:length])]
+    return [name if times == 1 else f"{name}*{times}" for name, times in runs]
+
+
+def attention_fields(names: Sequence[str], kinds: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Fields of the attention halves: one kind for all layers, or several by name with their pattern.
+
+    `names`: one a layer, from `kinds` or `none`; kinds that no layer has are left out.
+    """
+    used = dict.fromkeys(names)
+    if len(used) == 1 and names[0] in kinds:
+        return {"attention": kinds[names[0]]}
+    return {
+        "attentions": {name: kinds[name] for name in used if name in kinds},
+        "attention_layers": shortest_pattern(names),
+    }
+
+
+def ffn_fields(names: Sequence[str], moe: dict[str, Any] | None, dense_ffn: int | None) -> dict[str, Any]:
+    """Fields of the feed-forward halves from `moe`, `dense` or `none` for every layer.
+
+    A few dense layers are listed in `moe.dense_layers`, many are written as a pattern.
+    """
+    routed, dense = ROUTED in names, DENSE in names
+    fields: dict[str, Any] = {"moe": moe if routed else None, "dense_ffn": dense_ffn if dense else None}
+    indices = [index for index, name in enumerate(names) if name == DENSE]
+    if set(names) <= {ROUTED, DENSE} and not (routed and len(indices) > _MOST_LISTED):
+        if routed and moe is not None:
+            fields["moe"] = moe | {"dense_layers": indices}
+        return fields
+    return fields | {"ffn_layers": shortest_pattern(names)}
+
+
+def dense_first(r: Reader, layers: int) -> tuple[str, ...]:
+    """Dense FFNs first and experts behind them, by the keys of DeepSeek's files.
+
+    `mlp_layer_types` or a list in `moe_layer_freq` names every layer, and a number there means every n-th.
+    """
+    listed = r.has("mlp_layer_types") or isinstance(r.config.get("moe_layer_freq"), list)
+    first = r.integer(
+        "first_k_dense_replace", meaning="first layers that stay dense", least=0,
+        **({"absent": None} if listed else {}),
+    )  # fmt: skip
+    if r.has("mlp_layer_types"):
+        legal = {"dense": DENSE, "sparse": ROUTED}
+        names = r.per_layer("mlp_layer_types", layers=layers, legal=legal, meaning="feed-forward half")
+        r.seen.add("moe_layer_freq")
+    elif listed:
+        legal_flags = {0: DENSE, 1: ROUTED}
+        names = r.per_layer("moe_layer_freq", layers=layers, legal=legal_flags, meaning="1 for experts")
+    else:
+        every = r.integer("moe_layer_freq", meaning="every n-th layer after them has experts", absent=1)
+        return tuple(DENSE if i < first or i % every else ROUTED for i in range(layers))
+    if first is not None and any(name == ROUTED for name in names[:first]):
+        raise r.error(
+            f"{r.prefix}first_k_dense_replace={first} and the list of the layers contradict each other: a "
+            "layer before that one has experts; correct one of them"
+        )
+    return names

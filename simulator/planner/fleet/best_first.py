@@ -9,23 +9,27 @@ from heapq import heappop, heappush
 from math import inf
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.layout.pools import PoolSlice, pool_of_ranks
+from moesim.simulator.layout.job import PoolSlice, pool_of_ranks
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.memory.gpu import RankStages, rank_stages
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.closed_form import step_seconds_by_rank
 from moesim.simulator.planner.expert_loads import ExpertLoads
-from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, ideal_bound_s, layout_bound_s
-from moesim.simulator.planner.fleet.space import FleetPools
+from moesim.simulator.planner.fleet.space import (
+    FleetPools,
+    PoolSeconds,
+    blocks_by_kind,
+    ideal_bound_s,
+    layout_bound_s,
+)
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import FULL, FULL_OR_NO_HEADROOM, TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
-from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
+from moesim.simulator.predict.fleet import FleetMemory, balanced_over_pools
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build
 

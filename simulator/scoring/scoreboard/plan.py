@@ -18,7 +18,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages
+from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages
 from moesim.simulator.schedules import SCHEDULES, Awaited, name_from
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
 from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED

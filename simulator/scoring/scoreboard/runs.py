@@ -12,10 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.memory.gpu import FRAMEWORK_BYTES
 from moesim.simulator.model.attention import MLA
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape, ShapeSource
@@ -23,7 +23,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
-from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.studies.uncertainty import step_interval
 
 FILE = "h200-runs.csv"

@@ -12,12 +12,11 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.engine.records import Execution
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.memory.gpu import FRAMEWORK_BYTES
 from moesim.simulator.model.recompute import recompute_label
-from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import Prediction, finish
-from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared, prepare
 from moesim.simulator.scoring.scoreboard.plan import left_out, policies_of, scenario_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open_rows
 from moesim.simulator.studies.uncertainty import step_interval

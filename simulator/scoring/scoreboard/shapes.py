@@ -21,8 +21,8 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.attention.recurrent import RecurrentMixer
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.shape import ModelShape, ShapeSource
 from moesim.simulator.scoring.scoreboard.configurations import Published, published_of, settings_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow

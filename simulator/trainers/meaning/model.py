@@ -9,7 +9,7 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.model.attention import GQA, MLA
-from moesim.simulator.model.library import load_model, shipped_models
+from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.trainers.launch import LaunchFile, Unknown
-from moesim.simulator.trainers.torchtitan.flavors import FLAVORS, sizes_of
+from moesim.simulator.trainers.torchtitan.rules import FLAVORS, sizes_of
 
 FAMILIES = (
     "deepseek", "qwen", "mixtral", "mistral", "llama", "gpt-oss", "gpt", "kimi", "glm", "gemma", "nemotron",

@@ -11,7 +11,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES, name_from
 from moesim.simulator.schedules.interleaved import per_round
-from moesim.simulator.trainers.jobs.placement import MOST_GPUS_OF_A_HOST
+from moesim.simulator.trainers.jobs import MOST_GPUS_OF_A_HOST
 from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.meaning.given import FIRST, LAST, LAYERS, LAYOUT, STAGES, Given, unknown_value
 from moesim.simulator.trainers.meaning.table import MeaningRow

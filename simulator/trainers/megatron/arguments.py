@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.software import GraphPart, Software
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import Module, Recompute
+from moesim.simulator.model.repeated import modules_of_model
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.interleaved import per_round
-from moesim.simulator.trainers.export import SETTINGS, Arguments, Words, unwritten
-from moesim.simulator.trainers.facts import facts_of
-from moesim.simulator.trainers.megatron.environment import megatron_environment
+from moesim.simulator.trainers.export import SETTINGS, VARIABLES, Arguments, Words, unwritten
 from moesim.simulator.trainers.megatron.layout import layout_text
 from moesim.simulator.trainers.megatron.model_arguments import (
     CLAMPED,
@@ -16,15 +22,184 @@ from moesim.simulator.trainers.megatron.model_arguments import (
     expert_arguments,
     model_arguments,
 )
-from moesim.simulator.trainers.megatron.plan_arguments import (
-    dispatcher_arguments,
-    parallel_arguments,
-    precision_arguments,
-    recompute_arguments,
-    software_arguments,
-)
+from moesim.simulator.trainers.rules import PlanFacts, facts_of
 from moesim.simulator.trainers.trainer import Writer, build_trainer
-from moesim.simulator.trainers.variables import VARIABLES
+
+# -- environment -------------------------------------------------------------------------------------
+# Environment variables that Megatron-LM demands for a plan.
+
+FREE_ARCHITECTURES = frozenset({"Blackwell", "Blackwell Ultra", "Rubin"})
+"""Architectures on which Megatron-LM asks for no single hardware queue (compute capability from 10 on)."""
+
+
+def megatron_environment(plan: PlanFacts, accelerator: Accelerator) -> dict[str, str]:
+    """Variables without which Megatron-LM stops at its own checks.
+
+    With tensor or context parallelism it demands CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell, and with
+    FSDP (ZeRO stages 2 and 3) any other value (NVIDIA/Megatron-LM@d98e8a6 megatron/training/arguments.py).
+    """
+    split = plan.parallel.tp > 1 or plan.parallel.cp > 1
+    if split and plan.parallel.zero_stage < 2 and accelerator.architecture not in FREE_ARCHITECTURES:
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return {}
+
+
+# -- plan arguments ----------------------------------------------------------------------------------
+# Parallelism, dispatcher, precision, recompute and kernels as Megatron-LM arguments.
+
+STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+"""Value of `--data-parallel-sharding-strategy` for a ZeRO stage of Megatron-FSDP."""
+
+GRAPH_MODULES: dict[GraphPart, str] = {"attention": "attn", "router": "moe_router", "experts": "moe"}
+"""Value of `--cuda-graph-modules` for a part of a layer."""
+
+NEAREST: tuple[Module, ...] = ("layernorm", "mla_up_proj", "moe_act")
+"""Modules that come nearest to the policy `selective`."""
+
+
+def parallel_arguments(plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
+    """Degrees of parallelism and the sharding of parameters, gradients and optimizer states."""
+    spelled: dict[str, Words] = {
+        "--tensor-model-parallel-size": str(plan.tp),
+        "--pipeline-model-parallel-size": str(plan.pp),
+        "--context-parallel-size": str(plan.cp),
+    }
+    if shape.moe is not None:
+        spelled["--expert-model-parallel-size"] = str(plan.ep)
+        spelled["--expert-tensor-parallel-size"] = str(plan.expert_tp)
+    if plan.sequence_parallel:
+        spelled["--sequence-parallel"] = None
+    if plan.zero_stage:
+        spelled["--use-distributed-optimizer"] = None
+    if plan.zero_stage > 1:
+        spelled["--use-megatron-fsdp"] = None
+        spelled["--data-parallel-sharding-strategy"] = STRATEGIES[plan.zero_stage]
+    return spelled
+
+
+def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) -> dict[str, Words]:
+    """The dispatcher of tokens to experts as it is priced: DeepEP's kernels, or NCCL's all-to-all.
+
+    Experts on one GPU need no dispatch between GPUs.
+    """
+    if shape.moe is None:
+        return {}
+    plan = scenario.parallel
+    fused: dict[str, Words] = {} if scenario.software.kernels == "eager" else {"--moe-permute-fusion": None}
+    if scenario.software.router == "fused":
+        fused["--moe-router-fusion"] = None
+    if scenario.software.expert_kernels == "fused":
+        fused["--use-transformer-engine-op-fuser"] = None
+    kind = dispatcher(scenario.communication.kernels)
+    if plan.ep == 1:
+        return {"--moe-token-dispatcher-type": "alltoall", **fused}
+    word = kind.words.get("megatron")
+    if word is not None and kind.by_library:
+        return {"--moe-token-dispatcher-type": word, **fused}
+    sms = str(scenario.communication.sms)
+    spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}
+    if word is None:
+        raise InputError(
+            f"communication.kernels={scenario.communication.kernels}: Megatron-LM calls DeepEP's normal "
+            "kernels; use communication.kernels=deepep-2025-04",
+            key="communication.kernels",
+            nearest=("deepep-2025-04",),
+        )
+    if version == "0.14" and word != "deepep":
+        raise InputError(
+            f"communication.kernels={kind.name}: Megatron-LM 0.14 has no such dispatcher; use "
+            "communication.kernels=deepep-2025-04, or Megatron-LM 0.20",
+            key="communication.kernels",
+            nearest=("deepep-2025-04",),
+        )
+    if version == "0.14":
+        spelled |= {"--moe-enable-deepep": None, "--moe-deepep-num-sms": sms}
+    else:
+        spelled |= {"--moe-flex-dispatcher-backend": word, "--moe-flex-dispatcher-num-sms": sms}
+        if scenario.communication.fused_permutation:
+            spelled["--moe-permute-fusion-into-hybridep"] = None
+    return spelled | fused
+
+
+def precision_arguments(recipe: Precision, zero_stage: int) -> dict[str, Words]:
+    """Formats of GEMMs, parameters, gradients and moments."""
+    spelled: dict[str, Words] = {"--bf16": None}
+    if recipe.linear == "fp4":
+        spelled |= {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"}
+    if recipe.linear == "fp8":
+        spelled["--fp8-format"] = "hybrid" if recipe.scaling == "tensor" else "e4m3"
+        spelled["--fp8-recipe"] = {"tile": "blockwise", "tensor": "delayed", "mx": "mxfp8"}[recipe.scaling]
+        if recipe.parameters == "fp8" or (zero_stage and recipe.parameter_gather == "fp8"):
+            spelled["--fp8-param-gather"] = None
+    small_gradients = recipe.gradients == "bf16"
+    if recipe.moments != "fp32" or small_gradients:
+        spelled["--use-precision-aware-optimizer"] = None
+        spelled["--exp-avg-dtype"] = recipe.moments
+        spelled["--exp-avg-sq-dtype"] = recipe.moments
+    if small_gradients:
+        spelled["--main-grads-dtype"] = "bf16"
+        spelled["--grad-reduce-in-bf16"] = None
+    else:
+        spelled["--accumulate-allreduce-grads-in-fp32"] = None
+    return spelled
+
+
+def recompute_arguments(recompute: Recompute, shape: ModelShape) -> dict[str, Words]:
+    """What the backward pass computes again: whole layers, or modules."""
+    if recompute == "full":
+        return {
+            "--recompute-granularity": "full",
+            "--recompute-method": "uniform",
+            "--recompute-num-layers": "1",
+        }
+    modules = recomputed_modules(recompute, shape)
+    if not modules:
+        return {}
+    return {"--recompute-granularity": "selective", "--recompute-modules": modules}
+
+
+def recomputed_modules(recompute: Recompute, shape: ModelShape) -> tuple[Module, ...]:
+    """Megatron-LM's modules for a choice of recompute; for a policy the nearest that the model has."""
+    if not isinstance(recompute, str):
+        return recompute
+    if recompute == "attention":
+        return ("core_attn",)
+    if recompute not in ("selective", "deepseek-v3", "op"):
+        return ()
+    return tuple(module for module in NEAREST if module in modules_of_model(shape))
+
+
+def software_arguments(software: Software, plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
+    """Attention kernel, dropout, loss, overlap of collectives, CUDA graphs."""
+    dropout = "0.1" if software.dropout else "0.0"
+    spelled: dict[str, Words] = {
+        "--transformer-impl": "transformer_engine",
+        "--attention-dropout": dropout,
+        "--hidden-dropout": dropout,
+    }
+    if software.attention == "unfused":
+        spelled["--attention-backend"] = "unfused"
+    if software.loss != "chain":
+        spelled["--cross-entropy-loss-fusion"] = None
+        spelled["--cross-entropy-fusion-impl"] = "te" if software.loss == "fused" else "native"
+    if software.overlap_data_parallel:
+        spelled["--overlap-grad-reduce"] = None
+        if plan.zero_stage:
+            spelled["--overlap-param-gather"] = None
+        if software.overlap_optimizer:
+            spelled["--overlap-param-gather-with-optimizer-step"] = None
+        if software.bucket_parameters is not None:
+            spelled["--ddp-bucket-size"] = str(software.bucket_parameters)
+    if plan.tp > 1 and software.overlap_tensor_parallel in ("full", "userbuffers"):
+        spelled["--tp-comm-overlap"] = None
+    modules = tuple(GRAPH_MODULES[part] for part in software.cuda_graphs if part in GRAPH_MODULES)
+    if "all" in software.cuda_graphs:
+        spelled["--cuda-graph-impl"] = "full_iteration"
+    elif modules:
+        spelled["--cuda-graph-impl"] = "transformer_engine"
+        spelled["--cuda-graph-modules"] = modules
+    return spelled
+
 
 UNWRITTEN = ("parallel.shard_group", "parallel.shard_optimizer_over_groups", "software.static_experts")
 """Keys of `export.SETTINGS` that the arguments do not hold."""

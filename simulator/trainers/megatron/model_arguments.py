@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from moesim.simulator.model.attention import GQA
-from moesim.simulator.model.attention.sliding import SlidingAttention
+from moesim.simulator.model.attention.grouped_query import SlidingAttention
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.numerics import Numerics
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.shape import ModelShape, Numerics
 from moesim.simulator.trainers.export import Words
 from moesim.simulator.trainers.megatron.layout import frequency_text
 

@@ -97,9 +97,10 @@ def transfer(
     force: Force = False,
 ) -> None:
     """Make a profile for an accelerator with the same SMs; every entry states its added error."""
-    from moesim.cli.console import percent, print_table
+    from moesim.cli.console import print_table
     from moesim.hwmodels.accelerator import load_accelerator
     from moesim.hwmodels.calibration import load_profile
+    from moesim.hwmodels.frozen import percent
     from moesim.kernels.calibrate import statements
     from moesim.kernels.calibrate import transfer as make
 

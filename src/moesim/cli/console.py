@@ -11,10 +11,11 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import percent, short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,25 +26,6 @@ if TYPE_CHECKING:
     from moesim.simulator.predict.result import Result
     from moesim.simulator.run.report import RunReport
 
-__all__ = [
-    "chosen_numbers",
-    "console",
-    "default_lines",
-    "note",
-    "percent",
-    "print_json",
-    "print_pairs",
-    "print_raw",
-    "print_table",
-    "print_text",
-    "printable",
-    "say_written",
-    "short",
-    "table_lines",
-    "width",
-    "working",
-    "wrapped",
-]
 
 MOST_NUMBERS = 1_000_000
 """Most numbers that an option such as --ranks may list."""
@@ -361,3 +343,41 @@ def default_lines(result: Result | Estimate | RunReport) -> list[str]:
     wide = max(len(item.key) for item in result.defaults)
     lines = [f"defaults, stated by nobody ({len(result.defaults)}):"]
     return lines + [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in result.defaults]
+
+
+# -- options -----------------------------------------------------------------------------------------
+# Options and arguments that several commands share.
+
+ScenarioName = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
+]
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Replace a scenario key, such as parallel.ep=32; repeatable."
+    ),
+]
+
+
+Seed = Annotated[int | None, typer.Option(help="Seed of routing and jitter; short for --set seed=N.")]
+
+
+EngineDraws = Annotated[
+    int,
+    typer.Option(
+        "--engine-draws",
+        metavar="N",
+        help="Add bands from N engine runs with all uncertain inputs off together (20 to 10,000; 0: none).",
+    ),
+]
+
+
+Resolution = Annotated[
+    str | None,
+    typer.Option(metavar="folded|full", help="Simulate one group of GPUs for all (folded), or every GPU."),
+]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

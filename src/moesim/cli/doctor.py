@@ -23,7 +23,7 @@ def findings() -> dict[str, str]:
     from moesim.hwmodels.calibration import list_profiles
     from moesim.hwmodels.cluster import list_clusters
     from moesim.simulator.engine.registry import engine_report
-    from moesim.simulator.model.library import shipped_models
+    from moesim.simulator.model.catalogue import shipped_models
     from moesim.simulator.scenario import preset_names
 
     found = {

@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 if TYPE_CHECKING:
     from moesim.hwmodels.arrays import FloatArray
     from moesim.simulator.layout.eplb import ExpertPlacement
-    from moesim.simulator.scenario.routing import Policy
+    from moesim.simulator.scenario.sections import Policy
 
 
 def register(app: typer.Typer) -> None:
@@ -39,8 +39,7 @@ def eplb(
     from moesim.cli.console import print_json, print_table, print_text
     from moesim.hwmodels.validation import nearest
     from moesim.simulator.layout.eplb import plan_placement
-    from moesim.simulator.layout.histogram import read_counts
-    from moesim.simulator.layout.popularity import shares_of_counts
+    from moesim.simulator.layout.popularity import read_counts, shares_of_counts
 
     known = ["global", "hierarchical"]
     if policy not in known:

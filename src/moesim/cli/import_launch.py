@@ -77,7 +77,7 @@ def import_launch(
 ) -> None:
     """Read what a trainer was told, say what every argument means, and write the scenario."""
     from moesim.cli.console import print_json, say_written
-    from moesim.cli.plan_exports import scenario_yaml
+    from moesim.cli.plan import scenario_yaml
     from moesim.hwmodels.files import write_atomically
     from moesim.simulator.trainers.meaning.understand import load_base, understand
     from moesim.simulator.trainers.reading import read_launch

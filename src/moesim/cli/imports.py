@@ -86,7 +86,7 @@ def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool
     from moesim.cli.console import note, print_table, print_text
     from moesim.hwmodels.calibration import load_profile
     from moesim.kernels.importers import merge
-    from moesim.simulator.cost.measured_collectives import use_of
+    from moesim.simulator.cost.library_collectives import use_of
 
     imported = {entry.id for entry in found.entries()}
     profile = found if into is None else merge(load_profile(into), found, name=output.stem)

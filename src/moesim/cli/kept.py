@@ -61,7 +61,7 @@ def find_answer(command: list[object]) -> KeptAnswer | None:
 def keep_answer(command: list[object], scenario: str, answer: KeptAnswer, paths: Iterable[str]) -> None:
     """Store the answer of a command about a scenario. `paths`: the files that it depends on."""
     from moesim.simulator.studies import result_cache
-    from moesim.simulator.studies.outcome import PointOutcome
+    from moesim.simulator.studies.store import PointOutcome
 
     if result_cache.folder() is None:
         return

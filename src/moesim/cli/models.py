@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moesim.cli.console import print_json, print_raw, print_table, print_text, short
+from moesim.cli.console import print_json, print_raw, print_table, print_text
+from moesim.hwmodels.frozen import short
 
 if TYPE_CHECKING:
-    from moesim.simulator.cost.model_evidence import PartEvidence
+    from moesim.simulator.cost.price_evidence import PartEvidence
     from moesim.simulator.model.catalogue import CatalogueRow
     from moesim.simulator.model.huggingface import ImportedModel
     from moesim.simulator.model.shape import ModelShape
@@ -52,7 +53,7 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
 
 def _priced(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> str:
     """What prices a model, and how many of its features are left out."""
-    from moesim.simulator.cost.model_evidence import evidence_text
+    from moesim.simulator.cost.price_evidence import evidence_text
 
     left_out = f"; not modelled: {len(row.not_modelled)}" if row.not_modelled else ""
     return f"{evidence_text(evidence)}{left_out}"
@@ -60,10 +61,9 @@ def _priced(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> str:
 
 def print_model(name: str, profile: str | None, as_json: bool) -> None:
     """Print the sizes, the layers, the states and the shape of one model."""
-    from moesim.simulator.cost.model_evidence import evidence_text
-    from moesim.simulator.model.catalogue import context_text, experts_text, pattern_text
+    from moesim.simulator.cost.price_evidence import evidence_text
+    from moesim.simulator.model.catalogue import context_text, experts_text, load_model, pattern_text
     from moesim.simulator.model.huggingface import to_yaml
-    from moesim.simulator.model.library import load_model
 
     shape = load_model(name)
     evidence = _evidence_of(shape, profile or PROFILE)
@@ -105,7 +105,7 @@ def print_import(imported: ImportedModel, as_json: bool) -> None:
 
 def _shown(value: object) -> str:
     """A value of a configuration on one short line; a list with one entry a layer as its pattern."""
-    from moesim.simulator.model.huggingface.layers import shortest_pattern
+    from moesim.simulator.model.huggingface.reader import shortest_pattern
 
     text = str(value)
     if isinstance(value, list) and 0 < len(value) <= _MOST_LISTED:
@@ -124,8 +124,8 @@ def print_sizes(shape: ModelShape) -> None:
 
 def _published(shape: ModelShape) -> str | None:
     """The published sizes of a shipped model beside the counted ones; None for another model."""
-    from moesim.simulator.model.library import load_model, shipped_models
-    from moesim.simulator.model.published_sizes import compare_activated, compare_total, published_sizes
+    from moesim.simulator.model.catalogue import load_model, shipped_models
+    from moesim.simulator.model.counts import compare_activated, compare_total, published_sizes
 
     if shape.name not in shipped_models() or load_model(shape.name) != shape:
         return None
@@ -139,7 +139,7 @@ def _published(shape: ModelShape) -> str | None:
 def _print_states(shape: ModelShape, context: int | None) -> None:
     """Print what decoding keeps of one sequence in 16 bits, by kind of attention."""
     from moesim.simulator.model.catalogue import context_text
-    from moesim.simulator.model.state_sizes import state_sizes
+    from moesim.simulator.model.shape import state_sizes
 
     lengths = [4096] if context is None or context <= 4096 else [4096, context]
     rows = state_sizes(shape, lengths)
@@ -197,7 +197,7 @@ def model_object(shape: ModelShape) -> dict[str, Any]:
 
 
 def _row_object(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> dict[str, Any]:
-    from moesim.simulator.model.library import load_model
+    from moesim.simulator.model.catalogue import load_model
 
     return {
         "name": row.name,
@@ -215,7 +215,7 @@ def _row_object(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> dict[str
 
 
 def _evidence(names: Sequence[str], profile: str) -> dict[str, tuple[PartEvidence, ...]]:
-    from moesim.simulator.model.library import load_model
+    from moesim.simulator.model.catalogue import load_model
 
     return {name: _evidence_of(load_model(name), profile) for name in names}
 
@@ -223,7 +223,7 @@ def _evidence(names: Sequence[str], profile: str) -> dict[str, tuple[PartEvidenc
 def _evidence_of(shape: ModelShape, profile: str) -> tuple[PartEvidence, ...]:
     from moesim.hwmodels.accelerator import load_accelerator
     from moesim.hwmodels.calibration import load_profile
-    from moesim.simulator.cost.model_evidence import model_evidence
+    from moesim.simulator.cost.price_evidence import model_evidence
 
     rates = load_profile(profile)
     accelerator = load_accelerator("h200-sxm" if rates.accelerator == "any" else rates.accelerator)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from moesim.cli.console import default_lines, percent, print_table, print_text, short, table_lines
+from moesim.cli.console import default_lines, print_table, print_text, table_lines
 from moesim.cli.full_resolution import full_text
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import percent, short
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.plan_summary import PlanSummary
-    from moesim.simulator.predict.prepared import Prepared
+    from moesim.simulator.planner.result import PlanResult
+    from moesim.simulator.predict.provenance import PlanSummary
     from moesim.simulator.predict.result import Result
-    from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
+    from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, PoolResult, ProvenanceEntry
+    from moesim.simulator.predict.step import Prepared
     from moesim.simulator.scenario import Scenario
-    from moesim.simulator.studies.counterfactuals import Counterfactuals
+    from moesim.simulator.studies.explain import Counterfactuals
 
 
 def _gib(size: float) -> str:
@@ -49,7 +52,6 @@ def _pools(result: Result) -> list[str]:
     """The pools of a fleet; no line for a single cluster."""
     if not result.pools:
         return []
-    from moesim.cli.fleet import pool_lines
 
     return [*pool_lines(result.pools), ""]
 
@@ -129,7 +131,7 @@ def _run_report(result: Result) -> list[str]:
     """The report of the whole run, if the scenario asks for one."""
     if result.run.report is None:
         return []
-    from moesim.cli.run_report import report_lines
+    from moesim.cli.run import report_lines
 
     return [*report_lines(result.run.report), ""]
 
@@ -201,7 +203,7 @@ def print_explanation(
     prepared: Prepared, result: Result, counterfactuals: Counterfactuals | None = None
 ) -> None:
     """Print the details of a prediction that the summary only counts, and what its causes cost."""
-    from moesim.simulator.predict.plan_summary import summary_of_prepared
+    from moesim.simulator.predict.provenance import summary_of_prepared
 
     headline = summary_of_prepared(prepared).headline
     step, time_s = result.step, result.step.time_s
@@ -211,7 +213,7 @@ def print_explanation(
     ]
     print_table(("cause", "seconds", "share"), causes, right=(1, 2))
     if counterfactuals is not None:
-        from moesim.cli.counterfactuals import print_counterfactuals
+        from moesim.cli.studies import print_counterfactuals
 
         print_counterfactuals(counterfactuals)
     print_text("\nwhere each pipeline rank's step goes, seconds")
@@ -241,8 +243,6 @@ def print_explanation(
     if not prepared.of_fleet:
         _print_imported(prepared)
     if result.pools:
-        from moesim.cli.fleet import print_pools
-
         print_text("\npools")
         print_pools(result.pools)
 
@@ -271,7 +271,7 @@ def _rank_rows(result: Result) -> list[tuple[str, ...]]:
 
 def _print_imported(prepared: Prepared) -> None:
     """Print the imported curves with what they replaced, and the old and new values where they were read."""
-    from moesim.simulator.predict.imported_curves import imported_readings
+    from moesim.simulator.predict.provenance import imported_readings
 
     readings = imported_readings(prepared)
     if not readings:
@@ -318,3 +318,102 @@ def _print_footing(result: Result) -> None:
 def shortage(name: str, memory: MemoryResult) -> str:
     """Message that a scenario's plan does not fit into memory, with changes that would need less."""
     return f"{name}: {memory.shortage}"
+
+
+# -- fast --------------------------------------------------------------------------------------------
+# Prints the closed-form estimate of `simulate --fast`. No model in here.
+
+
+def print_estimate(loaded: Scenario, scenario: str, beside: Mapping[str, object], *, as_json: bool) -> None:
+    """Print the estimate of a scenario. `beside`: further options of the command by name, with their values.
+
+    Raises InputError for options that need the engine and for what the closed form cannot price, and
+    InfeasibleError, after the estimate was printed, for a plan that does not fit into memory.
+    """
+    given = [name for name, value in beside.items() if value]
+    if given:
+        raise InputError(
+            f"{' and '.join(given)}: an estimate in closed form (--fast) has none; leave out --fast"
+        )
+    from moesim.cli.console import default_lines, print_raw, print_text
+    from moesim.simulator.planner.estimate import estimate
+
+    try:
+        result = estimate(loaded)
+    except InputError as error:
+        raise InputError(f"{scenario}: {error}") from None
+    if as_json:
+        print_raw(result.model_dump_json(indent=2))
+    else:
+        print_text("\n".join([str(result), *default_lines(result)]))
+    if not result.memory.fits:
+        raise InfeasibleError(shortage(result.scenario, result.memory))
+
+
+# -- fleet -------------------------------------------------------------------------------------------
+# Prints the pools of a fleet for `simulate`, `explain` and `plan`.
+
+GIB = 2**30
+
+
+def refuse_for_fleet(asked: dict[str, object]) -> None:
+    """Raise InputError for options that a fleet's prediction does not support.
+
+    `asked`: the value of every such option; None or False if it was not given.
+    """
+    given = [name for name, value in asked.items() if value is not None and value is not False]
+    if "--uncertainty" in given:
+        raise InputError(
+            "--uncertainty needs one cluster: the errors of several profiles are not combined; leave it out, "
+            "or give one cluster in the place of fleet"
+        )
+    if given:
+        raise InputError(
+            "traces and pictures of a fleet are not drawn: leave --trace, --trace-per-rank, --ranks, "
+            "--members and --picture out, or give one cluster in the place of fleet"
+        )
+
+
+HEADERS = ("pool", "GPUs", "ranks", "layers", "ms a layer", "bubble s", "GiB", "profile")
+NUMBERS = (1, 3, 4, 5)
+"""Columns of numbers."""
+
+
+def _cells(pool: PoolResult) -> tuple[str, ...]:
+    memory = pool.memory
+    fits = {"fits": "", "at risk": " AT RISK", "does not fit": " DOES NOT FIT"}[memory.verdict]
+    return (
+        pool.accelerator,
+        f"{pool.n_gpus:,}",
+        f"{pool.first_rank} to {pool.last_rank}",
+        str(pool.layers),
+        f"{1e3 * pool.layer_s:.2f}",
+        f"{pool.bubble_s:.2f}",
+        f"{memory.total_bytes / GIB:.1f} of {memory.capacity_bytes / GIB:.1f}{fits}",
+        pool.profile,
+    )
+
+
+def pool_lines(pools: tuple[PoolResult, ...]) -> list[str]:
+    """The pools as lines of text."""
+    from moesim.cli.console import table_lines
+
+    return table_lines(HEADERS, [_cells(pool) for pool in pools], right=NUMBERS)
+
+
+def print_pools(pools: tuple[PoolResult, ...]) -> None:
+    """Print the pools as a table."""
+    from moesim.cli.console import print_table
+
+    print_table(HEADERS, [_cells(pool) for pool in pools], right=NUMBERS)
+
+
+def print_verdict(result: PlanResult) -> None:
+    """Print the pools of the best plan, and the comparison of the fleet with each pool alone."""
+    from moesim.cli.console import print_text
+
+    print_text("\npools of the best plan")
+    print_pools(result.best.pools)
+    if result.fleet is not None:
+        print_text("\nis the mix worth it?")
+        print_text("\n".join(f"  {sentence}" for sentence in result.fleet.sentences))

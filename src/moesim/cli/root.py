@@ -16,19 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim.cli import (
-    calibrate,
-    compare,
-    dashboard,
-    eplb,
-    import_launch,
-    plan,
-    run,
-    sensitivity,
-    simulate,
-    sweep,
-    topology,
-)
+from moesim.cli import calibrate, dashboard, eplb, import_launch, plan, run, simulate, studies, topology
 from moesim.cli.imports import ImportGroup
 from moesim.hwmodels.errors import InputError, MoesimError
 
@@ -49,14 +37,14 @@ importers = typer.Typer(
 app.add_typer(importers, name="import")
 dashboard.register(app)
 calibrate.register(app)
-compare.register(app)
+studies.register(app)
 eplb.register(app)
 plan.register(app)
 import_launch.register(importers)
 run.register(app)
-sensitivity.register(app)
+studies.register_sensitivity(app)
 simulate.register(app)
-sweep.register(app)
+studies.register_sweep(app)
 topology.register(app, importers)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -141,7 +129,7 @@ def validate(
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
     if all_rows:
-        from moesim.cli.scoreboard import scoreboard
+        from moesim.cli.tables import scoreboard
 
         scoreboard(as_json, workers)
         return

@@ -2,16 +2,158 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from math import isclose
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.cli.console import print_text
-from moesim.cli.run_report import report_lines
+from moesim.cli.console import default_lines, print_text, table_lines
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import percent, short
 
 if TYPE_CHECKING:
-    pass
+    from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, RunSpread
+
+
+# -- run report --------------------------------------------------------------------------------------
+# The report of a whole run as text.
+
+
+def report_lines(report: RunReport) -> list[str]:
+    """Lines of the report: a table of the phases, then finish, goodput, checkpoints, cost and energy."""
+
+    cells = []
+    for row in report.phases:
+        cost = "" if row.cost_usd is None else f"${short(row.cost_usd)}"
+        steps = ("as stated", "") if row.stated else (f"{row.steps:,}", f"{row.step_time_s:.2f}")
+        hours = (short(row.gpu_hours), short(row.gpu_hours_with_stops))
+        cells.append((row.phase, *steps, f"{row.days:.2f}", *hours, cost))
+    headers = ("the whole run", "steps", "step (s)", "days", "GPU-hours", "with stops", "cost")
+    lines = table_lines(headers, cells, right=range(1, 7))
+    rows = {
+        "finish": _finish(report),
+        "how sure": _sure(report),
+        "goodput": _goodput(report),
+        "GPU-hours": _hours(report),
+        "checkpoints": _checkpoints(report.checkpoint),
+        "causes": _causes(report),
+        "cost": _cost(report),
+        "energy": _energy(report),
+    }
+    lines += [f"{name:<12}{text}" for name, text in rows.items() if text]
+    lines += [f"assumed: {text}" for text in report.assumptions]
+    return [*lines, *default_lines(report)]
+
+
+def _points(spread: RunSpread | FinishDates, form: Callable[[Any], str]) -> str:
+    """The predicted value, with its percentiles if they differ, such as 3 (P10 2, P50 3, P90 5)."""
+    if spread.p10 == spread.p90:
+        return form(spread.predicted)
+    return (
+        f"{form(spread.predicted)} (P10 {form(spread.p10)}, P50 {form(spread.p50)}, P90 {form(spread.p90)})"
+    )
+
+
+def _dollars(value: float) -> str:
+    return f"${short(value, 4)}"
+
+
+def _finish(report: RunReport) -> str:
+    text = f"predicted days {_points(report.days, '{:.1f}'.format)}"
+    if report.finish is not None:
+        text += f"; predicted date {_points(report.finish, str)}"
+    return text if report.replicas == 1 else f"{text}; {report.replicas:,} runs simulated"
+
+
+def _sure(report: RunReport) -> str:
+    if report.step_factor is None:
+        return "intervals hold stops only; `moesim run` and --uncertainty add the step time's"
+    factor = report.step_factor
+    chances = {0.05: "5 %", 0.25: "25 %", 0.75: "75 %", 0.95: "95 %"}
+    days = ", ".join(
+        f"{chances[row.share]} by {row.days:.1f}" for row in report.outlook if row.share in chances
+    )
+    return (
+        f"step time {factor.p10:.3f} to {factor.p90:.3f} of the predicted one (P10 to P90), in all intervals "
+        f"below and above; days: {days}"
+    )
+
+
+def _goodput(report: RunReport) -> str:
+    if not report.interrupted:
+        from moesim.simulator.run.report import NOT_MODELLED
+
+        return NOT_MODELLED
+    return (
+        f"predicted {_points(report.goodput, percent)}; closed form {percent(report.goodput_expected)}; "
+        f"interruptions {_points(report.interruptions, '{:.1f}'.format)}"
+    )
+
+
+def _hours(report: RunReport) -> str:
+    hours = report.gpu_hours
+    if hours.total == hours.billed and isclose(hours.total, hours.productive + hours.startup):
+        return ""
+    parts = {
+        "productive": hours.productive,
+        "start-up": hours.startup,
+        "done again": hours.lost,
+        "detection": hours.detection,
+        "restart": hours.restart,
+        "waiting for spares": hours.waiting_for_spares,
+        "checkpoints": hours.checkpoints,
+    }
+    shown = ", ".join(f"{short(value)} {name}" for name, value in parts.items() if value >= 0.5)
+    return f"{short(hours.total, 4)}: {shown}; {short(hours.billed, 4)} billed"
+
+
+def _checkpoints(saved: CheckpointReport | None) -> str:
+    if saved is None:
+        return ""
+    text = (
+        f"{saved.bytes / 1e12:.2f} TB every {_time(saved.interval_s)}, training waits "
+        f"{_time(saved.stall_s)}, the write takes {_time(saved.write_s)}"
+    )
+    if saved.optimal_s is None or saved.young_s is None or saved.daly_s is None:
+        return text
+    return (
+        f"{text}; best interval {_time(saved.optimal_s)} (Young {_time(saved.young_s)}, "
+        f"Daly {_time(saved.daly_s)})"
+    )
+
+
+def _time(seconds: float) -> str:
+    from moesim.hwmodels.units import SECONDS_PER_HOUR
+
+    for unit, size in (("h", SECONDS_PER_HOUR), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def _causes(report: RunReport) -> str:
+    first = sorted(report.causes, key=lambda cause: -cause.interruptions)[:5]
+    named = [f"{cause.cause} {cause.interruptions:.1f}" for cause in first if cause.interruptions > 0.0]
+    more = len(report.causes) - len(first)
+    shown = ", ".join(named)
+    return f"{shown}, {more} more" if named and more > 0 else shown
+
+
+def _cost(report: RunReport) -> str:
+    if report.cost_usd is None:
+        return report.price
+    parts = report.cost_parts_usd
+    shown = f" ({', '.join(f'{k} ${short(v)}' for k, v in parts.items())})" if len(parts) > 1 else ""
+    return f"predicted {_points(report.cost_usd, _dollars)}{shown}; {report.price}"
+
+
+def _energy(report: RunReport) -> str:
+    if report.energy_kwh is None or report.co2_kg is None:
+        return ""
+    paid = "" if report.electricity_usd is None else f", ${short(report.electricity_usd)} of electricity"
+    energy, co2 = report.energy_kwh.predicted / 1e6, report.co2_kg.predicted / 1e3
+    return f"predicted {energy:.2f} GWh{paid}, {co2:,.0f} t CO2e"
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +185,7 @@ def run(
     from moesim.cli.report import shortage
 
     with working(f"simulating {scenario}") as say:
-        from moesim.simulator.predict.compile import prepare
-        from moesim.simulator.predict.step import execute
+        from moesim.simulator.predict.step import execute, prepare
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.scenario.inputs import inputs_of
         from moesim.simulator.studies.whole_run import uncertain_report, with_default_stops

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.options import AsJson, EngineDraws, Overrides, Resolution, ScenarioName, Seed
+from moesim.cli.console import AsJson, EngineDraws, Overrides, Resolution, ScenarioName, Seed
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.records import Execution
     from moesim.simulator.predict.driver import Prediction
-    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
+    from moesim.simulator.predict.step import Prepared
     from moesim.simulator.scenario import Scenario
 
 
@@ -75,7 +75,7 @@ def simulate(
     """Predict one training step and the run made of it."""
     shown = _Shown(trace, trace_per_rank, ranks, members)
     if fast:
-        from moesim.cli.fast import print_estimate
+        from moesim.cli.report import print_estimate
 
         beside = {**shown.options(), "--picture": picture, "--uncertainty": uncertainty}
         beside["--engine-draws"] = engine_draws
@@ -88,17 +88,17 @@ def simulate(
     _check_options(shown, picture)
     loaded = _loaded(scenario, overrides, seed, resolution)
     if loaded.fleet is not None:
-        from moesim.cli.fleet import refuse_for_fleet
+        from moesim.cli.report import refuse_for_fleet
 
         refuse_for_fleet({**shown.options(), "--picture": picture, "--uncertainty": uncertainty})
     result, prepared = _predicted(loaded, scenario, shown, uncertainty, engine_draws)
     if picture is not None:
-        from moesim.cli.picture import draw_heat_maps
+        from moesim.cli.full_resolution import draw_heat_maps
 
         draw_heat_maps(picture, result)
     _print(_text(loaded, result, prepared, as_json), as_json)
     if result.uncertainty is not None and not as_json:
-        from moesim.cli.sensitivity import print_bands
+        from moesim.cli.studies import print_bands
 
         print_bands(result.uncertainty)
     _check_fit(result)
@@ -146,7 +146,7 @@ def _text(loaded: Scenario, result: Result, prepared: Prepared | None, as_json: 
     if as_json:
         return result.model_dump_json(indent=2)
     from moesim.cli.report import summary
-    from moesim.simulator.predict.plan_summary import summary_of_kept, summary_of_prepared
+    from moesim.simulator.predict.provenance import summary_of_kept, summary_of_prepared
 
     plan = summary_of_kept(loaded) if prepared is None else summary_of_prepared(prepared)
     return summary(plan, result)
@@ -185,7 +185,7 @@ class _Shown:
 def _check_options(shown: _Shown, picture: Path | None) -> None:
     """Raise InputError for unusable options before the simulation starts."""
     from moesim.cli.console import chosen_numbers
-    from moesim.cli.picture import picture_path
+    from moesim.cli.full_resolution import picture_path
     from moesim.simulator.predict.trace import check_trace_folder, trace_path
 
     if shown.trace is not None:
@@ -204,7 +204,7 @@ def _uncertain(
 ) -> Result:
     """The result with the bands of its figures, also in the report of its run."""
     from moesim.cli.console import working
-    from moesim.cli.sensitivity import draws_done
+    from moesim.cli.studies import draws_done
     from moesim.simulator.studies.uncertainty import uncertainty as bands
     from moesim.simulator.studies.whole_run import with_uncertain_run
 
@@ -225,7 +225,7 @@ def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolu
 def _check_draws(engine_draws: int, uncertainty: bool) -> None:
     """Raise InputError for an unusable number of engine runs before the simulation starts."""
     if engine_draws:
-        from moesim.simulator.studies.engine_draws import check_draws
+        from moesim.simulator.studies.uncertainty import check_draws
 
         check_draws(engine_draws)
         if not uncertainty:
@@ -250,7 +250,7 @@ def _store(loaded: Scenario, result: Result) -> None:
 
 
 def _prepared(loaded: Scenario, scenario: str) -> Prepared:
-    from moesim.simulator.predict.compile import prepare
+    from moesim.simulator.predict.step import prepare
 
     try:
         return prepare(loaded)
@@ -328,8 +328,8 @@ def explain(
     ] = True,
 ) -> None:
     """Explain where a step's time goes and why."""
-    from moesim.cli.counterfactuals import run_counterfactuals
     from moesim.cli.report import print_explanation
+    from moesim.cli.studies import run_counterfactuals
 
     loaded = _loaded(scenario, overrides, seed, resolution)
     result, prepared = _cached(loaded), None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.lists import MOST_VALUES, parse_integers, parse_interval, parse_values
+from moesim.simulator.common.texts import MOST_VALUES, parse_integers, parse_interval, parse_values
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,15 @@ from lab import packed
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
-from moesim.simulator.model.attention.core import core_backward, core_forward
-from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.output_gate import sink_backward, sink_forward
-from moesim.simulator.model.attention.reach import Reach
-from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.work import Work
+from moesim.simulator.model.attention.softmax import (
+    HeadSizes,
+    Reach,
+    core_backward,
+    core_forward,
+    sink_backward,
+    sink_forward,
+)
+from moesim.simulator.model.operator import Operator, Work
 
 MEASURED = "2026-11-22-h200-windowed-attention.json"
 Row = dict[str, Any]

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.cost.chunked_overlap import (
-    ChunkPlace,
-    ChunkTimes,
-    exposed_gathers,
-    exposed_reductions,
-)
+from moesim.simulator.cost.data_parallel import ChunkPlace, ChunkTimes, exposed_gathers, exposed_reductions
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 
 FREE = OverlapSlowDown(0.0)

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
-from moesim.simulator.cost.laws import SmLaws
-from moesim.simulator.model.library import load_model
+from moesim.simulator.cost.compute import OperatorCost, SmContext, SmLaws, operator_seconds
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Dtype, Operator, Phase
-from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.optimizer import optimizer_operators
+from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.primitives import cast, gemm, move, scale_rows
 

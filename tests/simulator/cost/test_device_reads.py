@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.cost.host import Launch, PassLaunches, launch_stall_s
-from moesim.simulator.cost.launches import device_reads
+from moesim.simulator.cost.launches import Launch, PassLaunches, device_reads, launch_stall_s
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.operator import Operator
 

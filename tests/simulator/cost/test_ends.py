@@ -7,10 +7,9 @@ import pytest
 from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
-from moesim.simulator.layout.in_flight import RankChunks
-from moesim.simulator.model.library import load_model
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.memory.gpu import RankChunks
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.predict.step import Prepared, prepare
 from moesim.simulator.scenario import load_scenario
 
 DENSE = "llama-3-70b-64xh100"

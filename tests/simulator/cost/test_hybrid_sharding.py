@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from moesim.simulator.cost.data_parallel import sharded_block
 from moesim.simulator.cost.end_of_step import rank_step_end
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.sharded import sharded_block
-from moesim.simulator.layout.in_flight import RankChunks
 from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.memory.gpu import RankChunks
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import build
 

@@ -7,8 +7,15 @@ import pytest
 import moesim
 from moesim.hwmodels import InputError, load_host
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.cost.host import HostTimes, Launch, PassLaunches, launch_stall_s
-from moesim.simulator.cost.launches import around_block_s, block_family, pass_launches
+from moesim.simulator.cost.launches import (
+    HostTimes,
+    Launch,
+    PassLaunches,
+    around_block_s,
+    block_family,
+    launch_stall_s,
+    pass_launches,
+)
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.block import BlockShape
@@ -16,9 +23,9 @@ from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.primitives import gemm, move
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
-from moesim.simulator.predict.host_report import BOUND_SHARE
+from moesim.simulator.predict.result_parts import BOUND_SHARE
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard import open_rows
 from moesim.simulator.scoring.scoreboard.plan import launching_of

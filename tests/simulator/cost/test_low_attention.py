@@ -12,12 +12,9 @@ from moesim.hwmodels.calibration import load_profile, without_entries
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, without_timed_parts
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.model.attention.core import core_backward, core_forward
-from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.reach import FULL, Reach
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.attention.softmax import FULL, HeadSizes, Reach, core_backward, core_forward
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.work import Work
 from moesim.simulator.predict.plan_checks import check_hardware
 from moesim.simulator.scoring.mlperf import scenario_of
 

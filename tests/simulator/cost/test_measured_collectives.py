@@ -15,13 +15,14 @@ from moesim.kernels.importers import merge, nccl_tests_profile
 from moesim.simulator.cost.library_collectives import (
     RingOperation,
     all_to_all_price,
+    measured_seconds,
     ring_price,
     ring_seconds,
+    use_of,
 )
-from moesim.simulator.cost.measured_collectives import measured_seconds, use_of
 from moesim.simulator.dispatchers.protocol import Links
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.imported_curves import imported_readings
+from moesim.simulator.predict.provenance import imported_readings
+from moesim.simulator.predict.step import prepare
 
 Run = Callable[..., Any]
 H200 = Links(450e9, 3.33e-6, 50e9, 3.7e-6, 8)

@@ -6,8 +6,8 @@ import pytest
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
-from moesim.simulator.cost.model_evidence import NOT_PRICED, PartEvidence, evidence_text, model_evidence
-from moesim.simulator.model.library import load_model, shipped_models
+from moesim.simulator.cost.price_evidence import NOT_PRICED, PartEvidence, evidence_text, model_evidence
+from moesim.simulator.model.catalogue import load_model, shipped_models
 
 
 def parts(model: str, profile: str, accelerator: str) -> dict[str, PartEvidence]:

@@ -11,8 +11,7 @@ from lab import packed
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.simulator.cost.block_prices import block_compute
-from moesim.simulator.cost.library_collectives import ring_price
-from moesim.simulator.cost.measured_collectives import is_imported
+from moesim.simulator.cost.library_collectives import is_imported, ring_price
 from moesim.simulator.cost.overlap import (
     HalfCollectives,
     HalfLayerGemms,

@@ -19,8 +19,8 @@ from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence, co
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import PhaseCost, blend
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.placement import block_seconds
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 ONE = PriceEvidence(frozenset({"a", "law"}), frozenset({"held"}), (EntryReading("a", 2.0, 0.2),))

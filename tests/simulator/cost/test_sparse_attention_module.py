@@ -20,9 +20,9 @@ from lab.scoring.sparse_attention_fit import OVERHEAD, fit_constants, hyper_poin
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.sparse_attention_module import call_operators, call_seconds
+from moesim.simulator.cost.attention import call_operators, call_seconds
 from moesim.simulator.model.attention import DSA, GQA, Compressed
-from moesim.simulator.model.attention.dsa_inference import dsa_kernel
+from moesim.simulator.model.attention.dsa import dsa_kernel
 from moesim.simulator.model.attention.inference import AttentionCall
 
 H200, CONSTANTS = load_accelerator("h200-sxm"), load_profile(PROFILE)

@@ -7,15 +7,16 @@ from typing import get_args
 import pytest
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
-from moesim.simulator.cost.overlap import HalfCollectives, lost_beside
-from moesim.simulator.cost.tensor_overlap import (
+from moesim.simulator.cost.overlap import (
     CUTS_GEMMS,
     EdgeGemms,
+    HalfCollectives,
     HalfOverlap,
     SplitGemm,
     exposed_pipelined_scatter,
     exposed_ring,
     load_methods,
+    lost_beside,
     methods_note,
     methods_of,
 )

@@ -16,7 +16,7 @@ from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
-from moesim.simulator.trainers.megatron.plan_arguments import dispatcher_arguments
+from moesim.simulator.trainers.megatron.arguments import dispatcher_arguments
 
 LOW = "deepep-low-latency"
 

@@ -12,8 +12,8 @@ from random_steps import differences
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
-from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.predict.trace import chrome_trace, shown_places, trace_info
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 

@@ -16,10 +16,10 @@ from moesim.simulator.engine.bounds import LinkContention, lower_bound_s, upper_
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
-from moesim.simulator.layout.expert_overlap import hides_experts
-from moesim.simulator.model.library import load_model
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.layout.parallel import hides_experts
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.predict.driver import predict
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES, build
 

@@ -7,7 +7,7 @@ import pytest
 from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.template import EP_PHASES, SHARDING_PHASES
 

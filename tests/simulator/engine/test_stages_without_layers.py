@@ -10,7 +10,7 @@ from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 QWEN_235B = [

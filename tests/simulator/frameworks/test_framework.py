@@ -9,7 +9,7 @@ import pytest
 from moesim.simulator.frameworks.operators import apply_framework
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.attention import GQA
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import Precision

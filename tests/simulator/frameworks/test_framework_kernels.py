@@ -15,10 +15,9 @@ from moesim.simulator.frameworks.kernel_lists import (
     with_layer_kernels,
     with_step_kernels,
 )
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.optimizer import optimizer_operators
+from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.scenario.parallel import ParallelPlan
 

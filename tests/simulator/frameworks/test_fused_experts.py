@@ -8,7 +8,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.frameworks.operators import apply_framework
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import PRECISIONS, Precision
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from moesim.simulator.frameworks.operators import apply_framework, with_stash
 from moesim.simulator.frameworks.software import Software, StaticExperts
-from moesim.simulator.layout.activations import activation_bytes, stashed_bytes, working_bytes
-from moesim.simulator.model.library import load_model
+from moesim.simulator.memory.activations import activation_bytes, stashed_bytes, working_bytes
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import Precision

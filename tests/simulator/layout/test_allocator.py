@@ -10,7 +10,7 @@ import pytest
 from lab import packed
 from lab.studies.allocator_sequences import Operation, random_sequence
 
-from moesim.simulator.layout.allocator import Event, bytes_after_events, peak_bytes
+from moesim.simulator.memory.allocator import Event, bytes_after_events, peak_bytes
 
 MIB = 1 << 20
 RESULTS = "2026-11-22-h200-allocator.json"

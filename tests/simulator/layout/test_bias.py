@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.bias import TOKEN_SCALE, bias_dynamics, check_gate, choice_probabilities
-from moesim.simulator.model.library import load_model
+from moesim.simulator.layout.popularity import TOKEN_SCALE, bias_dynamics, check_gate, choice_probabilities
+from moesim.simulator.model.catalogue import load_model
 
 V3: dict[str, Any] = {"layers": 4, "experts": 256, "top_k": 8, "drift_steps": 1e9, "affinity_spread": 0.5}
 

@@ -17,7 +17,7 @@ from moesim.simulator.layout.eplb import (
     replicate,
 )
 from moesim.simulator.layout.popularity import zipf_shares
-from moesim.simulator.scenario.routing import Policy
+from moesim.simulator.scenario.sections import Policy
 
 SHAPES = st.sampled_from([(16, 4, 2, 4, 0), (16, 4, 2, 4, 4), (32, 8, 4, 8, 16), (12, 6, 2, 2, 6)])
 """(experts, ranks, nodes, groups, redundant)."""

@@ -16,8 +16,8 @@ from moesim.simulator.layout.expert_load import (
     draw_rank_loads,
     expected_barrier_wait_s,
     received_bytes,
+    sampled_loads,
 )
-from moesim.simulator.layout.loads import sampled_loads
 from moesim.simulator.layout.popularity import capped_shares, zipf_shares
 from moesim.simulator.layout.routing import Gate, expected_targets
 

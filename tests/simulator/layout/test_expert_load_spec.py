@@ -11,13 +11,12 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.loads import sampled_loads
+from moesim.simulator.layout.expert_load import sampled_loads
 from moesim.simulator.layout.popularity import max_vio_shares
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared, prepare
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.scenario.routing import MaxVioLoad
+from moesim.simulator.scenario.sections import MaxVioLoad
 
 SMALL = Path(__file__).parents[2] / "golden" / "scenario-small.yaml"
 """Mixtral 8x22B: 8 experts, top 2, 56 layers, EP8 on nodes of 8."""

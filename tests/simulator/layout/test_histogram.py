@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout import histogram
-from moesim.simulator.layout.histogram import read_counts
-from moesim.simulator.layout.popularity import shares_of_counts
+from moesim.simulator.layout import popularity
+from moesim.simulator.layout.popularity import read_counts, shares_of_counts
 
 GOOD = np.array([[4, 2, 1, 1], [2, 2, 2, 2]])
 
@@ -103,7 +102,7 @@ def test_places_that_hold_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "folder.npy").mkdir()
     with pytest.raises(InputError, match="not a file"):
         read_counts(tmp_path / "folder.npy")
-    monkeypatch.setattr(histogram, "MAX_BYTES", 10)
+    monkeypatch.setattr(popularity, "MAX_BYTES", 10)
     with pytest.raises(InputError, match="above the limit"):
         read(tmp_path, "big.csv", b"1,2,3,4,5,6\n")
 

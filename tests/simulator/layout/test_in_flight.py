@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import MemoryInputs, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
-from moesim.simulator.model.library import load_model
+from moesim.simulator.memory.gpu import MemoryInputs, memory_by_kind, rank_stages
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import build
-from moesim.simulator.schedules.validate import validate
+from moesim.simulator.schedules.spec import validate
 
 
 def test_1f1b_holds_one_less_on_each_later_rank() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.layout.activations import activation_bytes
+from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute, RecomputePolicy

@@ -15,10 +15,11 @@ from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.dispatchers.protocol import Call, ExpertBuffers
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
-from moesim.simulator.layout.allocator import AllocatorBytes
-from moesim.simulator.layout.local_parameters import local_parameters
-from moesim.simulator.layout.memory import (
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.stages import Block, StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.memory.activations import activation_bytes, cached_tensors, working_bytes
+from moesim.simulator.memory.allocator import AllocatorBytes
+from moesim.simulator.memory.gpu import (
     BUFFERS_SLACK,
     FRAMEWORK_BYTES,
     FSDP_SLACK,
@@ -28,15 +29,14 @@ from moesim.simulator.layout.memory import (
     RankMemory,
     RankStages,
     allocator_slack,
+    local_parameters,
     memory_by_kind,
     pipeline_buffer_bytes,
 )
-from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.rank_bytes import workspace_bytes
-from moesim.simulator.layout.stages import Block, StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.memory.rank_bytes import workspace_bytes
 from moesim.simulator.model.attention import GQA
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -409,7 +409,7 @@ def test_deepep_buffers() -> None:
 def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     """lab/results/2026-11-20-h200-host-launch.json.xz: 8,192 tokens, the experts' half of a layer."""
     from moesim.simulator.frameworks.software import Software
-    from moesim.simulator.layout.activations import activation_bytes, cached_tensors
+    from moesim.simulator.memory.activations import activation_bytes, cached_tensors
     from moesim.simulator.scoring.scoreboard.runs import MIXED, shape_of_run
 
     shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)

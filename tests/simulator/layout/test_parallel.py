@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches, nearest_divisors
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 HOME = Layout(ParallelPlan(pp=16, ep=64, zero_stage=1), 2048, 8)

@@ -9,7 +9,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError
-from moesim.simulator.layout.pools import split_over_pools
+from moesim.simulator.layout.job import split_over_pools
 from moesim.simulator.scenario import Scenario
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.dispatchers.protocol import transfer_bytes
-from moesim.simulator.layout.loads import sample_choices, sampled_loads, sampled_traffic
+from moesim.simulator.layout.expert_load import sample_choices, sampled_loads, sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets, group_counts
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.library import load_model
 
 
 def moe_of(name: str) -> MoE:

@@ -14,7 +14,7 @@ from moesim.simulator.layout.stages import (
     describe,
     from_layers_per_stage,
 )
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 
 V3 = blocks_of(load_model("deepseek-v3"))
 

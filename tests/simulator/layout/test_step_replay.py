@@ -10,16 +10,22 @@ from lab import packed
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.layout.allocator import AllocatorBytes
-from moesim.simulator.layout.eager_blocks import eager_block
-from moesim.simulator.layout.eager_tape import EagerOp, Tape, run_backward, run_forward, run_weights
-from moesim.simulator.layout.memory import MemoryInputs
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import Block, StageAssignment
-from moesim.simulator.layout.step_replay import replayed_peaks
+from moesim.simulator.memory.allocator import AllocatorBytes
+from moesim.simulator.memory.eager_tape import (
+    EagerOp,
+    Tape,
+    eager_block,
+    run_backward,
+    run_forward,
+    run_weights,
+)
+from moesim.simulator.memory.fsdp2 import replayed_peaks
+from moesim.simulator.memory.gpu import MemoryInputs
 from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -155,8 +161,8 @@ def test_input_gradients_leave_for_w_what_torch_left(policy: str) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_waiting_micro_batch_keeps_the_measured_bytes_of_a_logit(compiled: bool) -> None:
-    from moesim.simulator.layout.activations import activation_bytes
-    from moesim.simulator.layout.rank_bytes import workspace_bytes
+    from moesim.simulator.memory.activations import activation_bytes
+    from moesim.simulator.memory.rank_bytes import workspace_bytes
 
     row = measured()[f"waiting logits, compiled {compiled}"]
     shape = load_model("llama-3-8b").model_copy(update={"vocab": row["vocabulary"], "hidden": row["hidden"]})
@@ -215,7 +221,7 @@ def test_blocks_that_are_not_described_say_so() -> None:
 def test_the_allocator_of_other_kernels_is_refused() -> None:
     with pytest.raises(ValueError, match="allocator=segments replays eager kernels under FSDP2"):
         Software(allocator="segments")
-    from moesim.simulator.predict.simulate import simulate
+    from moesim.simulator.predict.driver import simulate
     from moesim.simulator.scenario import load_scenario
 
     with pytest.raises(InputError, match="kernels: eager"):

@@ -12,10 +12,9 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator, Phase
-from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.optimizer import optimizer_operators
+from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.scenario.machine import check_precision
 

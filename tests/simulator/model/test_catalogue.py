@@ -12,13 +12,14 @@ from moesim.simulator.model.catalogue import (
     MOST_SEARCHED,
     catalogue,
     context_text,
+    load_model,
     pattern_text,
     row_of,
     search,
+    shipped_models,
 )
 from moesim.simulator.model.counts import parameters_total
-from moesim.simulator.model.library import load_model, shipped_models
-from moesim.simulator.model.state_sizes import state_sizes
+from moesim.simulator.model.shape import state_sizes
 
 LIST = Path(__file__).resolve().parents[3] / "lab" / "writers" / "model_files.csv"
 BY_HAND = {

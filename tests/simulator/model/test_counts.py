@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.counts import (
     block_parameters,
     expert_parameters,
@@ -14,7 +15,6 @@ from moesim.simulator.model.counts import (
     parameters_mtp,
     parameters_total,
 )
-from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.parameters import Parameters
 
 V3 = load_model("deepseek-v3")

@@ -10,12 +10,12 @@ import pytest
 from model_kinds import EVERY, GPT_OSS, LATENT, LONGCAT, MAVERICK, shape_of
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.activations import cached_tensors
-from moesim.simulator.layout.loads import sample_choices, sampled_traffic
-from moesim.simulator.layout.local_parameters import local_parameters
+from moesim.simulator.layout.expert_load import sample_choices, sampled_traffic
 from moesim.simulator.layout.parallel import Layout, check_against_model
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.memory.activations import cached_tensors
+from moesim.simulator.memory.gpu import local_parameters
 from moesim.simulator.model.counts import block_parameters, parameters_activated
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators, expected_received_tokens

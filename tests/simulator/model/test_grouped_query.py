@@ -9,10 +9,10 @@ from model_kinds import EVERY, GPT_OSS, LONGCAT, MAVERICK, shape_of
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.layout.activations import cached_tensors
+from moesim.simulator.memory.activations import cached_tensors
 from moesim.simulator.model.attention import GQA, MLA, ChunkedAttention, SlidingAttention
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
-from moesim.simulator.model.attention.reach import FULL, Reach
+from moesim.simulator.model.attention.softmax import FULL, Reach
 from moesim.simulator.model.counts import attention_flop_per_token, flop_per_token, parameters_total
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators, model_flop

@@ -8,9 +8,9 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.attention import DSA, GQA, SlidingAttention
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import parameters_activated, parameters_total
 from moesim.simulator.model.huggingface import FAMILIES, import_hf, to_yaml
-from moesim.simulator.model.library import load_model
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 FILES = sorted(GOLDEN.glob("*.json"))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from moesim.simulator.model.block import DENSE, ROUTED
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.huggingface import ImportedModel, shape_from_config, to_yaml
-from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields, shortest_pattern
-from moesim.simulator.model.huggingface.towers import tower_parameters
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.huggingface.importer import tower_parameters
+from moesim.simulator.model.huggingface.reader import attention_fields, ffn_fields, shortest_pattern
 
 PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof" / "model-parameters.json"
 VERDICTS = {v["name"]: v for v in json.loads(PROOF.read_text())["models"] if "config" in v}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.huggingface import FAMILIES, import_hf, shape_from_config
 from moesim.simulator.model.huggingface.reader import Reader
-from moesim.simulator.model.library import load_model
 
 PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof" / "model-parameters.json"
 CONFIGS: dict[str, dict[str, Any]] = {

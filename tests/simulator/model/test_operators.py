@@ -7,11 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import block_parameters, flop_per_token
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
-from moesim.simulator.model.operators import RECOMPUTE, block_operators, expected_received_tokens, model_flop
-from moesim.simulator.model.optimizer import optimizer_operators
+from moesim.simulator.model.operators import (
+    RECOMPUTE,
+    block_operators,
+    expected_received_tokens,
+    model_flop,
+    optimizer_operators,
+)
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.primitives import scale_rows
 from moesim.simulator.model.shape import ModelShape

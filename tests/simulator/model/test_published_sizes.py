@@ -6,8 +6,8 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.model.library import load_model, shipped_models
-from moesim.simulator.model.published_sizes import (
+from moesim.simulator.model.catalogue import load_model, shipped_models
+from moesim.simulator.model.counts import (
     ACTIVATED_LIMIT,
     TOTAL_LIMIT,
     PublishedCount,

@@ -12,9 +12,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.frameworks.software import Software
-from moesim.simulator.layout.activations import activation_bytes, cached_tensors
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.model.library import load_model
+from moesim.simulator.memory.activations import activation_bytes, cached_tensors
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
@@ -23,7 +23,7 @@ from moesim.simulator.model.repeated import check_recompute, checkpoints
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 

@@ -13,17 +13,16 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.rate_tables import RateTables
-from moesim.simulator.layout.activations import cached_tensors
+from moesim.simulator.memory.activations import cached_tensors
 from moesim.simulator.model.attention import KDA, GatedDelta, Lightning, Mamba, Mamba2
 from moesim.simulator.model.attention.recurrent import RecurrentMixer
 from moesim.simulator.model.calls import calls_of
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import block_parameters, flop_per_token
-from moesim.simulator.model.library import load_model
-from moesim.simulator.model.operator import SCAN_CLASSES, Operator
+from moesim.simulator.model.operator import SCAN_CLASSES, Operator, Work
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.work import Work
 
 MEASURED = "2026-11-22-h200-mixers.json"
 BF16 = PRECISIONS["bf16"]

@@ -9,9 +9,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.huggingface import to_yaml
-from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 
 

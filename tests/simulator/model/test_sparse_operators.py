@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from sparse_kinds import M3, V32, v4_flash
 
-from moesim.simulator.layout.activations import activation_bytes
+from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.model.attention import DSA, MLA, Attention, BlockSparse, Compressed
 from moesim.simulator.model.attention.sparse_core import mean_keys
-from moesim.simulator.model.hyper_connections import site_backward, site_forward
-from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.block import site_backward, site_forward
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.work import Work
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 BF16 = PRECISIONS["bf16"]

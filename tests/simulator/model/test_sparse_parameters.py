@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from sparse_kinds import GLM5, M3, V32, v4_flash
 
 from moesim.simulator.model.attention import DSA, GQA, MLA, Attention, Compressed
-from moesim.simulator.model.hyper_connections import head_parameters, site_parameters
+from moesim.simulator.model.block import head_parameters, site_parameters
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError
-from moesim.simulator.planner import pattern
+from moesim.simulator.planner import replay
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES, Schedule, ScheduleSpec, build
@@ -46,7 +46,7 @@ SPACE: dict[str, Any] = {
 def add(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder], None]:
     def registered(builder: Builder) -> None:
         monkeypatch.setitem(SCHEDULES, NAME, ScheduleSpec(NAME, builder, awaits_sends=True))
-        for cache in (pattern.pattern, pattern._pattern):
+        for cache in (replay.pattern, replay._pattern):
             cache.cache_clear()
 
     return registered

@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 
 from moesim.simulator.cost.price_table import cost_table
-from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.memory.gpu import rank_stages
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.replay import key_of
-from moesim.simulator.planner.rows import scenario_of, simulate_plan
+from moesim.simulator.planner.replay import key_of, pattern
+from moesim.simulator.planner.result import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.plan_memory import memory_of
+from moesim.simulator.predict.placement import memory_of
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES, build
 

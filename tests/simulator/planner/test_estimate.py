@@ -15,9 +15,9 @@ from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
-from moesim.simulator.planner.rows import simulate_plan
+from moesim.simulator.planner.result import simulate_plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 
 Run = Callable[..., Any]
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -9,15 +9,19 @@ from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.planner.hardware import (
     KWH,
+    PAYMENTS,
     ClusterPlan,
+    even_nodes,
     gpus_for,
     hardware_comparison,
     narrow_space,
+    on_cluster,
+    paid,
     plan_on,
+    price_under,
     priced_scenario,
+    whole_nodes,
 )
-from moesim.simulator.planner.other_cluster import even_nodes, on_cluster, whole_nodes
-from moesim.simulator.planner.payment import PAYMENTS, paid, price_under
 from moesim.simulator.scenario import Scenario
 
 HOME = "deepseek-v3-2048xh800"

@@ -8,10 +8,10 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.refusals import AT_RISK, FULL
-from moesim.simulator.planner.rows import scenario_of
+from moesim.simulator.planner.result import scenario_of
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults, with_headroom
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 SPACE = PlanSpace(

@@ -9,7 +9,7 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.planner.nearest import REPAIRED, nearest_plans, own_plan
+from moesim.simulator.planner.search import REPAIRED, nearest_plans, own_plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario
 

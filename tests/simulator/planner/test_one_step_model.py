@@ -14,7 +14,7 @@ from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.plan_arrays import Candidates
-from moesim.simulator.planner.rows import scenario_of, simulate_plan
+from moesim.simulator.planner.result import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.simulator.planner.pareto import dominated, front, staircase
+from moesim.simulator.planner.goal import dominated, front, staircase
 
 POINTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=25)
 

@@ -9,17 +9,17 @@ import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
 from moesim.simulator.planner.plan_arrays import Candidates
-from moesim.simulator.planner.rows import closed_form_memory, scenario_of, simulate_plan
+from moesim.simulator.planner.result import closed_form_memory, scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.scenario.routing import Eplb
+from moesim.simulator.scenario.sections import Eplb
 
 SMALL = [
     "model=qwen3-30b-a3b",

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.garbage import without_cyclic_collection
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.planner.processes import (
     LARGEST_PART,
     PARTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.simulator.dispatchers.registry import dispatcher
-from moesim.simulator.planner.rows import simulate_plan
+from moesim.simulator.planner.result import simulate_plan
 from moesim.simulator.planner.search import RISK, plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario, load_scenario

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.lists import parse_integers
-from moesim.simulator.model.library import load_model
+from moesim.simulator.common.texts import parse_integers
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.refusals import Refusals, reason_of
 from moesim.simulator.planner.space import (
@@ -24,7 +24,7 @@ from moesim.simulator.planner.space import (
     varied,
     with_defaults,
 )
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.registry import trainer_of

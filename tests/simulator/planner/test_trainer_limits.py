@@ -18,8 +18,8 @@ from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.planner.trainer_limits import TrainerLimits
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.registry import trainer_of
+from moesim.simulator.trainers.rules import facts_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 JOB = load_scenario(

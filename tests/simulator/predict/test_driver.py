@@ -9,10 +9,8 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.driver import finish, predict
-from moesim.simulator.predict.simulate import simulate
-from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.driver import finish, predict, simulate
+from moesim.simulator.predict.step import prepare, run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario import scenario as module
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels import InputError
-from moesim.simulator.layout.activations import RECOMPUTED
-from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.pools import split_over_pools
+from moesim.simulator.layout.job import split_over_pools
 from moesim.simulator.layout.stages import best_sizes, blocks_of, from_layers_per_stage
-from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
+from moesim.simulator.memory.activations import RECOMPUTED
+from moesim.simulator.memory.gpu import rank_stages
+from moesim.simulator.predict.fleet import FleetMemory, balanced_over_pools
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build
 

@@ -11,7 +11,7 @@ import moesim
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import key_of
+from moesim.simulator.studies.space import key_of
 
 
 def pools(mixed: Scenario, *kinds: int, nodes: int = 2) -> dict[str, Any]:

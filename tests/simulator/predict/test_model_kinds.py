@@ -16,7 +16,7 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 GPUS = {"gpt-oss": 1, "maverick": 16, "latent": 4, "longcat": 8}

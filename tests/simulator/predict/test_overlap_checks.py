@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.predict.overlap_checks import check_overlaps
+from moesim.simulator.predict.plan_checks import check_overlaps
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build
 

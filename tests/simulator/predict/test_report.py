@@ -9,9 +9,9 @@ from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import Schedule, build, parse_step
 

@@ -14,8 +14,8 @@ from moesim.simulator.common.bounded_cache import clear_caches
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.driver import simulate
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 
 CHANGES = (
@@ -73,7 +73,7 @@ READ_BY_PRICES = {
     "variation": {"power_clock", "jitter_cv"},
     "cluster": {"node", "network", "nodes"},
 }
-"""Fields of a scenario, its sections and its cluster that `cost/pricing_key.py` makes keys from."""
+"""Fields of a scenario, its sections and its cluster that `cost/pricing.py` makes keys from."""
 
 
 def _recorded(model: BaseModel, reads: set[str]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import moesim
-from moesim.simulator.model.library import load_model, shipped_models
+from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.scenario import Scenario
 
 

@@ -16,14 +16,13 @@ from moesim.simulator.cost.end_of_step import pass_seconds, step_end
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.driver import predict
+from moesim.simulator.predict.driver import predict, simulate
 from moesim.simulator.predict.placement import explicit_blocks
-from moesim.simulator.predict.simulate import simulate
-from moesim.simulator.predict.step_result import fastest_flop_per_s
+from moesim.simulator.predict.report import fastest_flop_per_s
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.studies.effects import entry_effects
 
@@ -47,7 +46,7 @@ def small(*overrides: str) -> Any:
 CHILD = """
 import sys
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.driver import simulate
 for name, overrides in eval(sys.argv[1]):
     print(simulate(load_scenario(name, overrides)).model_dump_json())
 """

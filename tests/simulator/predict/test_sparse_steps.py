@@ -9,6 +9,7 @@ import pytest
 from sparse_kinds import GLM5, M3, V32, v4_flash
 
 from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import (
     parameters_activated,
     parameters_mtp,
@@ -16,11 +17,10 @@ from moesim.simulator.model.counts import (
     uncounted_parameters,
 )
 from moesim.simulator.model.huggingface import to_yaml
-from moesim.simulator.model.library import load_model
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
 
 V3 = load_model("deepseek-v3")

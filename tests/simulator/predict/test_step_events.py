@@ -12,19 +12,29 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.records import last_group
-from moesim.simulator.predict.event_list import EventList, Events
-from moesim.simulator.predict.overlap_spans import NO_TRANSFER, OWN_SENDS, communication_spans
 from moesim.simulator.predict.report import breakdowns
 from moesim.simulator.predict.step import ExecutedStep, run_step
 from moesim.simulator.predict.step_events import (
     EXPOSED,
     HIDDEN,
+    NO_TRANSFER,
+    OWN_SENDS,
+    EventList,
+    Events,
     StepEvents,
+    communication_spans,
     execution_events,
     step_events,
 )
-from moesim.simulator.predict.trace import chrome_trace, shown_gpus, shown_places, trace_info
-from moesim.simulator.predict.trace_events import COMPUTE, FIRST_SEND, SCHEDULE
+from moesim.simulator.predict.trace import (
+    COMPUTE,
+    FIRST_SEND,
+    SCHEDULE,
+    chrome_trace,
+    shown_gpus,
+    shown_places,
+    trace_info,
+)
 
 PIPELINE = ("deepseek-v3-2048xh800", "cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")
 CASES = {

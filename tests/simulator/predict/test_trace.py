@@ -21,8 +21,15 @@ from moesim.simulator.engine.records import Execution, SendRecord
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.report import compute_ns
-from moesim.simulator.predict.trace import chrome_trace, shown_places, write_trace, write_trace_per_gpu
-from moesim.simulator.predict.trace_events import TraceInfo, microseconds, send_lanes
+from moesim.simulator.predict.trace import (
+    TraceInfo,
+    chrome_trace,
+    microseconds,
+    send_lanes,
+    shown_places,
+    write_trace,
+    write_trace_per_gpu,
+)
 from moesim.simulator.schedules import build
 from moesim.simulator.schedules.template import OVERLAP_ORDERS
 

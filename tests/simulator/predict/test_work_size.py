@@ -8,8 +8,7 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict import work_size as module
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.predict.step import Prepared, prepare
 from moesim.simulator.predict.work_size import WorkLimits, WorkSize, own_machine
 from moesim.simulator.scenario import Scenario, load_scenario
 

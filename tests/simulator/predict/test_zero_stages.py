@@ -8,7 +8,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.planner.estimate import estimate
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 SMALL = (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.run.checkpoint import (
+from moesim.simulator.run.failures import (
     checkpoint_bytes,
     daly_interval_s,
     expected_seconds,

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.simulator.run.checkpoint import expected_seconds, optimal_interval_s
-from moesim.simulator.run.failures import FailureModel, RunOutcome, simulate_failures
+from moesim.simulator.run.failures import (
+    FailureModel,
+    RunOutcome,
+    expected_seconds,
+    optimal_interval_s,
+    simulate_failures,
+)
 
 HOUR = 3600.0
 MODEL = FailureModel(

@@ -11,10 +11,10 @@ import moesim
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.cost.layer_collectives import LayerCollectives
 from moesim.simulator.model.attention import GatedDelta
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import parameters_total
-from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 SOURCE = {"kind": "published", "reference": "config.json on Hugging Face, fewer layers", "date": "2026-11-22"}

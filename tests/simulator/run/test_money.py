@@ -10,7 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.price import Purchase, load_purchase
 from moesim.hwmodels.provenance import SourcedSeconds
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.run.money import purchase_usd_per_hour, rates
+from moesim.simulator.run.report import purchase_usd_per_hour, rates
 from moesim.simulator.scenario.run_plan import Price
 
 SMALL: dict[str, Any] = {"node": "hgx-h100", "nodes": 4, "network": "mrft-ib-400g"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.run.phases import Level, StepTimes, levels, steps_for, work_seconds
+from moesim.simulator.run.simulate_run import Level, StepTimes, levels, steps_for, work_seconds
 from moesim.simulator.scenario.run_plan import Ramp
 
 V3 = Ramp(sequences=3072, tokens=469e9)

@@ -14,10 +14,9 @@ import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.run.interruptions import interruptions
+from moesim.simulator.run.failures import interruptions
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import simulate_run
-from moesim.simulator.run.work import StepFigures, phase_scenario, phase_works
+from moesim.simulator.run.simulate_run import StepFigures, phase_scenario, phase_works, simulate_run
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"

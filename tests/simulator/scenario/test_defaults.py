@@ -23,9 +23,9 @@ from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.defaults import RULES, network_of, node_of, price_of
 from moesim.simulator.scenario.outline import ClusterOutline
-from moesim.simulator.scenario.scenario import Routing
-from moesim.simulator.studies.point import key_of
+from moesim.simulator.scenario.sections import Routing
 from moesim.simulator.studies.reprice import without_prices
+from moesim.simulator.studies.space import key_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FIVE = ROOT / "examples" / "five-lines.yaml"

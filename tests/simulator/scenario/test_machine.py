@@ -8,7 +8,7 @@ import moesim
 from moesim.hwmodels.cluster import list_clusters, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.planner.other_cluster import on_cluster
+from moesim.simulator.planner.hardware import on_cluster
 from moesim.simulator.scenario.inputs import inputs_of
 
 HOME = "deepseek-v3-2048xh800"

@@ -245,7 +245,7 @@ def test_replace_takes_whole_values() -> None:
 
 
 def test_replace_keeps_where_relative_paths_start(tmp_path: Path) -> None:
-    from moesim.simulator.model.library import load_model
+    from moesim.simulator.model.catalogue import load_model
 
     shape = load_model("qwen3-30b-a3b").model_dump(mode="json", exclude_none=True)
     (tmp_path / "m.yaml").write_text(dump_mapping(shape))
@@ -270,7 +270,7 @@ def test_replace_tells_what_is_wrong(changes: dict[str, Any], said: str) -> None
 
 
 def test_a_limit_on_groups_is_the_models_or_its_own() -> None:
-    from moesim.simulator.predict.compile import prepare
+    from moesim.simulator.predict.step import prepare
 
     home = load_scenario(HOME)
     reached = [

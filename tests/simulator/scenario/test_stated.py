@@ -8,7 +8,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.failure import load_storage
-from moesim.simulator.run.money import rates
+from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import Scenario, load_scenario
 
 HOME = "deepseek-v3-2048xh800"

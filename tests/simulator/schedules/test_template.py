@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import Phase
-from moesim.simulator.schedules.overlap_order import joined_weight_gradients
 from moesim.simulator.schedules.template import (
     EP_PHASES,
     FORWARD_CHAIN,
@@ -23,6 +22,7 @@ from moesim.simulator.schedules.template import (
     OverlapOrder,
     Template,
     build_template,
+    joined_weight_gradients,
 )
 
 Stage = list[frozenset[Phase]]

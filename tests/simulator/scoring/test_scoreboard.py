@@ -139,7 +139,7 @@ def test_full_recompute_sends_tokens_again() -> None:
 
 
 def predict_fits(row: OpenRow, policy: Recompute) -> bool:
-    from moesim.simulator.predict.compile import prepare
+    from moesim.simulator.predict.step import prepare
 
     return prepare(scenario_of(row, policy)).memory.fits
 
@@ -250,7 +250,7 @@ def test_op_recompute_lies_between_none_and_full() -> None:
 
 
 def test_eager_kernels_and_copies_cost_time() -> None:
-    from moesim.simulator.predict.simulate import simulate
+    from moesim.simulator.predict.driver import simulate
 
     run = next(r for r in runs() if r.name == "l8b_fsdp8_fullac_b2")
     scenario = scenario_of_run(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels import InputError
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scoring.scoreboard import open_rows
 from moesim.simulator.scoring.scoreboard.plan import policies_of, scenario_of
 from moesim.simulator.scoring.scoreboard.shapes import compared_columns, field_sources, shape_of

@@ -17,9 +17,9 @@ from moesim.simulator.studies.compare import (
     bands_of_draws,
     bands_of_margins,
     compare,
+    differences,
     relative_draws,
 )
-from moesim.simulator.studies.differing_keys import differences
 from moesim.simulator.studies.explain import explain
 
 

@@ -18,8 +18,7 @@ from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Step, longest_path, makespan
 from moesim.simulator.schedules.template import FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
-from moesim.simulator.studies.counterfactuals import Counterfactuals, counterfactuals
-from moesim.simulator.studies.explain import explain
+from moesim.simulator.studies.explain import Counterfactuals, counterfactuals, explain
 
 KEYS: dict[str, dict[str, Any]] = {
     "differences between GPUs": {"variation.clock_cv": 0},

@@ -13,7 +13,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.effects import drawn_changes, entry_effects, moved
-from moesim.simulator.studies.engine_draws import engine_bands, engine_steps_s
+from moesim.simulator.studies.uncertainty import engine_bands, engine_steps_s
 
 
 def test_engine_draws_are_the_runs_themselves(small: Scenario) -> None:

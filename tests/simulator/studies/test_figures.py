@@ -6,8 +6,8 @@ import pytest
 
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.figures import bands_of_figures
-from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared
 from moesim.simulator.studies.compare import changes
 from moesim.simulator.studies.uncertainty import uncertainty
 

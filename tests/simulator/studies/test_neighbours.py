@@ -6,9 +6,9 @@ import pytest
 
 import moesim
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.studies import neighbours as module
-from moesim.simulator.studies.faster_links import faster_links
-from moesim.simulator.studies.neighbours import Neighbour, change_bands, neighbours
+from moesim.simulator.studies import compare as module
+from moesim.simulator.studies.compare import Neighbour, change_bands, neighbours
+from moesim.simulator.studies.curves import faster_links
 
 HOME = ("deepseek-v3-2048xh800", "batch.sequences=4096")
 

@@ -8,7 +8,7 @@ import moesim
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.price_table import cost_table
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.sources import shifted
 

@@ -17,10 +17,9 @@ import moesim
 from moesim.cli import app
 from moesim.simulator.predict.result import Result
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.outcome import PointOutcome
-from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.reprice import without_prices
-from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.space import key_of
+from moesim.simulator.studies.store import PointOutcome, Store
 
 PAIR = "deepseek-v3-trace-pair"
 """A part of a model: simulated in some 50 ms."""

@@ -7,9 +7,9 @@ from math import fsum
 import pytest
 
 from moesim.simulator.engine.program import Program
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.step_evidence import step_evidence
+from moesim.simulator.studies.sources import step_evidence
 from moesim.simulator.studies.uncertainty import with_uncertainty
 
 

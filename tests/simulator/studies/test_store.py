@@ -12,8 +12,7 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.studies import store as store_module
-from moesim.simulator.studies.outcome import Key, PointOutcome
-from moesim.simulator.studies.store import Store, is_full_disk
+from moesim.simulator.studies.store import Key, PointOutcome, Store, is_full_disk
 
 KEY = Key("a" * 64, "b" * 64, moesim.__version__)
 OTHER = Key("c" * 64, "b" * 64, moesim.__version__)

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.studies.outcome import Key, PointOutcome
-from moesim.simulator.studies.store import Store
-from moesim.simulator.studies.store_transfer import Taken, copied, take_over
+from moesim.simulator.studies.store import Key, PointOutcome, Store, Taken, copied, take_over
 from moesim.version import __version__
 
 

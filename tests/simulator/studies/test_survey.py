@@ -9,7 +9,7 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.survey import survey
+from moesim.simulator.studies.sweep import survey
 
 SPACE = {"communication.sms": [8, 20], "parallel.pp": [7, 8]}
 

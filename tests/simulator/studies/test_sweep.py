@@ -18,10 +18,9 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.outcome import PointOutcome
-from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.pool import DIED, outcomes_locally, outcomes_on_dask
-from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.space import key_of
+from moesim.simulator.studies.store import PointOutcome, Store
 from moesim.simulator.studies.sweep import Progress, Sweep, sweep
 
 SPACE = {"communication.sms": "0,8,20", "parallel.ep": "16,24"}
@@ -80,7 +79,7 @@ def test_a_store_is_used_and_adds_nothing_twice(here: Sweep, small: Scenario, tm
 
 
 def test_a_result_of_other_files_or_keys_is_not_reused(small: Scenario, tmp_path: Path) -> None:
-    from moesim.simulator.model.library import load_model
+    from moesim.simulator.model.catalogue import load_model
 
     path = tmp_path / "model.yaml"
     path.write_text(dump_mapping(load_model("deepseek-v3").model_dump(mode="json", exclude_none=True)))
@@ -174,7 +173,7 @@ def test_a_failure_is_tried_again_by_the_next_sweep(
 
     store = tmp_path / "s.sqlite"
     with monkeypatch.context() as patched:
-        patched.setattr("moesim.simulator.studies.point.simulate", broken)
+        patched.setattr("moesim.simulator.studies.space.simulate", broken)
         found = sweep(small, {"seed": [5]}, workers=1, store=store)
     assert found.points[0].status == "failed"
     assert found.points[0].reason == "ZeroDivisionError: planted"

@@ -12,14 +12,11 @@ from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
 from moesim.simulator.engine.critical import critical_path
-from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, figures
-from moesim.simulator.predict.step import execute, run_step
+from moesim.simulator.predict.step import execute, prepare, run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.studies.effects import entry_effects, moved
-from moesim.simulator.studies.response import path_weights, response_s
-from moesim.simulator.studies.sensitivity import sensitivity
 from moesim.simulator.studies.sources import (
     CLOCK,
     MAX_VIO,
@@ -28,11 +25,19 @@ from moesim.simulator.studies.sources import (
     cluster_sources,
     entry_sources,
     number_sources,
+    path_weights,
     ranged,
+    response_s,
     session,
     shifted,
 )
-from moesim.simulator.studies.uncertainty import interval, samples_of, uncertainty, with_uncertainty
+from moesim.simulator.studies.uncertainty import (
+    interval,
+    samples_of,
+    sensitivity,
+    uncertainty,
+    with_uncertainty,
+)
 from moesim.simulator.studies.whole_run import step_factors
 
 PROFILE = load_profile("h800-trace")

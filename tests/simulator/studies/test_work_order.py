@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
-from moesim.simulator.studies.work_order import LARGEST, work_groups, work_order
+from moesim.simulator.studies.space import LARGEST, work_groups, work_order
 
 GRID = [
     {"communication.sms": sms, "seed": seed, "parallel": shape}

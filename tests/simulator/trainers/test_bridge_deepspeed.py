@@ -8,12 +8,12 @@ import json
 import pytest
 
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.bridge.overrides import bridge_overrides
-from moesim.simulator.trainers.bridge.overrides import problems as bridge_problems
-from moesim.simulator.trainers.deepspeed.configuration import deepspeed_plan
-from moesim.simulator.trainers.deepspeed.configuration import problems as deepspeed_problems
-from moesim.simulator.trainers.facts import facts_of
+from moesim.simulator.trainers.bridge import bridge_overrides
+from moesim.simulator.trainers.bridge import problems as bridge_problems
+from moesim.simulator.trainers.deepspeed import deepspeed_plan
+from moesim.simulator.trainers.deepspeed import problems as deepspeed_problems
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
+from moesim.simulator.trainers.rules import facts_of
 
 LLAMA = "llama-3-70b-64xh100"
 DEEPSEEK = "deepseek-v3-256xgb200"

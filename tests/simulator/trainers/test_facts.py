@@ -6,7 +6,7 @@ import pytest
 
 from moesim.simulator.layout.parallel import Layout, microbatches
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.trainers.facts import facts_of
+from moesim.simulator.trainers.rules import facts_of
 
 
 @pytest.mark.parametrize("preset", ["deepseek-v3-2048xh800", "deepseek-v3-256xgb200", "llama-3-70b-64xh100"])

@@ -10,12 +10,12 @@ from model_kinds import EVERY, GPT_OSS, LATENT, LONGCAT, MAVERICK, saved, shape_
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.model.attention import ATTENTION_KINDS, GQA
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.features import FEATURES, feature_exclusions, missing_features
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
+from moesim.simulator.trainers.rules import FEATURES, feature_exclusions, missing_features
 from moesim.simulator.trainers.trainer import description
 
 

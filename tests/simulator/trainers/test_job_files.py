@@ -19,11 +19,9 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.facts import facts_of
-from moesim.simulator.trainers.jobs import JobTemplate, job_text, load_template
-from moesim.simulator.trainers.jobs.placement import placement_of
-from moesim.simulator.trainers.jobs.slurm import time_limit
-from moesim.simulator.trainers.megatron.environment import megatron_environment
+from moesim.simulator.trainers.jobs import JobTemplate, job_text, load_template, placement_of, time_limit
+from moesim.simulator.trainers.megatron.arguments import megatron_environment
+from moesim.simulator.trainers.rules import facts_of
 
 LITERAL = (
     "--pipeline-model-parallel-layout",

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.export import Arguments
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments

@@ -11,9 +11,9 @@ import pytest
 from exports import PLANS, Export, all_exports, runnable
 from sample import MODELS, build
 
-from moesim.simulator.trainers.bridge import overrides as bridge
-from moesim.simulator.trainers.deepspeed import configuration as deepspeed
-from moesim.simulator.trainers.facts import facts_of
+from moesim.simulator.trainers import bridge as bridge
+from moesim.simulator.trainers import deepspeed as deepspeed
+from moesim.simulator.trainers.rules import facts_of
 
 PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof"
 READERS = {

@@ -6,9 +6,8 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
-from moesim.simulator.trainers.rules import Exclusion, check_words, holds
+from moesim.simulator.trainers.rules import Exclusion, check_words, facts_of, holds
 from moesim.simulator.trainers.trainer import description
 
 HOME = "deepseek-v3-2048xh800"

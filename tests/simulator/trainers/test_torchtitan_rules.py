@@ -7,14 +7,16 @@ import tomllib
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.registry import trainer_of
-from moesim.simulator.trainers.torchtitan.flavors import flavor_of
-from moesim.simulator.trainers.torchtitan.rules import problems
-from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
-from moesim.simulator.trainers.torchtitan.toml import torchtitan_command, torchtitan_toml
+from moesim.simulator.trainers.rules import facts_of
+from moesim.simulator.trainers.torchtitan.export import (
+    torchtitan_command,
+    torchtitan_snippet,
+    torchtitan_toml,
+)
+from moesim.simulator.trainers.torchtitan.rules import flavor_of, problems
 
 PIPELINED = (
     "schedule=1f1b",

@@ -16,6 +16,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.export import VARIABLES
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 from moesim.simulator.trainers.megatron.layout import (
     expand_layout,
@@ -25,8 +26,7 @@ from moesim.simulator.trainers.megatron.layout import (
     mtp_stage_of_layout,
     parse_frequency,
 )
-from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
-from moesim.simulator.trainers.variables import VARIABLES
+from moesim.simulator.trainers.torchtitan.export import torchtitan_snippet
 
 HOME = "deepseek-v3-2048xh800"
 LAYERS = (4,) * 15 + (1,)

@@ -9,12 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.simulator.model.block import ROUTED, layer_kind
-from moesim.simulator.model.huggingface.core import core, mtp
-from moesim.simulator.model.huggingface.experts import deepseek_experts, routed, scoring_of, shared
-from moesim.simulator.model.huggingface.grouped_query import gqa
-from moesim.simulator.model.huggingface.latent import dsa_fields, mla
-from moesim.simulator.model.huggingface.layers import attention_fields, dense_first, ffn_fields
-from moesim.simulator.model.huggingface.reader import Reader
+from moesim.simulator.model.huggingface.parts import (
+    deepseek_experts,
+    dsa_fields,
+    gqa,
+    groups,
+    mla,
+    routed,
+    scoring_of,
+    shared,
+)
+from moesim.simulator.model.huggingface.reader import (
+    Reader,
+    attention_fields,
+    core,
+    dense_first,
+    ffn_fields,
+    mtp,
+)
 
 _RATIOS = {0: "window", 4: "csa", 128: "hca"}
 """Name of V4's attention by the number of tokens that are compressed into one: none, compressed sparse
@@ -129,3 +141,70 @@ def _compressed(r: Reader) -> dict[str, dict[str, Any]]:
     kinds = {name: base | {"ratio": ratio} for ratio, name in _RATIOS.items()}
     kinds["csa"]["indexer"] = indexer
     return kinds
+
+
+# -- glm ---------------------------------------------------------------------------------------------
+# GLM-4.5 to 4.7 with experts; GLM-5 has DeepSeek-V3.2's architecture and is read in deepseek.py.
+
+
+def glm4_moe(r: Reader) -> dict[str, Any]:
+    """GLM-4.5, 4.6 and 4.7: grouped-query attention whose output has no bias, and DeepSeek-V3's gate."""
+    fields = core(r, tied=False)  # text parts of multimodal files leave the key out (Glm4MoeConfig)
+    layers = fields["n_layers"]
+    bias = r.flag("attention_bias", "bias of queries, keys and values")
+    norms = r.flag("use_qk_norm", "norms of queries and keys")
+    attention = gqa(r, own_head_dim=True, qkv_bias=bias, qk_norm=norms)
+    moe = deepseek_experts(r, method="noaux_tc", scoring="sigmoid")  # fixed in the modelling code (Glm4Moe)
+    width = r.integer("intermediate_size", meaning="width of the dense FFN")
+    return fields | {"attention": attention} | ffn_fields(dense_first(r, layers), moe, width) | mtp(r)
+
+
+# -- kimi linear -------------------------------------------------------------------------------------
+# Kimi Linear and Kimi K3: Kimi delta attention beside latent attention without rotation.
+
+
+def kimi_linear(r: Reader) -> dict[str, Any]:
+    """Kimi Linear 48B and the language model of Kimi K3."""
+    fields = core(r, activations=("silu", "situ"))
+    layers = fields["n_layers"]
+    linear = r.inner("linear_attn_config", "Kimi delta attention")
+    rotary = not r.flag("mla_use_nope", "latent attention has no rotary embedding")
+    gate = "element" if r.flag("mla_use_output_gate", "gate of the attention's output", False) else False
+    latent = mla(r, output_gate=gate) | ({} if rotary else {"rotary": False})
+    kinds = {"kda": _kda(linear), "mla": latent}
+    whole = linear.indices("full_attn_layers", layers=layers, first=1, meaning="layers with full attention")
+    deltas = linear.indices("kda_layers", layers=layers, first=1, meaning="layers with delta attention")
+    if sorted((*whole, *deltas)) != list(range(layers)):
+        raise r.error(
+            f"{r.prefix}linear_attn_config: full_attn_layers and kda_layers must name each of the {layers} "
+            "layers once"
+        )
+    names = ["mla" if i in set(whole) else "kda" for i in range(layers)]
+    moe = routed(r, scoring_of(r, "moe_router_activation_func"), score_bias=True)
+    moe |= shared(r, moe["expert_ffn"]) | groups(r, "top2-sum", "num_expert_group", "topk_group")
+    r.refuse_unless("topk_method", "noaux_tc", "how experts are chosen")
+    row = r.integer(
+        "routed_expert_hidden_size", meaning="width of the rows that experts get", absent=None, null=None
+    )
+    if row is not None:
+        normed = r.flag("latent_moe_use_norm", "norm of the experts' rows", False)
+        moe |= {"latent": row} | ({"latent_norm": True} if normed else {})
+    width = r.integer("intermediate_size", meaning="width of the dense FFN")
+    notes = []
+    block = r.integer(
+        "attn_res_block_size", meaning="layers of one attention residual", absent=None, null=None
+    )
+    if block is not None:
+        notes.append(f"attention residuals over blocks of {block} layers: neither counted nor priced")
+    fields |= attention_fields(names, kinds) | ffn_fields(dense_first(r, layers), moe, width)
+    return fields | mtp(r) | ({"not_modelled": notes} if notes else {})
+
+
+def _kda(linear: Reader) -> dict[str, Any]:
+    return {
+        "kind": "kda",
+        "heads": linear.integer("num_heads", meaning="heads of the delta attention"),
+        "head_dim": linear.integer("head_dim", meaning="width of one head"),
+        "conv": linear.integer("short_conv_kernel_size", meaning="tokens of the convolution"),
+        "full_rank_gate": linear.flag("use_full_rank_gate", "gates from one projection, not two", False),
+    }

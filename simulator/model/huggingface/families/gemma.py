@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from moesim.simulator.model.huggingface.core import core
-from moesim.simulator.model.huggingface.experts import routed
 from moesim.simulator.model.huggingface.families.llama import dense_ffn
-from moesim.simulator.model.huggingface.grouped_query import gqa, windowed
-from moesim.simulator.model.huggingface.layers import attention_fields
-from moesim.simulator.model.huggingface.reader import Reader
+from moesim.simulator.model.huggingface.parts import gqa, routed, windowed
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core
 
 _GELU = ("gelu_pytorch_tanh", "gelu", "gelu_tanh")
 _LEGAL = {"sliding_attention": "sliding", "full_attention": "full"}

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED
-from moesim.simulator.model.huggingface.core import core
-from moesim.simulator.model.huggingface.experts import routed
-from moesim.simulator.model.huggingface.grouped_query import chunked, gqa, with_windows
-from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields, shortest_pattern
-from moesim.simulator.model.huggingface.reader import MOST, Reader
+from moesim.simulator.model.huggingface.parts import chunked, gqa, routed, with_windows
+from moesim.simulator.model.huggingface.reader import (
+    MOST,
+    Reader,
+    attention_fields,
+    core,
+    ffn_fields,
+    shortest_pattern,
+)
 
 _BLOCK_PARTS = ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens")
 """Parts of Llama-Nemotron's blocks that the published models do not use."""
@@ -137,3 +141,20 @@ def _block(r: Reader, index: int, block: Any) -> tuple[int, float]:
     if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 <= multiple <= 1000:
         raise r.error(f"{where}: ffn_mult={multiple!r} must be a number from 0 to 1000")
     return groups, float(multiple)
+
+
+# -- mistral -----------------------------------------------------------------------------------------
+# Mistral, Ministral and Mixtral.
+
+
+def mistral(r: Reader) -> dict[str, Any]:
+    """Mistral 7B to Large 2, Ministral and Devstral: no biases; some layers may have a window."""
+    fields = core(r, tied=False)  # text parts of multimodal files leave the key out (MistralConfig)
+    return fields | with_windows(r, gqa(r), fields["n_layers"]) | {"dense_ffn": dense_ffn(r)}
+
+
+def mixtral(r: Reader) -> dict[str, Any]:
+    """Mixtral 8x7B and 8x22B."""
+    fields = core(r, tied=False)  # as Mistral's
+    moe = routed(r, "softmax", width=("intermediate_size",))
+    return fields | with_windows(r, gqa(r), fields["n_layers"]) | {"moe": moe}

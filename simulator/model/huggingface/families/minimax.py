@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED
-from moesim.simulator.model.huggingface.core import core, mtp
-from moesim.simulator.model.huggingface.experts import routed, scoring_of, shared
-from moesim.simulator.model.huggingface.grouped_query import gqa
-from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields
-from moesim.simulator.model.huggingface.reader import Reader
+from moesim.simulator.model.huggingface.parts import gqa, routed, scoring_of, shared
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, ffn_fields, mtp
 
 _LIGHTNING_BLOCK = 256
 """Tokens of one block of lightning attention (block_size in the published modeling_minimax_m1.py)."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED, layer_kind
-from moesim.simulator.model.huggingface.core import core
-from moesim.simulator.model.huggingface.experts import groups, routed
-from moesim.simulator.model.huggingface.grouped_query import gqa
-from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields
-from moesim.simulator.model.huggingface.reader import Reader
-from moesim.simulator.model.layer_pattern import MAX_LAYERS, NONE
+from moesim.simulator.model.huggingface.parts import gqa, groups, routed
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, ffn_fields
+from moesim.simulator.model.shape import MAX_LAYERS, NONE
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Layers of hybrid_override_pattern (configuration_nemotron_h.py of the published models)."""

@@ -1,15 +1,33 @@
-"""Families of one or two models each, such as ERNIE 4.5, dots.llm1, DBRX, Jamba and GPT-2."""
+"""Families with files of a few models each, from Granite and Hunyuan to ERNIE 4.5, Jamba and GPT-2."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from moesim.simulator.model.block import DENSE, ROUTED
-from moesim.simulator.model.huggingface.core import core, mtp
-from moesim.simulator.model.huggingface.experts import deepseek_experts, routed, shared
-from moesim.simulator.model.huggingface.grouped_query import gqa, with_windows
-from moesim.simulator.model.huggingface.layers import attention_fields, dense_first, ffn_fields
-from moesim.simulator.model.huggingface.reader import Reader
+from moesim.simulator.model.block import DENSE, ROUTED, layer_kind
+from moesim.simulator.model.huggingface.families.llama import dense_ffn
+from moesim.simulator.model.huggingface.parts import (
+    deepseek_experts,
+    gqa,
+    groups,
+    mla,
+    routed,
+    scoring_of,
+    shared,
+    windowed,
+    with_windows,
+)
+from moesim.simulator.model.huggingface.reader import (
+    Reader,
+    attention_fields,
+    core,
+    dense_first,
+    ffn_fields,
+    mtp,
+)
+
+# -- others ------------------------------------------------------------------------------------------
+# Families of one or two models each, such as ERNIE 4.5, dots.llm1, DBRX, Jamba and GPT-2.
 
 
 def ernie(r: Reader) -> dict[str, Any]:
@@ -137,3 +155,319 @@ def gpt2(r: Reader) -> dict[str, Any]:
         "norm": "layernorm",
         "learned_positions": r.integer("n_positions", "n_ctx", meaning="rows of the table of positions"),
     }
+
+
+# -- granite -----------------------------------------------------------------------------------------
+# Granite 3 (dense and with experts) and Granite 4, a hybrid of Mamba-2 and attention.
+
+
+def granite(r: Reader) -> dict[str, Any]:
+    """Granite 3, dense: Llama's layers with factors that change no size."""
+    fields = core(r)
+    attention = gqa(r, kv_default=True, bias_key="attention_bias")
+    return fields | {"attention": attention, "dense_ffn": dense_ffn(r)}
+
+
+def granite_moe(r: Reader) -> dict[str, Any]:
+    """Granite 3 with experts; `shared_intermediate_size` adds a shared expert (GraniteMoeShared)."""
+    fields = core(r)
+    moe = routed(r, "softmax", width=("intermediate_size",))
+    width = r.integer("shared_intermediate_size", meaning="width of the shared expert", least=0, absent=0)
+    moe |= {"shared_experts": 1, "shared_ffn": width} if width else {}
+    return fields | {"attention": gqa(r, kv_default=True, bias_key="attention_bias"), "moe": moe}
+
+
+def granite_hybrid(r: Reader) -> dict[str, Any]:
+    """Granite 4 H: Mamba-2 in most layers, and a feed-forward half in every layer.
+
+    The shared FFN stands alone where there are no experts (GraniteMoeHybridDecoderLayer).
+    """
+    fields = core(r)
+    layers, hidden = fields["n_layers"], fields["hidden"]
+    r.refuse_unless("mamba_proj_bias", False, "bias of the mixer's projections")
+    heads = r.integer("mamba_n_heads", meaning="heads of the mixer")
+    inner = hidden * r.integer("mamba_expand", meaning="inner width over the hidden size")
+    stated = r.take(("mamba_d_head",), "width of a mixer's head")
+    if stated not in ("auto", inner // heads) or inner % heads:
+        raise r.error(
+            f"{r.prefix}mamba_d_head={stated!r} and mamba_n_heads={heads} must multiply to mamba_expand "
+            f"times hidden_size, {inner}"
+        )
+    mixer = {
+        "kind": "mamba2",
+        "heads": heads,
+        "head_dim": inner // heads,
+        "groups": r.integer("mamba_n_groups", meaning="groups of the mixer's heads"),
+        "state": r.integer("mamba_d_state", meaning="state of a mixer's head"),
+        "conv": r.integer("mamba_d_conv", meaning="tokens of the convolution"),
+        "conv_bias": r.flag("mamba_conv_bias", "bias of the convolution"),
+        "chunk": r.integer("mamba_chunk_size", meaning="tokens of one chunk"),
+    }
+    rotary = r.take(("position_embedding_type",), "rope for a rotary embedding", None) == "rope"
+    attention = gqa(r, kv_default=True, bias_key="attention_bias") | ({} if rotary else {"rotary": False})
+    legal = {"mamba": "mamba", "linear_attention": "mamba", "attention": "full", "full_attention": "full"}
+    names = r.per_layer(
+        "layer_types", "layers_block_type", layers=layers, legal=legal, meaning="mixer or attention"
+    )
+    fields |= attention_fields(names, {"mamba": mixer, "full": attention})
+    width = r.integer("shared_intermediate_size", meaning="width of the shared FFN")
+    if not r.has("num_local_experts") or r.config["num_local_experts"] == 0:
+        r.seen.update(("num_local_experts", "num_experts_per_tok", "intermediate_size"))
+        return fields | {"dense_ffn": width}
+    moe = routed(r, "softmax", width=("intermediate_size",))
+    return fields | {"moe": moe | {"shared_experts": 1, "shared_ffn": width}}
+
+
+# -- hunyuan -----------------------------------------------------------------------------------------
+# Hunyuan A13B and Hunyuan 3.
+
+
+def hunyuan(r: Reader) -> dict[str, Any]:
+    """Hunyuan A13B: one shared expert as wide as a routed one; numbers may be lists with one entry a layer.
+
+    Norms of queries and keys and the shared expert are part of the modelling code (HunYuanMoEV1)."""
+    fields = core(r)
+    layers = fields["n_layers"]
+    r.refuse_unless("use_cla", False, "layers that share keys and values")
+    r.refuse_unless("mlp_bias", False, "bias of the FFN projections")
+    r.refuse_unless("use_mixed_mlp_moe", True, "experts beside a shared FFN")
+    r.refuse_unless("use_qk_norm", True, "norms of queries and keys")
+    r.refuse_unless("moe_layer_num_skipped", 0, "layers without experts")
+    width_key = "moe_intermediate_size" if r.has("moe_intermediate_size") else "intermediate_size"
+    r.seen.update(("intermediate_size", "num_shared_expert"))
+    count = (
+        r.uniform("num_shared_expert", layers=layers, meaning="shared experts")
+        if r.has("num_shared_expert")
+        else 1
+    )
+    width = r.uniform(width_key, layers=layers, meaning="width of one expert")
+    moe = {
+        "experts": r.uniform("num_experts", layers=layers, meaning="routed experts"),
+        "top_k": r.uniform("moe_topk", layers=layers, meaning="experts a token"),
+        "expert_ffn": width,
+        "scoring": "softmax",
+        "shared_experts": count,
+        "shared_ffn": width,
+    }
+    return fields | {"attention": gqa(r, bias_key="attention_bias", qk_norm=True), "moe": moe}
+
+
+def hunyuan_v3(r: Reader) -> dict[str, Any]:
+    """Hunyuan 3; norms of queries and keys, a sigmoid and a balance bias are fixed in the code (HYV3)."""
+    fields = core(r)
+    r.refuse_unless("mlp_bias", False, "bias of the FFN projections")
+    attention = gqa(r, own_head_dim=True, bias_key="attention_bias", qk_norm=True)
+    width = ("moe_intermediate_size", "expert_hidden_dim")
+    moe = routed(r, "sigmoid", width=width, score_bias=True)
+    moe |= shared(r, moe["expert_ffn"])
+    dense = r.integer("intermediate_size", meaning="width of the dense FFN")
+    return (
+        fields
+        | {"attention": attention}
+        | ffn_fields(dense_first(r, fields["n_layers"]), moe, dense)
+        | mtp(r)
+    )
+
+
+# -- longcat -----------------------------------------------------------------------------------------
+# LongCat-Flash: two latent attentions and two dense FFNs a layer, and experts beside the first FFN.
+
+
+def longcat_flash(r: Reader) -> dict[str, Any]:
+    """LongCat-Flash.
+
+    A layer is read as two: the experts and the first dense FFN have the same input, so that FFN is their
+    shared expert; the second attention and FFN are a dense layer (LongcatFlashDecoderLayer).
+    """
+    layers = 2 * r.layers("num_layers")
+    fields = core(r, layers=layers, tied=False)
+    r.refuse_used("ngram_vocab_size_ratio", "emb_neighbor_num", why="embeddings of n-grams")
+    r.refuse_unless("router_bias", False, "bias of the router's projection")
+    width = r.integer("ffn_hidden_size", meaning="width of the dense FFNs")
+    moe = routed(r, "softmax", score_bias=True) | {"shared_experts": 1, "shared_ffn": width}
+    zero = r.integer("zero_expert_num", meaning="experts that compute nothing", least=0, absent=0, null=0)
+    if zero:
+        r.refuse_unless("zero_expert_type", "identity", "experts that compute nothing")
+        moe |= {"zero_experts": zero}
+    note = (
+        "the shortcut over which experts exchange rows while the next attention and FFN compute: transfers "
+        "are hidden as in other models only"
+    )
+    ffn = ffn_fields((ROUTED, DENSE) * (layers // 2), moe, width)
+    return fields | {"attention": mla(r)} | ffn | {"not_modelled": [note]}
+
+
+# -- mimo --------------------------------------------------------------------------------------------
+# MiMo-V2-Flash: windows with sinks in most layers, and values narrower than keys.
+
+
+def mimo_v2(r: Reader) -> dict[str, Any]:
+    """MiMo-V2-Flash."""
+    fields = core(r)
+    layers = fields["n_layers"]
+    window = r.integer("sliding_window", "sliding_window_size", meaning="attention window, tokens")
+    r.seen.add("attention_chunk_size")
+    bias = r.flag("attention_bias", "bias of queries, keys and values", False)
+    full = _attention(r, "", bias, "add_full_attention_sink_bias")
+    sliding = windowed(_attention(r, "swa_", bias, "add_swa_attention_sink_bias"), window)
+    names = r.per_layer(
+        "hybrid_layer_pattern", layers=layers, legal={0: "full", 1: "sliding"}, meaning="1 for a window"
+    )
+    moe = deepseek_experts(r, method="noaux_tc")
+    width = r.integer("intermediate_size", meaning="width of the dense FFN")
+    halves = dense_first(r, layers)
+    kinds = {"full": full, "sliding": sliding}
+    return fields | attention_fields(names, kinds) | ffn_fields(halves, moe, width) | mtp(r)
+
+
+def _attention(r: Reader, prefix: str, bias: bool, sinks: str) -> dict[str, Any]:
+    return {
+        "kind": "gqa",
+        "heads": r.integer(f"{prefix}num_attention_heads", meaning="query heads"),
+        "kv_heads": r.integer(f"{prefix}num_key_value_heads", meaning="key and value heads"),
+        "head_dim": r.integer(f"{prefix}head_dim", meaning="width of a query or key head"),
+        "v_head_dim": r.integer(f"{prefix}v_head_dim", meaning="width of a value head"),
+        "qkv_bias": bias,
+        "sinks": r.flag(sinks, "one logit a head that joins every softmax"),
+    }
+
+
+# -- step --------------------------------------------------------------------------------------------
+# Step 3.5 and 3.7: windows in most layers, a gate for every head, experts behind the first layers.
+
+_LEGAL = {"full_attention": "full", "sliding_attention": "sliding"}
+
+
+def step(r: Reader) -> dict[str, Any]:
+    """Step 3.5 Flash and 3.7 Flash.
+
+    Norms of queries and keys, one gate a head, and a shared expert are fixed in the modelling code
+    (Step3p7Attention, Step3p7MLP); `attention_other_setting` gives layers with a window
+    heads of their own.
+    """
+    fields = core(r, tied=False)
+    layers = fields["n_layers"]
+    r.flag("use_head_wise_attn_gate", "one gate a head", True)
+    r.flag("use_qk_norm", "norms of queries and keys", True)
+    gate = "head" if r.config.get("use_head_wise_attn_gate", True) else False
+    full = gqa(r, own_head_dim=True, qk_norm=r.config.get("use_qk_norm", True), output_gate=gate)
+    window = r.integer("sliding_window", meaning="attention window, tokens")
+    kinds = {"full": full, "sliding": windowed(full | _other_heads(r), window)}
+    modules = r.integer("num_nextn_predict_layers", meaning="MTP modules", least=0, absent=0, null=0)
+    if r.has("layer_types"):
+        names = r.per_layer(
+            "layer_types", layers=layers, legal=_LEGAL, meaning="attention of a layer", further=modules
+        )
+    else:  # every fourth layer sees all tokens (configuration of the published models, which list the layers)
+        names = tuple("sliding" if i % 4 else "full" for i in range(layers))
+    r.refuse_unless("scoring_func", "sigmoid", "scores from logits")
+    bias = r.flag("use_moe_router_bias", "balance bias of the gate", True)
+    moe = routed(r, "sigmoid", score_bias=bias)
+    r.seen.add("n_shared_experts")
+    width = r.integer("share_expert_dim", "share_expert_dims", meaning="width of the shared expert")
+    moe |= {"shared_experts": 1, "shared_ffn": width}
+    dense = r.integer("intermediate_size", meaning="width of the dense FFN")
+    fields |= attention_fields(names[:layers], kinds) | ffn_fields(_halves(r, layers), moe, dense)
+    if not modules:
+        return fields
+    last = names[layers] if len(names) > layers else names[layers - 1]
+    # MTP modules are dense, as moe_layers_enum names none; layer_types lists theirs behind the layers.
+    several = len(set(names[:layers])) > 1
+    return fields | {"mtp_layers": modules, "mtp_layer": layer_kind(DENSE, last if several else None)}
+
+
+def _other_heads(r: Reader) -> dict[str, int]:
+    if not r.has("attention_other_setting"):
+        return {}
+    other = r.inner("attention_other_setting", "heads of the layers with a window")
+    return {
+        "heads": other.integer("num_attention_heads", meaning="query heads of layers with a window"),
+        "kv_heads": other.integer(
+            "num_attention_groups", meaning="key and value heads of layers with a window"
+        ),
+        "head_dim": other.integer("head_dim", meaning="width of a head in layers with a window"),
+    }
+
+
+def _halves(r: Reader, layers: int) -> tuple[str, ...]:
+    if not r.has("moe_layers_enum"):
+        first = r.integer("first_k_dense_replace", meaning="first layers that stay dense", least=0)
+        return tuple(DENSE if i < first else ROUTED for i in range(layers))
+    r.seen.add("first_k_dense_replace")
+    chosen = set(r.indices("moe_layers_enum", layers=layers, meaning="layers with experts"))
+    return tuple(ROUTED if i in chosen else DENSE for i in range(layers))
+
+
+# -- gpt oss -----------------------------------------------------------------------------------------
+# gpt-oss: alternating windows, attention sinks, and biases everywhere.
+
+
+def gpt_oss(r: Reader) -> dict[str, Any]:
+    """gpt-oss 20B and 120B; sinks, router bias and expert biases are fixed in the modelling code (GptOss)."""
+    fields = core(r)
+    attention = gqa(r, own_head_dim=True, bias_key="attention_bias", sinks=True)
+    window = r.integer("sliding_window", meaning="attention window, tokens")
+    legal = {"sliding_attention": "sliding", "full_attention": "full"}
+    names = r.per_layer("layer_types", layers=fields["n_layers"], legal=legal, meaning="attention of a layer")
+    kinds = {"sliding": windowed(attention, window), "full": attention}
+    moe = routed(r, "softmax", width=("intermediate_size",), router_bias=True, expert_bias=True)
+    if "numerics" in fields and r.has("swiglu_limit"):
+        r.take(("swiglu_limit",), "clamp of the experts' activation; for trainers only")
+    return fields | attention_fields(names, kinds) | {"moe": moe}
+
+
+# -- bailing -----------------------------------------------------------------------------------------
+# Ling and Ring (Bailing): grouped-query attention with experts; Ling 3.0 has delta attention too.
+
+
+def bailing_moe(r: Reader) -> dict[str, Any]:
+    """Ling-lite, Ling-plus and Ling 2.0.
+
+    What the first generation leaves out is as in modeling_bailing_moe.py: a softmax, no balance bias, no
+    norms of queries and keys.
+    """
+    fields = core(r)
+    layers = fields["n_layers"]
+    r.refuse_unless("norm_head", False, "normalised weights of the head")
+    r.refuse_unless("multi_gate", False, "gates of their own for images and sound")
+    qkv_bias = r.flag("use_qkv_bias", "bias of queries, keys and values")
+    o_bias = r.flag("use_bias", "bias of the attention's output and of the FFN", False)
+    if o_bias:
+        raise r.error(
+            f"{r.prefix}use_bias=true is not modelled (bias of the experts); only false can be imported"
+        )
+    norms = r.flag("use_qk_norm", "norms of queries and keys", False)
+    bias = r.flag("moe_router_enable_expert_bias", "balance bias of the gate", False)
+    moe = routed(r, scoring_of(r, "score_function", absent="softmax"), score_bias=bias)
+    width = r.integer(
+        "moe_shared_expert_intermediate_size", meaning="width of one shared expert", absent=moe["expert_ffn"]
+    )
+    moe |= shared(r, width) | groups(r, "top2-sum")
+    dense = r.integer("intermediate_size", meaning="width of the dense FFN")
+    attention = gqa(r, qkv_bias=qkv_bias, qk_norm=norms)
+    return fields | {"attention": attention} | ffn_fields(dense_first(r, layers), moe, dense) | mtp(r)
+
+
+def bailing_hybrid(r: Reader) -> dict[str, Any]:
+    """Ling 3.0 Flash: delta attention with full-rank gates, and latent attention with a gate a head.
+
+    Both gates and the sigmoid of the router are fixed in the modelling code (BailingHybrid).
+    """
+    fields = core(r)
+    layers = fields["n_layers"]
+    r.seen.update(("short_conv_kernel_size", "layer_group_size"))
+    delta = {
+        "kind": "kda",
+        "heads": r.integer("linear_num_heads", meaning="heads of the delta attention"),
+        "head_dim": r.integer("linear_head_dim", meaning="width of a head of the delta attention"),
+        "conv": r.integer("linear_conv_kernel_dim", meaning="tokens of the convolution"),
+        "full_rank_gate": True,
+        "full_rank_decay": True,
+    }
+    kinds = {"kda": delta, "mla": mla(r, full_query=True, output_gate="head")}
+    legal = {"linear_attention": "kda", "full_attention": "mla"}
+    names = r.per_layer("layer_types", layers=layers, legal=legal, meaning="attention of a layer")
+    moe = routed(r, "sigmoid", score_bias=True)
+    moe |= shared(r, moe["expert_ffn"]) | groups(r, "top2-sum", "num_expert_group", "topk_group")
+    width = r.integer("intermediate_size", meaning="width of the dense FFN")
+    return fields | attention_fields(names, kinds) | ffn_fields(dense_first(r, layers), moe, width) | mtp(r)

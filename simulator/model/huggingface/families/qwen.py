@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED
-from moesim.simulator.model.huggingface.core import core, mtp
-from moesim.simulator.model.huggingface.experts import routed
 from moesim.simulator.model.huggingface.families.llama import dense_ffn
-from moesim.simulator.model.huggingface.grouped_query import gqa, with_windows
-from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields
-from moesim.simulator.model.huggingface.reader import Reader
+from moesim.simulator.model.huggingface.parts import gqa, routed, with_windows
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, ffn_fields, mtp
 
 
 def qwen2(r: Reader) -> dict[str, Any]:

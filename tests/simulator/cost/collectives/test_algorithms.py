@@ -14,9 +14,15 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives import exchange, nvls, ring, tree
+from moesim.simulator.cost.collectives.flows import (
+    Flows,
+    LinkLoads,
+    Operation,
+    flows_of,
+    group_by_node,
+    link_loads,
+)
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.network import LinkLoads, link_loads
-from moesim.simulator.cost.collectives.plan import Flows, Operation, flows_of, group_by_node
 
 SIZE = 1e9
 RINGS: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")

@@ -10,7 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
-from moesim.simulator.cost.collectives.expert_parallel import (
+from moesim.simulator.cost.collectives.exchange import (
     TOKENS_PER_DRAW,
     RowTraffic,
     dispatch_flows,
@@ -20,11 +20,11 @@ from moesim.simulator.cost.collectives.expert_parallel import (
     sampled,
     uniform_traffic,
 )
-from moesim.simulator.cost.collectives.network import Shares, link_loads
+from moesim.simulator.cost.collectives.flows import Shares, link_loads
 from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.dispatchers.protocol import Call, Links, transfer_bytes
 from moesim.simulator.dispatchers.registry import dispatcher
-from moesim.simulator.layout.loads import sampled_traffic
+from moesim.simulator.layout.expert_load import sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets
 
 SPREAD = Gate(64, 4)

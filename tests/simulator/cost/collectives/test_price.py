@@ -12,11 +12,9 @@ from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import sourced_numbers
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives import ring
-from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.network import link_loads
-from moesim.simulator.cost.collectives.plan import Hops, Operation, group_by_node
+from moesim.simulator.cost.collectives.flows import Hops, Operation, group_by_node, link_loads
+from moesim.simulator.cost.collectives.library import Terms, load_library
 from moesim.simulator.cost.collectives.price import collective, estimate, neighbour_sends
-from moesim.simulator.cost.collectives.spec import Terms
 
 NCCL = load_library()
 H200 = build_topology(load_node("hgx-h200"), 1, load_network("single-node"))

@@ -20,7 +20,7 @@ from moesim.simulator.engine.compiled import engine, loader
 from moesim.simulator.engine.compiled.engine import AutomaticEngine, CompiledEngine
 from moesim.simulator.engine.compiled.loader import CannotCompileError
 from moesim.simulator.engine.registry import engine_of, engine_report
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 
 COMPILED = loader._compiled

@@ -10,7 +10,7 @@ import pytest
 from random_steps import differences
 
 from moesim.simulator.engine.registry import VARIABLE, engine_of
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 FULL = ("resolution=full", "cluster.network=ft3-ib-400g")

@@ -8,7 +8,7 @@ import pytest
 
 from moesim.simulator.engine.compiled.loader import numba_version
 from moesim.simulator.engine.registry import engine_of
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import load_scenario
 
 LEAST = 5.0

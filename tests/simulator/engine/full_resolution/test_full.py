@@ -15,11 +15,10 @@ from moesim.hwmodels.topologies.torus import TorusShares
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.registry import engine_of
-from moesim.simulator.layout.groups import grouped_gpus
-from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.layout.parallel import Layout, grouped_gpus
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.step import prepare, run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 
 CLUSTER = "cluster={node: hgx-h800, nodes: 4, network: mpft-ib-400g, name: 32xh800, price_per_gpu_hour: $2/h}"

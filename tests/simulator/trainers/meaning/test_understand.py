@@ -7,7 +7,7 @@ from megatron_launches import DEEPSEEK, MIXTRAL, launch_of, read, row
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.library import load_model
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown
 from moesim.simulator.trainers.meaning.understand import understand

@@ -1,0 +1,232 @@
+"""Megatron-Bridge: what it can run of a plan, and a plan as settings of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.export import ConfigurationFile, unwritten
+from moesim.simulator.trainers.megatron.arguments import recomputed_modules
+from moesim.simulator.trainers.megatron.layout import layout_text
+from moesim.simulator.trainers.rules import PlanFacts, facts_of
+from moesim.simulator.trainers.trainer import unknown_features
+
+# -- overrides ---------------------------------------------------------------------------------------
+# Writes a plan as settings of Megatron-Bridge's configuration, and says what it cannot run.
+
+REVISION = "067f987"
+"""Commit of NVIDIA-NeMo/Megatron-Bridge whose configuration the names were read in."""
+
+PRECISIONS: Mapping[tuple[str, str], str] = {
+    ("bf16", "tile"): "bf16_mixed",
+    ("bf16", "tensor"): "bf16_mixed",
+    ("fp8", "tile"): "bf16_with_fp8_subchannel_scaling_mixed",
+    ("fp8", "tensor"): "bf16_with_fp8_current_scaling_mixed",
+    ("fp8", "mx"): "bf16_with_mxfp8_mixed",
+    ("fp4", "tile"): "bf16_with_nvfp4_mixed",
+}
+"""Mixed-precision recipe by the format of linear layers and the scales (training/mixed_precision.py)."""
+
+WRITTEN = ("software.overlap_data_parallel", "software.overlap_tensor_parallel")
+"""Keys of `export.SETTINGS` that the settings hold, or that `_unspelled` names."""
+
+FSDP_STRATEGY: Mapping[int, str] = {2: "optim_grads", 3: "optim_grads_params"}
+
+Value = bool | int | str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Values by dotted name of `ConfigContainer`, and sentences on what they cannot express.
+
+    Names in `types` are of torch (torch.bfloat16), all other texts are strings.
+    """
+
+    values: Mapping[str, Value]
+    types: Mapping[str, str]
+    unspelled: tuple[str, ...]
+
+    def text(self) -> str:
+        """A Python module with a function `apply_plan(config)` that sets the values."""
+        comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
+        lines = [f"    config.{name} = {_literal(value)}" for name, value in self.values.items()]
+        lines += [f"    config.{name} = torch.{value}" for name, value in self.types.items()]
+        head = (
+            f"# Settings of Megatron-Bridge@{REVISION} for a recipe of the same model, written by moesim.\n"
+        )
+        imports = "import torch\n\n\n" if self.types else ""
+        return (
+            f"{head}{comments}{imports}def apply_plan(config):\n"
+            '    """Set the plan in a ConfigContainer."""\n' + "\n".join(lines) + "\n"
+        )
+
+
+def _literal(value: Value) -> str:
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+
+
+def problems(plan: PlanFacts) -> tuple[str, ...]:
+    """Reasons why Megatron-Bridge cannot run the plan as predicted; none where it can."""
+    return tuple(_problems(plan))
+
+
+def _problems(plan: PlanFacts) -> Iterator[str]:
+    yield from unknown_features("bridge", plan.shape)
+    p, recipe = plan.parallel, plan.recipe
+    spec = SCHEDULES.get(plan.schedule)
+    name = None if spec is None else spec.names_elsewhere.get("megatron-lm")
+    if p.pp > 1 and name is None:
+        yield f"schedule {plan.schedule}: Megatron-Core runs 1F1B and interleaved 1F1B only"
+    elif p.pp > 1 and p.vpp > 1 and plan.microbatches % p.pp:
+        yield f"{plan.microbatches} micro-batches: interleaved 1F1B needs a multiple of parallel.pp={p.pp}"
+    if not plan.placement_in_order:
+        yield "placement of experts and their replicas: Megatron-Core trains with experts in order"
+    if plan.recompute == "op":
+        yield "recompute=op: Megatron-Core recomputes modules or layers, not operators"
+    if plan.recompute == "deepseek-v3":
+        yield "recompute=deepseek-v3: no attention output in 12 bits (E5M6); nearest: selective"
+    if p.tp > 1 and plan.shape.moe is not None and not p.sequence_parallel:
+        yield "tensor parallelism of experts needs parallel.sequence_parallel: true"
+    wanted = {"head": ("bf16",), "dispatch": ("bf16",), "combine": ("bf16",), "moments": ("fp32", "bf16")}
+    wanted |= {
+        "gradients": ("fp32",),
+        "master_weights": ("fp32",),
+        "activation_cache": (recipe.linear, "bf16"),
+    }
+    for key, allowed in wanted.items():
+        if getattr(recipe, key) not in allowed:
+            yield f"precision.{key}={getattr(recipe, key)}: Megatron-Core has {' and '.join(allowed)} only"
+
+
+def bridge_overrides(scenario: Scenario) -> Overrides:
+    """The plan of a scenario as settings of a Megatron-Bridge recipe for the same model.
+
+    Names: NVIDIA-NeMo/Megatron-Bridge@067f987, training/config.py and training/mixed_precision.py, and
+    Megatron-Core's TransformerConfig. Raises InputError for a model or cluster that cannot be loaded, and for
+    a fleet.
+    """
+    if scenario.fleet is not None:
+        raise scenario.needs_one_cluster()
+    plan = facts_of(scenario)
+    p, recipe = plan.parallel, plan.recipe
+    values: dict[str, Value] = {
+        "model.tensor_model_parallel_size": p.tp,
+        "model.pipeline_model_parallel_size": p.pp,
+        "model.context_parallel_size": p.cp,
+        "model.sequence_parallel": p.sequence_parallel,
+        "train.micro_batch_size": p.microbatch,
+        "train.global_batch_size": plan.sequences,
+        "model.seq_length": plan.sequence_length,
+        "dataset.seq_length": plan.sequence_length,
+        "model.mtp_num_layers": plan.shape.mtp_layers or None,
+        "mixed_precision": PRECISIONS[recipe.linear, recipe.scaling],
+        "model.recompute_granularity": None,
+    }
+    values |= _experts(plan) | _pipeline(plan) | _sharding(plan) | _recompute(plan)
+    types = {}
+    if recipe.moments == "bf16":
+        values["optimizer.use_precision_aware_optimizer"] = True
+        types = {"optimizer.exp_avg_dtype": "bfloat16", "optimizer.exp_avg_sq_dtype": "bfloat16"}
+    missing = (*problems(plan), *_unspelled(plan), *unwritten(scenario, WRITTEN, "Megatron-Bridge"))
+    return Overrides(values, types, missing)
+
+
+def _experts(plan: PlanFacts) -> dict[str, Value]:
+    p = plan.parallel
+    if plan.shape.moe is None:
+        return {}
+    values: dict[str, Value] = {
+        "model.expert_model_parallel_size": p.ep,
+        "model.expert_tensor_parallel_size": p.expert_tp,
+        "model.moe_grouped_gemm": True,
+    }
+    if p.ep > 1:
+        values |= _dispatcher(plan)
+    return values
+
+
+def _dispatcher(plan: PlanFacts) -> dict[str, Value]:
+    kind = "model.moe_token_dispatcher_type"
+    moves = dispatcher(plan.kernels)
+    backend = moves.words.get("megatron", "deepep")
+    if moves.by_library:
+        return {kind: backend}
+    return {
+        kind: "flex",
+        "model.moe_flex_dispatcher_backend": backend,
+        f"model.moe_{backend}_num_sms": plan.sms,
+    }
+
+
+def _pipeline(plan: PlanFacts) -> dict[str, Value]:
+    p = plan.parallel
+    if p.pp == 1:
+        return {}
+    interleaved = p.vpp if p.vpp > 1 else None
+    values: dict[str, Value] = {"model.virtual_pipeline_model_parallel_size": interleaved}
+    if plan.layers is not None and len(plan.layers) == p.pp * p.vpp:
+        values["model.pipeline_model_parallel_layout"] = layout_text(plan.layers, plan.shape.mtp_layers)
+    return values
+
+
+def _sharding(plan: PlanFacts) -> dict[str, Value]:
+    stage, overlap = plan.parallel.zero_stage, plan.software.overlap_data_parallel
+    values: dict[str, Value] = {
+        "ddp.use_distributed_optimizer": stage > 0,
+        "optimizer.use_distributed_optimizer": stage > 0,
+        "ddp.overlap_grad_reduce": overlap,
+        "ddp.overlap_param_gather": overlap and stage > 0,
+        "ddp.grad_reduce_in_fp32": plan.recipe.gradient_reduce == "fp32",
+    }
+    if stage > 1:
+        values["ddp.use_megatron_fsdp"] = True
+        values["ddp.data_parallel_sharding_strategy"] = FSDP_STRATEGY[stage]
+        values["checkpoint.ckpt_format"] = "fsdp_dtensor"
+    return values
+
+
+def _recompute(plan: PlanFacts) -> dict[str, Value]:
+    if plan.recompute in ("none", "op") or (
+        plan.recompute == "attention" and plan.software.attention != "unfused"
+    ):
+        return {}
+    if plan.recompute == "full":
+        return {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        }
+    modules = recomputed_modules(plan.recompute, plan.shape)
+    return {"model.recompute_granularity": "selective", "model.recompute_modules": modules}
+
+
+def _unspelled(plan: PlanFacts) -> Iterator[str]:
+    p = plan.parallel
+    if p.pp > 1 and plan.layers is None:
+        yield "stage layout: the scenario leaves it to moesim's balance; state stages.layers"
+    elif p.pp > 1 and plan.layers is not None and len(plan.layers) != p.pp * p.vpp:
+        yield "stage layout: its stages belong to a schedule that Megatron-Core has not"
+    if plan.shape.moe is not None and p.ep > 1 and "megatron" not in dispatcher(plan.kernels).words:
+        yield f"communication.kernels={plan.kernels}: Megatron-Core calls DeepEP's normal kernels"
+    if plan.recompute in ("selective", "deepseek-v3") and plan.shape.dense_ffn is not None:
+        yield "SwiGLU outputs of dense layers: Megatron-Core recomputes those of experts only"
+    if plan.software.overlap_tensor_parallel != "none":
+        yield "overlap of tensor-parallel collectives: set comm_overlap.tp_comm_overlap in the recipe"
+
+
+# -- export ------------------------------------------------------------------------------------------
+# A plan for Megatron-Bridge, as settings of its configuration.
+
+
+def bridge_export(scenario: Scenario, version: str) -> ConfigurationFile:
+    """The settings of a scenario's plan; raises InputError for a model or cluster that cannot be loaded."""
+    settings = bridge_overrides(scenario)
+    return ConfigurationFile(f"Megatron-Bridge {version}", settings.text(), settings.unspelled)
+
+
+def bridge_problems(plan: PlanFacts, version: str) -> tuple[str, ...]:
+    """Reasons why Megatron-Bridge cannot run a plan; there is one supported version."""
+    return problems(plan)
