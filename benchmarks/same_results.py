@@ -180,21 +180,6 @@ def write(out: Path, only: str | None) -> None:
             print(f"{time.monotonic() - begin:6.0f} s  {name}", flush=True)
 
 
-RENAMED = {"breakdown_split_w_s": "breakdown_alternative_s"}
-"""New names of fields and the old ones, which results print as well for one version."""
-
-
-def under_old_names(value: Any) -> Any:
-    """A result with renamed fields under their old names only, each in its old place."""
-    if isinstance(value, list):
-        return [under_old_names(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    doubled = {RENAMED[key] for key in value if key in RENAMED}
-    rest = {key: item for key, item in value.items() if key not in doubled}
-    return {RENAMED.get(key, key): under_old_names(item) for key, item in rest.items()}
-
-
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """Every place where two values of JSON differ."""
     if type(before) is not type(after):
@@ -224,15 +209,15 @@ def compare(before: Path, after: Path, show: int) -> int:
             unequal += 1
             continue
         one, two = (folder / name for folder in (before, after))
-        old, new = json.loads(one.read_text()), under_old_names(json.loads(two.read_text()))
-        if one.read_text() == json.dumps(new, indent=1) + "\n":
+        old, new = json.loads(one.read_text()), json.loads(two.read_text())
+        if one.read_text() == two.read_text():
             continue
         unequal += 1
         found = list(differences(old, new))
         print(f"{name}: {len(found)} differences")
         for line in found[:show]:
             print(f"    {line[:300]}")
-    print(f"{len(names) - unequal} of {len(names)} files are byte-identical (renamed fields under old names)")
+    print(f"{len(names) - unequal} of {len(names)} files are byte-identical")
     return unequal
 
 
