@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 TREES ?= trees
 
-.PHONY: run app test check docs pages proof scoreboard screenshots bench clean
+.PHONY: run app test long check docs pages proof scoreboard screenshots bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
@@ -15,6 +15,10 @@ app: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+# What takes minutes together: a browser, the recipes, the commands and figures of pages.
+long: $(VENV)/.test
+	$(BIN)/python -m pytest -m long -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -39,7 +43,7 @@ proof: $(VENV)/.test
 	$(BIN)/python tests/simulator/planner/prove_plans.py
 	$(BIN)/python lab/proofs/trainers/prove.py $(TREES)
 	$(BIN)/python -m pytest lab/tests
-	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest tests/app/e2e
+	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest -m long tests/app/e2e
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
 screenshots: $(VENV)/.test

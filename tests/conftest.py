@@ -53,8 +53,33 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 settings.load_profile("ci" if os.environ.get("CI") else "moesim")
 
 
+ROOT = Path(__file__).resolve().parents[1]
+LONG = (
+    "tests/app/e2e/",
+    "tests/extend/test_recipes.py",
+    "tests/tree/test_page_commands.py",
+    "tests/tree/test_pages.py",
+    "tests/tree/test_walkthroughs.py",
+)
+"""Tests that take minutes together: a browser, recipes in a copy of the tree, commands and figures of pages.
+
+`make check` leaves them out, `.ci/run` and `make proof` run them; CONTRIBUTING.md says what protects what.
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A long test that the command names runs without `-m long`."""
+    if config.option.markexpr == "not long" and any(
+        name.rstrip("/") in arg for arg in config.args for name in LONG
+    ):
+        config.option.markexpr = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first: where files are spread over processes, it must not be what all wait for."""
+    """Mark the long tests, and put the longest first: all processes would wait for it at the end."""
+    for item in items:
+        if item.path.relative_to(ROOT).as_posix().startswith(LONG):
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.path.name != "test_pages.py")
 
 
