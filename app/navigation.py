@@ -112,7 +112,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     state.publish()
     scenario_store.remember()
     scenario_store.notice()
-    _view("job_tray").show()
+    _view("scenario_header").show_tray()
 
 
 def _view(name: str) -> Any:

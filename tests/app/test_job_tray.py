@@ -21,10 +21,10 @@ TITLE = JobOrigin("Plan search", "a scenario", "planner")
 PAGE = """
 import time
 from moesim.app import state, widgets
-from moesim.app.views import job_tray
+from moesim.app.views import scenario_header
 state.synchronise()
 found = widgets.long_work('sleep', 'test/tray', 'Sleep', time.sleep, 30)
-job_tray.show()
+scenario_header.show_tray()
 state.publish()
 """
 

@@ -213,7 +213,7 @@ def test_a_result_too_large_to_hold_is_refused() -> None:
 
 def test_a_job_ends_by_itself_where_nobody_ends_it() -> None:
     # Loops of the interpreter that nothing outside stops: the limits are the process's own.
-    ends = f"import sys; sys.path[:] = {sys.path!r}; from moesim.app import budget; budget.enforce(-4.5); "
+    ends = f"import sys; sys.path[:] = {sys.path!r}; from moesim.app import jobs; jobs.enforce(-4.5); "
     for loop in ("exec('while True: pass')", "import time; time.sleep(600)"):
         done = subprocess.run([sys.executable, "-c", ends + loop], timeout=120, check=False)
         assert -done.returncode in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)

@@ -13,15 +13,15 @@ from streamlit.testing import v1 as testing
 from moesim.app import pages, scenario_store
 
 HEAD = """
-from moesim.app import pinned, scenario_list, state
+from moesim.app import scenario_store, state
 from moesim.app.views import scenario_header
 state.synchronise()
-pinned.synchronise()
+scenario_store.synchronise()
 place = scenario_header.show()
 scenario_header.show_pins()
 scenario_header.show_facts(place)
 state.publish()
-scenario_list.remember()
+scenario_store.remember()
 """
 
 

@@ -15,13 +15,13 @@ from streamlit.testing import v1 as testing
 from moesim.app import pages, scenario_store
 
 PAGE = """
-from moesim.app import scenario_list, state
+from moesim.app import scenario_store, state
 from moesim.app.views import scenario_header
 state.synchronise()
 scenario_header.show()
 state.publish()
-scenario_list.remember()
-scenario_list.notice()
+scenario_store.remember()
+scenario_store.notice()
 """
 
 

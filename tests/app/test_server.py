@@ -176,7 +176,7 @@ def test_a_timer_that_fires_while_another_page_is_drawn_does_not_empty_it(starte
 
 
 def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
-    hostile = importlib.import_module("hostile")
+    hostile = importlib.import_module("lab.benchmarks.hostile")
     rows = run_apart(hostile.visit(server_command.url(started.port), started.pid, quick=True))
     assert len(rows) > 10
     for why, _, memory, said in rows:
