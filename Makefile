@@ -49,7 +49,7 @@ proof: $(VENV)/.test
 screenshots: $(VENV)/.test
 	$(BIN)/python -m lab.writers.screenshots
 
-# The open scoreboard anew, with the pages; about two minutes.
+# The open scoreboard anew, with the pages; half an hour of two cores.
 scoreboard: $(VENV)/.core
 	$(BIN)/python -m lab.writers.pages --scoreboard
 
