@@ -17,8 +17,8 @@ from moesim.app.texts import compact, escaped, written
 from moesim.app.views import headline
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
-from moesim.hwmodels.frozen import short
 from moesim.hwmodels.network import list_networks
+from moesim.hwmodels.summary_text import short
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.model.catalogue import (

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample, TaskFailed
+from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample, TaskFailed, find_library
 
 IN_A_ROW = 20
 """Barriers timed together, because a single one is shorter than the resolution of CUDA events."""
@@ -105,16 +103,6 @@ COPY_MEASUREMENT = Grid(
 
 _INT8, _BF16 = 0, 9  # ncclDataType_t
 _SUM = 0
-
-
-def find_library() -> str:
-    """Path or name of libnccl.so.2, from the package nvidia-nccl or else the system; empty without one."""
-    spec = importlib.util.find_spec("nvidia")
-    for place in spec.submodule_search_locations or () if spec else ():
-        path = Path(place) / "nccl" / "lib" / "libnccl.so.2"
-        if path.is_file():
-            return str(path)
-    return ctypes.util.find_library("nccl") or ""
 
 
 class Communicator:

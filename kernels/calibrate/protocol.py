@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import json
 import math
@@ -9,6 +10,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from moesim.hwmodels.errors import InputError, MoesimError
@@ -340,12 +342,20 @@ class GpuContext:
         return Sample(sample.times_s, values)
 
 
+def find_library() -> str:
+    """Path or name of libnccl.so.2, from the package nvidia-nccl or else the system; empty without one."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations or () if spec else ():
+        path = Path(place) / "nccl" / "lib" / "libnccl.so.2"
+        if path.is_file():
+            return str(path)
+    return ctypes.util.find_library("nccl") or ""
+
+
 def libraries() -> frozenset[str]:
     """Names of the optional libraries that can be imported; nothing is imported here."""
     found = {name for name in ("cupy", "torch") if importlib.util.find_spec(name) is not None}
     if "cupy" in found:
-        from moesim.kernels.calibrate.links import find_library
-
         found |= {"nccl"} if find_library() else set()
     return frozenset(found)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from moesim.hwmodels.frozen import short
+from moesim.hwmodels.summary_text import short
 from moesim.simulator.model.attention import ATTENTION_KINDS
 from moesim.simulator.model.catalogue import CatalogueRow, catalogue, context_text
 from moesim.simulator.model.catalogue import load_model

@@ -7,7 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import Frozen, count, table_lines
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import count, table_lines
 
 if TYPE_CHECKING:
     import pandas as pd

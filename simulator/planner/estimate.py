@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import gib, percent, short, titled
+from moesim.hwmodels.summary_text import gib, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.cost.price_evidence import combined

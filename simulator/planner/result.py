@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import gib, percent, short, table_lines
+from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import html_table
 from moesim.simulator.layout.stages import StageAssignment

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
-from moesim.hwmodels.frozen import Documented, count, gib, percent, short, titled
+from moesim.hwmodels.frozen import Documented
+from moesim.hwmodels.summary_text import count, gib, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.predict.figures import figures

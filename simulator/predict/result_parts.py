@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
-from moesim.hwmodels.frozen import Frozen, short
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import short
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.engine.program import Program
 from moesim.simulator.frameworks.software import Software

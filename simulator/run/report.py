@@ -9,9 +9,10 @@ from pydantic import Field
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import Frozen, count, percent, short, titled
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.price import EnergySite, Purchase, load_prices
 from moesim.hwmodels.provenance import UNDATED, SourcedUsdPerHour
+from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario.defaults import Default

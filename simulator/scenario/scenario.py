@@ -31,8 +31,9 @@ from moesim.hwmodels.calibration import (
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
-from moesim.hwmodels.frozen import Section, count, titled
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.provenance import OWN, STATED_IN, Sourced
+from moesim.hwmodels.summary_text import count, titled
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.common.texts import overridden_key

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.frozen import Frozen, gib, percent, short, table_lines
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.memory.gpu import VERDICTS, Verdict
 from moesim.simulator.predict.driver import predict, simulate

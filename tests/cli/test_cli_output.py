@@ -15,7 +15,7 @@ import moesim
 from moesim.cli import main
 from moesim.cli.console import chosen_numbers
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import short
+from moesim.hwmodels.summary_text import short
 
 SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 

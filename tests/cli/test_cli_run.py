@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import moesim
-from moesim.hwmodels.frozen import short
+from moesim.hwmodels.summary_text import short
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario

@@ -76,7 +76,7 @@ def test_nothing_starts_python_with_the_current_folder_on_its_path() -> None:
             safe = path == STARTER or 'os.environ["PYTHONSAFEPATH"] = "1"' in text
             checked += 1
             found += [f"{path.relative_to(ROOT)}:{n}: {why}" for n, why in unsafe(ast.parse(text), safe)]
-    assert checked > 500 and not found, "\n".join(found)
+    assert checked > 400 and not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _key() -> str:
         processor = "".join(line for line in lines if line.startswith(("model name", "CPU part", "flags")))
     digest = hashlib.sha256(repr((sys.version, packages, platform.machine(), processor)).encode())
     digest.update(b"".join(source.read_bytes() for source in SOURCES))
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()[:16]
 
 
 def _content() -> str | None:

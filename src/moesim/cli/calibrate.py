@@ -100,7 +100,7 @@ def transfer(
     from moesim.cli.console import print_table
     from moesim.hwmodels.accelerator import load_accelerator
     from moesim.hwmodels.calibration import load_profile
-    from moesim.hwmodels.frozen import percent
+    from moesim.hwmodels.summary_text import percent
     from moesim.kernels.calibrate import statements
     from moesim.kernels.calibrate import transfer as make
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.cli.console import table_lines
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable
-from moesim.hwmodels.frozen import percent
+from moesim.hwmodels.summary_text import percent
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.full_resolution.result import FullResult, HeatMap

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from moesim.cli.console import print_json, print_raw, print_table, print_text
-from moesim.hwmodels.frozen import short
+from moesim.hwmodels.summary_text import short
 
 if TYPE_CHECKING:
     from moesim.simulator.cost.price_evidence import PartEvidence
@@ -83,7 +83,7 @@ def print_model(name: str, profile: str | None, as_json: bool) -> None:
     print_text("")
     print_sizes(shape)
     _print_states(shape, context)
-    print_raw("\n" + to_yaml(shape, width=76))
+    print_raw("\n" + to_yaml(shape, width=62))
 
 
 def print_import(imported: ImportedModel, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from moesim.cli.console import default_lines, print_table, print_text, table_lines
 from moesim.cli.full_resolution import full_text
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.frozen import percent, short
+from moesim.hwmodels.summary_text import percent, short
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult

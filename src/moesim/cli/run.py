@@ -10,7 +10,7 @@ import typer
 
 from moesim.cli.console import default_lines, print_text, table_lines
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.frozen import percent, short
+from moesim.hwmodels.summary_text import percent, short
 
 if TYPE_CHECKING:
     from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, RunSpread
@@ -182,7 +182,6 @@ def run(
     the report; --set run.failures=none leaves them out.
     """
     from moesim.cli.console import working
-    from moesim.cli.report import shortage
 
     with working(f"simulating {scenario}") as say:
         from moesim.simulator.predict.step import execute, prepare
@@ -207,4 +206,4 @@ def run(
         print_text("\n".join([title, *(report.inputs.lines() if report.inputs else ()), ""]))
         print_text("\n".join(report_lines(report)))
     if not prepared.memory.fits:
-        raise InfeasibleError(shortage(loaded.name, prepared.memory))
+        raise InfeasibleError(f"{loaded.name}: {prepared.memory.shortage}")

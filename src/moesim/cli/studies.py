@@ -10,7 +10,7 @@ import typer
 
 from moesim.cli.console import AsJson, EngineDraws, Overrides, ScenarioName, print_table, print_text, working
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.frozen import percent
+from moesim.hwmodels.summary_text import percent
 
 if TYPE_CHECKING:
     from moesim.simulator.predict.result import Result

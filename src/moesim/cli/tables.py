@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.cli.console import print_json, print_table, print_text, working, wrapped
 from moesim.cli.console import width as console_width
-from moesim.hwmodels.frozen import percent, short
+from moesim.hwmodels.summary_text import percent, short
 from moesim.simulator.scoring.scoreboard import Board, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore

@@ -363,8 +363,8 @@ def test_blocks_have_the_flop_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("step_result.upper_bound_s", 0.1, "outside its bounds"),
-        ("step_result.lower_bound_s", 100.0, "outside its bounds"),
+        ("report.upper_bound_s", 0.1, "outside its bounds"),
+        ("report.lower_bound_s", 100.0, "outside its bounds"),
         ("summarise.fastest_flop_per_s", 1e12, "above the peak"),
         ("summarise.flop_per_token", float("nan"), "above the peak"),
     ],
