@@ -142,10 +142,6 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))
-
-
 # -- security headers --------------------------------------------------------------------------------
 # Response headers that tell browsers what a page of the dashboard may load, and who may frame it.
 
@@ -294,3 +290,7 @@ def _limited(receive: Receive) -> Receive:
         return message
 
     return receive_limited
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
