@@ -159,15 +159,23 @@ def writable_by_others(path: Path) -> bool:
     return stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & others)
 
 
+def cache_folder(variable: str, name: str) -> Path:
+    """The user's cache folder of this name, or the one that the environment variable names.
+
+    Nothing is created or checked. Raises RuntimeError for a user without a home.
+    """
+    named, base = os.environ.get(variable), os.environ.get("XDG_CACHE_HOME")
+    return Path(named) if named else (Path(base) if base else Path.home() / ".cache") / name
+
+
 def private_folder(variable: str, name: str) -> tuple[Path | None, str]:
     """(the user's cache folder of this name, ""), or (None, why there is none and what helps).
 
     It is created for this user alone, or is the one that the environment variable names; what others may
     write to is refused.
     """
-    named, base = os.environ.get(variable), os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = Path(named) if named else (Path(base) if base else Path.home() / ".cache") / name
+        folder, named = cache_folder(variable, name), bool(os.environ.get(variable))
     except RuntimeError:
         return None, f"this user has no home; set {variable} to a folder"
     try:

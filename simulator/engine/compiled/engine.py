@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.files import cache_folder
 from moesim.simulator.engine.compiled.loader import (
     DAY_S,
+    FOLDER,
+    NAME,
     CannotCompileError,
     attempts,
     is_ready,
@@ -326,15 +329,15 @@ def first_today() -> bool:
 
     Where no time can be written down, every process may give it. Raises nothing.
     """
-    file = place()[0]
-    with suppress(OSError):
-        if file is not None:
-            stamp = file.with_name("said")
-            with suppress(FileNotFoundError):
-                if 0.0 <= time.time() - stamp.lstat().st_mtime < DAY_S:
-                    return False
-            os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
-            os.utime(stamp)
+    with suppress(OSError, RuntimeError):
+        stamp = (
+            cache_folder(FOLDER, NAME) / "said"
+        )  # also where code would not be safe: this file is never run
+        with suppress(FileNotFoundError):
+            if 0.0 <= time.time() - stamp.lstat().st_mtime < DAY_S:
+                return False
+        os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+        os.utime(stamp)
     return True
 
 

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from moesim.hwmodels.files import locked, private_folder
 
-FOLDER = "MOESIM_COMPILED"
-"""Environment variable that names another folder for compiled code."""
+FOLDER, NAME = "MOESIM_COMPILED", "moesim-compiled"
+"""Environment variable that names another folder for compiled code, and the name of the usual one."""
 MOST_ATTEMPTS = 3
 """Attempts that ended without a word, as when memory runs out, after which the next one waits for a day."""
 DAY_S = 86_400.0
@@ -64,7 +64,7 @@ def numba_version() -> str | None:
 @cache
 def place() -> tuple[Path | None, str]:
     """(file of this version's code, ""), or (None, why code can be kept nowhere and what helps)."""
-    folder, why = private_folder(FOLDER, "moesim-compiled")
+    folder, why = private_folder(FOLDER, NAME)
     return (folder / f"{_key()}.code" if folder else None), why
 
 

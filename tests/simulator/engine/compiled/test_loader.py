@@ -292,6 +292,19 @@ def test_a_permanent_fallback_is_one_line_a_day(
     assert [lines(), lines()] == [1, 1] and not stamp.exists()
 
 
+def test_a_folder_that_cannot_hold_code_is_told_once_a_day_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    monkeypatch.setenv(loader.FOLDER, str(shared))
+    loader.place.cache_clear()
+    assert loader.place()[0] is None, "others may write to it"
+    assert [engine.first_today(), engine.first_today()] == [True, False]
+    loader.place.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("name", "engine_line"),
     [
