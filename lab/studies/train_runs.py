@@ -81,6 +81,20 @@ def memory_now() -> dict[str, Any]:
     return {key: [one[key] for one in every] for key in keys}
 
 
+def keep_trace(trainer: Any, data: Any, path: Path) -> dict[str, Any]:
+    """Profile three steps as torchtitan does and keep this rank's trace; seconds of the steps."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    seconds = []
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True,
+                 schedule=schedule(wait=0, warmup=1, active=2, repeat=1),
+                 on_trace_ready=lambda prof: prof.export_chrome_trace(str(path))) as prof:  # fmt: skip
+        for _ in range(3):
+            seconds.append(step_once(trainer, data))
+            prof.step()
+    return {"seconds": seconds, "file": path.name}
+
+
 def profiled(trainer: Any, data: Any, operators: bool) -> dict[str, Any]:
     """Kernels of one step; with `operators`, also the operator that launched each."""
     from torch.profiler import ProfilerActivity, profile
@@ -115,7 +129,7 @@ def with_history(trainer: Any, data: Any) -> dict[str, Any]:
 
 
 def train(run: dict[str, Any], file: dict[str, Any], dry: bool, left: Callable[[], float],
-          save: Callable[[dict[str, Any]], None], suffix: str = "") -> None:  # fmt: skip
+          save: Callable[[dict[str, Any]], None], suffix: str = "", traces: Path | None = None) -> None:  # fmt: skip
     """Train one run and save its results after every part."""
     from torchtitan.train import Trainer
 
@@ -139,6 +153,11 @@ def train(run: dict[str, Any], file: dict[str, Any], dry: bool, left: Callable[[
     result["memory"] = memory_now()
     result["after_steps"] = nvidia_smi()
     save(result)
+    if traces:
+        rank = dist.get_rank()
+        result["trace"] = keep_trace(trainer, data, traces / f"{result['name']}.rank{rank}.json.gz")
+        dist.barrier()
+        save(result)
     parts = (("kernels", lambda: profiled(trainer, data, False)),
              ("history", lambda: with_history(trainer, data)),
              ("operators", lambda: profiled(trainer, data, True)))  # fmt: skip
@@ -193,6 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--traces", type=Path, help="folder for the traces of every rank")
     parser.add_argument("--only", default="", help="names of runs, with commas between")
     options = parser.parse_args()
     train_setup.stand_in_for_absent_packages()
@@ -221,7 +241,7 @@ def main() -> None:
         for suffix, prepared in attempts if run["attention"] == "flex" else [("", cleaned)]:
             try:
                 prepared()
-                train(run, file, options.dry, clock.left, save, suffix)
+                train(run, file, options.dry, clock.left, save, suffix, options.traces)
                 cleaned()
                 break
             except Exception:
