@@ -14,11 +14,12 @@ from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
+from lab.scoring.attention_modules import call_seconds
 from lab.scoring.frozen_predictions import DATA
+
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.cost.rate_tables import RateTables
-from moesim.simulator.cost.attention import call_seconds
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.inference import AttentionCall

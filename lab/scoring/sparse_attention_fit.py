@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-
+from lab.scoring.attention_modules import call_operators, call_overheads, operator_key, roofline_seconds
 from lab.scoring.sparse_attention import SITES, MeasuredModule
+
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.arrays import BoolArray, FloatArray
-from moesim.simulator.cost.attention import operator_key, roofline_seconds
 from moesim.simulator.cost.rate_tables import operator_bytes
-from moesim.simulator.cost.attention import call_operators, call_overheads
 
 REWEIGHTINGS, SWEEPS = 30, 400
 HOST_SPREAD = 1.2
@@ -50,7 +49,7 @@ class FittedConstant:
 
 
 def fit_constants(rows: Iterable[MeasuredModule], accelerator: Accelerator) -> tuple[FittedConstant, ...]:
-    """Constants of eq. A6 from calibration rows (rows of the other half are refused by an assertion)."""
+    """Constants of the equation of modules from calibration rows (rows of the other half are refused by an assertion)."""
     modules = [row for row in rows if not row.hyper]
     assert all(row.calibrates for row in modules), "a row that is left out must not reach the fit"
     terms = [_terms(row, accelerator) for row in modules]

@@ -7,13 +7,13 @@ from itertools import groupby
 from pathlib import Path
 
 from lab.writers.boards import FOLDER, relinked
+from lab.writers.link_loads import dispatch_loads
 
-from moesim.simulator.cost.collectives.exchange import dispatch_loads
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.scoring.published import PROFILES, Placement, Row
+from moesim.simulator.scoring.published import PROFILES, ContextRow, Placement, Row
 from moesim.simulator.scoring.published_collectives import (
     ALL_OWN,
     ALL_SCORED,
@@ -23,7 +23,6 @@ from moesim.simulator.scoring.published_collectives import (
     summarise,
 )
 from moesim.simulator.scoring.published_full_resolution import FullChecks
-from moesim.simulator.scoring.published import ContextRow
 
 NOTES = Path(__file__).resolve().parents[2] / "lab" / "docs" / "validation-notes.md"
 HOME_CASE, COLLECTIVES = FOLDER / "home-case.md", FOLDER / "collectives.md"

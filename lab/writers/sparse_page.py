@@ -21,7 +21,7 @@ of hyper-connections (mHC) beside them. The 348 measured rows are a sample of th
 ai-dynamo/aiconfigurator@095f58a51 (Apache-2.0), and ship as
 `lab/scoring/data/sparse-attention.csv`.
 
-A module is priced by its operators (eq. A6 of [the model](../../docs/model/03-operator-times.md)). Its constants are
+A module is priced by its operators (see [the model](../../docs/model/03-operator-times.md)). Its constants are
 shares of the roofline by kernel family, and fixed times by framework. They come from half of the rows:
 within every kernel, model, module, phase and hidden size the rows stand in the order of the source, and the
 second, fourth, ... are left out. The rule was written before any error was seen; the mechanisms at the end

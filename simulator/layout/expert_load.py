@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, digest, read_only
 from moesim.simulator.layout.eplb import ExpertPlacement, check_placement, plan_placement
@@ -27,7 +27,6 @@ from moesim.simulator.layout.popularity import (
     shares_of_counts,
     zipf_shares,
 )
-from moesim.simulator.layout.routing import Gate, scores_of
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.scenario import Scenario
@@ -88,67 +87,6 @@ def distribute_rows(rng: np.random.Generator, shares: FloatArray, rows: int) -> 
     """
     noise = np.sqrt(shares / rows) * rng.standard_normal(shares.shape)
     return np.asarray(np.maximum(shares + noise - shares * noise.sum(axis=1, keepdims=True), 0.0))
-
-
-def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:
-    """Draw the experts that each token picks [n_tokens, top_k]; all experts are equally popular.
-
-    Numbers from `gate.experts` on are experts without computation.
-    """
-    rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((n_tokens, gate.experts + gate.zero_experts))
-    if gate.groups_per_token < gate.groups:
-        grouped = logits.reshape(n_tokens, gate.groups, -1)
-        if gate.group_score == "best":
-            ranking = grouped.max(axis=2)
-        else:
-            ranking = scores_of(np.sort(grouped, axis=2)[:, :, -2:], gate.scores).sum(axis=2)
-        closed = np.argsort(-ranking, axis=1)[:, gate.groups_per_token :]
-        np.put_along_axis(grouped, closed[:, :, None], -np.inf, axis=1)
-    return np.argpartition(-logits, gate.top_k - 1, axis=1)[:, : gate.top_k].astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTraffic:
-    """Tokens on the links of one sampled dispatch; a token counts once for each target rank.
-
-    `rows[s, d]` are the tokens of rank s with an expert on rank d, `ib[s, d]` those that the NIC of s sends
-    to the NIC of d (same index on another node), and `nvlink[f, d]` those that f forwards to d in its node.
-    """
-
-    rows: IntArray
-    ib: IntArray
-    nvlink: IntArray
-
-
-def sampled_traffic(gate: Gate, ep: int, gpus_per_node: int, tokens: int, seed: int) -> SampledTraffic:
-    """Draw one dispatch of `tokens` tokens from each of `ep` ranks; every table is [ep, ep]."""
-    if gate.experts % ep or ep % min(ep, gpus_per_node):
-        raise InputError(
-            f"parallel.ep={ep} must divide experts={gate.experts} and fill nodes of {gpus_per_node}"
-        )
-    per_node = min(ep, gpus_per_node)
-    choices = np.minimum(sample_choices(gate, ep * tokens, seed) // (gate.experts // ep), ep)
-    source = np.repeat(np.arange(ep), tokens)
-    anywhere = np.zeros((ep * tokens, ep + 1), dtype=bool)  # the last column is no rank
-    np.put_along_axis(anywhere, choices, True, axis=1)
-    hit = anywhere[:, :ep]
-    rows = hit.reshape(ep, tokens, ep).sum(axis=1)
-    node_hit = hit.reshape(ep * tokens, ep // per_node, per_node).any(axis=2)
-    to_node = node_hit.reshape(ep, tokens, -1).sum(axis=1)
-    ib = np.zeros((ep, ep), dtype=np.int64)
-    nvlink = np.zeros((ep, ep), dtype=np.int64)
-    for s in range(ep):
-        index = s % per_node
-        for node in range(ep // per_node):
-            forwarder = node * per_node + index
-            if forwarder != s:
-                ib[s, forwarder] = to_node[s, node] if node != s // per_node else 0
-            targets = slice(node * per_node, (node + 1) * per_node)
-            nvlink[forwarder, targets] += rows[s, targets]
-            nvlink[forwarder, forwarder] = 0
-    assert rows.sum() == hit.sum() and source.size == hit.shape[0]
-    return SampledTraffic(rows, ib, nvlink)
 
 
 LOAD_STREAM = 2

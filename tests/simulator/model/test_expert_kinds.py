@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lab.writers.link_loads import sample_choices, sampled_traffic
 from model_kinds import EVERY, GPT_OSS, LATENT, LONGCAT, MAVERICK, shape_of
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.expert_load import sample_choices, sampled_traffic
 from moesim.simulator.layout.parallel import Layout, check_against_model
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.layout.stages import blocks_of

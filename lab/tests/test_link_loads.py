@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import load_network
-from moesim.hwmodels.node import load_node
-from moesim.hwmodels.topologies import Topology, build_topology
-from moesim.simulator.cost.collectives.exchange import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lab.writers.link_loads import (
     TOKENS_PER_DRAW,
     RowTraffic,
     dispatch_flows,
@@ -18,13 +14,19 @@ from moesim.simulator.cost.collectives.exchange import (
     group_loads,
     load_by_kind,
     sampled,
+    sampled_traffic,
     uniform_traffic,
 )
+
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.flows import Shares, link_loads
 from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.dispatchers.protocol import Call, Links, transfer_bytes
 from moesim.simulator.dispatchers.registry import dispatcher
-from moesim.simulator.layout.expert_load import sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets
 
 SPREAD = Gate(64, 4)
@@ -120,3 +122,30 @@ def test_even_routing_loads_links_evenly_and_a_sample_nearly() -> None:
 def test_the_same_seed_draws_the_same_loads() -> None:
     first, again, other = (dispatch_loads(SPREAD, 300, 1.0, range(16), PLACE, seed) for seed in (1, 1, 2))
     assert first == again != other
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([Gate(64, 6), Gate(64, 6, 8, 3, "best"), Gate(64, 6, 8, 3, "top2-sum")]), st.sampled_from([(4, 2), (16, 8), (8, 8)]), st.integers(0, 99))
+def test_sampled_traffic_is_conserved(gate: Gate, shape: tuple[int, int], seed: int) -> None:
+    ep, per_node = shape
+    tokens = 40
+    traffic = sampled_traffic(gate, ep, per_node, tokens, seed)
+    nodes = np.arange(ep) // per_node
+    same_node, same_index = (
+        nodes[:, None] == nodes,
+        (np.arange(ep) % per_node)[:, None] == np.arange(ep) % per_node,
+    )
+    # IB only between GPUs of the same index on different nodes, NVLink only inside a node
+    assert not traffic.ib[same_node | ~same_index].any()
+    assert not traffic.nvlink[~same_node].any()
+    # whatever a rank receives came over NVLink, or is a local copy at the GPU that took it in
+    copies = (traffic.rows * same_index).sum(axis=0)
+    assert np.array_equal(traffic.nvlink.sum(axis=0) + copies, traffic.rows.sum(axis=0))
+    # every token that crosses IB reaches from one to all GPUs of the node behind it
+    by_node = traffic.rows.reshape(ep, -1, per_node).sum(axis=2)
+    crossed = traffic.ib.reshape(ep, -1, per_node).sum(axis=2)
+    remote = crossed > 0
+    assert (crossed <= by_node)[remote].all()
+    assert (by_node <= per_node * crossed)[remote].all()
+    assert tokens <= traffic.rows.sum(axis=1).min()
+    assert traffic.rows.sum(axis=1).max() <= tokens * min(gate.top_k, ep)

@@ -19,7 +19,7 @@ from moesim.simulator.model.operator import Operator
 # -- attention module --------------------------------------------------------------------------------
 # Prices one attention module of inference: its operators at measured shares of their roofline (pure).
 #
-# Eq. A6: t = max(host, fixed + sum over operators of roofline / share). The roofline of an operator is
+# t = max(host, fixed + sum over operators of roofline / share). The roofline of an operator is
 # the larger of its FLOPs at the datasheet peak (GEMMs: at the best measured GEMM) and its bytes at the
 # memory bandwidth. `fixed` is what kernels and gaps take at any size; `host` is the time in which the
 # framework issues the kernels of an eager prefill. Constants are curves of a calibration profile, named
@@ -73,7 +73,7 @@ def module_seconds(
     accelerator: Accelerator,
     profile: CalibrationProfile,
 ) -> ModuleTime:
-    """Time of one module by eq. A6.
+    """Time of one module: max(host, fixed + sum of roofline / share).
 
     `stack` names the projections' constants, `overheads` those of `fixed`, and `host` that of the host's
     time (None where a CUDA graph issues the kernels). Raises InputError where the profile has neither a
@@ -157,7 +157,7 @@ def call_seconds(
     accelerator: Accelerator,
     profile: CalibrationProfile,
 ) -> ModuleTime:
-    """Seconds of one attention module of a layer on one GPU (eq. A6).
+    """Seconds of one attention module of a layer on one GPU.
 
     Raises InputError for a kind without an inference module, a tensor parallelism that does not divide the
     heads, and a profile without the constants of the framework.

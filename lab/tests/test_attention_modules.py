@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from lab.scoring.attention_modules import call_operators, call_seconds
 from lab.scoring.frozen_predictions import DATA
 from lab.scoring.sparse_attention import (
     PROFILE,
@@ -20,7 +21,6 @@ from lab.scoring.sparse_attention_fit import OVERHEAD, fit_constants, hyper_poin
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.attention import call_operators, call_seconds
 from moesim.simulator.model.attention import DSA, GQA, Compressed
 from moesim.simulator.model.attention.dsa import dsa_kernel
 from moesim.simulator.model.attention.inference import AttentionCall
