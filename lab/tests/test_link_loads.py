@@ -24,7 +24,7 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.flows import Shares, link_loads
-from moesim.simulator.cost.expert_transfers import dispatcher_transfer
+from moesim.simulator.cost.transfers import dispatcher_transfer
 from moesim.simulator.dispatchers.protocol import Call, Links, transfer_bytes
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.routing import Gate, expected_targets

@@ -7,8 +7,8 @@ import pytest
 from lab.scoring import own_runs
 from lab.scoring.own_runs_kernels import CLASSES, measured_class
 from moesim.hwmodels import InputError
-from moesim.simulator.cost.block_prices import bare_prices, with_collectives
-from moesim.simulator.cost.expert_transfers import expert_transfer
+from moesim.simulator.cost.price_table import bare_prices, with_collectives
+from moesim.simulator.cost.transfers import expert_transfer
 from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.predict.step import prepare

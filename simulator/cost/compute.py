@@ -5,7 +5,8 @@ The equations are C4 to C8 of docs/model.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -14,7 +15,7 @@ from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence
-from moesim.simulator.cost.rate_tables import Basis, Bound, RateTables
+from moesim.simulator.cost.rate_tables import Basis, Bound, RateTables, operator_bytes
 from moesim.simulator.model.operator import Operator
 
 # -- laws --------------------------------------------------------------------------------------------
@@ -200,6 +201,41 @@ def without_timed_parts(
 def unaffected(depends_on: frozenset[str], shifted: str) -> bool:
     """Whether a price stays the same when the entry `shifted` changes; the empty text is no entry."""
     return not shifted or (shifted not in depends_on and ANY not in depends_on)
+
+
+COPY, STATED = "copy.local.sm_rate", "permute/sm_rate"
+"""Curve of bytes/s over SMs of a copy inside one GPU, and the use of one that stands in for it."""
+
+
+def beside_compute(
+    operators: Sequence[Operator],
+    costs: Sequence[OperatorCost],
+    profile: CalibrationProfile,
+    sms: int,
+) -> tuple[OperatorCost, ...]:
+    """Costs of permutations in an overlapped pair: at least the time that `sms` SMs need for their bytes.
+
+    Persistent GEMMs of the other micro-batch hold all other SMs (eq. C52). The rate of an SM is that of a
+    copy inside the GPU, or the one that a profile states for it; without either the kernels keep their cost.
+    """
+    curve = next((c for c in profile.curves if c.id == COPY or STATED in c.used_for), None)
+    if curve is None or not sms:
+        return tuple(costs)
+    rate, residual = curve.curve.at(sms).value, curve.residual.relative
+    slowed = []
+    for op, cost in zip(operators, costs, strict=True):
+        seconds = operator_bytes(op) / rate
+        if op.cls == "permute" and seconds > cost.seconds:
+            cost = replace(
+                cost,
+                seconds=seconds,
+                residual=residual,
+                worst_seconds=max(cost.worst_seconds, seconds * (1.0 + residual)),
+                curve_ids=(curve.id, *cost.curve_ids),
+                depends_on=cost.depends_on | {curve.id},
+            )
+        slowed.append(cost)
+    return tuple(slowed)
 
 
 class _Index:

@@ -16,9 +16,9 @@ from moesim.simulator.cost.library_collectives import (
     ring_price,
 )
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window, exposed_overlapped
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence, combined
+from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.table import Compute, Mode, PhaseCost, PhaseKey, TransferCost, compute_of_pass
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 
@@ -108,16 +108,10 @@ def data_parallel(
 
     `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those.
     """
-    seconds, evidence = 0.0, NO_EVIDENCE
-    nic = scale_up = 0.0
-    sizes = (dense_bytes, expert_bytes)
+    total, sizes = PricedSeconds(), (dense_bytes, expert_bytes)
     for size, ring, count in zip(sizes, over or rings(pricer, copies), pieces, strict=True):
-        each = ring_price(operation, size / count, *ring, pricer.links, pricer.profile)
-        seconds += count * each.seconds
-        nic += count * each.nic_bytes
-        scale_up += count * each.scale_up_bytes
-        evidence |= each.evidence
-    return PricedSeconds(seconds, evidence, nic, scale_up)
+        total += ring_price(operation, size / count, *ring, pricer.links, pricer.profile) * count
+    return total
 
 
 def slow_down_by_compute(
@@ -270,17 +264,25 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
     if sync.in_backward:
         whole = software.gradients_all_reduced and plan.zero_stage == 2
         phases.append(("scatter W", "all_reduce" if whole else "reduce_scatter", reduced))
-    costs = {phase: _collective(pricer, kind, name, size, hidden) for phase, name, size in phases}
-    if sync.groups_in_backward:
-        shards = tuple(1.0 / n for n in reversed(pricer.layout.shards))
-        more = _collective(pricer, kind, "all_reduce", reduced, hidden, (shards[0], shards[1]))
-        first = costs["scatter W"]
-        costs["scatter W"] = _added(first[0], more[0]), _added(first[1], more[1])
-    return ShardedBlock(
-        {phase: cost for phase, (cost, _) in costs.items()},
-        {phase: alone.payload_s for phase, (_, alone) in costs.items()},
-        hidden,
-    )
+    transfers: dict[Phase, TransferCost] = {}
+    alone_s: dict[Phase, float] = {}
+    for phase, name, size in phases:
+        transfers[phase], alone_s[phase] = _collective(pricer, kind, name, size, hidden)
+    if sync.groups_in_backward:  # the shards are added up over the groups of hybrid FSDP, one after the other
+        expert_part, dense_part = (1.0 / n for n in pricer.layout.shards)
+        more, more_s = _collective(pricer, kind, "all_reduce", reduced, hidden, (dense_part, expert_part))
+        one, alone_s["scatter W"] = transfers["scatter W"], alone_s["scatter W"] + more_s
+        transfers["scatter W"] = TransferCost(
+            0.0,
+            one.nic_s + more.nic_s,
+            one.scale_up_s + more.scale_up_s,
+            one.nic_bytes + more.nic_bytes,
+            one.scale_up_bytes + more.scale_up_bytes,
+            one.best_s + more.best_s,
+            one.worst_s + more.worst_s,
+            one.evidence | more.evidence,
+        )
+    return ShardedBlock(transfers, alone_s, hidden)
 
 
 def _collective(
@@ -290,71 +292,55 @@ def _collective(
     size: float,
     hidden: bool,
     shares: tuple[float, float] | None = None,
-) -> tuple[TransferCost, TransferCost]:
-    """A collective of a block's (dense, expert) parameters inside the step, and the same alone.
+) -> tuple[TransferCost, float]:
+    """A collective of a block's (dense, expert) parameters inside the step, and its seconds alone.
 
     `size`: bytes of an element. `shares`: parts of the parameters that travel over the groups of hybrid
     FSDP; absent: all of them travel over the shards.
     """
     over: tuple[Ring, Ring] = shard_rings(pricer) if shares is None else group_rings(pricer)
-    parts = shares or (1.0, 1.0)
     dense, expert = (
-        count * size * part for count, part in zip(pricer.block_parameters(kind), parts, strict=True)
+        count * size * part
+        for count, part in zip(pricer.block_parameters(kind), shares or (1.0, 1.0), strict=True)
     )
     moved = [busiest_bytes(name, n, *ring) for n, ring in zip((dense, expert), over, strict=True)]
     nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
-    alone = data_parallel(pricer, name, dense, expert, 1, over=over)
-    seconds, evidence = alone.seconds, alone.evidence
+    alone = priced = data_parallel(pricer, name, dense, expert, 1, over=over)
     if hidden:
-        delay = overlap_delay(name, dense, *over[0], pricer.links, pricer.profile)
-        seconds, evidence = seconds + delay.seconds, evidence | delay.evidence
-    links = pricer.links
+        priced += overlap_delay(name, dense, *over[0], pricer.links, pricer.profile)
+    links, seconds = pricer.links, priced.seconds
     nominal_s = max(
         nic / links.nic_bytes_per_s if nic else 0.0,
         scale_up / links.scale_up_bytes_per_s if scale_up else 0.0,
     )
-    residual = 1.0 + collective_residual(pricer.profile, links.curves)
-    as_priced, as_alone = (
-        TransferCost(0.0, each, each, nic, scale_up, min(each, nominal_s), each * residual, evidence)
-        for each in (seconds, alone.seconds)
-    )
-    return as_priced, as_alone
-
-
-def _added(one: TransferCost, two: TransferCost) -> TransferCost:
-    """Two collectives, one after the other, as one."""
-    seconds = one.nic_s + two.nic_s
-    nic, scale_up = one.nic_bytes + two.nic_bytes, one.scale_up_bytes + two.scale_up_bytes
-    best, worst = one.best_s + two.best_s, one.worst_s + two.worst_s
-    return TransferCost(0.0, seconds, seconds, nic, scale_up, best, worst, one.evidence | two.evidence)
+    worst_s = seconds * (1.0 + collective_residual(pricer.profile, links.curves))
+    best_s = min(seconds, nominal_s)
+    cost = TransferCost(0.0, seconds, seconds, nic, scale_up, best_s, worst_s, priced.evidence)
+    return cost, alone.seconds
 
 
 def slowed_by_overlap(
     kind: BlockKind,
-    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
+    compute: Compute,
     sharded: ShardedBlock,
     lost: float,
     modes: tuple[Mode, ...],
-) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+) -> dict[PhaseKey, PhaseCost]:
     """Compute of a block in some modes with collectives beside it, spread evenly over its phases (eq. O5).
 
     `lost`: seconds that compute loses for each second that a collective beside it takes alone.
     """
-    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    out: dict[PhaseKey, PhaseCost] = {}
     if not sharded.hidden:
         return out
     for mode in modes:
         for forward, collectives in PASSES:
-            own = {
-                key: cost
-                for key, cost in compute.items()
-                if key[0] == kind and key[2] == mode and key[1].endswith(" F") == forward
-            }
-            total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
+            own = compute_of_pass(compute, kind, mode, forward)
+            total = fsum(cost.seconds for cost in own.values())
             hidden = min(total, fsum(sharded.alone_s.get(phase, 0.0) for phase in collectives))
             factor = 1.0 + lost * hidden / total if total else 1.0
             for key, cost in own.items():
-                worst_s = max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor)
+                worst_s = max(cost.worst_s, cost.seconds * factor)
                 out[key] = replace(
                     cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor, worst_s=worst_s
                 )

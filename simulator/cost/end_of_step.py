@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, fsum
 
-from moesim.simulator.cost.block_prices import block_transfers
 from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.data_parallel import (
     WHOLE,
@@ -28,13 +27,23 @@ from moesim.simulator.cost.library_collectives import (
     collective_residual,
     link_share_evidence,
     ring_price,
+    small_all_reduce_s,
 )
-from moesim.simulator.cost.moved import GATHER, NORM, REDUCTION, TIED, Moved, summed
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
+from moesim.simulator.cost.price_evidence import (
+    GATHER,
+    NO_EVIDENCE,
+    NORM,
+    REDUCTION,
+    TIED,
+    Moved,
+    PricedSeconds,
+    combined,
+    summed,
+)
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.small_collectives import small_all_reduce_s
 from moesim.simulator.cost.table import SyncCost
+from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.kernel_lists import with_step_kernels
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.memory.gpu import RankChunks, chunks_by_rank
@@ -123,7 +132,7 @@ def _collectives(
         if sync.in_backward:
             return groups
         last = _last_scatter(pricer, held.kinds, schedule, dense, expert)
-        return _one_after_other(last, groups[0]), groups[1]
+        return last + groups[0], groups[1]
     if software.buckets_by_chunk and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
         reduction, gather = exposed_by_chunk(pricer, held, schedule, update_s)
@@ -164,15 +173,6 @@ def _last_scatter(
     )
     number = pieces.dense + (pieces.expert if expert else 0)
     return exposed_behind_compute(pricer, kinds, schedule, scatter, PricedSeconds(), number)[0]
-
-
-def _one_after_other(first: PricedSeconds, then: PricedSeconds) -> PricedSeconds:
-    return PricedSeconds(
-        first.seconds + then.seconds,
-        first.evidence | then.evidence,
-        first.nic_bytes + then.nic_bytes,
-        first.scale_up_bytes + then.scale_up_bytes,
-    )
 
 
 def _alone(
@@ -331,8 +331,8 @@ def _element_bytes(pricer: Pricer) -> tuple[float, float]:
 def pass_seconds(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
     """(forward, backward) compute seconds of one block and micro-batch, alone on all SMs."""
     priced = {phase: pricer.phase(kind, phase, "alone") for phase in pricer.operators(kind)}
-    forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
-    return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward
+    forward = fsum(c.seconds for p, c in priced.items() if p.endswith(" F"))
+    return forward, fsum(c.seconds for c in priced.values()) - forward
 
 
 def _windows(

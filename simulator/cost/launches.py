@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.table import (
+    NO_COMPUTE,
+    Compute,
+    Mode,
+    PhaseCost,
+    PhaseKey,
+    Transfers,
+    compute_of_pass,
+)
 from moesim.simulator.frameworks.software import GraphPart, Software
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import Calls, calls_of
@@ -19,7 +27,7 @@ from moesim.simulator.model.repeated import checkpoints, feed_forward_checkpoint
 from moesim.simulator.schedules.template import EP_PHASES
 
 # -- host --------------------------------------------------------------------------------------------
-# Computes launch stalls, the waits of compute for the host, by pass and spreads them over phases (pure).
+# Computes launch stalls, the waits of compute for the host, by pass (pure).
 #
 # The equations are L1 to L4 of docs/model.md.
 
@@ -84,32 +92,6 @@ def launch_stall_s(one: PassLaunches) -> float:
     return done - device
 
 
-def spread_launch_stalls(
-    kind: BlockKind,
-    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
-    waits: tuple[float, float],
-    modes: Sequence[Mode],
-) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with its (forward, backward) launch stalls, spread in proportion to its phases."""
-    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
-    for forward, wait in zip((True, False), waits, strict=True):
-        if wait <= 0.0:
-            continue
-        for mode in modes:
-            own = {
-                key: cost
-                for key, cost in compute.items()
-                if key[0] == kind and key[2] == mode and key[1].endswith(" F") == forward
-            }
-            total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
-            for key, cost in own.items():
-                part = wait * (cost.fixed_s + cost.row_s) / total if total else 0.0
-                out[key] = replace(
-                    cost, fixed_s=cost.fixed_s + part, host_s=part, worst_s=cost.worst_s + part
-                )
-    return out
-
-
 # -- launches ----------------------------------------------------------------------------------------
 # Launch stalls of a block: its calls in order, and the seconds in which compute waits for the host.
 
@@ -125,14 +107,11 @@ FEED_FORWARD: dict[bool, Phase] = {True: "mlp F", False: "mlp I"}
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
-Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
-Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
-
 
 def launch_stalls(
     pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
-) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with its launch stalls; empty where the scenario names no host.
+) -> dict[PhaseKey, PhaseCost]:
+    """Compute of a block with its launch stalls, spread in proportion to its phases; empty without a host.
 
     Raises InputError for an unknown host.
     """
@@ -140,17 +119,24 @@ def launch_stalls(
     if software.host is None or "all" in software.cuda_graphs:
         return {}
     host = load_host(pricer.scenario.path(software.host))
-    out = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] in modes}
-    for paired in (False, True):
-        chosen = [mode for mode in modes if (mode != "alone") == paired]
-        if chosen:
-            passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer)
-            out |= spread_launch_stalls(
-                kind, compute, (launch_stall_s(passes[0]), launch_stall_s(passes[1])), chosen
-            )
     note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
     counted = PriceEvidence.of([], [note])
-    return {key: replace(cost, evidence=cost.evidence | counted) for key, cost in out.items()}
+    out: dict[PhaseKey, PhaseCost] = {}
+    for paired in (False, True):
+        chosen = [mode for mode in modes if (mode != "alone") == paired]
+        passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer) if chosen else ()
+        for forward, launches in zip((True, False), passes, strict=False):
+            wait_s = launch_stall_s(launches)
+            for mode in chosen:
+                own = compute_of_pass(compute, kind, mode, forward)
+                total = fsum(cost.seconds for cost in own.values())
+                for key, cost in own.items():
+                    part = wait_s * cost.seconds / total if total else 0.0
+                    if wait_s > 0.0:
+                        fixed_s, worst_s = cost.fixed_s + part, cost.worst_s + part
+                        cost = replace(cost, fixed_s=fixed_s, host_s=part, worst_s=worst_s)
+                    out[key] = replace(cost, evidence=cost.evidence | counted)
+    return out
 
 
 def pass_launches(
@@ -160,12 +146,16 @@ def pass_launches(
     scenario = pricer.scenario
     software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
     compiled = software.compiled_blocks and block.layer is not None
-    times = HostTimes(host, block_family(block, software), host_slowness(host, software), compiled)
+    collector, slowness = host.measured().collector, software.host_slowness
+    if software.garbage_collection == "automatic" and collector is not None:
+        slowness *= 1.0 + collector.share
+    times = HostTimes(host, block_family(block, software), slowness, compiled)
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     reads_counts = software.static_experts is None
     drains = routed and reads_counts and (plan.ep > 1 or software.modules != "torch")
     policy = measured_checkpoint(block, scenario.recompute, software)
+    exchange: CallKind = "exchange" if software.modules == "torch" else "collective"
     passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
@@ -179,10 +169,12 @@ def pass_launches(
                 launches.append(around)
             if phase == FEED_FORWARD[forward]:
                 launches.append(Launch(inner_s, 0.0))
-            price = compute.get((kind, phase, "alone"), PhaseCost(0.0))
+            price = compute.get((kind, phase, "alone"), NO_COMPUTE)
             launches += _phase_launches(pricer, times, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
-                launches.append(_exchange(times, software, kind, phase, transfer, forward))
+                moved = transfer.get((kind, phase, "alone"))
+                device_s = 0.0 if moved is None else moved.launch_s + moved.payload_s
+                launches.append(Launch(times.call_s(exchange, forward), device_s))
         passes.append(PassLaunches(tuple(launches), drains and forward))
     return passes[0], passes[1]
 
@@ -198,13 +190,6 @@ def block_family(block: BlockShape, software: Software) -> BlockFamily:
     if attention not in SOFTMAX:
         return "other"
     return "routed" if block.routed else "dense"
-
-
-def host_slowness(host: Host, software: Software) -> float:
-    """Factor on all times of a host: the scenario's, and the share of automatic garbage collection."""
-    collector = host.measured().collector
-    collecting = software.garbage_collection == "automatic" and collector is not None
-    return software.host_slowness * (1.0 + collector.share if collecting and collector else 1.0)
 
 
 def traces_checkpoint(block: BlockShape, software: Software) -> bool:
@@ -270,12 +255,15 @@ def _phase_launches(
     operators = pricer.operators(kind).get(phase, ())
     alone = [cost.seconds for cost in pricer.operator_costs(kind, phase, "alone")]
     total = fsum(alone)
-    factor = (price.fixed_s + price.row_s - price.exposed_s) / total if total else 0.0
+    factor = (price.seconds - price.exposed_s) / total if total else 0.0
     launches = []
     traced = traces_checkpoint(pricer.shape.block(kind), software)
     for op, seconds in zip(operators, alone, strict=True):
         launches += device_reads(op, software)
-        unseen = part_of(op, phase) in software.cuda_graphs or (traced and op.recompute)
+        part: GraphPart = "attention" if phase.startswith("attn") else "experts"
+        if op.cls in ("gate_gemm", "topk"):
+            part = "router"
+        unseen = part in software.cuda_graphs or (traced and op.recompute)
         calls = () if unseen else calls_of(op, software.modules)
         launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
     if price.exposed_s > 0.0:
@@ -284,15 +272,6 @@ def _phase_launches(
             Launch(own * COLLECTIVES_PER_HALF * times.call_s("collective", True), price.exposed_s)
         )
     return launches
-
-
-def _exchange(
-    times: HostTimes, software: Software, kind: BlockKind, phase: Phase, transfer: Transfers, forward: bool
-) -> Launch:
-    call: CallKind = "exchange" if software.modules == "torch" else "collective"
-    price = transfer.get((kind, phase, "alone"))
-    device = 0.0 if price is None else price.launch_s + price.payload_s
-    return Launch(times.call_s(call, forward), device)
 
 
 def device_reads(op: Operator, software: Software) -> list[Launch]:
@@ -307,10 +286,3 @@ def device_reads(op: Operator, software: Software) -> list[Launch]:
         "experts.down.bias",
     )
     return [Launch(0.0, 0.0, reads=True)] if repeated else []
-
-
-def part_of(op: Operator, phase: Phase) -> GraphPart:
-    """The part of a layer to which an operator belongs when CUDA graphs are chosen by part."""
-    if op.cls in ("gate_gemm", "topk"):
-        return "router"
-    return "attention" if phase.startswith("attn") else "experts"

@@ -1,17 +1,19 @@
-"""Exposed seconds of the tensor- and context-parallel collectives inside each phase of a layer (pure)."""
+"""Exposed seconds, bytes and evidence of the collectives inside the phases of a block (pure).
+
+A layer has those of tensor, context and split-expert parallelism and reductions of largest elements; the
+embedding, the head and its loss have those of their tensor-parallel ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, sqrt
 from typing import NamedTuple
 
-from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.simulator.common.order_statistics import expected_maximum
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.cost.library_collectives import ring_price
-from moesim.simulator.cost.moved import CONTEXT, SPLIT_EXPERTS, TENSOR, Moved, summed
+from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
 from moesim.simulator.cost.overlap import (
     CUTS_GEMMS,
     EdgeGemms,
@@ -21,24 +23,36 @@ from moesim.simulator.cost.overlap import (
     OverlapSlowDown,
     exposed_backward,
     exposed_forward,
+    exposed_overlapped,
     exposed_pipelined,
     methods_note,
     methods_of,
 )
-from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
-from moesim.simulator.dispatchers.protocol import Links
+from moesim.simulator.cost.price_evidence import (
+    CONTEXT,
+    SPLIT_EXPERTS,
+    TENSOR,
+    Moved,
+    PricedSeconds,
+    PriceEvidence,
+    combined,
+    summed,
+)
+from moesim.simulator.cost.pricing import Pricer, own_latents
+from moesim.simulator.cost.table import Mode, PhaseCost
+from moesim.simulator.layout.parallel import gpus_in_step
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.repeated import repeated_communication
-from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.scenario import Scenario
 
 HALVES: tuple[tuple[Phase, Phase, Phase], ...] = (
     ("attn F", "attn I", "attn W"),
     ("mlp F", "mlp I", "mlp W"),
 )
+OVERLAPPED = "interleaved-1f1b-overlapped"
+"""Megatron core's schedule of overlapped pairs, in which weight gradients may wait."""
 
 
 class CoreSeconds(NamedTuple):
@@ -52,40 +66,37 @@ class CoreSeconds(NamedTuple):
     edges: EdgeGemms = EdgeGemms()
 
 
-_NO_CORE = CoreSeconds()
+class Inside(NamedTuple):
+    """Collectives inside the phases of a block: exposed seconds and bytes by phase, and their evidence."""
 
+    exposed: dict[Phase, float]
+    moved: dict[Phase, tuple[Moved, ...]]
+    """Bytes, whether compute hides them or not."""
+    evidence: PriceEvidence
 
-LayerPart = Attention | FeedForward
-
-OVERLAPPED = "interleaved-1f1b-overlapped"
-"""Megatron core's schedule of overlapped pairs, in which weight gradients may wait."""
-
-
-def own_latents(scenario: Scenario, part: LayerPart) -> tuple[int, ...]:
-    """Columns of the latents that sequence-parallel ranks form from their own tokens and gather; else empty.
-
-    Megatron core runs the down-projections of MLA on every rank's own tokens (`parallel_mode` "duplicated",
-    NVIDIA/Megatron-LM 26.04 `multi_latent_attention.py`).
-    """
-    split = scenario.software.modules == "transformer-engine" and scenario.parallel.sequence_parallel
-    if not split or scenario.parallel.tp == 1 or not isinstance(part, Attention):
-        return ()
-    return part.gathered_latents
+    @classmethod
+    def of(
+        cls,
+        exposed: dict[Phase, float],
+        moved: Mapping[Phase, list[Moved]],
+        priced: list[PricedSeconds],
+        note: str = "",
+    ) -> Inside:
+        """Add up what the collectives of each phase move, and the evidence of their prices."""
+        parts = [*(price.evidence for price in priced), PriceEvidence.of([], [note])]
+        sums = {phase: summed((part, 1.0) for part in own) for phase, own in moved.items()}
+        return cls(exposed, sums, combined((part, 1.0) for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCollectives:
-    """Prices the collectives inside one layer on the links of a scenario."""
+    """Prices the collectives inside one layer on the links of a job."""
 
-    scenario: Scenario
-    links: Links
-    profile: CalibrationProfile
-    accelerator: Accelerator
+    pricer: Pricer
+    kind: BlockKind
 
-    def exposed(
-        self, shape: ModelShape, kind: BlockKind, tokens: int, seconds: Mapping[Phase, CoreSeconds]
-    ) -> dict[Phase, float]:
-        """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
+    def inside(self, seconds: Mapping[Phase, CoreSeconds]) -> Inside:
+        """The collectives of a layer, with exposed seconds by eqs. X6, O2 and O3 of docs/model.md.
 
         Tensor parallelism runs an all-gather and a reduce-scatter (or one all-reduce) of the activations
         around attention and around the FFN, in the forward and for the input gradient. Context parallelism
@@ -94,257 +105,277 @@ class LayerCollectives:
         tensor parallelism gather received rows before the experts and scatter the results after them; the
         backward does the reverse (eq. X14).
         """
-        out = {phase: 0.0 for half in HALVES for phase in half[:2]}
-        plan, block = self.scenario.parallel, shape.block(kind)
-        assert block.layer is not None, "collectives are inside layers"
-        experts = block.routed
-        forward = dict.fromkeys(("attn F", "mlp F"), 0.0)
-        for first, second, third in HALVES:
-            core = tuple(seconds.get(ph, _NO_CORE) for ph in (first, second, third))
+        scenario, shape, block = self.pricer.scenario, self.pricer.shape, self.pricer.shape.block(self.kind)
+        plan, layer = scenario.parallel, block.layer
+        assert layer is not None, "collectives are inside layers"
+        exposed: dict[Phase, float] = {phase: 0.0 for half in HALVES for phase in half[:2]}
+        moved: dict[Phase, list[Moved]] = {phase: [] for phase in exposed}
+        parts: tuple[Attention | FeedForward, ...] = layer.attention, layer.feed_forward
+        for half, part in zip(HALVES, parts, strict=True):
+            first, second, _ = half
             # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
-            routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
-            half = block.layer.attention if first == "attn F" else block.layer.feed_forward
-            if plan.tp > 1 and not routed and not half.empty:
-                forward[first], out[second] = self._half_layer(shape, tokens, core, half)
-        again = repeated_communication(block, self.scenario.recompute)
-        if again.feed_forward:
-            out["mlp I"] += forward["mlp F"]
-        context = self._context(block.layer.attention, tokens).seconds
-        if context:
-            attention = [seconds.get(phase, _NO_CORE).attention_s for phase in ("attn F", "attn I")]
-            exposed = self._overlapped_with_attention(context, attention[0])
-            forward["attn F"] += exposed
-            out["attn I"] += self._overlapped_with_attention(context, attention[1])
-            out["attn I"] += again.context * exposed
-        if experts and plan.expert_tp > 1:
-            rows = 2.0 * self._rows(shape, tokens).seconds
-            forward["mlp F"] += rows
-            out["mlp I"] += rows * (1 + (again.experts and not again.layer))
-        out["attn F"], out["mlp F"] = forward["attn F"], forward["mlp F"]
-        if again.layer:
-            out["mlp I"] += forward["attn F"] + forward["mlp F"]
-        return out
-
-    def evidence(self, shape: ModelShape, kind: BlockKind, tokens: int) -> PriceEvidence:
-        """Curves behind the exposed seconds of a block."""
-        block = shape.block(kind)
-        assert block.layer is not None, "collectives are inside layers"
-        priced = [*self._tensor(shape, tokens), self._context(block.layer.attention, tokens)]
-        if block.routed:
-            priced.append(self._rows(shape, tokens))
-        s = self.scenario
-        note = methods_note(s.software.overlap_tensor_parallel, s.recipe.linear) if s.parallel.tp > 1 else ""
-        assumed = PriceEvidence.of([], [note])
-        return combined((evidence, 1.0) for evidence in (*(price.evidence for price in priced), assumed))
-
-    def moved(self, shape: ModelShape, kind: BlockKind, tokens: int) -> dict[Phase, tuple[Moved, ...]]:
-        """Bytes by phase of the collectives that `exposed` prices, whether compute hides them or not."""
-        plan, block = self.scenario.parallel, shape.block(kind)
-        assert block.layer is not None, "collectives are inside layers"
-        again = repeated_communication(block, self.scenario.recompute)
-        forward: dict[Phase, list[Moved]] = {"attn F": [], "mlp F": []}
-        backward: dict[Phase, list[Moved]] = {"attn I": [], "mlp I": []}
-        for first, second, _ in HALVES:
             routed = block.routed and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
-            half = block.layer.attention if first == "attn F" else block.layer.feed_forward
-            if plan.tp > 1 and not routed and not half.empty:
-                ran = self._half_layer_runs(shape, tokens, half)
-                forward[first] += [part.moved(TENSOR) for part in ran[0]]
-                backward[second] += [part.moved(TENSOR) for part in ran[1]]
-        backward["mlp I"] += again.feed_forward * forward["mlp F"]
-        context = self._context(block.layer.attention, tokens).moved(CONTEXT)
-        forward["attn F"].append(context)
-        backward["attn I"] += [context] * (1 + again.context)
-        if block.routed and plan.expert_tp > 1:
-            rows = [self._rows(shape, tokens).moved(SPLIT_EXPERTS)] * 2
-            forward["mlp F"] += rows
-            backward["mlp I"] += rows * (1 + (again.experts and not again.layer))
-        backward["mlp I"] += again.layer * (forward["attn F"] + forward["mlp F"])
-        return {phase: summed((part, 1.0) for part in parts) for phase, parts in (forward | backward).items()}
+            if plan.tp > 1 and not routed and not part.empty:
+                core = tuple(seconds.get(phase, CoreSeconds()) for phase in half)
+                exposed[first], exposed[second], forward, backward = self._half_layer(part, core)
+                moved[first] += [price.moved(TENSOR) for price in forward]
+                moved[second] += [price.moved(TENSOR) for price in backward]
+        again = repeated_communication(block, scenario.recompute)
+        if again.feed_forward:
+            exposed["mlp I"] += exposed["mlp F"]
+            moved["mlp I"] += moved["mlp F"]
+        context = self._context(layer.attention)
+        behind = [
+            self._behind_attention(context.seconds, seconds.get(phase, CoreSeconds()).attention_s)
+            for phase in ("attn F", "attn I")
+        ]
+        exposed["attn F"] += behind[0]
+        exposed["attn I"] += behind[1]
+        exposed["attn I"] += again.context * behind[0]
+        moved["attn F"].append(context.moved(CONTEXT))
+        moved["attn I"] += [context.moved(CONTEXT)] * (1 + again.context)
+        priced = [*self.tensor(), context]
+        if block.routed:
+            rows = self._rows()
+            priced.append(rows)
+            if plan.expert_tp > 1:
+                times = 1 + (again.experts and not again.layer)
+                exposed["mlp F"] += 2.0 * rows.seconds
+                exposed["mlp I"] += 2.0 * rows.seconds * times
+                moved["mlp F"] += [rows.moved(SPLIT_EXPERTS)] * 2
+                moved["mlp I"] += [rows.moved(SPLIT_EXPERTS)] * 2 * times
+        if again.layer:
+            exposed["mlp I"] += exposed["attn F"] + exposed["mlp F"]
+            moved["mlp I"] += moved["attn F"] + moved["mlp F"]
+        overlap = scenario.software.overlap_tensor_parallel
+        note = methods_note(overlap, scenario.recipe.linear) if plan.tp > 1 else ""
+        return Inside.of(exposed, moved, priced, note)
 
-    def _half_layer_runs(
-        self, shape: ModelShape, tokens: int, part: LayerPart
-    ) -> tuple[list[PricedSeconds], list[PricedSeconds]]:
-        """The tensor-parallel collectives of half a layer, (forward, backward), as `_half_layer` prices them.
+    def tensor(self) -> tuple[PricedSeconds, PricedSeconds]:
+        """All-gather and reduce-scatter of a micro-batch's activations, or two halves of an all-reduce."""
+        gathered, scattered = self._tensor_bytes(self.pricer.shape.hidden)
+        if self.pricer.scenario.parallel.sequence_parallel:
+            return self._ring("all_gather", gathered), self._ring("reduce_scatter", scattered)
+        half = self._ring("all_reduce", scattered) * 0.5
+        return half, half
 
-        The stored input is gathered once more where the framework hides that behind the input gradient.
-        """
-        gather, scatter = self._tensor(shape, tokens)
-        if not self.scenario.parallel.sequence_parallel:
-            return [gather, scatter], [gather, scatter]  # halves of all-reduces
-        overlap, recipe = self.scenario.software.overlap_tensor_parallel, self.scenario.recipe
-        latents = own_latents(self.scenario, part)
-        inputs, gradients = self._latents(latents, tokens) if latents else ([gather], [scatter])
-        again = overlap != "none"
-        if overlap in CUTS_GEMMS:
-            methods = methods_of(overlap, recipe.linear)
-            half = methods.attention if isinstance(part, Attention) else methods.feed_forward
-            again = half.stored_input is not None
-        columns = [gather] if self._gradient_gathered_twice else []
-        return [*inputs, scatter], [gather, *columns, *(inputs if again else []), *gradients]
-
-    def tensor_s(self, shape: ModelShape, tokens: int) -> float:
+    def tensor_s(self) -> float:
         """Seconds of all tensor-parallel collectives of a layer, forward and backward, hidden or not."""
-        if self.scenario.parallel.tp == 1:
+        if self.pricer.scenario.parallel.tp == 1:
             return 0.0
-        gather, scatter = (priced.seconds for priced in self._tensor(shape, tokens))
-        again = gather if self.scenario.parallel.sequence_parallel else 0.0  # for the weight gradients
+        gather, scatter = (priced.seconds for priced in self.tensor())
+        # With sequence parallelism the input is gathered again for the weight gradients.
+        again = gather if self.pricer.scenario.parallel.sequence_parallel else 0.0
         return 2.0 * (2.0 * (gather + scatter) + again)
+
+    def _ring(self, operation: RingOperation, size: float, ranks: int | None = None) -> PricedSeconds:
+        """A collective of neighbouring ranks, by default of a tensor-parallel group."""
+        ranks = self.pricer.scenario.parallel.tp if ranks is None else ranks
+        links = self.pricer.links
+        return ring_price(operation, size, ranks, min(ranks, links.gpus_per_node), links, self.pricer.profile)
 
     @property
     def _slow_down(self) -> OverlapSlowDown:
         """Slow-down of compute; that of these collectives beside GEMMs was not measured."""
-        return OverlapSlowDown(self.profile.lost_beside_nccl.value)
+        return OverlapSlowDown(self.pricer.profile.lost_beside_nccl.value)
 
     def _half_layer(
-        self, shape: ModelShape, tokens: int, core: tuple[CoreSeconds, ...], part: LayerPart
-    ) -> tuple[float, float]:
-        """(forward, backward) exposed seconds of the tensor-parallel collectives of half a layer.
+        self, part: Attention | FeedForward, core: tuple[CoreSeconds, ...]
+    ) -> tuple[float, float, list[PricedSeconds], list[PricedSeconds]]:
+        """The tensor-parallel collectives of half a layer: exposed (forward, backward), and what runs.
 
-        `core`: its forward, input gradient and weight gradient.
+        `core`: its forward, input gradient and weight gradient. The stored input is gathered once more where
+        the framework hides that behind the input gradient.
         """
-        plan, recipe = self.scenario.parallel, self.scenario.recipe
-        overlap = self.scenario.software.overlap_tensor_parallel
-        moved = self._collectives(shape, tokens)
-        latents = own_latents(self.scenario, part)
-        if latents:
-            moved = self._with_latents(moved, latents, tokens)
+        scenario, slow = self.pricer.scenario, self._slow_down
+        plan, recipe, overlap = scenario.parallel, scenario.recipe, scenario.software.overlap_tensor_parallel
+        gather, scatter = self.tensor()
+        inputs, gradients, columns = [gather], [scatter], list[PricedSeconds]()
+        moved = HalfCollectives(gather.seconds, gather.seconds, 0.0, scatter.seconds)
+        gathered_again = plan.sequence_parallel and overlap != "none"
+        if plan.sequence_parallel:
+            # The weight gradient may need its own quantisation of the gradient, with scales of blocks.
+            columns = [gather] * (recipe.tensor_gather == "fp8" and recipe.scaling != "tensor")
+            moved = self._with_pieces(moved._replace(stored_s=gather.seconds, columns_s=sum_s(columns)))
+            latents = [self._tensor_bytes(width) for width in own_latents(scenario, part)]
+            if latents:  # gathered in the place of the layer's input, their gradients scattered (eq. X31)
+                inputs = [self._ring("all_gather", size) for size, _ in latents]
+                gradients = [self._ring("reduce_scatter", size) for _, size in latents]
+                gather_s = sum_s(inputs)
+                moved = moved._replace(gather_s=gather_s, stored_s=gather_s, back_scatter_s=sum_s(gradients))
         if overlap in CUTS_GEMMS:
             methods = methods_of(overlap, recipe.linear)
+            of_half = methods.attention if isinstance(part, Attention) else methods.feed_forward
             half = HalfOverlap(
-                methods.attention if isinstance(part, Attention) else methods.feed_forward,
+                of_half,
                 methods.copies,
                 moved,
                 plan.tp,
-                self.accelerator.n_sms,
-                self._slow_down.compute_lost,
+                self.pricer.cluster.accelerator.n_sms,
+                slow.compute_lost,
                 methods.barrier_s,
             )
-            return half.forward_s(core[0].edges), half.backward_s(core[1].edges, core[2].edges)
-        gemms = HalfLayerGemms(*(seconds.gemms_s for seconds in core))
-        if self._weight_gradients_apart:  # nothing is left to hide the scattered gradient behind
-            gemms = gemms._replace(weight_s=0.0)
-        return exposed_forward(moved, gemms, plan.tp, overlap, self._slow_down), exposed_backward(
-            moved, gemms, plan.tp, overlap, self._slow_down, sequence_parallel=plan.sequence_parallel
+            exposed = half.forward_s(core[0].edges), half.backward_s(core[1].edges, core[2].edges)
+            gathered_again = plan.sequence_parallel and of_half.stored_input is not None
+        else:
+            gemms = HalfLayerGemms(*(seconds.gemms_s for seconds in core))
+            if scenario.schedule == OVERLAPPED and scenario.communication.delay_weight_gradients:
+                gemms = gemms._replace(weight_s=0.0)  # they come after the layer has waited for its scatter
+            exposed = (
+                exposed_forward(moved, gemms, plan.tp, overlap, slow),
+                exposed_backward(
+                    moved, gemms, plan.tp, overlap, slow, sequence_parallel=plan.sequence_parallel
+                ),
+            )
+        backward = [gather, *columns, *(inputs if gathered_again else []), *gradients]
+        return *exposed, [*inputs, scatter], backward
+
+    def _with_pieces(self, moved: HalfCollectives) -> HalfCollectives:
+        """Add what pieces cost of the gather and scatter of a micro-batch's activations (eq. X6)."""
+        pricer, links, tp = self.pricer, self.pricer.links, self.pricer.scenario.parallel.tp
+        points = pricer.profile.curve(f"{links.curves}collective.scale_up_fraction").curve.points
+        to_the_next = max(y for _, y in points) * links.wiring.ring(tp) * links.scale_up_bytes_per_s
+        gathered, scattered = self._tensor_bytes(pricer.shape.hidden)
+        gather_piece_s, scatter_piece_s = (
+            size / tp / to_the_next + links.scale_up_latency_s for size in (gathered, scattered)
         )
-
-    @property
-    def _weight_gradients_apart(self) -> bool:
-        """Whether weight gradients are computed after the layer's backward has waited for its scatter."""
-        s = self.scenario
-        return s.schedule == OVERLAPPED and s.communication.delay_weight_gradients
-
-    def _with_latents(self, moved: HalfCollectives, columns: tuple[int, ...], tokens: int) -> HalfCollectives:
-        """Gathers of latents in the place of the layer's input, scatters of their gradients (eq. X31)."""
-        gathers, scatters = self._latents(columns, tokens)
-        gather_s, scatter_s = (fsum(part.seconds for part in parts) for parts in (gathers, scatters))
-        return moved._replace(gather_s=gather_s, stored_s=gather_s, back_scatter_s=scatter_s)
-
-    def _latents(
-        self, columns: tuple[int, ...], tokens: int
-    ) -> tuple[list[PricedSeconds], list[PricedSeconds]]:
-        """All-gather of each latent, and reduce-scatter of its gradient."""
-        args = (self.scenario.parallel.tp, min(self.scenario.parallel.tp, self.links.gpus_per_node))
-        sizes = [self._tensor_bytes(width, tokens) for width in columns]
-        return (
-            [ring_price("all_gather", size, *args, self.links, self.profile) for size, _ in sizes],
-            [ring_price("reduce_scatter", size, *args, self.links, self.profile) for _, size in sizes],
-        )
-
-    @property
-    def _gradient_gathered_twice(self) -> bool:
-        """Whether the weight gradient reads its own quantisation of the gradient, with scales of blocks."""
-        recipe = self.scenario.recipe
-        return recipe.tensor_gather == "fp8" and recipe.scaling != "tensor"
-
-    def _collectives(self, shape: ModelShape, tokens: int) -> HalfCollectives:
-        """Collectives of a micro-batch's activations around a half layer (eq. X6)."""
-        plan = self.scenario.parallel
-        gather, scatter = (priced.seconds for priced in self._tensor(shape, tokens))
-        if not plan.sequence_parallel:
-            return HalfCollectives(gather, gather, 0.0, scatter)
-        gathered, scattered = self._tensor_bytes(shape.hidden, tokens)
-        gather_piece, scatter_piece = (
-            size / plan.tp / self._neighbour_bytes_per_s + self.links.scale_up_latency_s
-            for size in (gathered, scattered)
-        )
-        own, received = gathered / plan.tp, scattered / plan.tp
+        own, received = gathered / tp, scattered / tp
         sums = Operator(
             "scatter.sum", "elementwise", "F", "bf16", bytes_read=scattered, bytes_written=received
         )
         copies = Operator("gather.copy", "copy", "F", "bf16", bytes_read=own, bytes_written=own)
         reduce_s, copy_s = (
-            operator_seconds(op, self.accelerator, self.profile, SmContext()).seconds for op in (sums, copies)
+            operator_seconds(op, pricer.cluster.accelerator, pricer.profile, SmContext()).seconds
+            for op in (sums, copies)
         )
-        columns = gather if self._gradient_gathered_twice else 0.0
-        return HalfCollectives(
-            gather, gather, gather, scatter, columns, gather_piece, scatter_piece, reduce_s, copy_s
+        return moved._replace(
+            gather_piece_s=gather_piece_s, scatter_piece_s=scatter_piece_s, reduce_s=reduce_s, copy_s=copy_s
         )
 
-    def _tensor_bytes(self, columns: int, tokens: int) -> tuple[float, float]:
+    def _tensor_bytes(self, columns: int) -> tuple[float, float]:
         """Bytes of a micro-batch's activations as they are gathered and as they are scattered."""
-        recipe = self.scenario.recipe
-        elements = tokens / self.scenario.parallel.cp * columns
+        recipe = self.pricer.scenario.recipe
+        elements = self.pricer.tokens / self.pricer.scenario.parallel.cp * columns
         one_scale = recipe.tensor_gather != "fp8" or recipe.scaling == "tensor"
         each = BYTES_PER_ELEMENT[recipe.tensor_gather] if one_scale else row_bytes(1.0, recipe.tensor_gather)
         return elements * each, elements * BYTES_PER_ELEMENT["bf16"]
 
-    @property
-    def _neighbour_bytes_per_s(self) -> float:
-        """Rate of a transfer to the next rank of a tensor-parallel group, as a ring's."""
-        points = self.profile.curve(f"{self.links.curves}collective.scale_up_fraction").curve.points
-        share = max(y for _, y in points) * self.links.wiring.ring(self.scenario.parallel.tp)
-        return share * self.links.scale_up_bytes_per_s
-
-    def _tensor(self, shape: ModelShape, tokens: int) -> tuple[PricedSeconds, PricedSeconds]:
-        """All-gather and reduce-scatter of a micro-batch's activations, or two halves of an all-reduce."""
-        plan, node = self.scenario.parallel, self.links.gpus_per_node
-        gathered, scattered = self._tensor_bytes(shape.hidden, tokens)
-        group = (plan.tp, min(plan.tp, node))
-        if not plan.sequence_parallel:
-            half = self._half(scattered, group, split=False)
-            return half, half
-        args = (*group, self.links, self.profile)
-        return ring_price("all_gather", gathered, *args), ring_price("reduce_scatter", scattered, *args)
-
-    def _rows(self, shape: ModelShape, tokens: int) -> PricedSeconds:
+    def _rows(self) -> PricedSeconds:
         """One all-gather or reduce-scatter, as the mean of both, of the rows of a split expert's ranks."""
+        shape, plan = self.pricer.shape, self.pricer.scenario.parallel
         assert shape.moe is not None
-        plan, node = self.scenario.parallel, self.links.gpus_per_node
-        rows = tokens / (plan.cp * plan.tp) * shape.moe.routed_rows * plan.expert_tp
-        group = (plan.expert_tp, min(plan.expert_tp, node))
-        return self._half(rows * shape.routed_width * 2.0, group, split=True)
+        rows = self.pricer.tokens / (plan.cp * plan.tp) * shape.moe.routed_rows * plan.expert_tp
+        size = rows * shape.routed_width * 2.0
+        gather, scatter = (self._ring(name, size, plan.expert_tp) for name in _HALVES_OF_ALL_REDUCE)
+        return (gather + scatter) * 0.5
 
-    def _half(self, total_bytes: float, group: tuple[int, int], *, split: bool) -> PricedSeconds:
-        """Half of an all-gather and a reduce-scatter (`split`), or of an all-reduce; group as in eq. X5."""
-        args = (total_bytes, *group, self.links, self.profile)
-        if not split:
-            both = ring_price("all_reduce", *args)
-            return PricedSeconds(
-                both.seconds / 2.0, both.evidence, both.nic_bytes / 2.0, both.scale_up_bytes / 2.0
-            )
-        gather, scatter = ring_price("all_gather", *args), ring_price("reduce_scatter", *args)
-        seconds, evidence = (gather.seconds + scatter.seconds) / 2.0, gather.evidence | scatter.evidence
-        return PricedSeconds(seconds, evidence, gather.nic_bytes, gather.scale_up_bytes)  # as the scatter's
-
-    def _context(self, attention: Attention, tokens: int) -> PricedSeconds:
+    def _context(self, attention: Attention) -> PricedSeconds:
         """A ring over the context-parallel group with the keys and values of one micro-batch.
 
         Recurrent mixers gather the states of all ranks instead (eq. X21).
         """
-        plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
-        sequence = self.scenario.batch.sequence_length
+        pricer, plan = self.pricer, self.pricer.scenario.parallel
+        node, sequence = pricer.links.gpus_per_node, pricer.scenario.batch.sequence_length
+        per_node = max(1, min(plan.cp, node // min(plan.tp, node)))
         width = attention.context_elements(sequence) / plan.tp
         states = plan.cp * attention.context_state_bytes / plan.tp
-        size = tokens * width * 2.0 + tokens / sequence * states
-        return ring_price("all_gather", size, plan.cp, per_node, self.links, self.profile)
+        size = pricer.tokens * width * 2.0 + pricer.tokens / sequence * states
+        return ring_price("all_gather", size, plan.cp, per_node, pricer.links, pricer.profile)
 
-    def _context_ranks_per_node(self) -> int:
-        plan, node = self.scenario.parallel, self.links.gpus_per_node
-        return max(1, min(plan.cp, node // min(plan.tp, node)))
-
-    def _overlapped_with_attention(self, context_s: float, attention_s: float) -> float:
+    def _behind_attention(self, context_s: float, attention_s: float) -> float:
         """Exposed part of `context_s`; ring attention sends keys and values while it computes (eq. O2)."""
-        if self.scenario.software.overlap_context_parallel:
-            return exposed_pipelined(context_s, attention_s, self.scenario.parallel.cp, self._slow_down)
+        scenario = self.pricer.scenario
+        if context_s and scenario.software.overlap_context_parallel:
+            return exposed_pipelined(context_s, attention_s, scenario.parallel.cp, self._slow_down)
         return context_s
+
+
+_HALVES_OF_ALL_REDUCE: tuple[RingOperation, RingOperation] = ("all_gather", "reduce_scatter")
+
+
+def sum_s(priced: list[PricedSeconds]) -> float:
+    """Seconds of collectives, one after the other."""
+    return fsum(price.seconds for price in priced)
+
+
+# -- largest elements --------------------------------------------------------------------------------
+
+PASSES: tuple[tuple[Phase, tuple[Phase, ...]], ...] = (
+    ("mlp F", ("attn F", "mlp F")),
+    ("attn I", ("mlp I", "mlp W", "attn I", "attn W")),
+)
+"""Phases of a forward and a backward pass, and the last one of each that hands its output on."""
+
+
+def amax_exposed_s(
+    pricer: Pricer, kind: BlockKind, compute: Mapping[tuple[Phase, Mode], PhaseCost]
+) -> dict[Phase, float]:
+    """Seconds of a layer's share in the reductions of largest elements, by phase (docs/model.md, eq. O14).
+
+    `compute`: the layer's compute, alone on its SMs. Delayed scaling reduces the largest elements of all FP8
+    tensors once for every chunk, micro-batch and direction.
+    """
+    scenario, layout = pricer.scenario, pricer.layout
+    reduced, recipe = scenario.software.amax_reduction, scenario.recipe
+    delayed = (
+        recipe.linear == "fp8" and recipe.scaling == "tensor" and scenario.software.fp8_scales == "delayed"
+    )
+    if reduced == "none" or not delayed or pricer.shape.block(kind).layer is None:
+        return {}
+    plan = scenario.parallel
+    together = gpus_in_step(layout, pricer.gradient_sync)
+    ranks = plan.tp if reduced == "tensor-parallel" else plan.tp * plan.cp * layout.dp
+    latency_s = small_all_reduce_s(ranks, min(ranks, pricer.links.gpus_per_node))
+    layers = max(1.0, pricer.shape.n_layers / (plan.pp * plan.vpp))
+    late = max(0.0, expected_maximum(ranks) - expected_maximum(min(ranks, together)))
+    late *= scenario.variation.jitter_cv.value
+    found: dict[Phase, float] = {}
+    for last, phases in PASSES:
+        own = [compute[phase, "alone"] for phase in phases if (phase, "alone") in compute]
+        squares = fsum((cost.seconds) ** 2 for cost in own)
+        found[last] = (latency_s + late * sqrt(layers * squares)) / layers
+    return found
+
+
+# -- embedding, head and loss ------------------------------------------------------------------------
+
+LOSS_REDUCTIONS = 3
+"""All-reduces of one FP32 number a token: maximum, logit of the label, sum (NVIDIA/Megatron-LM@core_v0.10.0
+`megatron/core/tensor_parallel/cross_entropy.py`)."""
+
+
+def end_collectives(pricer: Pricer, kind: BlockKind, gemms: Mapping[Phase, CoreSeconds]) -> Inside:
+    """The tensor-parallel collectives of an embedding or head (eq. X30).
+
+    `gemms`: seconds of the head's GEMMs by phase. The embedding's rows are scattered (or all-reduced) forward
+    and their gradients gathered; the head gathers its input in both passes and scatters the gradient.
+    """
+    plan, links = pricer.scenario.parallel, pricer.links
+    tokens, split = pricer.tokens / plan.cp, plan.sequence_parallel
+
+    def price(operation: RingOperation, size: float) -> PricedSeconds:
+        return ring_price(operation, size, plan.tp, min(plan.tp, links.gpus_per_node), links, pricer.profile)
+
+    rows = tokens * pricer.shape.hidden * 2.0
+    gather, scatter, both = (price(name, rows) for name in (*_HALVES_OF_ALL_REDUCE, "all_reduce"))
+    used = [gather, scatter] if split else [both]
+    if pricer.shape.block(kind).is_embedding:
+        runs: dict[Phase, list[PricedSeconds]] = {"mlp F": used[-1:], "mlp W": used[:-1]}
+        exposed: dict[Phase, float] = {phase: sum_s(own) for phase, own in runs.items()}
+    else:
+        loss = [price("all_reduce", tokens * 4.0)] * LOSS_REDUCTIONS
+        runs = {"mlp F": [*used[:-1], *loss], "mlp I": used}
+        hides = pricer.scenario.software.overlap_tensor_parallel != "none"
+        slow_down = OverlapSlowDown(pricer.profile.lost_beside_nccl.value)
+
+        def beside(collective: PricedSeconds, phase: Phase) -> float:
+            seconds = gemms[phase].gemms_s if hides and phase in gemms else 0.0
+            return exposed_overlapped(collective.seconds, seconds, slow_down)
+
+        exposed = {
+            "mlp F": split * gather.seconds + LOSS_REDUCTIONS * loss[0].seconds,
+            "mlp I": beside(gather, "mlp I") + beside(scatter, "mlp W") if split else beside(both, "mlp W"),
+        }
+        used = [*used, loss[0]]
+    moved = {phase: [price.moved(TENSOR) for price in own] for phase, own in runs.items()}
+    return Inside.of(exposed, moved, used)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.confidence import GENERIC
 from moesim.hwmodels.topologies.description import SWITCHED
+from moesim.simulator.cost.collectives.flows import PROTOCOLS, Hops
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds
+from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds, hops
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence
 from moesim.simulator.dispatchers.protocol import CollectiveTime, Links
 from moesim.simulator.layout.job import ResolvedJob
@@ -340,6 +341,22 @@ def overlap_delay(
     if not longer:
         return PricedSeconds()
     return PricedSeconds(longer, PriceEvidence.of([measured[0].id], [reading.note]))
+
+
+def small_all_reduce_s(ranks: int, ranks_per_node: int) -> float:
+    """Seconds of an all-reduce of a few bytes: the fastest tree or ring (docs/model.md, eq. X27).
+
+    `ranks_per_node`: members on one node.
+    """
+    if ranks <= 1:
+        return 0.0
+    library, nodes = load_library(), ceil(ranks / ranks_per_node)
+    tree = Hops(2 * (min(ranks, ranks_per_node) - 1), 2 * (nodes - 1).bit_length())
+    ring = hops("all_reduce", ranks, nodes)
+    return min(
+        min(library.latency_s("tree", protocol, tree, nodes=nodes) for protocol in PROTOCOLS),
+        min(library.latency_s("ring", protocol, ring, nodes=nodes) for protocol in PROTOCOLS),
+    )
 
 
 # -- profile use -------------------------------------------------------------------------------------

@@ -16,14 +16,12 @@ from typing import NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.table import PAIR_MODES, Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.table import PAIR_MODES, Compute, Mode, PhaseCost, PhaseKey, Transfers
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
-
-Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
-Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
 
 
 class Share(NamedTuple):
@@ -56,7 +54,7 @@ def at_load(
     transfer: Transfers,
     modes: Collection[Mode],
     waits: Waits,
-) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+) -> dict[PhaseKey, PhaseCost]:
     """Compute of a block at the clock of its own load, alone and in pairs; empty without a law.
 
     `waits`: those that `compute` and `transfer` do not hold.
@@ -64,7 +62,7 @@ def at_load(
     law = law_of(pricer)
     if law is None:
         return {}
-    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    out: dict[PhaseKey, PhaseCost] = {}
     loads: tuple[tuple[Mode, tuple[Mode, ...]], ...] = (("alone", ("alone",)), ("overlapped", PAIR_MODES))
     for load, chosen in loads:
         if load in modes:
@@ -104,7 +102,7 @@ def _clock(
 
 def at_clock(
     pricer: Pricer, kind: BlockKind, compute: Compute, modes: Collection[Mode], clock: float
-) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+) -> dict[PhaseKey, PhaseCost]:
     """Compute of a block at a clock over the reference."""
     law = law_of(pricer)
     if law is None:
@@ -118,7 +116,7 @@ def at_clock(
         for share, parts in _shares(pricer, *key).items():
             more = factor(law, share, clock) - 1.0
             fixed, row = fixed + parts[0] * more, row + parts[1] * more
-        before = cost.fixed_s + cost.row_s - cost.exposed_s - cost.host_s
+        before = cost.seconds - cost.exposed_s - cost.host_s
         ratio = 1.0 + (fixed + row) / before if before > 0.0 else 1.0
         out[key] = replace(
             cost,
@@ -148,9 +146,23 @@ def _read_shares(
 ) -> dict[Share, tuple[float, float]]:
     law = profile.power
     assert law is not None
+    duties = _DUTIES.get(
+        Same(profile),
+        lambda: {
+            entry.id: entry.conditions.duty or ""
+            for entry in (*profile.gemm_tables, *profile.curves)
+            if not entry.conditions.beside_communication
+        },
+    )
     out: dict[Share, tuple[float, float]] = {}
     for op, cost in zip(operators, costs, strict=True):
-        share = _share(profile, law, op, cost)
+        share = Share("memory", 0.0)
+        if cost.bound == "compute":
+            of: LoadClass = "gemm" if op.cls in GEMM_CLASSES else "attention"
+            duty = duties.get(cost.curve_ids[0], "")
+            share = Share(of, law.most_clock if duty == "burst" else 0.0)
+            if duty == "sustained" or (duty == "burst" and len(cost.curve_ids) > 1):
+                share = Share(of, law.classes[of].alone_clock)
         fixed, row = out.get(share, (0.0, 0.0))
         if op.per_received_row:
             row += cost.seconds
@@ -160,36 +172,5 @@ def _read_shares(
     return out
 
 
-def _share(profile: CalibrationProfile, law: PowerLaw, op: Operator, cost: OperatorCost) -> Share:
-    """Class of an operator, and the clock at which its rate was measured."""
-    if cost.bound != "compute":
-        return Share("memory", 0.0)
-    of: LoadClass = "gemm" if op.cls in GEMM_CLASSES else "attention"
-    duty = _duties(profile).get(cost.curve_ids[0], "")
-    if duty == "sustained" or (duty == "burst" and len(cost.curve_ids) > 1):
-        return Share(of, law.classes[of].alone_clock)
-    return Share(of, law.most_clock if duty == "burst" else 0.0)
-
-
-_known: dict[int, tuple[CalibrationProfile, dict[str, str]]] = {}
-
-
-def _duties(profile: CalibrationProfile) -> Mapping[str, str]:
-    """Duty of every rate of GEMMs and attention; none for those measured beside communication."""
-    known = _known.get(id(profile))
-    if known is None:
-        if len(_known) >= 32:
-            _known.clear()
-        known = _known[id(profile)] = (
-            profile,
-            _read_duties(profile),
-        )  # holds the profile, so its id stays its own
-    return known[1]
-
-
-def _read_duties(profile: CalibrationProfile) -> dict[str, str]:
-    return {
-        entry.id: entry.conditions.duty or ""
-        for entry in (*profile.gemm_tables, *profile.curves)
-        if not entry.conditions.beside_communication
-    }
+_DUTIES: BoundedCache[dict[str, str]] = BoundedCache(32)
+"""By profile, the duty of every rate of GEMMs and attention that was not measured beside communication."""

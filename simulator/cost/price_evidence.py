@@ -1,4 +1,4 @@
-"""The evidence of a price, as a value that the price carries (pure)."""
+"""What a price carries: its evidence, and the bytes that it moves over the links of a GPU (pure)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,48 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.provenance import Kind
-from moesim.simulator.cost.moved import Moved
 from moesim.simulator.cost.rate_tables import RateTables
 from moesim.simulator.model.operator import GEMM_CLASSES, Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
+
+# -- bytes on links ----------------------------------------------------------------------------------
+
+EXPERTS = "dispatch and combine"
+REPEATED_EXPERTS = "dispatch and combine again for recompute"
+SENDS = "pipeline sends"
+TENSOR = "tensor parallelism"
+CONTEXT = "context parallelism"
+SPLIT_EXPERTS = "rows of split experts"
+SHARDS = "parameter and gradient shards inside the step"
+REDUCTION = "gradient reduction"
+GATHER = "parameter gather"
+TIED = "gradient of a tied table"
+NORM = "gradient norm"
+
+
+class Moved(NamedTuple):
+    """Bytes that an average GPU sends, and as many that it receives, over its NICs and scale-up ports.
+
+    They cross the links whether compute hides them or not. `what`: one of the names above.
+    """
+
+    what: str
+    nic_bytes: float
+    scale_up_bytes: float
+
+
+def summed(rows: Iterable[tuple[Moved, float]]) -> tuple[Moved, ...]:
+    """(moved, times) rows added by what moves them, in the order of their first row; empty ones left out."""
+    totals: dict[str, tuple[float, float]] = {}
+    for (what, nic, scale_up), times in rows:
+        known = totals.get(what, (0.0, 0.0))
+        totals[what] = known[0] + times * nic, known[1] + times * scale_up
+    return tuple(Moved(what, *both) for what, both in totals.items() if any(both))
+
+
+# -- evidence ----------------------------------------------------------------------------------------
 
 
 class EntryReading(NamedTuple):
@@ -102,6 +138,21 @@ class PricedSeconds:
     evidence: PriceEvidence = NO_EVIDENCE
     nic_bytes: float = 0.0
     scale_up_bytes: float = 0.0
+
+    def __add__(self, then: PricedSeconds) -> PricedSeconds:
+        """Both, one after the other."""
+        return PricedSeconds(
+            self.seconds + then.seconds,
+            self.evidence | then.evidence,
+            self.nic_bytes + then.nic_bytes,
+            self.scale_up_bytes + then.scale_up_bytes,
+        )
+
+    def __mul__(self, times: float) -> PricedSeconds:
+        """The same several times, or a part of it."""
+        return PricedSeconds(
+            times * self.seconds, self.evidence, times * self.nic_bytes, times * self.scale_up_bytes
+        )
 
     def moved(self, what: str) -> Moved:
         """Its bytes under a name."""

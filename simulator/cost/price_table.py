@@ -1,23 +1,45 @@
-"""Builds the cost table of a scenario, with every phase, transfer, send and end of step of its schedule."""
+"""Builds the cost table of a scenario: every phase, transfer, send and end of step of its schedule.
+
+The parts that price one block serve the planner too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import fsum
 
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
-from moesim.simulator.cost.block_prices import block_compute, block_transfers
-from moesim.simulator.cost.communication import send_seconds
 from moesim.simulator.cost.data_parallel import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
 from moesim.simulator.cost.end_of_step import step_end
-from moesim.simulator.cost.launches import Compute, Transfers, launch_stalls
-from moesim.simulator.cost.layer_collectives import LayerCollectives
+from moesim.simulator.cost.launches import launch_stalls
+from moesim.simulator.cost.layer_collectives import (
+    CoreSeconds,
+    Inside,
+    LayerCollectives,
+    amax_exposed_s,
+    end_collectives,
+)
 from moesim.simulator.cost.load_clock import Waits, at_load, law_of
+from moesim.simulator.cost.overlap import CUTS_GEMMS, EdgeGemms, SplitGemm, methods_of
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, REPEATED_EXPERTS, Moved, combined, summed
 from moesim.simulator.cost.pricing import Pricer, prices_key
-from moesim.simulator.cost.table import PAIR_MODES, CostTable, Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.table import (
+    PAIR_MODES,
+    Compute,
+    CostTable,
+    Mode,
+    PhaseCost,
+    PhaseKey,
+    TransferCost,
+    Transfers,
+    compute_of_pass,
+)
+from moesim.simulator.cost.transfers import block_transfers, repeated_transfers, send_seconds
 from moesim.simulator.layout.parallel import sends_on_a_link
 from moesim.simulator.layout.stages import StageAssignment
-from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
+from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.schedules import Schedule
 
 
@@ -37,8 +59,8 @@ _TABLES: BoundedCache[tuple[Schedule, CostTable]] = BoundedCache(
 
 def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if schedule.paired else ("alone",)
-    compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
-    transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
+    compute: dict[PhaseKey, PhaseCost] = {}
+    transfer: dict[PhaseKey, TransferCost] = {}
     for kind in sorted({block.kind for stage in stages.stages for block in stage}):
         compute |= block_compute(pricer, kind, modes)
         transfer |= block_transfers(pricer, kind, modes)
@@ -53,14 +75,14 @@ def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> 
 
 def inside_step(
     pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
-) -> tuple[dict[tuple[BlockKind, Phase, Mode], PhaseCost], dict[tuple[BlockKind, Phase, Mode], TransferCost]]:
+) -> tuple[dict[PhaseKey, PhaseCost], dict[PhaseKey, TransferCost]]:
     """Prices of a block that change inside a step, and the transfers that the step adds.
 
     The clock follows the load of the block, collectives over the replicas run beside the compute or hold it
     up, and launch stalls lengthen the compute. Raises InputError for an unknown host.
     """
     sharded = sharded_block(pricer, kind)
-    moved: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {
+    moved: dict[PhaseKey, TransferCost] = {
         (kind, phase, "alone"): cost for phase, cost in sharded.transfers.items()
     }
     each: list[tuple[ShardedBlock, tuple[Mode, ...]]] = [(sharded, ("alone",))]
@@ -69,8 +91,8 @@ def inside_step(
         moved |= {(kind, phase, "overlapped"): cost for phase, cost in pair.transfers.items()}
         each.append((pair, PAIR_MODES))
 
-    def stalled(prices: Compute) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-        slowed: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    def stalled(prices: Compute) -> dict[PhaseKey, PhaseCost]:
+        slowed: dict[PhaseKey, PhaseCost] = {}
         for block, own in each:
             if block.transfers:
                 slowed |= slowed_by_overlap(kind, prices, block, pricer.lost_beside_library, own)
@@ -78,37 +100,22 @@ def inside_step(
 
     if law_of(pricer) is None:
         return stalled(compute), moved
-    host_s = _host_s(stalled(compute)) if pricer.scenario.software.host else 0.0
-    waits_s, beside_s = sharded.beside(_pass_seconds(kind, compute))
-    waits = Waits(host_s, waits_s, beside_s + _tensor_beside(pricer, kind, compute))
+    alone = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] == "alone"}
+    host_s = 0.0
+    if pricer.scenario.software.host:
+        host_s = fsum(cost.host_s for key, cost in stalled(compute).items() if key[2] == "alone")
+    waits_s, beside_s = sharded.beside(
+        {
+            forward: fsum(c.seconds for c in compute_of_pass(alone, kind, "alone", forward).values())
+            for forward, _ in PASSES
+        }
+    )
+    if pricer.shape.block(kind).layer is not None and pricer.scenario.parallel.tp > 1:
+        exposed_s = fsum(cost.exposed_s for cost in alone.values())
+        beside_s += max(0.0, LayerCollectives(pricer, kind).tensor_s() - exposed_s)
+    waits = Waits(host_s, waits_s, beside_s)
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
     return clocked | stalled({**compute, **clocked}), moved
-
-
-def _host_s(prices: Compute) -> float:
-    """Seconds in which a block alone waits for launches."""
-    return fsum(cost.host_s for (_, _, mode), cost in prices.items() if mode == "alone")
-
-
-def _tensor_beside(pricer: Pricer, kind: BlockKind, compute: Compute) -> float:
-    """Seconds of a layer's tensor-parallel collectives that run beside its compute."""
-    if pricer.shape.block(kind).layer is None or pricer.scenario.parallel.tp == 1:
-        return 0.0
-    collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator)
-    exposed = fsum(cost.exposed_s for (k, _, mode), cost in compute.items() if k == kind and mode == "alone")
-    return max(0.0, collectives.tensor_s(pricer.shape, pricer.tokens) - exposed)
-
-
-def _pass_seconds(kind: BlockKind, compute: Compute) -> dict[bool, float]:
-    """Seconds of a block's compute alone in the forward (True) and in the backward."""
-    return {
-        forward: fsum(
-            cost.fixed_s + cost.row_s
-            for (k, phase, mode), cost in compute.items()
-            if k == kind and mode == "alone" and phase.endswith(" F") == forward
-        )
-        for forward, _ in PASSES
-    }
 
 
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:
@@ -124,3 +131,126 @@ def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, boo
     shared = 1 if across else sends_on_a_link(pricer.layout, pricer.links.wiring)
     seconds = send_seconds(size, pricer.links, pricer.profile, across_nodes=across, shared=shared)
     return size, seconds, across
+
+
+# -- one block ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BarePrices:
+    """Compute of the phases of a block without the exposed time of the collectives inside them.
+
+    `core_s`: seconds of the GEMMs and of the core attention, behind which those collectives may hide; empty
+    where the block has no such collectives.
+    """
+
+    compute: Mapping[tuple[Phase, Mode], PhaseCost]
+    core_s: Mapping[Phase, CoreSeconds]
+
+
+def block_compute(pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...]) -> dict[PhaseKey, PhaseCost]:
+    """Compute of a block by phase and mode, with the collectives inside its phases."""
+    return with_collectives(pricer, kind, bare_prices(pricer, kind, modes))
+
+
+def bare_prices(
+    pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...], only: frozenset[Phase] | None = None
+) -> BarePrices:
+    """Compute of a block without the collectives inside its phases; `only` limits it to some phases."""
+    phases = [phase for phase in pricer.operators(kind) if only is None or phase in only]
+    return BarePrices(
+        {(phase, mode): pricer.phase(kind, phase, mode) for phase in phases for mode in modes},
+        {phase: _core_seconds(pricer, kind, phase) for phase in phases} if _cuts(pricer, kind) else {},
+    )
+
+
+def with_collectives(
+    pricer: Pricer,
+    kind: BlockKind,
+    bare: BarePrices,
+    *,
+    evidence: bool = True,
+    repeated: Callable[[], Sequence[TransferCost]] | None = None,
+) -> dict[PhaseKey, PhaseCost]:
+    """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9).
+
+    `evidence`: whether the prices carry that of the collectives, and their bytes. `repeated` gives the
+    transfers that recompute repeats, where a caller keeps their prices (`repeated_transfers`); they do not
+    depend on the block.
+    """
+    block, scenario = pricer.shape.block(kind), pricer.scenario
+    inside = Inside({}, {}, NO_EVIDENCE)
+    if _cuts(pricer, kind):
+        inside = LayerCollectives(pricer, kind).inside(bare.core_s)
+    elif scenario.software.end_collectives and scenario.parallel.tp > 1 and block.layer is None:
+        gemms = {phase: _core_seconds(pricer, kind, phase) for phase, _ in bare.compute}
+        inside = end_collectives(pricer, kind, gemms)
+    exposed, moved, stands_on = inside if evidence else (inside.exposed, {}, NO_EVIDENCE)
+    for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
+        exposed[phase] = exposed.get(phase, 0.0) + seconds
+    if repeated_communication(block, scenario.recompute, scenario.software.op_keeps_transfers).experts:
+        again = repeated_transfers(pricer) if repeated is None else repeated()
+        exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in again)
+        stands_on = combined((part, 1.0) for part in (stands_on, *(t.evidence for t in again)))
+        sent = [Moved(REPEATED_EXPERTS, part.nic_bytes, part.scale_up_bytes) for part in again]
+        before = [part for transfer in again for part in transfer.moved_before]
+        moved["mlp I"] = summed((part, 1.0) for part in (*moved.get("mlp I", ()), *sent, *before))
+    out: dict[PhaseKey, PhaseCost] = {}
+    for (phase, mode), cost in bare.compute.items():
+        exposed_s, crosses = exposed.get(phase, 0.0), moved.get(phase, ())
+        if exposed_s or crosses:
+            cost = replace(
+                cost,
+                fixed_s=cost.fixed_s + exposed_s,
+                exposed_s=exposed_s,
+                worst_s=cost.worst_s + exposed_s,
+                evidence=cost.evidence | stands_on if evidence else cost.evidence,
+                moved=crosses,
+            )
+        out[kind, phase, mode] = cost
+    return out
+
+
+def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
+    plan, block = pricer.scenario.parallel, pricer.shape.block(kind)
+    return block.layer is not None and plan.tp * plan.cp * (plan.expert_tp if block.routed else 1) > 1
+
+
+def _core_seconds(pricer: Pricer, kind: BlockKind, phase: Phase) -> CoreSeconds:
+    """Seconds of the GEMMs and of the attention of a phase, alone on all SMs and without recomputed ones."""
+    gemms = attention = 0.0
+    costs = pricer.operator_costs(kind, phase, "alone")
+    split: list[tuple[Operator, float]] = []
+    for op, cost in zip(pricer.operators(kind)[phase], costs, strict=True):
+        if op.recompute:
+            continue
+        if op.cls in GEMM_CLASSES:
+            gemms += cost.seconds
+            if op.cls in ("gemm", "wgrad_gemm") and op.gemm is not None and op.gemm.groups == 1:
+                split.append((op, cost.seconds))
+        elif op.cls.startswith("attention"):
+            attention += cost.seconds
+    software, tp = pricer.scenario.software, pricer.scenario.parallel.tp
+    if tp == 1 or software.overlap_tensor_parallel not in CUTS_GEMMS or not split:
+        return CoreSeconds(gemms, attention)
+    methods = methods_of(software.overlap_tensor_parallel, pricer.scenario.recipe.linear)
+    half = methods.attention if phase.startswith("attn") else methods.feed_forward
+    edges = (_split_gemm(pricer, *split[end], tp, half.scatter.pieces) for end in (0, -1))
+    return CoreSeconds(gemms, attention, EdgeGemms(*edges))
+
+
+def _split_gemm(pricer: Pricer, op: Operator, whole_s: float, tp: int, pieces: int) -> SplitGemm:
+    """A GEMM as a whole, and one of `tp` and of `pieces` pieces of its rows at the rates of their shapes.
+
+    A weight gradient is never cut: its rows are summed.
+    """
+    if op.cls == "wgrad_gemm" or op.gemm is None:
+        return SplitGemm(whole_s)
+    parts = tuple(
+        replace(op, flop=op.flop / n, bytes_read=op.bytes_read / n, bytes_written=op.bytes_written / n,
+                gemm=replace(op.gemm, m=op.gemm.m / n))
+        for n in (tp, pieces)
+    )  # fmt: skip
+    ring, pipeline = (pricer.compute((part,), "alone").fixed_s for part in parts)
+    # A piece is at best as fast as the whole; a rate that a table reads higher for fewer rows is not gained.
+    return SplitGemm(whole_s, max(ring, whole_s / tp), max(pipeline, whole_s / pieces))

@@ -9,24 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import load_host
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, model_key
-from moesim.simulator.cost.communication import beside_compute
 from moesim.simulator.cost.compute import (
     OperatorCost,
     SmContext,
+    beside_compute,
     operators_seconds,
     unaffected,
     without_timed_parts,
 )
-from moesim.simulator.cost.layer_collectives import own_latents
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.price_evidence import combined
-from moesim.simulator.cost.table import Mode, PhaseCost
+from moesim.simulator.cost.table import Mode, PhaseCost, PhaseKey
 from moesim.simulator.dispatchers.protocol import Call, Links, TargetStatistics, on_stream
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.kernel_lists import PLAIN, Feature, layer_sizes, with_layer_kernels
@@ -36,15 +35,16 @@ from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.memory.activations import stashed_bytes
+from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
+from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.template import EP_PHASES
 
 # -- phase memo --------------------------------------------------------------------------------------
 # Cached prices of a job's phases, and the price of a phase as the sum of its operators' prices.
-
-PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,18 @@ def prices_key(job: ResolvedJob) -> Hashable:
         (s.variation.power_clock, s.variation.jitter_cv.value),
         None if host is None else model_key(load_host(s.path(host))),
     )
+
+
+def own_latents(scenario: Scenario, part: Attention | FeedForward) -> tuple[int, ...]:
+    """Columns of the latents that sequence-parallel ranks form from their own tokens and gather; else empty.
+
+    Megatron core runs the down-projections of MLA on every rank's own tokens (`parallel_mode` "duplicated",
+    NVIDIA/Megatron-LM 26.04 `multi_latent_attention.py`).
+    """
+    split = scenario.software.modules == "transformer-engine" and scenario.parallel.sequence_parallel
+    if not split or scenario.parallel.tp == 1 or not isinstance(part, Attention):
+        return ()
+    return part.gathered_latents
 
 
 L = TypeVar("L", bound=Hashable)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from moesim.simulator.cost.formulas import blended
-from moesim.simulator.cost.moved import Moved
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence, combined
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, Moved, PriceEvidence, combined
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
@@ -16,6 +15,7 @@ Mode = Literal["alone", "sms_reserved", "overlapped"]
 """How a phase runs: alone on all SMs, or in an overlapped pair while the communication SMs are idle
 (`sms_reserved`) or busy (`overlapped`)."""
 PAIR_MODES: tuple[Mode, Mode] = ("sms_reserved", "overlapped")
+PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,25 @@ class PhaseCost:
     moved: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
     """Bytes of the collectives inside the phase, exposed or hidden."""
 
+    @property
+    def seconds(self) -> float:
+        """Seconds at load 1."""
+        return self.fixed_s + self.row_s
+
 
 NO_COMPUTE = PhaseCost(0.0)
+Compute: TypeAlias = Mapping[PhaseKey, PhaseCost]
+
+
+def compute_of_pass(
+    compute: Compute, kind: BlockKind, mode: Mode, forward: bool
+) -> dict[PhaseKey, PhaseCost]:
+    """The phases of a block's forward or backward in one mode."""
+    return {
+        key: cost
+        for key, cost in compute.items()
+        if key[0] == kind and key[2] == mode and key[1].endswith(" F") == forward
+    }
 
 
 def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> PhaseCost:
@@ -84,6 +101,9 @@ class TransferCost:
         return max(self.nic_s, self.scale_up_s)
 
 
+Transfers: TypeAlias = Mapping[PhaseKey, TransferCost]
+
+
 @dataclass(frozen=True, slots=True)
 class SyncCost:
     """End of the step on one pipeline rank: gradient reduction, global norm, optimizer, gather."""
@@ -108,8 +128,8 @@ class SyncCost:
 class CostTable:
     """Prices by block kind, phase and mode; transfers have no mode `sms_reserved`."""
 
-    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
-    transfer: Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
+    compute: Compute
+    transfer: Transfers
     send_bytes: float
     send_s: float
     """Seconds of one pipeline hop of one micro-batch, alone on its links; 0 without a pipeline."""

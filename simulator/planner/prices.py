@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.common.bounded_cache import BoundedCache
-from moesim.simulator.cost.block_prices import (
-    REPEATED,
-    BarePrices,
-    bare_prices,
-    block_transfers,
-    with_collectives,
-)
 from moesim.simulator.cost.end_of_step import rank_step_end
 from moesim.simulator.cost.load_clock import at_clock
-from moesim.simulator.cost.price_table import inside_step, pipeline_send
-from moesim.simulator.cost.pricing import Operators, PhaseKey, PhaseMemo, Pricer
-from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.cost.price_table import (
+    BarePrices,
+    bare_prices,
+    inside_step,
+    pipeline_send,
+    with_collectives,
+)
+from moesim.simulator.cost.pricing import Operators, PhaseMemo, Pricer
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, PhaseKey, SyncCost, TransferCost
+from moesim.simulator.cost.transfers import REPEATED, block_transfers
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout

@@ -9,7 +9,7 @@ from typing import Literal
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
-from moesim.simulator.cost.expert_transfers import dispatcher_transfer
+from moesim.simulator.cost.transfers import dispatcher_transfer
 from moesim.simulator.dispatchers.protocol import Call, EpOperation, LinkBytes, Links, notify_seconds
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.routing import Gate, expected_targets

@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
-from moesim.simulator.cost.block_prices import block_compute
+from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.memory.activations import activation_bytes, cached_tensors

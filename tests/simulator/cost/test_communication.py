@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, Residual, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.communication import engine_transfer, send_seconds
 from moesim.simulator.cost.compute import NO_SLOW_DOWN, SlowDown
-from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.cost.transfers import dispatcher_transfer, engine_transfer, send_seconds
 from moesim.simulator.dispatchers.protocol import (
     Call,
     EpOperation,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
+from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.memory.gpu import RankChunks
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.predict.step import Prepared, prepare

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from lab import packed
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
-from moesim.simulator.cost.block_prices import block_compute
 from moesim.simulator.cost.library_collectives import is_imported, ring_price
 from moesim.simulator.cost.overlap import (
     HalfCollectives,
@@ -22,6 +21,7 @@ from moesim.simulator.cost.overlap import (
     exposed_overlapped,
     exposed_pipelined,
 )
+from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.scoring.mlperf import scenario_of

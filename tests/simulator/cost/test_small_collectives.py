@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moesim.simulator.cost.data_parallel import Pieces, data_parallel, pieces_of
+from moesim.simulator.cost.layer_collectives import amax_exposed_s
+from moesim.simulator.cost.library_collectives import small_all_reduce_s
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.small_collectives import amax_exposed_s, small_all_reduce_s
 from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.scenario import Scenario

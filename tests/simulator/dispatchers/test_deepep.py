@@ -12,8 +12,8 @@ from lab import packed
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import Conditions
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.expert_transfers import dispatcher_transfer
 from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.cost.transfers import dispatcher_transfer
 from moesim.simulator.dispatchers.protocol import (
     Call,
     EpOperation,

@@ -8,9 +8,9 @@ import pytest
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.expert_transfers import dispatcher_transfer, expert_transfer
 from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import dispatcher_transfer, expert_transfer
 from moesim.simulator.dispatchers.protocol import Call, Links, notify_seconds
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_dispatcher

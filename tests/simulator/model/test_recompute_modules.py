@@ -9,8 +9,9 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.block_prices import block_compute, block_transfers
+from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.memory.activations import activation_bytes, cached_tensors

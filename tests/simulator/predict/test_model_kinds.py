@@ -10,9 +10,10 @@ from model_kinds import EVERY, GPT_OSS, LATENT, LONGCAT, MAVERICK, saved, shape_
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.block_prices import block_compute, block_transfers
-from moesim.simulator.cost.layer_collectives import CoreSeconds, LayerCollectives
+from moesim.simulator.cost.layer_collectives import LayerCollectives
+from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
@@ -111,12 +112,8 @@ def test_experts_without_computation_save_rows_and_transfers(tmp_path: Path) -> 
 def test_context_parallel_windows_send_only_their_keys(tmp_path: Path) -> None:
     plan_of = "parallel={pp: 1, ep: 8, cp: 4, zero_stage: 1}"
     pricer = pricer_of(GPT_OSS, tmp_path, plan_of, "batch.sequence_length=32768", "batch.sequences=128")
-    collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator)
-    none = {"attn F": CoreSeconds(), "attn I": CoreSeconds()}
-    window, full = (
-        collectives.exposed(pricer.shape, kind, pricer.tokens, none)["attn F"]  # type: ignore[arg-type]
-        for kind in ("moe/sliding", "moe/full")
-    )
+    kinds = ("moe/sliding", "moe/full")
+    window, full = (LayerCollectives(pricer, kind).inside({}).exposed["attn F"] for kind in kinds)
     assert 0 < window < full
     one, other = (pricer.shape.block(kind).layer for kind in ("moe/sliding", "moe/full"))
     assert one is not None and other is not None

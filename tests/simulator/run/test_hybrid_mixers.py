@@ -104,9 +104,8 @@ def test_context_parallel_mixers_exchange_their_states_only(tmp_path: Path) -> N
     for length in (4096, 16384):
         plan = "parallel={pp: 2, ep: 4, cp: 2, zero_stage: 1}"
         pricer = prepare(scenario(str(file), plan, f"batch.sequence_length={length}")).pricer
-        alone = LayerCollectives(pricer.scenario, pricer.links, pricer.profile, pricer.cluster.accelerator)
         for kind in ("moe/linear", "moe/full"):
-            exposed = alone.exposed(pricer.shape, kind, length, {})
+            exposed = LayerCollectives(pricer, kind).inside({}).exposed
             exchange[kind, length] = exposed["attn F"]
             assert exposed["attn I"] == exposed["attn F"]
     assert exchange["moe/linear", 4096] == exchange["moe/linear", 16384] > 0.0

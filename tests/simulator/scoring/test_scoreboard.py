@@ -6,9 +6,10 @@ import pytest
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.library_collectives import ring_seconds
+from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.counts import parameters_total
