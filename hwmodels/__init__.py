@@ -123,66 +123,34 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Accelerator": "moesim.hwmodels.accelerator",
-    "Cluster": "moesim.hwmodels.cluster",
-    "Curve": "moesim.hwmodels.calibration_entry",
-    "EnergySite": "moesim.hwmodels.price",
-    "FailureRate": "moesim.hwmodels.failure",
-    "Host": "moesim.hwmodels.host",
-    "InfeasibleError": "moesim.hwmodels.errors",
-    "InputError": "moesim.hwmodels.errors",
-    "Inventory": "moesim.hwmodels.topologies",
-    "Link": "moesim.hwmodels.topologies",
-    "LinkFault": "moesim.hwmodels.topologies",
-    "LinkTable": "moesim.hwmodels.topologies",
-    "MoesimError": "moesim.hwmodels.errors",
-    "Network": "moesim.hwmodels.network",
-    "Node": "moesim.hwmodels.node",
-    "PriceList": "moesim.hwmodels.price",
-    "ProvenanceRow": "moesim.hwmodels.provenance",
-    "Purchase": "moesim.hwmodels.price",
-    "Reading": "moesim.hwmodels.calibration_entry",
-    "Restart": "moesim.hwmodels.failure",
-    "RouteSet": "moesim.hwmodels.topologies",
-    "ScaleUp": "moesim.hwmodels.network",
-    "Sourced": "moesim.hwmodels.provenance",
-    "Storage": "moesim.hwmodels.failure",
-    "Topology": "moesim.hwmodels.topologies",
-    "build_topology": "moesim.hwmodels.topologies",
-    "describe": "moesim.hwmodels.hardware_text",
-    "format_quantity": "moesim.hwmodels.units",
-    "hardware_rows": "moesim.hwmodels.hardware_text",
-    "list_accelerators": "moesim.hwmodels.accelerator",
-    "list_clusters": "moesim.hwmodels.cluster",
-    "list_energy_sites": "moesim.hwmodels.price",
-    "list_failure_rates": "moesim.hwmodels.failure",
-    "list_hosts": "moesim.hwmodels.host",
-    "list_networks": "moesim.hwmodels.network",
-    "list_nodes": "moesim.hwmodels.node",
-    "list_prices": "moesim.hwmodels.price",
-    "list_purchases": "moesim.hwmodels.price",
-    "list_restarts": "moesim.hwmodels.failure",
-    "list_scale_ups": "moesim.hwmodels.network",
-    "list_storage": "moesim.hwmodels.failure",
-    "load_accelerator": "moesim.hwmodels.accelerator",
-    "load_cluster": "moesim.hwmodels.cluster",
-    "load_energy_site": "moesim.hwmodels.price",
-    "load_failure_rate": "moesim.hwmodels.failure",
-    "load_host": "moesim.hwmodels.host",
-    "load_mapping": "moesim.hwmodels.yaml_io",
-    "load_network": "moesim.hwmodels.network",
-    "load_node": "moesim.hwmodels.node",
-    "load_prices": "moesim.hwmodels.price",
-    "load_purchase": "moesim.hwmodels.price",
-    "load_restart": "moesim.hwmodels.failure",
-    "load_scale_up": "moesim.hwmodels.network",
-    "load_storage": "moesim.hwmodels.failure",
-    "parse_mapping": "moesim.hwmodels.yaml_io",
-    "parse_quantity": "moesim.hwmodels.units",
-    "provenance_rows": "moesim.hwmodels.provenance",
-    "route_bytes_per_s": "moesim.hwmodels.topologies",
-    "route_latency_s": "moesim.hwmodels.topologies",
-    "validate_model": "moesim.hwmodels.validation",
+    name: f"moesim.hwmodels.{module}"
+    for module, names in {
+        "accelerator": "Accelerator list_accelerators load_accelerator",
+        "calibration_entry": "Curve Reading",
+        "cluster": "Cluster list_clusters load_cluster",
+        "errors": "InfeasibleError InputError MoesimError",
+        "failure": (
+            "FailureRate Restart Storage list_failure_rates list_restarts list_storage load_failure_rate "
+            "load_restart load_storage"
+        ),
+        "hardware_text": "describe hardware_rows",
+        "host": "Host list_hosts load_host",
+        "network": "Network ScaleUp list_networks list_scale_ups load_network load_scale_up",
+        "node": "Node list_nodes load_node",
+        "price": (
+            "EnergySite PriceList Purchase list_energy_sites list_prices list_purchases load_energy_site "
+            "load_prices load_purchase"
+        ),
+        "provenance": "ProvenanceRow Sourced provenance_rows",
+        "topologies": (
+            "Inventory Link LinkFault LinkTable RouteSet Topology build_topology route_bytes_per_s "
+            "route_latency_s"
+        ),
+        "units": "format_quantity parse_quantity",
+        "validation": "validate_model",
+        "yaml_io": "load_mapping parse_mapping",
+    }.items()
+    for name in names.split()
 }
 """Modules of the public names, which are loaded when first used, so that a command that reads no hardware
 imports neither pydantic nor NumPy."""

@@ -39,7 +39,7 @@ NO_SLOW_DOWN = SlowDown()
 
 
 class SmLaws:
-    """The laws of one profile on one accelerator, with cached readings."""
+    """The laws of one profile on one accelerator."""
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         """Index the laws by group; the first one of a group wins."""
@@ -47,7 +47,6 @@ class SmLaws:
         self._laws: dict[LawGroup, Law] = {}
         for law in profile.laws:
             self._laws.setdefault(law.group, law)
-        self._readings: dict[tuple[LawGroup, int, bool], SlowDown] = {}
 
     def at(self, group: LawGroup, sms: int, overlapped: bool) -> SlowDown:
         """S(n) of a group while `sms` communication SMs are busy (`overlapped`) or reserved but idle.
@@ -55,13 +54,6 @@ class SmLaws:
         Idle SMs slow only SM-aware GEMMs, which leave them free, by the free-SM ratio. Raises InputError when
         no SM is left.
         """
-        key = (group, sms, overlapped)
-        reading = self._readings.get(key)
-        if reading is None:
-            reading = self._readings[key] = self._read(*key)
-        return reading
-
-    def _read(self, group: LawGroup, sms: int, overlapped: bool) -> SlowDown:
         law = self._laws.get(group)
         if sms == 0:  # no SM is shared, which also holds on an accelerator whose compute units are not known
             return SlowDown(1.0, 0.0, law.id if law else "")

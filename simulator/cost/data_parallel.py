@@ -41,12 +41,15 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
     """
     plan, layout = pricer.scenario.parallel, pricer.layout
     node = pricer.links.gpus_per_node
-    dense_ranks = layout.dp * plan.cp
-    per_node = max(1, min(node // min(plan.tp, node), dense_ranks))
-    expert_per_node = max(1, min(node // min(plan.ep * plan.expert_tp, node), layout.expert_dp))
+    dense = _ring(layout.dp * plan.cp, plan.tp, node)
+    expert = _ring(layout.expert_dp, plan.ep * plan.expert_tp, node)
+    whole = (
+        Ring(dense.ranks * copies, dense.ranks_per_node),
+        Ring(expert.ranks * copies, expert.ranks_per_node),
+    )
     if pricer.cluster.nodes == 1:  # every copy is on the one node
-        per_node, expert_per_node = dense_ranks * copies, layout.expert_dp * copies
-    return Ring(dense_ranks * copies, per_node), Ring(layout.expert_dp * copies, expert_per_node)
+        return Ring(whole[0].ranks, whole[0].ranks), Ring(whole[1].ranks, whole[1].ranks)
+    return whole
 
 
 def shard_rings(pricer: Pricer) -> tuple[Ring, Ring]:
@@ -126,19 +129,18 @@ def slow_down_by_compute(
     The factor is 1 where the profile has not measured it; only rings of dense parameters were measured.
     """
     ring = rings(pricer, copies)[0]
-    of_kind: dict[BlockKind, tuple[tuple[PricedSeconds, ...], PricedSeconds]] = {}
+    of_kind: dict[BlockKind, tuple[PricedSeconds, PricedSeconds]] = {}
     for kind in dict.fromkeys(kinds):
         dense, expert = (held * element_bytes for held in pricer.block_parameters(kind))
-        delays = [overlap_delay(name, dense, *ring, pricer.links, pricer.profile) for name in names]
-        delay = PricedSeconds(fsum(d.seconds for d in delays), combined((d.evidence, 1.0) for d in delays))
-        own = tuple(data_parallel(pricer, name, dense, expert, copies) for name in names)
-        of_kind[kind] = own, delay
+        own = (data_parallel(pricer, name, dense, expert, copies) for name in names)
+        delays = (overlap_delay(name, dense, *ring, pricer.links, pricer.profile) for name in names)
+        of_kind[kind] = sum(own, PricedSeconds()), sum(delays, PricedSeconds())
     alone = longer = 0.0
     for kind in kinds:
         collectives, delay = of_kind[kind]
-        alone += fsum(collective.seconds for collective in collectives)
+        alone += collectives.seconds
         longer += delay.seconds
-    evidence = combined((priced.evidence, 1.0) for own, delay in of_kind.values() for priced in (*own, delay))
+    evidence = combined((priced.evidence, 1.0) for both in of_kind.values() for priced in both)
     return 1.0 + longer / alone if alone else 1.0, evidence
 
 

@@ -131,7 +131,12 @@ def _collectives(
             groups = _over_groups(pricer, held.kinds, schedule, dense, expert)
         if sync.in_backward:
             return groups
-        last = _last_scatter(pricer, held.kinds, schedule, dense, expert)
+        # The exposed scatter of whole gradients after the last micro-batch (`software.gradient_sync`).
+        pieces, (reduced, _) = pieces_of(pricer, held.kinds, dense, expert, 1), _element_bytes(pricer)
+        sizes, over = (dense * reduced, expert * reduced), shard_rings(pricer)
+        scatter = data_parallel(pricer, "reduce_scatter", *sizes, 1, pieces, over=over)
+        number = pieces.dense + (pieces.expert if expert else 0)
+        last, _ = exposed_behind_compute(pricer, held.kinds, schedule, scatter, PricedSeconds(), number)
         return last + groups[0], groups[1]
     if software.buckets_by_chunk and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
@@ -161,18 +166,6 @@ def _between_copies(pricer: Pricer, dense: float, expert: float, copies: int) ->
     ring = Ring(copies, copies if pricer.cluster.nodes == 1 else 1)
     sizes = dense / shards * reduced, expert / expert_shards * reduced
     return data_parallel(pricer, "reduce_scatter", *sizes, 1, over=(ring, ring))
-
-
-def _last_scatter(
-    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
-) -> PricedSeconds:
-    """Exposed scatter of ZeRO-3's whole gradients after the last micro-batch (`software.gradient_sync`)."""
-    pieces, (reduced, _) = pieces_of(pricer, kinds, dense, expert, 1), _element_bytes(pricer)
-    scatter = data_parallel(
-        pricer, "reduce_scatter", dense * reduced, expert * reduced, 1, pieces, over=shard_rings(pricer)
-    )
-    number = pieces.dense + (pieces.expert if expert else 0)
-    return exposed_behind_compute(pricer, kinds, schedule, scatter, PricedSeconds(), number)[0]
 
 
 def _alone(

@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.confidence import GENERIC
 from moesim.hwmodels.topologies.description import SWITCHED
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.collectives.flows import PROTOCOLS, Hops
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds, hops
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence
+from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
 from moesim.simulator.dispatchers.protocol import CollectiveTime, Links
 from moesim.simulator.layout.job import ResolvedJob
 
@@ -131,12 +132,10 @@ RingOperation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _RingKey: TypeAlias = tuple[RingOperation, float, int, int, Links]
 
 MOST_CACHED = 20_000
-"""Most prices of rings that are cached for a profile: a plan search asks for each of them about 50 times."""
+"""Most prices of rings that are kept for a profile: a plan search asks for each of them about 50 times."""
 
-MOST_PROFILES = 32
-"""Most profiles with cached prices."""
-
-_cached: dict[int, tuple[CalibrationProfile, dict[_RingKey, PricedSeconds]]] = {}
+_PRICES: BoundedCache[dict[_RingKey, PricedSeconds]] = BoundedCache(32)
+"""Prices of rings by profile."""
 
 
 def ring_price(
@@ -155,28 +154,24 @@ def ring_price(
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return PricedSeconds()
-    known = _prices_with(profile)
+    known = _PRICES.get(Same(profile), dict)
     key = (operation, total_bytes, ranks, ranks_per_node, links)
     price = known.get(key)
     if price is None:
         if len(known) >= MOST_CACHED:
             known.clear()
-        price = known[key] = _ring_price(key, profile)
+        price = known[key] = _ring_price(*key, profile)
     return price
 
 
-def _prices_with(profile: CalibrationProfile) -> dict[_RingKey, PricedSeconds]:
-    """Cached prices of one profile. The cache refers to it, so that its id cannot be reused."""
-    known = _cached.get(id(profile))
-    if known is None:
-        if len(_cached) >= MOST_PROFILES:
-            _cached.clear()
-        known = _cached[id(profile)] = (profile, {})
-    return known[1]
-
-
-def _ring_price(key: _RingKey, profile: CalibrationProfile) -> PricedSeconds:
-    operation, total_bytes, ranks, ranks_per_node, links = key
+def _ring_price(
+    operation: RingOperation,
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    links: Links,
+    profile: CalibrationProfile,
+) -> PricedSeconds:
     nic, scale_up = busiest_bytes(operation, total_bytes, ranks, ranks_per_node)
     measured = _measured(operation, total_bytes, ranks, ranks_per_node, links, profile)
     if measured is not None:
@@ -192,12 +187,26 @@ def _ring_price(key: _RingKey, profile: CalibrationProfile) -> PricedSeconds:
         nic = total_bytes / ranks_per_node if ranks > ranks_per_node else 0.0
         scale_up = total_bytes if ranks_per_node > 1 else 0.0
         return PricedSeconds(switched_s, nic_bytes=nic, scale_up_bytes=scale_up)
-    return PricedSeconds(
-        _steps_seconds(total_bytes, ranks, ranks_per_node, links, profile),
-        _steps_evidence(ranks, ranks_per_node, links, profile),
-        nic,
-        scale_up,
+    # The rates are those of the profile's collectives with their largest buffers; the steps account for the
+    # lower rates of small buffers.
+    nodes = -(-ranks // ranks_per_node)
+    inside = profile.curve(f"{links.curves}collective.scale_up_fraction").curve
+    at_size, share = max(inside.points, key=lambda point: point[1])
+    reads, nic_share = [(inside.id, at_size)] if ranks_per_node > 1 else [], 0.0
+    if nodes > 1:
+        between = profile.curve(f"{links.curves}collective.nic_fraction").curve
+        nic_share = between.at(nodes).value
+        reads.append((between.id, float(nodes)))
+    seconds = closed_form_seconds(
+        "all_gather",
+        total_bytes,
+        ranks,
+        ranks_per_node,
+        load_library(),
+        scale_up_bytes_per_s=share * links.wiring.ring(ranks_per_node) * links.scale_up_bytes_per_s,
+        nic_bytes_per_s=nic_share * links.nic_bytes_per_s,
     )
+    return PricedSeconds(seconds, PriceEvidence.of((id_ for id_, _ in reads), reads=reads), nic, scale_up)
 
 
 def _in_switches(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> float | None:
@@ -244,44 +253,6 @@ def _measured(
     nodes = -(-ranks // ranks_per_node)
     switched = links.wiring == SWITCHED
     return measured_seconds(profile, operation, total_bytes, ranks, nodes, switched=switched)
-
-
-def _steps_seconds(
-    total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
-) -> float:
-    """Seconds of a reduce-scatter or all-gather from the steps of its ring (eq. X5).
-
-    The rates are those of the profile's collectives with their largest buffers; the steps account for the
-    lower rates of small buffers.
-    """
-    nodes = -(-ranks // ranks_per_node)
-    up_points = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.points
-    scale_up = max(y for _, y in up_points) * links.wiring.ring(ranks_per_node)
-    nic = 0.0
-    if nodes > 1:
-        nic = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
-    return closed_form_seconds(
-        "all_gather",
-        total_bytes,
-        ranks,
-        ranks_per_node,
-        load_library(),
-        scale_up_bytes_per_s=scale_up * links.scale_up_bytes_per_s,
-        nic_bytes_per_s=nic * links.nic_bytes_per_s,
-    )
-
-
-def _steps_evidence(
-    ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
-) -> PriceEvidence:
-    """Curves that `_steps_seconds` reads for the same arguments."""
-    reads = []
-    if ranks_per_node > 1:
-        curve = profile.curve(f"{links.curves}collective.scale_up_fraction").curve
-        reads.append((curve.id, max(curve.points, key=lambda point: point[1])[0]))
-    if ranks > ranks_per_node:
-        reads.append((f"{links.curves}collective.nic_fraction", float(-(-ranks // ranks_per_node))))
-    return PriceEvidence.of((id_ for id_, _ in reads), reads=reads)
 
 
 def all_to_all_price(
@@ -372,14 +343,12 @@ def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
 def link_share_evidence(job: ResolvedJob) -> PriceEvidence:
     """Evidence with a note where shares of link rates come from other hardware or are assumed."""
     accelerator, profile = job.cluster.accelerator, job.profile
-    engine = accelerator.communication_engine
+    note, engine = "", accelerator.communication_engine
     if engine is not None:
         note = (
             f"{accelerator.name}: a dedicated engine ({engine.name}) moves collectives at assumed shares "
             "of the link rates (engine.* curves); no slow-down of or by compute beside it is priced"
         )
-        return PriceEvidence.of([], [note])
-    if profile.accelerator == "any" or GENERIC in profile.include:
+    elif profile.accelerator == "any" or GENERIC in profile.include:
         note = f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
-        return PriceEvidence.of([], [note])
-    return NO_EVIDENCE
+    return PriceEvidence.of([], [note])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import fsum
 from typing import NamedTuple
 
-from moesim.hwmodels.calibration import CalibrationProfile, GemmRow, GemmTable, MeasuredCurve
+from moesim.hwmodels.calibration import CalibrationProfile, GemmTable, MeasuredCurve
 from moesim.simulator.model.operator import LOW_ATTENTION, GemmShape, Operator
 
 # -- sustained ---------------------------------------------------------------------------------------
@@ -52,17 +52,12 @@ class SustainedRates:
     def gemm_rate(self, table: GemmTable, flop: float, burst_flop_per_s: float) -> float:
         """Sustained rate (FLOP/s) of a row of a table, from its rate and its FLOPs."""
         ratio = self.ratio_of(table, "gemm", table.dtype)
-        return burst_flop_per_s * (_at(ratio, flop / burst_flop_per_s) if ratio else 1.0)
+        return burst_flop_per_s * (ratio.curve.at(flop / burst_flop_per_s).value if ratio else 1.0)
 
     def attention_rate(self, curve: MeasuredCurve, dtype: str, burst_flop_per_s: float) -> float:
         """Sustained rate (FLOP/s) of a core attention; its curves do not say how long each kernel ran."""
         ratio = self.ratio_of(curve, "attention", dtype)
         return burst_flop_per_s * (ratio.curve.ys[0] if ratio else 1.0)
-
-
-def _at(ratio: MeasuredCurve, seconds: float) -> float:
-    """The ratio for a kernel of this duration; the end values are held."""
-    return ratio.curve.at(seconds).value
 
 
 # -- gemm --------------------------------------------------------------------------------------------
@@ -103,10 +98,15 @@ class GemmLookup:
         """Index the points of a table; `sustained` corrects the rates of bursts."""
         self.table = table
         self._weight_gradient = table.cls == "wgrad_gemm"
-        self._points = [
-            _Point(*self._split(row[0], row[1], row[2], row[3]), _rate(table, row, sustained), _label(row))
-            for row in table.points
-        ]
+        self._points = []
+        for row in table.points:
+            m, n, k, groups = row[:4]
+            rate = table.flop_per_s(row)
+            if sustained is not None:
+                rate = sustained.gemm_rate(table, 2.0 * m * n * k, rate)
+            times = f" x {groups:.0f} groups" if groups > 1 else ""
+            label = f"m={m:.0f} n={n:.0f} k={k:.0f}{times}"
+            self._points.append(_Point(*self._split(m, n, k, groups), rate, label))
         self._by_key: dict[_Key, list[_Point]] = {}
         for point in self._points:
             self._by_key.setdefault(point.key, []).append(point)
@@ -170,19 +170,8 @@ class GemmLookup:
         return GemmReading(rate, residual, "" if outside else note, note if outside else "")
 
 
-def _rate(table: GemmTable, row: GemmRow, sustained: SustainedRates | None) -> float:
-    rate = table.flop_per_s(row)
-    return rate if sustained is None else sustained.gemm_rate(table, 2.0 * row[0] * row[1] * row[2], rate)
-
-
 def _log(key: _Key, rows: float) -> tuple[float, float, float]:
     return math.log(rows), math.log(key[0]), math.log(key[1])
-
-
-def _label(row: tuple[float | str, ...]) -> str:
-    m, n, k, groups = (float(x) for x in row[:4])
-    times = f" x {groups:.0f} groups" if groups > 1 else ""
-    return f"m={m:.0f} n={n:.0f} k={k:.0f}{times}"
 
 
 # -- memory bound ------------------------------------------------------------------------------------

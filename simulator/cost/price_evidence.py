@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -204,13 +204,20 @@ def model_evidence(
                 continue
             evidence = "assumed" if basis.assumed else kinds[basis.curve_id]
             seconds[part][evidence, basis.curve_id] += basis.seconds
-    parts = dict.fromkeys([*seconds, *refused])
-    return tuple(
-        PartEvidence(part, NOT_PRICED, 0.0, (refused[part],))
-        if part in refused
-        else _of_part(part, seconds[part])
-        for part in parts
-    )
+    found = []
+    for part in dict.fromkeys([*seconds, *refused]):
+        if part in refused:
+            found.append(PartEvidence(part, NOT_PRICED, 0.0, (refused[part],)))
+            continue
+        kinds_s: dict[str, float] = defaultdict(float)
+        entries_s: dict[str, float] = defaultdict(float)
+        for (evidence, entry), time in seconds[part].items():
+            kinds_s[evidence] += time
+            entries_s[entry] += time
+        total, most = sum(seconds[part].values()), max(kinds_s, key=kinds_s.__getitem__)
+        by_time = tuple(sorted(entries_s, key=entries_s.__getitem__, reverse=True))
+        found.append(PartEvidence(part, most, kinds_s[most] / total if total else 1.0, by_time))
+    return tuple(found)
 
 
 def evidence_text(parts: Iterable[PartEvidence]) -> str:
@@ -238,15 +245,3 @@ def _operators_by_part(
                 yield "projections", op
             elif phase.startswith("attn") and op.cls not in ("norm", "elementwise", "embedding"):
                 yield attention, op
-
-
-def _of_part(part: str, seconds: Mapping[tuple[str, str], float]) -> PartEvidence:
-    total = sum(seconds.values())
-    of: dict[str, float] = defaultdict(float)
-    entries: dict[str, float] = defaultdict(float)
-    for (evidence, entry), time in seconds.items():
-        of[evidence] += time
-        entries[entry] += time
-    most = max(of, key=lambda evidence: of[evidence])
-    by_time = tuple(sorted(entries, key=lambda entry: -entries[entry]))
-    return PartEvidence(part, most, of[most] / total if total else 1.0, by_time)

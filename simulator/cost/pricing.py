@@ -293,25 +293,25 @@ class Pricer(OfJob):
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU, including redundant replicas of experts."""
-        parameters = self._parameters.get(kind)
-        if parameters is None:
-            parameters = self._parameters[kind] = self._parameters_of(kind)
-        return parameters
+        known = self._parameters.get(kind)
+        if known is None:
+            plan, moe, redundant = (
+                self.scenario.parallel,
+                self.shape.moe,
+                self.scenario.routing.redundant_experts,
+            )
+            total, experts = block_parameters(self.shape, kind).total, 0
+            if moe and self.shape.block(kind).routed:
+                experts = moe.experts * expert_parameters(self.shape)
+            dense = (total - experts) / plan.tp
+            if experts and redundant:  # replicas communicate like any expert
+                experts += redundant * expert_parameters(self.shape)
+            known = self._parameters[kind] = dense, experts / plan.ep / plan.expert_tp
+        return known
 
     def share_parameters(self, parameters: dict[BlockKind, tuple[float, float]]) -> None:
         """Read and keep `block_parameters` in a cache that pricers of equal tp, ep and expert_tp share."""
         object.__setattr__(self, "_parameters", parameters)
-
-    def _parameters_of(self, kind: BlockKind) -> tuple[float, float]:
-        plan = self.scenario.parallel
-        total = block_parameters(self.shape, kind).total
-        moe = self.shape.moe
-        experts = moe.experts * expert_parameters(self.shape) if moe and self.shape.block(kind).routed else 0
-        dense = (total - experts) / plan.tp
-        redundant = self.scenario.routing.redundant_experts
-        if moe and experts and redundant:  # replicas communicate like any expert
-            experts += redundant * expert_parameters(self.shape)
-        return dense, experts / plan.ep / plan.expert_tp
 
     def operators(self, kind: BlockKind) -> Operators:
         """Operators of a block by phase."""
@@ -347,8 +347,16 @@ class Pricer(OfJob):
         )
         accelerator = self.cluster.accelerator
         operators = {ph: without_timed_parts(ops, accelerator, self.profile) for ph, ops in operators.items()}
-        operators = self._with_layer_kernels(kind, operators)
         software = s.software
+        if software.layer_kernels != PLAIN and layer is not None:
+            features: set[Feature] = set()
+            features |= {"dropout"} if software.dropout else set()
+            features |= {"unfused"} if software.attention == "unfused" else set()
+            rows, whole = self.tokens / plan.cp, s.recompute in ("full", "op")
+            sequence, hidden = s.batch.sequence_length, self.shape.hidden
+            split = plan.tp, plan.sequence_parallel
+            sizes = layer_sizes(layer, hidden, rows, sequence, features, whole, *split)
+            operators = with_layer_kernels(operators, software.layer_kernels, sizes)
         if plan.ep > 1 and self.shape.moe is not None and software.kernels == "fused":
             moves = dispatcher(s.communication.kernels)
             if moves.pads_rows:
@@ -365,24 +373,7 @@ class Pricer(OfJob):
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
         )
-        return {
-            ph: _PHASES.get(ops, partial(_itself, ops)) for ph, ops in with_stash(adapted, stashed).items()
-        }
-
-    def _with_layer_kernels(self, kind: BlockKind, operators: Operators) -> Operators:
-        """Operators of a block with the kernels of the framework's list, if the scenario names one."""
-        s, block = self.scenario, self.shape.block(kind)
-        if s.software.layer_kernels == PLAIN or block.layer is None:
-            return operators
-        features: set[Feature] = set()
-        features |= {"dropout"} if s.software.dropout else set()
-        features |= {"unfused"} if s.software.attention == "unfused" else set()
-        rows = self.tokens / s.parallel.cp
-        whole = s.recompute in ("full", "op")
-        sizes = layer_sizes(
-            block.layer, self.shape.hidden, rows, s.batch.sequence_length, s.parallel, features, whole
-        )
-        return with_layer_kernels(operators, s.software.layer_kernels, sizes)
+        return {ph: _PHASES.get(ops, partial(tuple, ops)) for ph, ops in with_stash(adapted, stashed).items()}
 
     # -- prices ----------------------------------------------------------------------------------------
 
@@ -439,16 +430,12 @@ class Pricer(OfJob):
         if self._before is None:
             return None
         pricer, entry = self._before
-        price = pricer._memo(key[2]).phases.get(key)
-        return price if price is not None and unaffected(pricer._depends_on(key), entry) else None
-
-    def _depends_on(self, key: PhaseKey) -> frozenset[str]:
-        memo = self._memo(key[2]).dependencies
-        entries = memo.get(key)
-        if entries is None:
-            costs = self.operator_costs(*key)
-            entries = memo[key] = frozenset().union(*(cost.depends_on for cost in costs))
-        return entries
+        memo = pricer._memo(key[2])
+        price, entries = memo.phases.get(key), memo.dependencies.get(key)
+        if price is not None and entries is None:
+            depends = (cost.depends_on for cost in pricer.operator_costs(*key))
+            entries = memo.dependencies[key] = frozenset().union(*depends)
+        return price if entries is not None and unaffected(entries, entry) else None
 
     def loads(
         self,
@@ -472,7 +459,3 @@ class Pricer(OfJob):
     def _priced(self, operators: tuple[Operator, ...], mode: Mode) -> tuple[OperatorCost, ...]:
         accelerator, context = self.cluster.accelerator, self.context(mode)
         return operators_seconds(operators, accelerator, self.profile, context)
-
-
-def _itself(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    return operators

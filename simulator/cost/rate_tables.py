@@ -76,10 +76,8 @@ class RateTables:
             return self._gemm_base(op)
         if op.cls in ATTENTION_CLASSES:
             return self._attention_base(op)
-        if op.cls in SPARSE_CLASSES:
-            return self._sparse_base(op)
-        if op.cls in SCAN_CLASSES:
-            return self._scan_base(op)
+        if op.cls in (*SPARSE_CLASSES, *SCAN_CLASSES):
+            return self._measured_base(op)
         return self._memory_base(op, overlapped)
 
     # --- GEMMs and attention ---
@@ -88,7 +86,10 @@ class RateTables:
         assert op.gemm is not None
         fraction, shape, assumed = 1.0, op.gemm, ""
         also_reads: tuple[str, ...] = ()
-        lookup = self._gemm_table(op)
+        # The table of the GEMM's class, or of its kernel family where the profile distinguishes families.
+        lookup = self._family(op)
+        if lookup is None and (op.cls, op.variant) != ("wgrad_gemm", ONE_SCALE):
+            lookup = self._gemm.get((op.cls, "", op.dtype))
         if op.cls == "grouped_gemm" and self._family(op) is None and self._family(op, "gemm") is not None:
             lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # runs by group
         if lookup is None and op.cls == "wgrad_gemm" and op.variant == ONE_SCALE:
@@ -115,10 +116,10 @@ class RateTables:
         ratio = self._sustained.ratio_of(table, "gemm", table.dtype)
         assumed = "; ".join(filter(None, (assumed, self._sustained.missing(table, "gemm", table.dtype))))
         compute_s = op.flop / (reading.flop_per_s * fraction)
-        accumulation = self._accumulation(op, table.cls)
-        if accumulation is not None:
-            compute_s += accumulation.read(op.accumulated_bytes).seconds
-            also_reads = (*also_reads, accumulation.measured.id)
+        adds = self._find_curve("wgrad_gemm", "accumulate", None) if op.accumulated_bytes else None
+        if adds is not None and table.cls == "wgrad_gemm":  # eq. C10: into an FP32 buffer
+            compute_s += self._transfers[adds.id].read(op.accumulated_bytes).seconds
+            also_reads = (*also_reads, adds.id)
         # A rate from another shape must not be faster than the memory traffic of this shape.
         memory_s = (
             operator_bytes(op) / self._hbm_bytes_per_s
@@ -140,23 +141,9 @@ class RateTables:
             also_reads,
         )
 
-    def _gemm_table(self, op: Operator) -> GemmLookup | None:
-        """The table of a GEMM's class, or of its kernel family where the profile distinguishes families."""
-        own = self._family(op)
-        if own is None and (op.cls, op.variant) != ("wgrad_gemm", ONE_SCALE):
-            return self._gemm.get((op.cls, "", op.dtype))
-        return own
-
     def _family(self, op: Operator, cls: str = "") -> GemmLookup | None:
         """The table of a GEMM's own kernel family, in its own class or in `cls`."""
         return self._gemm.get((cls or op.cls, op.variant, op.dtype)) if op.variant else None
-
-    def _accumulation(self, op: Operator, table_class: str) -> TransferCurve | None:
-        """Eq. C10: curve of a weight gradient's accumulation into an FP32 buffer; None where not measured."""
-        curve = self._find_curve("wgrad_gemm", "accumulate", None)
-        if table_class != "wgrad_gemm" or not op.accumulated_bytes or curve is None:
-            return None
-        return self._transfers[curve.id]
 
     def _attention_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
@@ -204,32 +191,35 @@ class RateTables:
         chosen = attention_curve(self._curves, op, self._variant_prior(op) is not None)
         return chosen is not None and chosen.curve.conditions.whole_backward
 
-    def _sparse_base(self, op: Operator) -> Basis:
-        """Eq. A8: the roofline of sparse attention over its measured share; never a dense rate.
+    def _measured_base(self, op: Operator) -> Basis:
+        """The time of sparse attention (eq. A8) or of a scan (eq. C24) by its own kernels, else a prior's.
 
-        A kernel family (`variant`) without a curve of its own is priced by the prior, not by another family.
+        Sparse attention takes its roofline over the measured share of it; a scan takes its FLOPs at a rate by
+        the heads that run side by side, or its bytes. Rates of another kernel family or of dense attention
+        never stand in.
         """
-        curve = self._curves.get((f"{op.cls}/{op.variant}" if op.variant else op.cls, None))
+        sparse = op.cls in SPARSE_CLASSES
+        curve = self._curves.get((op.cls if sparse and not op.variant else f"{op.cls}/{op.variant}", None))
         if curve is None:
             return self._prior_base(op, "attention")
         assert op.gemm is not None
-        reading = curve.curve.at(op.gemm.n)
-        compute_s = op.flop / self.accelerator.peak_flop_per_s(op.dtype) / reading.value
-        memory_s = operator_bytes(op) / self._hbm_bytes_per_s / reading.value
-        return _attention_like(curve, compute_s, memory_s, reading.note)
-
-    def _scan_base(self, op: Operator) -> Basis:
-        """Eq. C24: the FLOPs of a scan at the rate of its own kernels, by the heads that run side by side.
-
-        No other kind's rates stand in: a scan without a measurement takes the prior of its kind or of scans.
-        """
-        assert op.gemm is not None
-        curve = self._curves.get((f"{op.cls}/{op.variant}", None))
-        if curve is None:
-            return self._prior_base(op, "attention")
-        reading = curve.curve.at(op.gemm.groups)
-        compute_s, memory_s = op.flop / reading.value, operator_bytes(op) / self._hbm_bytes_per_s
-        return _attention_like(curve, compute_s, memory_s, reading.note)
+        reading = curve.curve.at(op.gemm.n if sparse else op.gemm.groups)
+        memory_s = operator_bytes(op) / self._hbm_bytes_per_s
+        if sparse:
+            compute_s = op.flop / self.accelerator.peak_flop_per_s(op.dtype) / reading.value
+            memory_s = memory_s / reading.value
+        else:
+            compute_s = op.flop / reading.value
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s >= memory_s else "memory",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+        )
 
     # --- memory-bound ---
 
@@ -313,20 +303,6 @@ class RateTables:
             best,
             assumed=f"{prior.id}: {op.cls} {op.dtype} at {prior.fraction:.0%} of {of}",
         )
-
-
-def _attention_like(curve: MeasuredCurve, compute_s: float, memory_s: float, note: str) -> Basis:
-    """Basis of a kernel that is bound by its FLOPs or by memory and slows down as attention does."""
-    return Basis(
-        max(compute_s, memory_s),
-        "compute" if compute_s >= memory_s else "memory",
-        "attention",
-        curve.conditions,
-        curve.residual.relative,
-        curve.id,
-        0.0,
-        extrapolated=note,
-    )
 
 
 def _one_group(shape: GemmShape, cls: str) -> GemmShape:

@@ -7,12 +7,30 @@ have measured the variants `eager_*` (`h200-eager` has); otherwise their time fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import BF16, FP32, move
+
+Operators: TypeAlias = Mapping[Phase, tuple[Operator, ...]]
+
+
+def each(
+    operators: Operators, change: Callable[[Operator], Iterable[Operator]]
+) -> dict[Phase, tuple[Operator, ...]]:
+    """The operators of a block with what `change` makes of each."""
+    return {phase: tuple(new for op in ops for new in change(op)) for phase, ops in operators.items()}
+
+
+def behind(
+    operators: Operators, extra: Mapping[Phase, Iterable[Operator]]
+) -> dict[Phase, tuple[Operator, ...]]:
+    """The operators of a block with further ones at the end of those of its phases that `extra` names."""
+    return {phase: (*ops, *extra.get(phase, ())) for phase, ops in operators.items()}
+
 
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
 """Bytes of eager SwiGLU over those of a fused kernel. Forward, silu(gate) * up takes two kernels that move 5
@@ -46,14 +64,8 @@ maximum while it casts the logits to FP32; subtraction, exponential and sum are 
 another."""
 
 
-def eager_operators(
-    operators: Mapping[Phase, tuple[Operator, ...]],
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Replace fused kernels by eager ones: their bytes, launches and variants."""
-    return {phase: tuple(eager for op in ops for eager in _eager(op)) for phase, ops in operators.items()}
-
-
-def _eager(op: Operator) -> tuple[Operator, ...]:
+def eager(op: Operator) -> tuple[Operator, ...]:
+    """An eager kernel in the place of a fused one: its bytes, launches and variant."""
     base = op.name.removesuffix(".recompute")
     if base == "experts.weight_gradient":
         return ()  # part of the gradient of the weighted sum
@@ -86,25 +98,17 @@ def _eager(op: Operator) -> tuple[Operator, ...]:
     return (replace(op, **size, variant=variant, launches=launches),)  # type: ignore[arg-type]
 
 
-def written_gradients(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
-    """Write weight gradients in BF16 instead of adding them into an FP32 buffer (PyTorch autograd, FSDP)."""
-    return {phase: tuple(map(_written, ops)) for phase, ops in operators.items()}
-
-
-def _written(op: Operator) -> Operator:
+def written(op: Operator) -> tuple[Operator, ...]:
+    """A weight gradient written in BF16 instead of added into an FP32 buffer (PyTorch autograd, FSDP)."""
     if not op.accumulated_bytes:
-        return op
+        return (op,)
     half = op.accumulated_bytes / 2
-    written = op.bytes_written - half + half * BF16 / FP32
-    return replace(op, accumulated_bytes=0.0, bytes_read=op.bytes_read - half, bytes_written=written)
+    size = op.bytes_written - half + half * BF16 / FP32
+    return (replace(op, accumulated_bytes=0.0, bytes_read=op.bytes_read - half, bytes_written=size),)
 
 
 def flat_gradients(
-    operators: Mapping[Phase, tuple[Operator, ...]],
-    parameters: float,
-    reduce_bytes: float,
-    *,
-    divided: bool = False,
+    operators: Operators, parameters: float, reduce_bytes: float, *, divided: bool = False
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Add FSDP1's copies of the gradients of `parameters`, the sharded parameters of a block.
 
@@ -112,17 +116,15 @@ def flat_gradients(
     are reduced in FP32, and, with `divided`, a division in place before the reduction (torch 2.1,
     `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`, `_reduce_grad` and `_div_if_needed`).
     """
-    result = dict(operators)
-    if parameters and "mlp W" in result:
-        copies = [move("fsdp.join", "copy", "W", parameters * BF16, parameters * BF16, variant="flat")]
-        if reduce_bytes > BF16:
-            wide = parameters * reduce_bytes
-            copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="widen"))
-        if divided:
-            wide = parameters * reduce_bytes
-            copies.append(move("fsdp.divide", "copy", "W", wide, wide, variant="flat"))
-        result["mlp W"] = (*result["mlp W"], *copies)
-    return result
+    if not parameters:
+        return dict(operators)
+    wide = parameters * reduce_bytes
+    copies = [move("fsdp.join", "copy", "W", parameters * BF16, parameters * BF16, variant="flat")]
+    if reduce_bytes > BF16:
+        copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="widen"))
+    if divided:
+        copies.append(move("fsdp.divide", "copy", "W", wide, wide, variant="flat"))
+    return behind(operators, {"mlp W": copies})
 
 
 ADDED_BYTES = {"added": 6.0, "added-fp32": 18.0}
@@ -132,22 +134,20 @@ gradients and writes one; `added-fp32` copies BF16 gradients to FP32 and adds th
 writes them without an addition)."""
 
 
-def added_gradients(
-    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, how: str
-) -> dict[Phase, tuple[Operator, ...]]:
+def added_gradients(operators: Operators, parameters: float, how: str) -> dict[Phase, tuple[Operator, ...]]:
     """Let the GEMMs write weight gradients, and add kernels that accumulate those of `parameters`.
 
     `how` is a value of `software.weight_gradients`.
     """
-    result = written_gradients(operators)
-    if how in ADDED_BYTES and parameters and "mlp W" in result:
-        cast = (BF16 + FP32) * parameters if how == "added-fp32" else 0.0
-        half = (parameters * ADDED_BYTES[how] - cast) / 2
-        added = [move("gradients.add", "copy", "W", half, half, variant="flat")]
-        if cast:
-            added.insert(0, move("gradients.cast", "copy", "W", cast / 3, cast / 3 * 2, variant="widen"))
-        result["mlp W"] = (*result["mlp W"], *added)
-    return result
+    result = each(operators, written)
+    if how not in ADDED_BYTES or not parameters:
+        return result
+    cast = (BF16 + FP32) * parameters if how == "added-fp32" else 0.0
+    half = (parameters * ADDED_BYTES[how] - cast) / 2
+    added = [move("gradients.add", "copy", "W", half, half, variant="flat")]
+    if cast:
+        added.insert(0, move("gradients.cast", "copy", "W", cast / 3, cast / 3 * 2, variant="widen"))
+    return behind(result, {"mlp W": added})
 
 
 EAGER_LOSS, EAGER_BACKWARD = 3 / 2, 4 / 2
@@ -155,54 +155,36 @@ EAGER_LOSS, EAGER_BACKWARD = 3 / 2, 4 / 2
 gradient of zeros is written, then read with the softmax, and the result is written."""
 
 
-def passes_of_loss(
-    operators: Mapping[Phase, tuple[Operator, ...]], how: str
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Replace the fused loss by another value of `software.loss`, with more passes over the logits."""
-    forward, kernels = {
-        "compiled": (LOSS_COMPILED, COMPILED_KERNELS),
-        "chain": (LOSS_CHAIN, LOSS_KERNELS),
-        "eager": (EAGER_LOSS, 2),
-    }[how]
-    measured = how in ("chain", "eager")
-
-    def changed(op: Operator) -> Operator:
-        if op.cls != "loss":
-            return op
-        variant = f"{how}_{op.variant}" if measured else op.variant
-        if op.direction == "F":
-            return replace(op, bytes_read=op.bytes_read * forward, launches=kernels, variant=variant)
-        more = EAGER_BACKWARD if how == "eager" else 1.0
-        return replace(
-            op, bytes_read=op.bytes_read * more, bytes_written=op.bytes_written * more, variant=variant
-        )
-
-    return {phase: tuple(map(changed, ops)) for phase, ops in operators.items()}
+PASSES = {
+    "compiled": (LOSS_COMPILED, COMPILED_KERNELS),
+    "chain": (LOSS_CHAIN, LOSS_KERNELS),
+    "eager": (EAGER_LOSS, 2),
+}
 
 
-def narrow_accumulators(
-    operators: Mapping[Phase, tuple[Operator, ...]],
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Accumulate weight gradients in BF16, which takes half the bytes of an FP32 buffer."""
-    return {phase: tuple(map(_narrow, ops)) for phase, ops in operators.items()}
+def passes_of_loss(op: Operator, how: str) -> tuple[Operator, ...]:
+    """Another value of `software.loss` in the place of a fused loss, with more passes over the logits."""
+    if op.cls != "loss":
+        return (op,)
+    forward, kernels = PASSES[how]
+    variant = op.variant if how == "compiled" else f"{how}_{op.variant}"
+    if op.direction == "F":
+        return (replace(op, bytes_read=op.bytes_read * forward, launches=kernels, variant=variant),)
+    more = EAGER_BACKWARD if how == "eager" else 1.0
+    size = {"bytes_read": op.bytes_read * more, "bytes_written": op.bytes_written * more}
+    return (replace(op, **size, variant=variant),)  # type: ignore[arg-type]
 
 
-def _narrow(op: Operator) -> Operator:
+def narrow(op: Operator) -> tuple[Operator, ...]:
+    """A weight gradient accumulated in BF16, which takes half the bytes of an FP32 buffer."""
     saved = op.accumulated_bytes / 2 * (1.0 - BF16 / FP32)
-    return replace(
-        op,
-        accumulated_bytes=op.accumulated_bytes - 2 * saved,
-        bytes_read=op.bytes_read - saved,
-        bytes_written=op.bytes_written - saved,
-    )
+    read, size = op.bytes_read - saved, op.bytes_written - saved
+    left = op.accumulated_bytes - 2 * saved
+    return (replace(op, accumulated_bytes=left, bytes_read=read, bytes_written=size),)
 
 
 def copied_parameters(
-    operators: Mapping[Phase, tuple[Operator, ...]],
-    parameters: float,
-    zero_stage: int,
-    *,
-    whole_gradients: bool = False,
+    operators: Operators, parameters: float, zero_stage: int, *, whole_gradients: bool = False
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Add FSDP2's copies around its collectives, for `parameters` of a block on one GPU before sharding.
 
@@ -217,18 +199,14 @@ def copied_parameters(
     added = move(
         "fsdp.accumulate", "copy", "W", parameters * (BF16 + FP32), parameters * FP32, variant="add_widened"
     )
-    result = dict(operators)
-    extra: dict[Phase, Operator] = {"mlp W": added if whole_gradients else into}
+    extra: dict[Phase, tuple[Operator, ...]] = {"mlp W": (added if whole_gradients else into,)}
     if zero_stage == 3:
-        extra |= {"mlp F": out, "mlp I": replace(out, direction="I")}
-    for phase, op in extra.items():
-        if phase in result:
-            result[phase] = (*result[phase], op)
-    return result
+        extra |= {"mlp F": (out,), "mlp I": (replace(out, direction="I"),)}
+    return behind(operators, extra)
 
 
 def copies_of_single_groups(
-    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, recipe: Precision
+    operators: Operators, parameters: float, recipe: Precision
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Add what FSDP2 runs for `parameters` of a block whose sharding group has one member (eq. O31).
 
@@ -251,7 +229,7 @@ def copies_of_single_groups(
     extra: dict[Phase, tuple[Operator, ...]] = {
         "mlp F": (out,), "mlp I": (replace(out, direction="I"),), "mlp W": (pack, divide),
     }  # fmt: skip
-    return {phase: (*ops, *extra.get(phase, ())) if parameters else ops for phase, ops in operators.items()}
+    return behind(operators, extra if parameters else {})
 
 
 SUMS: dict[str, int] = {
@@ -265,10 +243,8 @@ SUMS: dict[str, int] = {
 """Sums behind an input gradient, by the operator that computes it."""
 
 
-def summed_gradients(
-    operators: Mapping[Phase, tuple[Operator, ...]], joined_experts: bool = False
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Add a sum behind every input gradient that autograd gets in parts.
+def with_sum(op: Operator, joined_experts: bool) -> tuple[Operator, ...]:
+    """An input gradient that autograd gets in parts, with the sum behind it.
 
     The operators of a block join linear layers that read one tensor: queries, keys and values, or gate and
     up. torchtitan has a linear layer, or a grouped GEMM, for each, and autograd adds their input gradients
@@ -276,13 +252,6 @@ def summed_gradients(
     `torchtitan/models/{llama3,qwen3,deepseek_v3}/model/model.py` and `torchtitan/models/moe/moe.py`).
     `joined_experts`: gate and up of an expert are one GEMM, as in torchtitan's gpt_oss.
     """
-    return {
-        phase: tuple(one for op in ops for one in _with_sum(op, joined_experts))
-        for phase, ops in operators.items()
-    }
-
-
-def _with_sum(op: Operator, joined_experts: bool) -> tuple[Operator, ...]:
     count = SUMS.get(op.name, 0)
     if not count or op.gemm is None or (joined_experts and op.name.startswith("experts.")):
         return (op,)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import Source
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.frameworks.eager import Operators, each
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.block import Layer
@@ -82,18 +83,6 @@ class FrameworkKernels(Frozen):
     steps: dict[str, StepList]
 
 
-class Split(Protocol):
-    """The degrees of parallelism that cut a layer's tensors."""
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel degree."""
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks split element-wise work."""
-
-
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
     """Elements of a layer's tensors on one rank, and the features that kernels may ask for."""
@@ -130,23 +119,25 @@ def layer_sizes(
     hidden: int,
     tokens: float,
     sequence: int,
-    plan: Split,
     features: Iterable[Feature],
     whole: bool,
+    tp: int = 1,
+    split_tokens: bool = False,
 ) -> LayerSizes:
     """Sizes of a layer for `tokens` rows on a rank; attention without a softmax has hidden states only.
 
-    `features`: what the framework adds to those of the model. `whole`: see `LayerSizes`.
+    `features`: what the framework adds to those of the model. `whole`: see `LayerSizes`. `split_tokens`:
+    whether tensor-parallel ranks split element-wise work.
     """
-    rows = tokens / plan.tp if plan.sequence_parallel else tokens
+    rows = tokens / tp if split_tokens else tokens
     elements: dict[Elements, float] = {"hidden": rows * hidden}
     found: set[Feature] = set(features)
     attention = layer.attention
     if isinstance(attention, SoftmaxAttention):
         heads, kv_heads, qk, v = attention.sizes
-        elements["heads"] = tokens * heads * v / plan.tp
-        elements["qkv"] = tokens * (heads * qk + kv_heads * (qk + v)) / plan.tp
-        elements["scores"] = tokens * heads * sequence / plan.tp
+        elements["heads"] = tokens * heads * v / tp
+        elements["qkv"] = tokens * (heads * qk + kv_heads * (qk + v)) / tp
+        elements["scores"] = tokens * heads * sequence / tp
     if isinstance(attention, GroupedQueryAttention):
         found |= {"rotary"} if attention.rotary else set()
         found |= {"attention-bias"} if attention.qkv_bias else set()
@@ -157,56 +148,40 @@ def layer_sizes(
 
 
 def with_layer_kernels(
-    operators: Mapping[Phase, tuple[Operator, ...]], name: str, sizes: LayerSizes
+    operators: Operators, name: str, sizes: LayerSizes
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Operators of a layer with the kernels of the framework's list `name` (docs/model.md, eq. O30).
 
     Raises InputError for an unknown list.
     """
-    chosen = _named(framework_kernels().layers, name, "layer_kernels")
-    by_place = _by_place(chosen)
-    return {
-        phase: tuple(new for op in ops for new in _at(op, chosen.instead_of, by_place, sizes))
-        for phase, ops in operators.items()
-    }
+    lists = framework_kernels().layers
+    chosen = _named(lists, name, "layer_kernels")
+    included = () if chosen.includes is None else lists[chosen.includes].kernels
+    by_place: dict[str, list[LayerKernel]] = {}
+    for kernel in (*chosen.kernels, *included):
+        by_place.setdefault(kernel.at, []).append(kernel)
 
+    def at(op: Operator) -> Iterable[Operator]:
+        base = op.name.removesuffix(".recompute")
+        if base not in chosen.instead_of:
+            yield op
+        norm_alone = op.recompute and op.cls == "norm" and not sizes.whole
+        for kernel in by_place.get(base, ()):
+            elements = sizes.elements.get(kernel.elements, 0.0)
+            asked = kernel.only is None or kernel.only in sizes.features
+            if elements > 0.0 and asked and (kernel.cls == "norm" or not norm_alone):
+                made = move(
+                    f"{kernel.name}.recompute" if op.recompute else kernel.name,
+                    kernel.cls,
+                    op.direction,
+                    elements * kernel.read,
+                    elements * kernel.written,
+                    variant=kernel.variant,
+                    launches=0 if kernel.fused else kernel.launches,
+                )
+                yield replace(made, recompute=op.recompute)
 
-def _by_place(chosen: LayerList) -> dict[str, list[LayerKernel]]:
-    kernels = list(chosen.kernels)
-    if chosen.includes is not None:
-        kernels += framework_kernels().layers[chosen.includes].kernels
-    places: dict[str, list[LayerKernel]] = {}
-    for kernel in kernels:
-        places.setdefault(kernel.at, []).append(kernel)
-    return places
-
-
-def _at(
-    op: Operator, instead_of: Sequence[str], by_place: Mapping[str, Sequence[LayerKernel]], sizes: LayerSizes
-) -> Iterable[Operator]:
-    base = op.name.removesuffix(".recompute")
-    own = [] if base in instead_of else [op]
-    if op.recompute and op.cls == "norm" and not sizes.whole:
-        kernels: Sequence[LayerKernel] = [k for k in by_place.get(base, ()) if k.cls == "norm"]
-    else:
-        kernels = by_place.get(base, ())
-    return [*own, *(new for kernel in kernels for new in _operator(kernel, op, sizes))]
-
-
-def _operator(kernel: LayerKernel, op: Operator, sizes: LayerSizes) -> Iterable[Operator]:
-    elements = sizes.elements.get(kernel.elements, 0.0)
-    if elements <= 0.0 or (kernel.only is not None and kernel.only not in sizes.features):
-        return
-    made = move(
-        f"{kernel.name}.recompute" if op.recompute else kernel.name,
-        kernel.cls,
-        op.direction,
-        elements * kernel.read,
-        elements * kernel.written,
-        variant=kernel.variant,
-        launches=0 if kernel.fused else kernel.launches,
-    )
-    yield replace(made, recompute=op.recompute)
+    return each(operators, at)
 
 
 # -- end of the step -------------------------------------------------------------------------------------
@@ -220,7 +195,15 @@ def with_step_kernels(
     `owned` and `local` count parameters. `accumulated`: GEMMs add into buffers, which are cleared once a step
     (eq. C13); a framework's list holds that itself. Raises InputError for an unknown list.
     """
-    size = _tensor_bytes(recipe)
+    size: dict[Tensor, float] = {
+        "gradient": BYTES_PER_ELEMENT[recipe.gradients],
+        "parameter": BYTES_PER_ELEMENT[recipe.parameters],
+        "master": BYTES_PER_ELEMENT[recipe.master_weights],
+        "moment": BYTES_PER_ELEMENT[recipe.moments],
+        "single": 4.0,
+        "half": 2.0,
+        "byte": 1.0,
+    }
     if name == PLAIN:
         cleared = move("gradients.zero", "optimizer", "W", 0.0, local * size["gradient"], variant="update")
         return (*operators, cleared) if accumulated else tuple(operators)
@@ -232,15 +215,3 @@ def with_step_kernels(
         read, written = (n * sum(size[t] for t in tensors) for tensors in (kernel.read, kernel.written))
         added.append(move(kernel.name, "optimizer", "W", read, written, variant="update"))
     return (*kept, *added)
-
-
-def _tensor_bytes(recipe: Precision) -> dict[Tensor, float]:
-    return {
-        "gradient": BYTES_PER_ELEMENT[recipe.gradients],
-        "parameter": BYTES_PER_ELEMENT[recipe.parameters],
-        "master": BYTES_PER_ELEMENT[recipe.master_weights],
-        "moment": BYTES_PER_ELEMENT[recipe.moments],
-        "single": 4.0,
-        "half": 2.0,
-        "byte": 1.0,
-    }

@@ -6,28 +6,30 @@ norms and at the end of a step in `kernel_lists.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from moesim.simulator.frameworks.eager import (
+    Operators,
     added_gradients,
     copied_parameters,
     copies_of_single_groups,
-    eager_operators,
+    each,
+    eager,
     flat_gradients,
-    narrow_accumulators,
+    narrow,
     passes_of_loss,
-    summed_gradients,
+    with_sum,
 )
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.feed_forward.moe import GATE_BACKWARD_PASSES, GATE_FORWARD_PASSES
-from moesim.simulator.model.operator import Direction, Operator, Phase
+from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.primitives import BF16, move
 
 
 def apply_framework(
-    operators: Mapping[Phase, tuple[Operator, ...]],
+    operators: Operators,
     software: Software,
     recipe: Precision,
     zero_stage: int,
@@ -46,27 +48,29 @@ def apply_framework(
     if software.weight_gradients != "accumulated":
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
     elif recipe.gradients == "bf16":
-        adapted = narrow_accumulators(adapted)
+        adapted = each(adapted, narrow)
     if software.expert_kernels == "fused":
-        adapted = fused_experts(adapted)
+        adapted = each(adapted, fused_experts)
     if software.pad_expert_rows and recipe.linear != "bf16":
-        adapted = padded_rows(adapted)
+        adapted = each(adapted, padded_rows)
     if software.router != "chain":
-        adapted = routed_by(adapted, software.router)
-    if software.expert_biases != "fused":
-        adapted = split_biases(adapted, software.expert_biases)
+        adapted = each(adapted, partial(routed_by, router=software.router))
+    has_biases = any(op.name == "experts.down.bias" for op in adapted.get("mlp F", ()))
+    if software.expert_biases != "fused" and has_biases:
+        adapted = each(adapted, partial(split_biases, how=software.expert_biases))
     if software.flat_parameters and zero_stage == 3:
         adapted = flat_gradients(
             adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce], divided=software.gradients_divided
         )
     if software.loss != "fused":
-        adapted = passes_of_loss(adapted, software.loss)
+        adapted = each(adapted, partial(passes_of_loss, how=software.loss))
     if software.kernels == "eager":
-        adapted = eager_operators(adapted)
+        adapted = each(adapted, eager)
         if software.gradient_sums:
-            adapted = summed_gradients(adapted, software.expert_biases == "repeated")
+            joined = software.expert_biases == "repeated"
+            adapted = each(adapted, partial(with_sum, joined_experts=joined))
         if software.expert_biases == "repeated":
-            adapted = clamped_activations(adapted)
+            adapted = each(adapted, clamped_activation)
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage, whole_gradients=whole_gradients)
         if software.single_groups_copied and zero_stage == 3:
@@ -87,16 +91,8 @@ _CHAIN = {"gate.select": GATE_FORWARD_PASSES, "gate.select.backward": GATE_BACKW
 _ROUTER = frozenset({"gate", "gate.dgrad", "gate.wgrad", *_CHAIN})
 
 
-def routed_by(
-    operators: Mapping[Phase, tuple[Operator, ...]], router: str
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Replace the router's kernels; `router` is `fused` or `constant`."""
-    return {
-        phase: tuple(one for op in ops for one in _routed(op, router)) for phase, ops in operators.items()
-    }
-
-
-def _routed(op: Operator, router: str) -> tuple[Operator, ...]:
+def routed_by(op: Operator, router: str) -> tuple[Operator, ...]:
+    """What `router`, `fused` or `constant`, runs in the place of a kernel of the router."""
     base = op.name.removesuffix(".recompute")
     if router == "constant":
         return () if base in _ROUTER else (op,)
@@ -113,7 +109,7 @@ _BEFORE = {"experts.gate_up": "experts.pad", "experts.down.dgrad": "experts.pad_
 _AFTER = {"experts.down": "experts.unpad", "experts.gate_up.dgrad": "experts.unpad_gradient"}
 
 
-def padded_rows(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+def padded_rows(op: Operator) -> tuple[Operator, ...]:
     """Pad the rows of every expert to a multiple of 16 or 32 for FP8 GEMMs, and take the padding out again.
 
     Megatron core pads before the first projection and unpads behind the second; the backward does the reverse
@@ -121,10 +117,6 @@ def padded_rows(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, 
     NVIDIA/TransformerEngine@001b2b1e8 transformer_engine/pytorch/module/fp8_padding.py). Each copy reads and
     writes all rows in BF16; the rows that are added are left out.
     """
-    return {phase: tuple(one for op in ops for one in _copied(op)) for phase, ops in operators.items()}
-
-
-def _copied(op: Operator) -> tuple[Operator, ...]:
     base = op.name.removesuffix(".recompute")
     name = _BEFORE.get(base) or _AFTER.get(base)
     if name is None or op.gemm is None:
@@ -158,8 +150,8 @@ EPILOGUES = frozenset(
 """Operators that run in the epilogue of a grouped GEMM, or whose output it has written already."""
 
 
-def fused_experts(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
-    """The operators of a block without the kernels between its grouped GEMMs; recomputed ones stay.
+def fused_experts(op: Operator) -> tuple[Operator, ...]:
+    """No kernels between the grouped GEMMs of experts; recomputed ones stay.
 
     Transformer Engine's fused grouped MLP writes activations and their gradients from the epilogue of the
     GEMM before them: the activation times the routing weight, quantised by rows and by columns, behind the
@@ -167,10 +159,7 @@ def fused_experts(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase
     second (NVIDIA/TransformerEngine@d0067d0da transformer_engine/pytorch/ops/fused/grouped_mlp.py). The
     epilogue's bytes move while tensor cores compute and add no time; pre-activations stay in BF16.
     """
-    return {
-        phase: tuple(op for op in ops if op.recompute or op.name not in EPILOGUES)
-        for phase, ops in operators.items()
-    }
+    return (op,) if op.recompute or op.name not in EPILOGUES else ()
 
 
 # -- biases of experts outside of their GEMMs ----------------------------------------------------------
@@ -219,46 +208,27 @@ EAGER_FORWARD_BYTES, EAGER_BACKWARD_BYTES = 10.0, 18.0
 """Bytes per such element of eager SwiGLU (`simulator/frameworks/eager.py`)."""
 
 
-def clamped_activations(
-    operators: Mapping[Phase, tuple[Operator, ...]],
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Replace eager SwiGLU of routed experts by torchtitan's clamped one, a kernel for every operator."""
-    return {phase: tuple(map(_clamped, ops)) for phase, ops in operators.items()}
-
-
-def _clamped(op: Operator) -> Operator:
+def clamped_activation(op: Operator) -> tuple[Operator, ...]:
+    """Torchtitan's clamped SwiGLU of routed experts, a kernel for every operator, for the eager one."""
     base = op.name.removesuffix(".recompute")
     if base not in ("experts.swiglu", "experts.swiglu.backward"):
-        return op
-    backward = base.endswith("backward")
-    elements = (op.bytes_read + op.bytes_written) / (
-        EAGER_BACKWARD_BYTES if backward else EAGER_FORWARD_BYTES
+        return (op,)
+    (read, written), of_eager, kernels, variant = (
+        (CLAMPED_BACKWARD, EAGER_BACKWARD_BYTES, CLAMPED_BACKWARD_KERNELS, "clamped_backward")
+        if base.endswith("backward")
+        else (CLAMPED_FORWARD, EAGER_FORWARD_BYTES, CLAMPED_FORWARD_KERNELS, "clamped_forward")
     )
-    read, written = CLAMPED_BACKWARD if backward else CLAMPED_FORWARD
-    kernels = CLAMPED_BACKWARD_KERNELS if backward else CLAMPED_FORWARD_KERNELS
-    return replace(
-        op,
-        bytes_read=elements * read,
-        bytes_written=elements * written,
-        launches=kernels,
-        variant="clamped_backward" if backward else "clamped_forward",
-    )
+    elements = (op.bytes_read + op.bytes_written) / of_eager
+    size = {"bytes_read": elements * read, "bytes_written": elements * written}
+    return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
 
 
-def split_biases(
-    operators: Mapping[Phase, tuple[Operator, ...]], how: str
-) -> dict[Phase, tuple[Operator, ...]]:
-    """Add the biases of experts by `how`, a key of `SPLIT_BIASES`, to blocks that have such biases.
+def split_biases(op: Operator, how: str) -> tuple[Operator, ...]:
+    """Add the biases of experts by `how`, a key of `SPLIT_BIASES`, in a block that has such biases.
 
     Bytes per element were counted in the code: rows are split by expert, each part gets its bias, times the
     weights of its tokens, and the parts are joined again.
     """
-    if not any(op.name == "experts.down.bias" for op in operators.get("mlp F", ())):
-        return dict(operators)
-    return {phase: tuple(one for op in ops for one in _split(op, how)) for phase, ops in operators.items()}
-
-
-def _split(op: Operator, how: str) -> tuple[Operator, ...]:
     base = op.name.removesuffix(".recompute")
     if base == "experts.down.bias":
         return ()
@@ -297,9 +267,7 @@ TENSORS = 6
 first, and the routing weights (`GroupedTensor` saves of Transformer Engine's grouped MLP)."""
 
 
-def with_stash(
-    operators: Mapping[Phase, tuple[Operator, ...]], stashed_bytes: float
-) -> dict[Phase, tuple[Operator, ...]]:
+def with_stash(operators: Operators, stashed_bytes: float) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with its copies of `stashed_bytes`, behind F and before I.
 
     Megatron core copies what the experts keep to pages when their forward ends, and back before their
@@ -309,10 +277,10 @@ def with_stash(
     """
     out = dict(operators)
     if stashed_bytes > 0.0 and "mlp F" in out:
-        out["mlp F"] = (*out["mlp F"], _copy("experts.stash", "F", stashed_bytes))
-        out["mlp I"] = (_copy("experts.unstash", "I", stashed_bytes), *out["mlp I"])
+        there = move(
+            "experts.stash", "copy", "F", stashed_bytes, stashed_bytes,
+            variant="flat", launches=TENSORS, per_received_row=True,
+        )  # fmt: skip
+        out["mlp F"] = (*out["mlp F"], there)
+        out["mlp I"] = (replace(there, name="experts.unstash", direction="I"), *out["mlp I"])
     return out
-
-
-def _copy(name: str, direction: Direction, size: float) -> Operator:
-    return move(name, "copy", direction, size, size, variant="flat", launches=TENSORS, per_received_row=True)

@@ -96,8 +96,11 @@ def plan_placement(
     plan = ExpertPlacement(slots, replicas, ranks)
     plain = placement_in_order(len(table), experts, ranks)
     worse = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
-    if worse.any():
-        slots[worse], replicas[worse] = _beside_originals(experts, ranks, redundant_experts)
+    if worse.any():  # experts in order, and replicas on the ranks of their originals
+        per_rank, extra = experts // ranks, redundant_experts // ranks
+        local = np.arange(per_rank + extra) % per_rank
+        beside = (np.arange(ranks)[:, None] * per_rank + local).ravel()
+        slots[worse], replicas[worse] = beside, np.bincount(beside, minlength=experts)
     return plan
 
 
@@ -192,19 +195,15 @@ def _packed(items: FloatArray, bins: int, domains: int) -> IntArray:
     for row in range(rows):
         _swap(items[row], content[row])
     packed = np.take_along_axis(items, content.reshape(rows, count), axis=1).reshape(content.shape)
-    order = _turns(packed.sum(axis=2).reshape(-1, domains, bins)).reshape(rows, bins)
-    return np.take_along_axis(content, order[:, :, None], axis=1).reshape(rows, count)
-
-
-def _turns(loads: FloatArray) -> IntArray:
-    """Bin of each rank [layers, domains, bins]: the rank with the least load so far takes the heaviest."""
+    loads = packed.sum(axis=2).reshape(-1, domains, bins)
     order = np.empty(loads.shape, dtype=np.int64)
     total = np.zeros(loads.shape[1:])
-    for layer, load in enumerate(loads):
+    for layer, load in enumerate(loads):  # the rank with the least load so far takes the heaviest bin
         heaviest = np.argsort(-load, axis=1, kind="stable")
         np.put_along_axis(order[layer], np.argsort(total, axis=1, kind="stable"), heaviest, axis=1)
         total += np.take_along_axis(load, order[layer], axis=1)
-    return order
+    order = order.reshape(rows, bins)
+    return np.take_along_axis(content, order[:, :, None], axis=1).reshape(rows, count)
 
 
 def _swap(items: FloatArray, content: IntArray) -> None:
@@ -224,14 +223,6 @@ def _swap(items: FloatArray, content: IntArray) -> None:
         content[top, mine], content[other, theirs] = content[other, theirs], content[top, mine]
         weights[top], weights[other] = items[content[top]], items[content[other]]
         sums[[top, other]] = weights[[top, other]].sum(axis=1)
-
-
-def _beside_originals(experts: int, ranks: int, redundant: int) -> tuple[IntArray, IntArray]:
-    """(expert of each slot, replicas of each expert) with experts in order and replicas on the same rank."""
-    per_rank, extra = experts // ranks, redundant // ranks
-    local = np.arange(per_rank + extra) % per_rank
-    slots = (np.arange(ranks)[:, None] * per_rank + local).ravel()
-    return slots, np.bincount(slots, minlength=experts)
 
 
 def _check_divides(key: str, value: int, whole: int, what: str, remedy: str = "") -> None:

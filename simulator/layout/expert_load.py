@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -153,12 +153,6 @@ class RankLoads:
     tokens_in: FloatArray
     dropped: float
 
-    def shared(self) -> RankLoads:
-        """The loads with arrays that nobody can write."""
-        for array in (self.rows, self.node_rows, self.tokens_in):
-            read_only(array)
-        return self
-
 
 def draw_rank_loads(
     spec: LoadSpec,
@@ -182,32 +176,29 @@ def draw_rank_loads(
     do not divide.
     """
     _check(spec, layers, ep, gpus_per_node, experts, top_k, rows_per_rank)
-    sizes = _DrawSizes(
-        seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank
-    )
-    return _LOADS.get((spec.key, sizes), lambda: _drawn(spec, sizes).shared())
-
-
-class _DrawSizes(NamedTuple):
-    seed: int
-    group: int
-    step: int
-    layers: int
-    microbatches: int
-    ep: int
-    gpus_per_node: int
-    experts: int
-    top_k: int
-    rows_per_rank: float
+    stream = seed if group == 0 and step == 0 else [seed, LOAD_STREAM, group, step]
+    sizes = (layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank)
+    key = (spec.key, seed, group, step, *sizes)
+    return _LOADS.get(key, lambda: _drawn(spec, stream, step, *sizes))
 
 
 _LOADS: BoundedCache[RankLoads] = BoundedCache(48_000_000, lambda loads: loads.rows.nbytes * 3)
 """Loads drawn before, of at most 48 MB."""
 
 
-def _drawn(spec: LoadSpec, sizes: _DrawSizes) -> RankLoads:
-    seed, group, step, layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank = sizes
-    stream = seed if group == 0 and step == 0 else [seed, LOAD_STREAM, group, step]
+def _drawn(
+    spec: LoadSpec,
+    stream: int | list[int],
+    step: int,
+    layers: int,
+    microbatches: int,
+    ep: int,
+    gpus_per_node: int,
+    experts: int,
+    top_k: int,
+    rows_per_rank: float,
+) -> RankLoads:
+    """The loads of one group and step, with arrays that nobody can write."""
     samples = layers * microbatches
     if spec.plain:
         rows = (
@@ -215,15 +206,17 @@ def _drawn(spec: LoadSpec, sizes: _DrawSizes) -> RankLoads:
             if spec.even
             else sampled_loads(stream, samples, ep, experts, spec.expert_cv, rows_per_rank)
         )
-        return RankLoads(rows, _node_mean(rows, gpus_per_node), rows, 0.0)
+        return RankLoads(read_only(rows), _node_mean(rows, gpus_per_node), rows, 0.0)
     shares = _expert_shares(
         spec, stream, layers, microbatches, experts, top_k, round(rows_per_rank * ep), step
     )
     dropped = 0.0
     if spec.capacity_factor is not None and spec.capacity_per == "expert":
         shares = np.minimum(shares, spec.capacity_factor / experts)
-    slots = _slot_shares(shares, spec.placement, layers)
-    slots = slots.reshape(samples, ep, -1)
+    if spec.placement is not None:  # an expert's rows are split evenly over its replicas
+        by_layer = shares.reshape(layers, -1, experts) / spec.placement.replicas[:, None, :]
+        shares = np.take_along_axis(by_layer, spec.placement.expert_of_slot[:, None, :], axis=2)
+    slots = shares.reshape(samples, ep, -1)
     rows = slots.sum(axis=2) * ep
     missed = np.prod(1.0 - np.minimum(slots * top_k, 1.0), axis=2)
     tokens = (1.0 - missed) / (1.0 - (1.0 - top_k / experts) ** (experts // ep))
@@ -234,12 +227,7 @@ def _drawn(spec: LoadSpec, sizes: _DrawSizes) -> RankLoads:
             rows = accepted
         lost = 1.0 - float(rows.mean())
         dropped = lost if lost > ROUNDING else 0.0
-    return RankLoads(rows, _node_mean(rows, gpus_per_node), tokens, dropped)
-
-
-def received_bytes(loads: RankLoads, tokens: float, distinct_gpus: float, bytes_per_row: float) -> FloatArray:
-    """Bytes that every rank receives in a dispatch of `tokens` tokens a rank [samples, ep] (eq. R8)."""
-    return loads.tokens_in * (tokens * distinct_gpus * bytes_per_row)
+    return RankLoads(read_only(rows), _node_mean(rows, gpus_per_node), read_only(tokens), dropped)
 
 
 def barrier_wait_s(loads: RankLoads, row_s: float) -> FloatArray:
@@ -284,19 +272,11 @@ def _expert_shares(
     return np.asarray(shares)
 
 
-def _slot_shares(shares: FloatArray, placement: ExpertPlacement | None, layers: int) -> FloatArray:
-    """Shares of the slots [samples, slots]; an expert's rows are split evenly over its replicas."""
-    if placement is None:
-        return shares
-    by_layer = shares.reshape(layers, -1, shares.shape[1]) / placement.replicas[:, None, :]
-    return np.take_along_axis(by_layer, placement.expert_of_slot[:, None, :], axis=2)
-
-
 def _node_mean(rows: FloatArray, gpus_per_node: int) -> FloatArray:
     samples, ep = rows.shape
     per_node = min(ep, gpus_per_node)
     means = rows.reshape(samples, ep // per_node, per_node).mean(axis=2)
-    return np.asarray(means.repeat(per_node, axis=1))
+    return read_only(np.asarray(means.repeat(per_node, axis=1)))
 
 
 def _check(

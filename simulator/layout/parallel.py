@@ -133,14 +133,6 @@ class Layout:
                 raise InputError(f"coordinate {key}={value} is outside 0 to {size - 1}")
         return ((pp * self.dp + dp) * p.cp + cp) * p.tp + tp
 
-    def tp_group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that split the GEMMs of one layer."""
-        return self._strided(rank, 1, self.plan.tp)
-
-    def cp_group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that split the sequences of one micro-batch."""
-        return self._strided(rank, self.plan.tp, self.plan.cp)
-
     def dp_group(self, rank: int) -> tuple[int, ...]:
         """Ranks with the same parameters and other micro-batches."""
         return self._strided(rank, self.plan.tp * self.plan.cp, self.dp)
@@ -148,10 +140,6 @@ class Layout:
     def ep_group(self, rank: int) -> tuple[int, ...]:
         """Ranks that exchange tokens and together hold every expert once."""
         return self._strided(rank, self.plan.expert_tp, self.plan.ep)
-
-    def expert_dp_group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that hold the same experts, in one direction of a pipeline."""
-        return self._strided(rank, self.plan.expert_tp * self.plan.ep, self.expert_dp)
 
     def pp_group(self, rank: int) -> tuple[int, ...]:
         """Ranks of one pipeline, first to last."""
@@ -207,7 +195,15 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
                     nearest=(1,),
                 )
     else:
-        _check_experts(plan, shape)
+        check_divides("parallel.ep", plan.ep, moe.experts, f"experts={moe.experts}")
+        check_divides("parallel.expert_tp", plan.expert_tp, moe.expert_ffn, f"expert_ffn={moe.expert_ffn}")
+        if plan.tp > 1 and not plan.sequence_parallel:
+            raise InputError(
+                f"parallel.tp={plan.tp} with experts needs parallel.sequence_parallel: true; otherwise every "
+                "rank of a TP group would dispatch the same tokens",
+                key="parallel.sequence_parallel",
+                nearest=(True,),
+            )
     # To balance causal attention, every context-parallel rank has one early and one late slice.
     slices = 2 * plan.cp if plan.cp > 1 else 1
     if sequence % slices:
@@ -226,21 +222,6 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
             f"{n_stages} pipeline stages (parallel.pp={plan.pp}, vpp={plan.vpp}) are more than the "
             f"{shape.n_layers} layers of {shape.name} fill with embedding and head alone on two; use at most "
             f"{most} stages, or give stages.layers with zeros"
-        )
-
-
-def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
-    moe = shape.moe
-    assert moe is not None
-    check_divides("parallel.ep", plan.ep, moe.experts, f"experts={moe.experts}")
-    width = f"expert_ffn={moe.expert_ffn}"
-    check_divides("parallel.expert_tp", plan.expert_tp, moe.expert_ffn, width)
-    if plan.tp > 1 and not plan.sequence_parallel:
-        raise InputError(
-            f"parallel.tp={plan.tp} with experts needs parallel.sequence_parallel: true; otherwise every "
-            "rank of a TP group would dispatch the same tokens",
-            key="parallel.sequence_parallel",
-            nearest=(True,),
         )
 
 

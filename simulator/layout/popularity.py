@@ -236,14 +236,15 @@ def _read_csv(path: Path) -> FloatArray:
             raise InputError(
                 f"{path}: line {number} has {len(cells):,} counts, above the limit {MAX_EXPERTS:,}"
             )
-        try:
-            rows.append([float(cell) for cell in cells])
-        except ValueError:
-            wrong = next(cell for cell in cells if not _is_number(cell))
-            raise InputError(
-                f"{path}: line {number}: {wrong.strip()[:40]!r} is not a number; a line holds the counts of "
-                "one layer, separated by commas, without headings"
-            ) from None
+        rows.append([])
+        for cell in cells:
+            try:
+                rows[-1].append(float(cell))
+            except ValueError:
+                raise InputError(
+                    f"{path}: line {number}: {cell.strip()[:40]!r} is not a number; a line holds the counts "
+                    "of one layer, separated by commas, without headings"
+                ) from None
         if len(rows[-1]) != len(rows[0]):
             raise InputError(
                 f"{path}: line {number} has {len(rows[-1])} counts, the first layer has {len(rows[0])}; "
@@ -252,14 +253,6 @@ def _read_csv(path: Path) -> FloatArray:
     if not rows:
         raise InputError(f"{path}: the file is empty; a line of counts for each layer is expected")
     return np.array(rows)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _read_npy(path: Path) -> FloatArray:

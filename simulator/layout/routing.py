@@ -179,14 +179,10 @@ def _expected_units(gate: Gate, distribution: tuple[tuple[GroupCounts, float], .
         overlaps = (min(end, (g + 1) * size) - max(begin, g * size) for g in range(gate.groups))
         kinds[tuple(sorted(o for o in overlaps if o > 0))] += 1
     return fsum(
-        probability * times * (1.0 - _missed(_padded(counts, gate.groups), overlaps, size))
+        probability * times * (1.0 - _missed(counts + (0,) * (gate.groups - len(counts)), overlaps, size))
         for counts, probability in distribution
         for overlaps, times in kinds.items()
     )
-
-
-def _padded(counts: GroupCounts, groups: int) -> GroupCounts:
-    return counts + (0,) * (groups - len(counts))
 
 
 @lru_cache(maxsize=4096)

@@ -188,25 +188,20 @@ def describe(assignment: StageAssignment) -> str:
         for layers, run in groupby((block.kind for block in stage), key=is_layer):
             kinds = list(run)
             runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
-            parts += [in_groups(kinds, " + ")] if layers else [_counted(*each) for each in runs]
+            parts += (
+                [in_groups(kinds, " + ")]
+                if layers
+                else [kind if times == 1 else f"{times} {kind}" for kind, times in runs]
+            )
         lines.append(f"stage {i}: {' + '.join(parts) or '-'}")
     return "\n".join(lines)
 
 
-def _counted(kind: str, times: int) -> str:
-    return kind if times == 1 else f"{times} {kind}"
-
-
 def blocks_with_parameters(stages: StageAssignment, stage: int) -> list[Block]:
     """Blocks of a stage with parameters of their own: further head passes read the table of the first."""
-    seen_head = False
-    stored = []
-    for block in stages.stages[stage]:
-        if block.is_head and seen_head:
-            continue
-        seen_head = seen_head or block.is_head
-        stored.append(block)
-    return stored
+    blocks = stages.stages[stage]
+    first_head = next((place for place, block in enumerate(blocks) if block.is_head), None)
+    return [block for place, block in enumerate(blocks) if not block.is_head or place == first_head]
 
 
 def _split(blocks: Sequence[Block]) -> tuple[list[Block], list[Block], list[Block]]:

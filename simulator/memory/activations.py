@@ -119,29 +119,25 @@ def activation_bytes(
     )
     if software.dtensor and plan.tp > 1 and policy == "op" and block.layer is not None:
         kept += tokens * row_bytes(block.layer.halves * shape.hidden, "bf16") / cut["tokens"]
-    if software.expert_biases == "repeated" and software.kernels == "eager" and policy == "none":
-        kept += tokens * _clamped_bytes(shape, block) / plan.tp
+    clamps = software.expert_biases == "repeated" and software.kernels == "eager" and policy == "none"
+    if clamps and block.routed and shape.moe is not None:
+        clamped = CLAMPED_ELEMENTS * shape.moe.routed_rows * shape.moe.expert_ffn
+        kept += tokens * row_bytes(clamped, "bf16") / plan.tp
     if software.dropout:
-        kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
+        # The embedding has a mask, and a layer one behind each half. Policies that recompute pointwise work
+        # draw those of a layer again from the generator's saved state.
+        halves = 0 if block.layer is None or policy in ("op", "full") else block.layer.halves
+        masks = block.is_embedding or halves
+        kept += tokens * MASK_BYTES * shape.hidden * masks / cut["tokens"]
     if block.is_head:
         kept -= tokens * _not_kept_by_loss(shape, precision, software, plan.pp > 1) / plan.tp
     if software.kernels == "eager":
         kept += tokens * _eager_bytes(shape, block, policy) / plan.tp
-    if unfused and block.layer is not None and not _drops_scores(policy):
+    repeated = "scores" in RECOMPUTED[policy] if isinstance(policy, str) else "core_attn" in policy
+    if unfused and block.layer is not None and not repeated:
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
         kept += tokens * score * block.layer.attention.unfused_scores(sequence) / plan.tp
     return kept
-
-
-def _clamped_bytes(shape: ModelShape, block: BlockShape) -> float:
-    """Bytes per token that the clamped activation of routed experts keeps beyond an eager one."""
-    if not block.routed or shape.moe is None:
-        return 0.0
-    return row_bytes(CLAMPED_ELEMENTS * shape.moe.routed_rows * shape.moe.expert_ffn, "bf16")
-
-
-def _drops_scores(policy: Recompute) -> bool:
-    return "scores" in RECOMPUTED[policy] if isinstance(policy, str) else "core_attn" in policy
 
 
 def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Software, pipeline: bool) -> float:
@@ -161,17 +157,6 @@ def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Softwar
     if software.loss == "fused":
         return 0.0
     return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
-
-
-def _masks(block: BlockShape, policy: Recompute) -> int:
-    """Number of dropout masks as wide as the hidden state.
-
-    The embedding has one and a layer one behind each half. Policies that recompute
-    pointwise work keep no mask of a layer: they draw it again from the generator's saved state.
-    """
-    if block.layer is None:
-        return int(block.is_embedding)
-    return 0 if policy in ("op", "full") else block.layer.halves
 
 
 def _eager_bytes(shape: ModelShape, block: BlockShape, policy: Recompute) -> float:
@@ -221,8 +206,16 @@ def _tensors(
     shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute, unfused: bool
 ) -> Iterator[CachedTensor]:
     h, cache = shape.hidden, precision.activation_cache
+    if block.is_embedding:
+        yield CachedTensor("token ids", 8.0, "residual", "none")
+        return
     if block.layer is None:
-        yield from _ends(shape, block, precision)
+        yield CachedTensor("norm input", row_bytes(h, "bf16"), "residual", "tokens")
+        head_input = row_bytes(h, precision.head)
+        yield CachedTensor("head input", head_input, "norm output", "tokens", whole_in_dtensor=True)
+        yield CachedTensor("logits", row_bytes(shape.vocab, precision.logits), "kept", "width")
+        if precision.loss == "fp32":  # one copy in FP32, and one of its log-softmax
+            yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")
         return
     if block.is_mtp:
         norm_inputs = 2 * row_bytes(h, "bf16")
@@ -253,16 +246,3 @@ def _tensors(
     if block.layer.sandwich_norms:
         behind = block.layer.halves * row_bytes(h, "bf16")
         yield CachedTensor("inputs of the norms behind", behind, "kept", "tokens")
-
-
-def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterator[CachedTensor]:
-    """Tensors of the embedding, or of the head and its loss."""
-    if block.is_embedding:
-        yield CachedTensor("token ids", 8.0, "residual", "none")
-        return
-    yield CachedTensor("norm input", row_bytes(shape.hidden, "bf16"), "residual", "tokens")
-    head_input = row_bytes(shape.hidden, precision.head)
-    yield CachedTensor("head input", head_input, "norm output", "tokens", whole_in_dtensor=True)
-    yield CachedTensor("logits", row_bytes(shape.vocab, precision.logits), "kept", "width")
-    if precision.loss == "fp32":  # one copy in FP32, and one of its log-softmax
-        yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")

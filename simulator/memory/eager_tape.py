@@ -9,11 +9,9 @@ from typing import Literal, TypeAlias
 from moesim.simulator.memory.allocator import Event
 from moesim.simulator.model.attention import MLA
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
-from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.shape import ModelShape
 
 # -- eager tape --------------------------------------------------------------------------------------
@@ -142,7 +140,9 @@ def _forward(
     """Allocate and free what the operators do; `again` stops where the backward has all that it needs."""
     values: dict[str, Tensor | None] = {INPUT: tape.hold(x)}
     ends = _ends_of_variables(ops)
-    stop = _last_saving(ops) if again else len(ops)
+    stop = len(ops)
+    if again:  # the last operator that saves anything
+        stop = max(place for place, op in enumerate(ops) if op.saves or op.extra_bytes)
     unit = ""
     for place, op in enumerate(ops):
         if op.unit != unit:
@@ -151,7 +151,13 @@ def _forward(
         if place == stop and not op.extra_bytes and op.output not in op.saves:
             frame.saved[place] = [tape.hold(values[name]) for name in op.saves]
             break
-        out, extra = _run(tape, op, values, frame.kept.pop(place, None) if again else None)
+        kept = frame.kept.pop(place, None) if again else None
+        if kept is not None:
+            out, extra = kept
+        elif op.size_bytes <= 0:
+            out, extra = tape.hold(values[op.inputs[0]]), None
+        else:
+            out, extra = tape.new(op.size_bytes), tape.new(op.extra_bytes)
         values[op.output] = out
         if saving == "all":
             frame.saved[place] = [*(tape.hold(values[name]) for name in op.saves), tape.hold(extra)]
@@ -167,17 +173,6 @@ def _forward(
     output = None if again else values.pop(ops[-1].output)
     tape.drop_all(list(values.values()))
     return output
-
-
-def _run(
-    tape: Tape, op: EagerOp, values: dict[str, Tensor | None], kept: list[Tensor | None] | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the output of an operator and its second output, allocated unless they were kept."""
-    if kept is not None:
-        return kept[0], kept[1]
-    if op.size_bytes <= 0:
-        return tape.hold(values[op.inputs[0]]), None
-    return tape.new(op.size_bytes), tape.new(op.extra_bytes)
 
 
 def run_backward(
@@ -214,7 +209,13 @@ def run_backward(
         if incoming is not None:
             for name, size in op.gradients:
                 part = tape.new(size) if size else tape.hold(incoming)
-                gradients[name] = _added(tape, gradients.get(name), part)
+                total = gradients.get(name)
+                if (
+                    total is not None and part is not None
+                ):  # autograd adds into the one that nobody else holds
+                    total, part = (part, total) if total.holders > 1 else (total, part)
+                    tape.drop(part)
+                gradients[name] = part if total is None else total
             if not weights_later:
                 (of_unit if unit else weights).extend(tape.new(size) for size in op.weights)
         if weights_later:
@@ -251,23 +252,8 @@ def run_weights(
     return weights, of_units
 
 
-def _added(tape: Tape, gradient: Tensor | None, part: Tensor | None) -> Tensor | None:
-    """Add a gradient to another as autograd does: into the one that nobody else holds."""
-    if gradient is None or part is None:
-        return part if gradient is None else gradient
-    if gradient.holders > 1:
-        gradient, part = part, gradient
-    tape.drop(part)
-    return gradient
-
-
 def _nothing(unit: str, gradients: list[Tensor | None]) -> None:
     """Do nothing: a unit that runs again stays as it is."""
-
-
-def _last_saving(ops: Sequence[EagerOp]) -> int:
-    """Place of the last operator that saves anything."""
-    return max(place for place, op in enumerate(ops) if op.saves or op.extra_bytes)
 
 
 def _ends_of_variables(ops: Sequence[EagerOp]) -> dict[int, list[str]]:
@@ -383,11 +369,22 @@ def eager_block(
     if layer is None or block.is_mtp or layer.streams > 1 or layer.sandwich_norms or layer.halves < 2:
         return None
     out.norm("attention input", INPUT, tokens, shape.hidden)
-    if not _attention(out, layer.attention):
+    attention, feed_forward = layer.attention, layer.feed_forward
+    if attention.features != {attention.kind}:
+        return None
+    if isinstance(attention, GroupedQueryAttention):
+        _grouped_query(out, attention)
+    elif isinstance(attention, MLA):
+        _latent(out, attention)
+    else:
         return None
     out.sum_of("h", INPUT, "attention output")
     out.norm("ffn input", "h", tokens, shape.hidden)
-    if not _feed_forward(out, layer.feed_forward, ep):
+    if isinstance(feed_forward, DenseFFN) and feed_forward.gated:
+        _ffn(out, "", feed_forward.width, "ffn output")
+    elif isinstance(feed_forward, MoE) and feed_forward.expert_gated and feed_forward.latent is None:
+        _moe(out, feed_forward, ep)
+    else:
         return None
     out.sum_of("y", "h", "ffn output")
     return tuple(out.ops)
@@ -410,19 +407,6 @@ def eager_loss(vocabulary: int, tokens: float, compiled: bool = False) -> tuple[
 
 
 # -- attention ---------------------------------------------------------------------------------------------
-
-
-def _attention(out: _BlockOps, attention: Attention) -> bool:
-    """Append the attention half between its norm and its sum; False if it is not described."""
-    if attention.features != {attention.kind}:
-        return False
-    if isinstance(attention, GroupedQueryAttention):
-        _grouped_query(out, attention)
-    elif isinstance(attention, MLA):
-        _latent(out, attention)
-    else:
-        return False
-    return True
 
 
 def _core(out: _BlockOps, inputs: dict[str, float], heads: int, width: float) -> None:
@@ -494,17 +478,6 @@ def _latent(out: _BlockOps, attention: MLA) -> None:
 
 
 # -- feed-forward ------------------------------------------------------------------------------------------
-
-
-def _feed_forward(out: _BlockOps, feed_forward: FeedForward, ep: int) -> bool:
-    """Append the feed-forward half between its norm and its sum; False if it is not described."""
-    if isinstance(feed_forward, DenseFFN) and feed_forward.gated:
-        _ffn(out, "", feed_forward.width, "ffn output")
-        return True
-    if not isinstance(feed_forward, MoE) or not feed_forward.expert_gated or feed_forward.latent is not None:
-        return False
-    _moe(out, feed_forward, ep)
-    return True
 
 
 def _ffn(out: _BlockOps, name: str, width: int, output: str) -> None:

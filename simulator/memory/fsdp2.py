@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moesim.simulator.layout.stages import Block, StageAssignment
@@ -22,7 +22,7 @@ from moesim.simulator.memory.eager_tape import (
     run_weights,
 )
 from moesim.simulator.memory.gpu import MemoryInputs
-from moesim.simulator.model.precision import Precision
+from moesim.simulator.memory.rank_bytes import StateFormats
 from moesim.simulator.schedules.action import Action, Schedule, actions_of
 
 # -- fsdp2 units -------------------------------------------------------------------------------------
@@ -57,17 +57,83 @@ class Unit:
         return sum(self.sizes)
 
 
-class ShardBuffers:
-    """Gathers and reduces units of parameters on a tape.
+# -- fsdp2 step --------------------------------------------------------------------------------------
+# Events of PyTorch's allocator in the training steps of a rank under FSDP2 (docs/model.md, eq. M42).
+#
+# Which buffer lives on which stream, and until when, is read from torch 2.11
+# (`distributed/fsdp/_fully_shard`, `distributed/pipelining`).
 
-    With `whole_gradients` gradients are added in FP32 and reduced by the caller, at the end of a step.
+GEMM_WORKSPACE_BYTES, GEMM_THREADS = 32 << 20, 2
+"""Workspace of cuBLAS, which the threads of forward and backward each keep; measured on an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerStage:
+    """Blocks of a stage, as their operators and the number of ranks over which each is sharded.
+
+    `unit_shards` is that of routed experts. `is_first` and `is_last` say whether the stage has the embedding
+    and the head.
     """
 
-    def __init__(self, tape: Tape, whole_gradients: bool) -> None:
-        """Start without buffers."""
-        self.tape, self.whole_gradients = tape, whole_gradients
+    blocks: tuple[tuple[EagerOp, ...], ...]
+    recomputed: tuple[Saving, ...]
+    """What the forward of each block leaves."""
+    shards: int
+    unit_shards: int
+    hidden_bytes: float
+    """Hidden states of a micro-batch."""
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How the steps of a rank run."""
+
+    microbatches: int
+    pipeline: bool
+    """Gradients of all micro-batches are added in FP32 without a reduction, which ends the step."""
+    reshard: bool
+    """Parameters are freed after each forward, except those of the last module."""
+    states: int
+    """FP32 tensors of the optimizer for each parameter."""
+
+
+class _Rank:
+    """Runs the steps of one rank on a tape.
+
+    In a pipeline gradients are added in FP32, and reduced at the end of the step.
+    """
+
+    def __init__(self, stages: Sequence[EagerStage], plan: StepPlan) -> None:
+        self.tape, self.stages, self.plan = Tape(), stages, plan
+        self.units: list[list[dict[str, Unit]]] = [
+            [self._units_of(stage, n) for n in range(len(stage.blocks))] for stage in stages
+        ]
         self.last_gather: Tensor | None = None
         self.reducing: Tensor | None = None
+        self.frames: dict[tuple[int, int], list[BlockFrame]] = {}
+        self.outputs: dict[tuple[int, int], Tensor | None] = {}
+        self.losses: dict[tuple[int, int], Tensor | None] = {}
+        self.waiting: dict[tuple[int, int], list[Held]] = {}
+        self.received: dict[tuple[int, int], Tensor | None] = {}
+        self.received_gradients: dict[tuple[int, int], Tensor | None] = {}
+
+    def _units_of(self, stage: EagerStage, place: int) -> dict[str, Unit]:
+        names = dict.fromkeys(op.unit for op in stage.blocks[place])
+        last = stage.is_last and place >= len(stage.blocks) - 2  # head and loss
+        units = {}
+        for name in names:
+            sizes = tuple(w / NARROW for op in stage.blocks[place] if op.unit == name for w in op.weights)
+            ranks = stage.unit_shards if name else stage.shards
+            units[name] = Unit(sizes, ranks, reshard=self.plan.reshard and not last)
+        return units
+
+    # -- parameters: gathered, reduced and freed as units -------------------------------------------------
+
+    def all_units(self) -> Iterable[Unit]:
+        """All units in the order of the model."""
+        return (unit for stage in self.units for block in stage for unit in block.values())
 
     def store(self, unit: Unit, copies: int) -> None:
         """Allocate `copies` FP32 tensors for the shard of every parameter of a unit, for good."""
@@ -123,7 +189,7 @@ class ShardBuffers:
 
     def after_backward(self, unit: Unit) -> None:
         """Reduce the gradients of a unit, or add them to those of earlier micro-batches in FP32."""
-        if not self.whole_gradients:
+        if not self.plan.pipeline:
             self.reduce(unit)
             return
         if not unit.accumulated:
@@ -132,105 +198,6 @@ class ShardBuffers:
                 self.tape.drop(unit.gradients[place])
             unit.gradients.clear()
         self.tape.drop_all(unit.gradients)
-
-    def end_forward(self) -> None:
-        """Free the last all-gather of a forward."""
-        self.tape.drop(self.last_gather)
-        self.last_gather = None
-
-    def end_step(self) -> None:
-        """Free the last input of a reduction."""
-        self.tape.drop(self.reducing)
-        self.reducing = None
-
-    def drop_gradient(self, unit: Unit) -> None:
-        """Free the reduced gradients of a unit."""
-        self.tape.drop(unit.reduced)
-        unit.reduced = None
-
-
-# -- fsdp2 step --------------------------------------------------------------------------------------
-# Events of PyTorch's allocator in the training steps of a rank under FSDP2 (docs/model.md, eq. M42).
-#
-# Which buffer lives on which stream, and until when, is read from torch 2.11
-# (`distributed/fsdp/_fully_shard`, `distributed/pipelining`).
-
-GEMM_WORKSPACE_BYTES, GEMM_THREADS = 32 << 20, 2
-"""Workspace of cuBLAS, which the threads of forward and backward each keep; measured on an H200."""
-
-
-@dataclass(frozen=True, slots=True)
-class EagerStage:
-    """Blocks of a stage, as their operators and the number of ranks over which each is sharded.
-
-    `unit_shards` is that of routed experts. `is_first` and `is_last` say whether the stage has the embedding
-    and the head.
-    """
-
-    blocks: tuple[tuple[EagerOp, ...], ...]
-    recomputed: tuple[Saving, ...]
-    """What the forward of each block leaves."""
-    shards: int
-    unit_shards: int
-    hidden_bytes: float
-    """Hidden states of a micro-batch."""
-    is_first: bool
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """How the steps of a rank run."""
-
-    microbatches: int
-    pipeline: bool
-    """Gradients of all micro-batches are added in FP32 without a reduction, which ends the step."""
-    reshard: bool
-    """Parameters are freed after each forward, except those of the last module."""
-    states: int
-    """FP32 tensors of the optimizer for each parameter."""
-
-
-class _Rank:
-    """Runs the steps of one rank on a tape."""
-
-    def __init__(self, stages: Sequence[EagerStage], plan: StepPlan) -> None:
-        self.tape, self.stages, self.plan = Tape(), stages, plan
-        self.units: list[list[dict[str, Unit]]] = [
-            [self._units_of(stage, n) for n in range(len(stage.blocks))] for stage in stages
-        ]
-        self.shards = ShardBuffers(self.tape, plan.pipeline)
-        self.frames: dict[tuple[int, int], list[BlockFrame]] = {}
-        self.outputs: dict[tuple[int, int], Tensor | None] = {}
-        self.losses: dict[tuple[int, int], Tensor | None] = {}
-        self.waiting: dict[tuple[int, int], list[Held]] = {}
-        self.received: dict[tuple[int, int], Tensor | None] = {}
-        self.received_gradients: dict[tuple[int, int], Tensor | None] = {}
-
-    def receive_into(self) -> None:
-        """Allocate the buffers into which a pipeline receives: inputs and gradients of every micro-batch."""
-        for number, stage in enumerate(self.stages):
-            for microbatch in range(self.plan.microbatches):
-                if not stage.is_first:
-                    self.received[number, microbatch] = self.tape.new(stage.hidden_bytes)
-                if not stage.is_last:
-                    self.received_gradients[number, microbatch] = self.tape.new(stage.hidden_bytes)
-
-    def _units_of(self, stage: EagerStage, place: int) -> dict[str, Unit]:
-        names = dict.fromkeys(op.unit for op in stage.blocks[place])
-        last = stage.is_last and place >= len(stage.blocks) - 2  # head and loss
-        units = {}
-        for name in names:
-            sizes = tuple(w / NARROW for op in stage.blocks[place] if op.unit == name for w in op.weights)
-            ranks = stage.unit_shards if name else stage.shards
-            units[name] = Unit(sizes, ranks, reshard=self.plan.reshard and not last)
-        return units
-
-    # -- parameters --------------------------------------------------------------------------------------
-
-    def all_units(self) -> Iterable[Unit]:
-        """All units in the order of the model."""
-        return (unit for stage in self.units for block in stage for unit in block.values())
 
     # -- passes ------------------------------------------------------------------------------------------
 
@@ -254,13 +221,13 @@ class _Rank:
         frames = []
         for place, ops in enumerate(stage.blocks):
             units = self.units[number][place]
-            self.shards.unshard(units[""], forward=True)
+            self.unshard(units[""], forward=True)
             y, frame = run_forward(
                 self.tape,
                 ops,
                 x,
                 stage.recomputed[place],
-                lambda name, _: self.shards.unshard(units[name], forward=True),  # noqa: B023
+                lambda name, _: self.unshard(units[name], forward=True),  # noqa: B023
                 lambda name, _: self._after_forward(units[name]),  # noqa: B023
             )
             self._after_forward(units[""])
@@ -270,7 +237,8 @@ class _Rank:
             self.tape.drop(x)
             frames.append(frame)
             x = y
-        self.shards.end_forward()
+        self.tape.drop(self.last_gather)
+        self.last_gather = None
         self.frames[number, microbatch] = frames
         if stage.is_last:
             self.losses[number, microbatch] = x
@@ -279,7 +247,7 @@ class _Rank:
 
     def _after_forward(self, unit: Unit) -> None:
         if unit.reshard:
-            self.shards.reshard(unit)
+            self.reshard(unit)
 
     def backward(self, number: int, microbatch: int, weights_later: bool) -> None:
         """Run the backward of a micro-batch, or only its input gradients."""
@@ -291,8 +259,7 @@ class _Rank:
         waiting: list[Held] = []
         for place in range(len(stage.blocks) - 1, -1, -1):
             units = self.units[number][place]
-            self.shards.unshard(units[""], forward=False)
-            self._prefetch(number, place, "")
+            self._enter_backward(number, place, "")
             gradient, weights, later = run_backward(
                 tape,
                 stage.blocks[place],
@@ -312,23 +279,20 @@ class _Rank:
             self.waiting[number, microbatch] = waiting
 
     def _enter_backward(self, number: int, place: int, name: str) -> None:
-        self.shards.unshard(self.units[number][place][name], forward=False)
-        self._prefetch(number, place, name)
-
-    def _prefetch(self, number: int, place: int, name: str) -> None:
-        """Gather what the forward ended before this unit: a unit in the block, or the block before."""
+        """Copy out a unit, and gather what the forward ended before it: in the block, or the block before."""
         units = self.units[number][place]
+        self.unshard(units[name], forward=False)
         inner = [unit for key, unit in units.items() if key]
         if not name and inner:
-            self.shards.gather(inner[-1])
+            self.gather(inner[-1])
         elif place:
-            self.shards.gather(self.units[number][place - 1][""])
+            self.gather(self.units[number][place - 1][""])
 
     def _leave_backward(self, unit: Unit, gradients: list[Tensor | None]) -> None:
         if not gradients and unit.sizes:
             return  # they are computed later
         unit.gradients = list(gradients)
-        self.shards.after_backward(unit)
+        self.after_backward(unit)
 
     def weights(self, number: int, microbatch: int) -> None:
         """Compute the weight gradients that were left for later."""
@@ -345,13 +309,15 @@ class _Rank:
     def step(self, passes: Iterable[Action]) -> None:
         """Run all passes and the reductions that were left for the end of the step."""
         for unit in self.all_units():
-            self.shards.drop_gradient(unit)
+            self.tape.drop(unit.reduced)
+            unit.reduced = None
         for action in passes:
             self.run(action)
         if self.plan.pipeline:
             for unit in reversed(list(self.all_units())):
-                self.shards.reduce(unit)
-        self.shards.end_step()
+                self.reduce(unit)
+        self.tape.drop(self.reducing)
+        self.reducing = None
 
 
 def events_of_rank(stages: Sequence[EagerStage], passes: Sequence[Action], plan: StepPlan) -> list[Event]:
@@ -364,12 +330,17 @@ def events_of_rank(stages: Sequence[EagerStage], passes: Sequence[Action], plan:
     for _ in range(GEMM_THREADS):
         rank.tape.new(GEMM_WORKSPACE_BYTES)
     for unit in rank.all_units():
-        rank.shards.store(unit, 1)
-    if plan.pipeline:
-        rank.receive_into()
+        rank.store(unit, 1)
+    if plan.pipeline:  # into which a pipeline receives inputs and gradients of every micro-batch
+        for number, stage in enumerate(stages):
+            for place in ((number, microbatch) for microbatch in range(plan.microbatches)):
+                if not stage.is_first:
+                    rank.received[place] = rank.tape.new(stage.hidden_bytes)
+                if not stage.is_last:
+                    rank.received_gradients[place] = rank.tape.new(stage.hidden_bytes)
     rank.step(passes)
     for unit in rank.all_units():
-        rank.shards.store(unit, plan.states)
+        rank.store(unit, plan.states)
     rank.step(passes)
     return rank.tape.events
 
@@ -400,37 +371,6 @@ def replayed_peaks(
 
     A plan that the replay does not describe gives the reason instead.
     """
-    reason = _not_described(inputs, schedule)
-    if reason is not None:
-        return reason
-    numbers = schedule.stages_on_rank(rank)
-    stages = []
-    for number in numbers:
-        stage = _eager_stage(inputs, assignment.stages[number])
-        if stage is None:
-            return "its blocks have operators that the replay does not describe"
-        stages.append(stage)
-    actions = [action for step in schedule.ranks[rank] for action in actions_of(step)]
-    places = {number: place for place, number in enumerate(numbers)}
-    plan = inputs.layout.plan
-    passes = [Action(places[a.stage], a.kind, a.microbatch) for a in _first_microbatches(actions)]
-    if 2 * sum(len(ops) for a in passes for ops in stages[a.stage].blocks) > MOST_OPERATORS:
-        return f"its steps have more than {MOST_OPERATORS} operators on a rank"
-    events = events_of_rank(
-        stages,
-        passes,
-        StepPlan(
-            microbatches=schedule.microbatches,
-            pipeline=plan.pp > 1,
-            reshard=plan.zero_stage == 3,
-            states=round(_state_bytes(inputs.precision) / WIDE),
-        ),
-    )
-    return peak_bytes(events, expandable=inputs.software.allocator == "expandable")
-
-
-def _not_described(inputs: MemoryInputs, schedule: Schedule) -> str | None:
-    """Why a plan's steps are not replayed; None if they are."""
     plan, precision = inputs.layout.plan, inputs.precision
     if plan.tp > 1 or plan.cp > 1 or plan.expert_tp > 1:
         return "tensor and context parallelism are not described"
@@ -442,14 +382,35 @@ def _not_described(inputs: MemoryInputs, schedule: Schedule) -> str | None:
         return "the recompute policies none, op and full are described"
     if inputs.shape.tied_embeddings or inputs.redundant_experts or len(schedule.routes) > 1:
         return "tied tables, replicas of experts and bidirectional pipelines are not described"
-    return None
-
-
-def _state_bytes(precision: Precision) -> float:
-    """Bytes of the optimizer states of a parameter: both moments, and a master copy in another format."""
-    sizes = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
-    master = 0.0 if precision.master_weights == precision.parameters else sizes[precision.master_weights]
-    return master + 2 * sizes[precision.moments]
+    numbers = schedule.stages_on_rank(rank)
+    stages = []
+    for number in numbers:
+        stage = _eager_stage(inputs, assignment.stages[number])
+        if stage is None:
+            return "its blocks have operators that the replay does not describe"
+        stages.append(stage)
+    actions = [action for step in schedule.ranks[rank] for action in actions_of(step)]
+    places = {number: place for place, number in enumerate(numbers)}
+    # After as many micro-batches as are in flight at most, and two more, the bytes in flight repeat.
+    in_flight: Counter[int] = Counter()
+    most, ends = 0, "W" if any(action.kind == "W" for action in actions) else "B"
+    for action in actions:
+        in_flight[action.stage] += (action.kind == "F") - (action.kind == ends)
+        most = max(most, in_flight[action.stage])
+    passes = [Action(places[a.stage], a.kind, a.microbatch) for a in actions if a.microbatch < most + 2]
+    if 2 * sum(len(ops) for a in passes for ops in stages[a.stage].blocks) > MOST_OPERATORS:
+        return f"its steps have more than {MOST_OPERATORS} operators on a rank"
+    events = events_of_rank(
+        stages,
+        passes,
+        StepPlan(
+            microbatches=schedule.microbatches,
+            pipeline=plan.pp > 1,
+            reshard=plan.zero_stage == 3,
+            states=round(float(StateFormats.of(precision).optimizer) / WIDE),
+        ),
+    )
+    return peak_bytes(events, expandable=inputs.software.allocator == "expandable")
 
 
 def _eager_stage(inputs: MemoryInputs, blocks: tuple[Block, ...]) -> EagerStage | None:
@@ -482,14 +443,3 @@ def _eager_stage(inputs: MemoryInputs, blocks: tuple[Block, ...]) -> EagerStage 
         is_first=any(block.is_embedding for block in blocks),
         is_last=any(block.is_head for block in blocks),
     )
-
-
-def _first_microbatches(actions: list[Action]) -> Iterator[Action]:
-    """Actions of the first micro-batches, after which the bytes in flight repeat."""
-    in_flight: Counter[int] = Counter()
-    most = 0
-    ends = "W" if any(action.kind == "W" for action in actions) else "B"
-    for action in actions:
-        in_flight[action.stage] += (action.kind == "F") - (action.kind == ends)
-        most = max(most, in_flight[action.stage])
-    return (action for action in actions if action.microbatch < most + 2)

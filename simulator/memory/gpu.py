@@ -21,6 +21,7 @@ from moesim.simulator.memory.allocator import AllocatorBytes
 from moesim.simulator.memory.rank_bytes import (
     Amount,
     HeldStage,
+    PlanNumbers,
     RankTerms,
     StateFormats,
     bytes_freed_by_head,
@@ -60,33 +61,24 @@ def local_parameters(
     An MTP module and a tied head need the embedding table, so a rank that holds one of them without the
     embedding block holds a copy of the table.
     """
-    plan, total = layout.plan, [0.0, 0.0]
-    kinds = {block.kind for block in blocks}
-    of_kind = {kind: _of_block(shape, plan, kind, redundant_experts) for kind in kinds}
+    plan, kinds = layout.plan, {block.kind for block in blocks}
+    held = 1.0 if shape.moe is None else (shape.moe.experts + redundant_experts) / shape.moe.experts
+    of_kind: dict[BlockKind, tuple[float, float]] = {}
+    for kind in kinds:
+        p, moe = block_parameters(shape, kind), shape.moe if shape.block(kind).routed else None
+        # Every tensor-parallel rank has a copy of the projections of latent rows.
+        latent = 0 if moe is None else moe.latent_parameters(shape.hidden)
+        cut = p.attention + p.dense_ffn + p.shared_experts - latent + p.mtp_projection
+        experts = p.routed_experts * held / (plan.ep * plan.expert_tp)
+        of_kind[kind] = experts, cut / plan.tp + (p.norms + p.router + latent)
+    experts = other = 0.0
     for block in blocks:
-        experts, other = of_kind[block.kind]
-        total[0] += experts
-        total[1] += other
+        experts, other = experts + of_kind[block.kind][0], other + of_kind[block.kind][1]
     embedding = EMBEDDING in kinds or MTP in kinds or (shape.tied_embeddings and HEAD in kinds)
     head = HEAD in kinds and not shape.tied_embeddings
     table = shape.vocab * shape.hidden / plan.tp
     positions = shape.learned_positions * shape.hidden * (EMBEDDING in kinds)
-    return LocalParameters(total[0], total[1] + table * (embedding + head) + positions)
-
-
-def _of_block(shape: ModelShape, plan: ParallelPlan, kind: BlockKind, redundant: int) -> tuple[float, float]:
-    """Parameters of a block on one GPU, as (routed experts, others); those of a table are left out."""
-    held = 1.0 if shape.moe is None else (shape.moe.experts + redundant) / shape.moe.experts
-    p, latent = block_parameters(shape, kind), _latent(shape, kind)
-    whole = p.norms + p.router + latent
-    cut = p.attention + p.dense_ffn + p.shared_experts - latent + p.mtp_projection
-    return p.routed_experts * held / (plan.ep * plan.expert_tp), cut / plan.tp + whole
-
-
-def _latent(shape: ModelShape, kind: BlockKind) -> int:
-    """Parameters of the projections of latent rows, of which every tensor-parallel rank has a copy."""
-    routed = shape.moe is not None and shape.block(kind).routed
-    return shape.moe.latent_parameters(shape.hidden) if routed and shape.moe is not None else 0
+    return LocalParameters(experts, other + table * (embedding + head) + positions)
 
 
 FRAMEWORK_BYTES = SourcedBytes(
@@ -333,7 +325,7 @@ def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) 
     return 4 * tokens * row_bytes(shape.hidden * shape.residual_streams, "bf16")
 
 
-class _OnePlan:
+class _OnePlan(PlanNumbers):
     """The `PlanNumbers` of one plan, for the formulas in `layout.rank_bytes`."""
 
     def __init__(self, inputs: MemoryInputs) -> None:
@@ -393,17 +385,14 @@ def rank_stages(schedule: Schedule) -> list[RankStages]:
     dropped if another one has at least as many chunks of every stage. Several moments may remain because
     stages differ in size, so that the one with the most chunks need not take the most memory.
     """
-    return list(_RANK_STAGES.get(Same(schedule), lambda: (schedule, _rank_stages(schedule)))[1])
 
-
-def _rank_stages(schedule: Schedule) -> tuple[RankStages, ...]:
-    return tuple(
-        RankStages(
-            schedule.stages_on_rank(rank),
-            tuple(dict(state) for state in _largest_states(steps)),
+    def stages() -> tuple[RankStages, ...]:
+        return tuple(
+            RankStages(schedule.stages_on_rank(rank), tuple(dict(state) for state in _largest_states(steps)))
+            for rank, steps in enumerate(schedule.ranks)
         )
-        for rank, steps in enumerate(schedule.ranks)
-    )
+
+    return list(_RANK_STAGES.get(Same(schedule), lambda: (schedule, stages()))[1])
 
 
 _RANK_STAGES: BoundedCache[tuple[Schedule, tuple[RankStages, ...]]] = BoundedCache(
@@ -429,13 +418,9 @@ def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:
     largest: list[dict[int, int]] = []
     # A state that covers another one has more chunks, so every state is compared with larger ones alone.
     for state in sorted(states or {frozenset()}, key=lambda s: -sum(count for _, count in s)):
-        if not any(_covers(larger, state) for larger in largest):
+        if not any(all(larger.get(stage, 0) >= n for stage, n in state) for larger in largest):
             largest.append(dict(state))
     return sorted(sorted(state.items()) for state in largest)
-
-
-def _covers(larger: dict[int, int], smaller: State) -> bool:
-    return all(larger.get(stage, 0) >= count for stage, count in smaller)
 
 
 class RankChunks(NamedTuple):
@@ -454,30 +439,13 @@ class RankChunks(NamedTuple):
 
 
 def chunks_by_rank(schedule: Schedule, stages: StageAssignment, *, by_place: bool) -> list[RankChunks]:
-    """Blocks on each pipeline rank; by chunk and rank, or only their kinds."""
-    if not by_place:
-        return [RankChunks((kinds,)) for kinds in block_kinds_by_rank(schedule, stages)]
-    return [
-        RankChunks(
-            tuple(
-                tuple(block.kind for block in blocks_with_parameters(stages, stage))
-                for stage in schedule.stages_on_rank(rank)
-            ),
-            rank,
+    """Blocks on each pipeline rank, by chunk or only by kind; a head that runs twice counts once."""
+    ranks = []
+    for rank in range(schedule.pp):
+        chunks = tuple(
+            tuple(block.kind for block in blocks_with_parameters(stages, stage))
+            for stage in schedule.stages_on_rank(rank)
         )
-        for rank in range(schedule.pp)
-    ]
-
-
-def block_kinds_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:
-    """Sorted kinds of the blocks on each pipeline rank; a head that runs twice counts once."""
-    return [
-        tuple(
-            sorted(
-                b.kind
-                for stage in schedule.stages_on_rank(rank)
-                for b in blocks_with_parameters(stages, stage)
-            )
-        )
-        for rank in range(schedule.pp)
-    ]
+        held = RankChunks(chunks, rank)
+        ranks.append(held if by_place else RankChunks((held.kinds,)))
+    return ranks

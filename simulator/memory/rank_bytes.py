@@ -58,66 +58,50 @@ class ParameterNumbers(Protocol):
         """All other parameters."""
 
 
-class PlanNumbers(Protocol):
+class PlanNumbers:
     """Inputs of the formulas for one plan, or for many plans at once."""
 
-    @property
-    def shape(self) -> ModelShape:
-        """The model."""
+    shape: ModelShape
+    formats: StateFormats
+    zero_stage: int | IntArray
+    """ZeRO stage: 1 shards optimizer states over the replicas, 2 also gradients, 3 also parameters."""
+    shards: tuple[Amount, Amount]
+    """Shards of weights and gradients of the experts, and of all others, within one copy of a stage."""
+    optimizer_shards: tuple[Amount, Amount]
+    """The same of the optimizer states."""
+    expert_buffers: Amount
+    """Communication buffers of a rank with routed experts (bytes)."""
+    pipeline_buffers: Amount
+    """Send and receive buffers between pipeline ranks (bytes)."""
+    framework: float
+    """Bytes that the process holds outside its tensors."""
+    single_pass: bool | BoolArray
+    """Whether gradients come into being in the only backward, while it frees activations.
 
-    @property
-    def formats(self) -> StateFormats:
-        """Bytes per parameter, gradient and optimizer state."""
-
-    @property
-    def zero_stage(self) -> int | IntArray:
-        """ZeRO stage: 1 shards optimizer states over the replicas, 2 also gradients, 3 also parameters."""
-
-    @property
-    def shards(self) -> tuple[Amount, Amount]:
-        """Shards of weights and gradients of the experts, and of all others, within one copy of a stage."""
-
-    @property
-    def optimizer_shards(self) -> tuple[Amount, Amount]:
-        """The same of the optimizer states."""
-
-    @property
-    def expert_buffers(self) -> Amount:
-        """Communication buffers of a rank with routed experts (bytes)."""
-
-    @property
-    def pipeline_buffers(self) -> Amount:
-        """Send and receive buffers between pipeline ranks (bytes)."""
-
-    @property
-    def framework(self) -> float:
-        """Bytes that the process holds outside its tensors."""
-
-    @property
-    def single_pass(self) -> bool | BoolArray:
-        """Whether gradients come into being in the only backward, while it frees activations.
-
-        There is one micro-batch and no pipeline, and no buffer of gradients is allocated beforehand.
-        """
-
-    @property
-    def whole_gradients(self) -> bool:
-        """Whether gradients stay whole until the last micro-batch (`Software.keeps_whole_gradients`)."""
+    There is one micro-batch and no pipeline, and no buffer of gradients is allocated beforehand.
+    """
+    whole_gradients: bool
+    """Whether gradients stay whole until the last micro-batch (`Software.keeps_whole_gradients`)."""
 
     def kept(self, kind: BlockKind) -> Amount:
         """Activation bytes that a block keeps for one micro-batch."""
+        raise NotImplementedError
 
     def working(self, kind: BlockKind) -> Amount:
         """Workspace bytes of a block (`workspace_bytes`)."""
+        raise NotImplementedError
 
     def freed(self) -> Amount:
         """Bytes that the head frees before any layer runs backward (`bytes_freed_by_head`)."""
+        raise NotImplementedError
 
     def placeholders(self, kind: BlockKind) -> Amount:
         """Bytes of the placeholders of a block's weight gradients (`placeholder_bytes`)."""
+        raise NotImplementedError
 
     def parameters(self, kinds: Sequence[BlockKind]) -> ParameterNumbers:
         """Parameters of blocks of these kinds on one GPU; shared tables count once."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +152,7 @@ def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
     grown = _grown_gradients(plan, stages, workspace) if np.any(plan.single_pass) else gradients
     workspace = workspace + placeholders + layers
     kept = tuple(total_of(plan.kept(kind) for kind in stage.kinds) for stage in stages)
-    buffers = plan.expert_buffers * has_experts(plan.shape, different)
+    buffers = plan.expert_buffers * any(plan.shape.block(kind).routed for kind in different)
     return RankTerms(weights, gradients, grown, optimizer, kept, workspace, buffers)
 
 
@@ -318,11 +302,6 @@ def bytes_freed_by_head(
     if precision.loss != "fp32":
         return 0.0
     return activation_bytes(shape, HEAD, precision, "none", plan, sequence, software)
-
-
-def has_experts(shape: ModelShape, kinds: Iterable[BlockKind]) -> bool:
-    """Whether blocks of these kinds have routed experts."""
-    return any(shape.block(kind).routed for kind in kinds)
 
 
 def total_of(terms: Iterable[Amount]) -> Amount:

@@ -26,6 +26,7 @@ from moesim.simulator.memory.gpu import (
 from moesim.simulator.memory.rank_bytes import (
     HeldStage,
     Moment,
+    PlanNumbers,
     StateFormats,
     bytes_freed_by_head,
     moments_of,
@@ -175,7 +176,7 @@ class _Parameters:
     other: FloatArray
 
 
-class _ManyPlans:
+class _ManyPlans(PlanNumbers):
     """The inputs of `layout.rank_bytes` for many plans, as arrays that broadcast.
 
     Their axes are [frames, precisions, policies, sms, ZeRO stages]. Frames that split a layer alike share

@@ -15,7 +15,7 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.price import collective, neighbour_sends
+from moesim.simulator.cost.collectives.registry import collective, neighbour_sends
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds

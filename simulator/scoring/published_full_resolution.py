@@ -12,7 +12,7 @@ from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.price import collective
+from moesim.simulator.cost.collectives.registry import collective
 from moesim.simulator.engine.full_resolution.result import SkewRow
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.step import run_step

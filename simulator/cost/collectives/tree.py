@@ -53,26 +53,21 @@ def double_tree(nodes: int) -> tuple[tuple[int | None, ...], tuple[int | None, .
     The first is the in-order binary tree, in which the lowest set bit of 1 + the number is the level. The
     second is its mirror image for an even number of nodes, else the first shifted by one node.
     """
-    first = tuple(_parent(node, nodes) for node in range(nodes))
+    first: list[int | None] = []
+    for number in range(1, nodes + 1):  # the lowest set bit, the level, moves up by one place
+        level = number & -number
+        parent = (number - level) | (level << 1)
+        if parent > nodes:
+            parent = number - level
+        first.append(parent - 1 if parent else None)
     second: list[int | None] = [None] * nodes
-    for node, parent in enumerate(first):
-        place = _second(node, nodes)
-        second[place] = None if parent is None else _second(parent, nodes)
-    return first, tuple(second)
+    for node, up in enumerate(first):
+        second[_second(node, nodes)] = None if up is None else _second(up, nodes)
+    return tuple(first), tuple(second)
 
 
 def _second(node: int, nodes: int) -> int:
     return nodes - 1 - node if nodes % 2 == 0 else (node + 1) % nodes
-
-
-def _parent(node: int, nodes: int) -> int | None:
-    """Parent in in-order numbering from 1: the lowest set bit, the level, moves up by one place."""
-    number = node + 1
-    level = number & -number
-    parent = (number - level) | (level << 1)
-    if parent > nodes:
-        parent = number - level
-    return parent - 1 if parent else None
 
 
 def _terms(request: Request) -> Terms:

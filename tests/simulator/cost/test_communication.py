@@ -18,10 +18,8 @@ from moesim.simulator.dispatchers.protocol import (
     LinkBytes,
     Links,
     notify_seconds,
-    transfer_bytes,
 )
 from moesim.simulator.dispatchers.registry import dispatcher
-from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.operator import Phase
 
 PROFILE = load_profile("hopper-communication")
@@ -85,13 +83,6 @@ def test_fewer_sms_than_were_measured_move_their_share_and_say_so() -> None:
     assert not least.evidence.notes
 
 
-def test_rows_of_the_own_rank_cost_sms_but_no_link() -> None:
-    share = value("ep.dispatch.scale_up_fraction.deepep", 20)
-    rate = value("ep.dispatch.sm_rate.deepep", 20)
-    assert transfer(moved(0.0, 10e6, 400e6), nodes=1).scale_up_s == pytest.approx(400e6 / rate)
-    assert transfer(moved(0.0, 300e6, 310e6), nodes=1).scale_up_s == pytest.approx(300e6 / (share * 200e9))
-
-
 def test_inside_a_node_there_is_no_nic_and_no_nic_curve() -> None:
     time = transfer(moved(0.0, 300e6), nodes=1, kernels="nobody wrote this")
     assert time.nic_s == 0.0
@@ -133,18 +124,6 @@ def test_more_sms_are_never_slower(
     assert greater <= less
 
 
-@given(operations, byte_counts, byte_counts, st.floats(1.0, 4.0), st.floats(1.0, 4.0))
-def test_faster_links_and_fewer_bytes_are_never_slower(
-    operation: EpOperation, ib: float, nvlink: float, nic: float, scale_up: float
-) -> None:
-    faster = replace(H800, nic_bytes_per_s=50e9 * nic, scale_up_bytes_per_s=200e9 * scale_up)
-    base = transfer(moved(ib, nvlink), operation)
-    quick = transfer(moved(ib, nvlink), operation, links=faster)
-    assert quick.payload_s <= base.payload_s
-    assert quick.best_s <= base.best_s
-    assert transfer(moved(ib / nic, nvlink / scale_up), operation).payload_s <= base.payload_s
-
-
 def test_kernels_measured_as_a_whole_get_no_call_and_no_row_on_top() -> None:
     own = PROFILE.model_copy(
         update={"curves": (curve("ep.dispatch.sm_rate", [(4, 90.0), (20, 300.0)]), *PROFILE.curves)}
@@ -153,14 +132,6 @@ def test_kernels_measured_as_a_whole_get_no_call_and_no_row_on_top() -> None:
         moved(0.0, 1e6, 1e8), nodes=1, kernels="mine", links=H200, profile=own, tokens=4096, row_bytes=7392.0
     )
     assert time.launch_s == notify_seconds(H200, 1) and time.payload_s == pytest.approx(1e8 / 300e9)
-
-
-def test_ep16_is_bound_by_nvlink_and_ep64_by_the_nic() -> None:
-    for ep, nodes, bound in ((16, 2, "scale_up_s"), (64, 8, "nic_s")):
-        targets = expected_targets(Gate.deepep_test(nodes), ep, 8)
-        time = transfer(transfer_bytes(targets, 4096, 7168.0), nodes=nodes, kernels="deepep-2025-04", sms=24)
-        assert time.payload_s == getattr(time, bound)
-        assert time.nic_s != time.scale_up_s
 
 
 @pytest.mark.parametrize("sms", [0, -3])
@@ -172,14 +143,6 @@ def test_without_sms_there_is_no_transfer(sms: int) -> None:
 def test_unknown_kernels_are_named_with_those_there_are() -> None:
     with pytest.raises(InputError, match=r"ep\.nic_fraction\.deepep-2031.*it has: .*ep\.nic_fraction"):
         transfer(moved(1e6, 1e6), kernels="deepep-2031")
-
-
-@pytest.mark.parametrize("sms", [1, 40])
-def test_reading_outside_the_measured_sms_is_flagged(sms: int) -> None:
-    assert any(
-        note.startswith("ep.dispatch.sm_rate") for note in transfer(moved(1e6, 1e6), sms=sms).evidence.notes
-    )
-    assert not transfer(moved(1e6, 1e6), sms=20).evidence.notes
 
 
 # -- latencies, sends, rings -------------------------------------------------------------------------
@@ -233,21 +196,6 @@ def test_a_group_that_does_not_fill_its_last_node_still_crosses_the_network() ->
     assert ring_seconds(1e9, 12, 8, slow_nic, PROFILE) > ring_seconds(1e9, 8, 8, slow_nic, PROFILE) * 2
 
 
-def test_nothing_to_move_takes_no_time() -> None:
-    assert ring_seconds(1e9, 1, 1, H800, PROFILE) == 0.0
-    assert ring_seconds(0.0, 64, 8, H800, PROFILE) == 0.0
-
-
-@given(byte_counts, st.sampled_from([(8, 8), (16, 8), (4, 1), (256, 8)]), st.floats(1.0, 4.0))
-def test_rings_are_monotone_in_bytes_and_bandwidth(
-    total: float, group: tuple[int, int], factor: float
-) -> None:
-    base = ring_seconds(total, *group, H800, PROFILE)
-    assert ring_seconds(total * factor, *group, H800, PROFILE) >= base * 0.999999
-    faster = replace(H800, nic_bytes_per_s=50e9 * factor, scale_up_bytes_per_s=200e9 * factor)
-    assert ring_seconds(total, *group, faster, PROFILE) <= base
-
-
 # -- dedicated engines -------------------------------------------------------------------------------
 
 ENGINES = load_profile("engine-communication")
@@ -268,21 +216,6 @@ def test_an_engine_takes_the_slower_of_its_two_paths() -> None:
     assert scale_up.worst_s == pytest.approx(scale_up.payload_s * (1 + residual))
     assert scale_up.launch_s == notify_seconds(TORUS, 8)
     assert scale_up.evidence.entries == {"engine.ep.scale_up_fraction", "engine.ep.nic_fraction"}
-
-
-def test_an_engine_needs_no_sms() -> None:
-    """Rows to the own rank cost an SM kernel time (`logical`), an engine nothing."""
-    alone = engine_transfer(moved(0.0, 300e6, logical=900e6), TORUS, ENGINES, nodes=1)
-    assert alone.payload_s == engine_transfer(moved(0.0, 300e6), TORUS, ENGINES, nodes=1).payload_s
-    assert alone.evidence.entries == {"engine.ep.scale_up_fraction"} and alone.nic_s == 0.0
-
-
-@given(byte_counts, byte_counts, st.floats(1.0, 4.0))
-def test_an_engine_is_monotone_and_within_its_bounds(ib: float, scale_up: float, factor: float) -> None:
-    base = engine_transfer(moved(ib, scale_up), TORUS, ENGINES, nodes=4)
-    more = engine_transfer(moved(ib * factor, scale_up * factor), TORUS, ENGINES, nodes=4)
-    assert base.best_s <= base.payload_s <= base.worst_s
-    assert more.payload_s == pytest.approx(base.payload_s * factor)
 
 
 def test_sends_and_rings_of_an_engine_read_its_own_shares() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Dtype, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.primitives import cast, gemm, move, scale_rows
+from moesim.simulator.model.primitives import cast, gemm, move
 
 H800 = load_accelerator("h800-sxm")
 TRACE, PUBLISHED, ROOFLINE = (load_profile(n) for n in ("h800-trace", "h800-published", "generic-roofline"))
@@ -54,11 +53,6 @@ def test_trace_kernels_add_up_to_the_spans_of_the_trace(phase: Phase) -> None:
     assert phase_ms(TRACE, phase) == pytest.approx(SPANS_MS[phase], rel=0.04)
 
 
-def test_stand_alone_rates_come_within_reach_of_the_spans() -> None:
-    total = sum(phase_ms(PUBLISHED, phase) for phase in SPANS_MS)
-    assert total == pytest.approx(sum(SPANS_MS.values()), rel=0.15)
-
-
 def test_no_operator_of_the_traced_layer_is_extrapolated_or_assumed() -> None:
     for ops in moe_block().values():
         for op in ops:
@@ -68,7 +62,7 @@ def test_no_operator_of_the_traced_layer_is_extrapolated_or_assumed() -> None:
 
 
 @pytest.mark.parametrize("profile", [TRACE, PUBLISHED, ROOFLINE, load_profile("h800-deepgemm")])
-@pytest.mark.parametrize("context", [PAIR, ALONE, SmContext(32, True), SmContext(0, False)])
+@pytest.mark.parametrize("context", [PAIR, ALONE, SmContext(32, True)])
 def test_bounds_bracket_and_no_product_beats_the_datasheet(
     profile: CalibrationProfile, context: SmContext
 ) -> None:
@@ -97,14 +91,6 @@ def test_more_communication_sms_never_make_compute_faster(n: int, more: int, pha
         assert alone <= idle * (1 + 1e-12) and idle <= few * (1 + 1e-12), op.name
 
 
-@given(factor=st.floats(0.3, 3.0), more=st.floats(1.0, 2.0))
-@settings(max_examples=40, deadline=None)
-def test_more_rows_never_take_less_time(factor: float, more: float) -> None:
-    for op in (o for ops in moe_block().values() for o in ops if o.per_received_row):
-        few, many = price(scale_rows(op, factor)), price(scale_rows(op, factor * more))
-        assert few.seconds <= many.seconds * (1 + 1e-9), op.name
-
-
 def test_told_products_of_the_trace_gain_the_free_sm_ratio_alone() -> None:
     op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
     gap = TRACE.launch_gap.value if TRACE.launch_gap else 0.0
@@ -118,16 +104,6 @@ def test_idle_communication_sms_cost_only_the_products_told_of_them() -> None:
     assert laws.at("gemm_sm_aware", 20, False).factor == pytest.approx(132 / 112)
     for group in ("gemm_sm_unaware", "attention", "memory_bound"):
         assert laws.at(group, 20, False).factor == 1.0
-
-
-def test_memory_bound_kernels_of_the_trace_keep_their_in_situ_rate() -> None:
-    op = cast("x", "F", 4096, 7168, "token")
-    assert (
-        price(op).seconds
-        == price(op, context=ALONE).seconds
-        == price(op, context=SmContext(0, False)).seconds
-    )
-    assert price(op, context=SmContext(32, True)).seconds > price(op).seconds
 
 
 def test_a_stand_alone_rate_pays_the_measured_law_beside_communication() -> None:
@@ -200,12 +176,6 @@ def test_communication_cannot_take_every_sm() -> None:
         price(cast("x", "F", 4096, 7168, "token"), context=SmContext(132, True))
 
 
-def test_a_cast_on_the_communication_stream_is_slow_only_beside_compute() -> None:
-    op = moe_block()["combine B"][0]
-    assert price(op).seconds == pytest.approx(345e-6, rel=0.02)
-    assert price(op, context=ALONE).seconds == pytest.approx(54e-6, rel=0.02)
-
-
 def test_a_changed_profile_is_not_answered_from_the_old_ones_cache() -> None:
     op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
     before = price(op).seconds
@@ -214,13 +184,6 @@ def test_a_changed_profile_is_not_answered_from_the_old_ones_cache() -> None:
     changed = TRACE.model_copy(update={"gemm_tables": (slower, *TRACE.gemm_tables[1:])})
     assert price(op, changed).seconds > 1.9 * before
     assert price(op).seconds == before
-
-
-def test_launch_chains_pay_a_gap_per_kernel() -> None:
-    op = next(o for o in moe_block()["attn F"] if o.launches > 30)
-    one = replace(op, launches=1)
-    assert TRACE.launch_gap is not None
-    assert price(op).seconds - price(one).seconds == pytest.approx((op.launches - 1) * TRACE.launch_gap.value)
 
 
 def test_a_grouped_product_without_its_own_table_is_priced_as_dense_ones_of_one_group() -> None:
@@ -237,8 +200,7 @@ def test_a_grouped_product_without_its_own_table_is_priced_as_dense_ones_of_one_
 @pytest.mark.parametrize(
     ("name", "profile"),
     [
-        ("a100-sxm", "generic-roofline"), ("b200-sxm", "generic-roofline"), ("h20", "generic-roofline"),
-        ("h100-sxm", "h200-measured"), ("h200-sxm", "h200-measured"), ("h800-sxm", "h800-deepgemm"),
+        ("a100-sxm", "generic-roofline"), ("h200-sxm", "h200-measured"), ("h800-sxm", "h800-deepgemm"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["deepseek-v3", "llama-3-8b", "mixtral-8x22b", "qwen3-30b-a3b"])

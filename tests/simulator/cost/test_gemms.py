@@ -82,9 +82,3 @@ def test_one_scale_without_a_table_is_priced_as_a_forward_product() -> None:
     product = gemm("x", "F", 4096, 7168, 4096, "fp8")
     same = seconds(weight, "h100-from-h200", "h100-sxm"), seconds(product, "h100-from-h200", "h100-sxm")
     assert same[0] == pytest.approx(same[1])
-
-
-def test_scales_of_tiles_do_not_read_the_tables_of_tensors() -> None:
-    tile = gemm("x", "F", 4096, 14336, 8192, "fp8")
-    there, here = seconds(tile, "h100-from-h200", "h100-sxm"), seconds(tile, "h100-products", "h100-sxm")
-    assert there == here

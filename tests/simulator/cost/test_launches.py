@@ -13,14 +13,18 @@ from moesim.simulator.cost.launches import (
     PassLaunches,
     around_block_s,
     block_family,
+    device_reads,
     launch_stall_s,
     pass_launches,
 )
 from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.frameworks.software import Software
+from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.dense import DenseFFN
+from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import gemm, move
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.driver import predict
@@ -115,39 +119,23 @@ def test_graphs_take_the_host_away_part_by_part() -> None:
     assert steps[-1] == moesim.simulate(small_experts(128, 1, host=None)).step.time_s
 
 
-def test_automatic_garbage_collection_takes_its_share_of_the_host() -> None:
-    fixed, automatic = (
-        moesim.simulate(small_experts(128, 1, garbage_collection=how)).step.time_s
-        for how in ("fixed", "automatic")
-    )
-    collector = load_host("emerald-rapids-vm").collector
-    assert collector is not None and collector.share > 0.0
-    assert 1.0 < automatic / fixed <= 1.0 + collector.share
-
-
-def test_megatron_core_takes_the_host_longer_than_the_modules_that_it_calls() -> None:
-    core, engine = (
-        moesim.simulate(small_experts(128, 1, modules=modules)).step.time_s
-        for modules in ("megatron-core", "transformer-engine")
-    )
-    assert core > 1.2 * engine
-
-
-def test_fsdp2_takes_the_host_longer_than_its_collectives() -> None:
-    hooks, bare = (
-        moesim.simulate(small_experts(128, 1, parameters_copied=copied)).step.time_s
-        for copied in (True, False)
-    )
-    assert hooks > bare
-
-
-def test_a_measured_kind_of_block_is_priced_by_its_own_ratio() -> None:
-    latent = small_experts(128, 1)
-    block = prepare(latent).shape.block("moe")
-    assert block_family(block, latent.software) == "latent routed"
-    modules = latent.software.model_copy(update={"modules": "transformer-engine"})
-    assert block_family(block, modules) == "other"
-    assert block_family(BlockShape("head"), latent.software) == "other"
+@pytest.mark.parametrize(
+    ("longer", "shorter"),
+    [
+        ({"modules": "megatron-core"}, {"modules": "transformer-engine"}),
+        ({"parameters_copied": True}, {"parameters_copied": False}),
+        ({"garbage_collection": "automatic"}, {"garbage_collection": "fixed"}),
+    ],
+)
+def test_what_takes_the_host_longer(longer: dict[str, object], shorter: dict[str, object]) -> None:
+    """Megatron core's own Python, FSDP2's hooks, and automatic garbage collection."""
+    host = load_host("emerald-rapids-vm")
+    seconds = []
+    for software in (longer, shorter):
+        pricer = Pricer(resolve(small_experts(128, 1, **software)))
+        passes = pass_launches(pricer, host, "moe", {}, {})
+        seconds.append(sum(launch.host_s for one in passes for launch in one.launches))
+    assert seconds[0] > seconds[1] > 0.0
 
 
 def test_a_compiled_block_has_its_ratio_and_traces_the_checkpoint_of_dense_layers_alone() -> None:
@@ -228,3 +216,22 @@ def test_published_configurations_say_what_replays_from_graphs() -> None:
         "kort-a100-001": (),
     }
     assert {id_: launching_of(rows[id_])["cuda_graphs"] for id_ in expected} == expected
+
+
+# -- Reads of the device inside a block empty the queue of launches again -----------------------
+
+
+def test_a_read_holds_the_host_until_the_device_is_done() -> None:
+    long, short = Launch(1.0, 10.0), Launch(2.0, 1.0)
+    ahead = PassLaunches((long, short), drains=True)
+    assert launch_stall_s(ahead) == pytest.approx(1.0)  # the second launch comes while the first runs
+    read = PassLaunches((long, Launch(0.0, 0.0, reads=True), short), drains=True)
+    assert launch_stall_s(read) == pytest.approx(1.0 + 2.0)  # it comes 2 s after the first has ended
+
+
+def test_only_biases_that_are_repeated_by_row_read_the_device() -> None:
+    bias = Operator("experts.down.bias", "elementwise", "F", "bf16", variant="add")
+    assert [one.reads for one in device_reads(bias, Software(expert_biases="repeated"))] == [True]
+    assert device_reads(bias, Software(expert_biases="split")) == []
+    norm = Operator("ffn_norm", "norm", "F", "bf16")
+    assert device_reads(norm, Software(expert_biases="repeated")) == []

@@ -44,14 +44,6 @@ def test_hiding_never_costs_more_than_standing_in_the_open(
     assert left >= LOST.compute_lost * min(collective, compute)
 
 
-def test_a_collective_without_compute_is_exposed_whole() -> None:
-    assert exposed_overlapped(2.0, 0.0, LOST) == 2.0
-
-
-def test_a_hidden_collective_costs_what_the_gemm_loses() -> None:
-    assert exposed_overlapped(1.0, 5.0, LOST) == pytest.approx(LOST.compute_lost)
-
-
 def test_a_collective_slowed_by_compute_hides_less() -> None:
     """Twice as slow, a second of compute hides half a second of it; the rest runs alone at its own speed."""
     assert exposed_overlapped(2.0, 1.0, OverlapSlowDown(0.0, 2.0)) == pytest.approx(1.5)

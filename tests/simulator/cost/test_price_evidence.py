@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.accelerator import Accelerator, load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.common.bounded_cache import clear_caches
 from moesim.simulator.cost import pricing
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, operators_seconds
 from moesim.simulator.cost.end_of_step import pass_seconds
-from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence, combined
+from moesim.simulator.cost.price_evidence import (
+    NOT_PRICED,
+    EntryReading,
+    PartEvidence,
+    PriceEvidence,
+    combined,
+    evidence_text,
+    model_evidence,
+)
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import PhaseCost, blend
+from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.predict.placement import block_seconds
 from moesim.simulator.predict.step import prepare
@@ -47,12 +55,6 @@ def test_a_blend_weighs_both_modes_by_their_share() -> None:
     assert mixed.fixed_s == 2.5
     assert mixed.evidence.entries == {"a", "b", "law"}
     assert mixed.evidence.mean_errors()["a"] == pytest.approx((0.75 * 0.2 + 0.25 * 0.4) / (1.5 + 0.25))
-
-
-def test_prices_with_the_same_seconds_are_equal_whatever_they_stand_on() -> None:
-    one, two = PhaseCost(1.0, evidence=ONE), PhaseCost(1.0, evidence=TWO)
-    assert one == two and hash(one) == hash(two)
-    assert replace(one, fixed_s=2.0).evidence is ONE
 
 
 def test_asking_for_a_price_again_changes_no_evidence(small: Scenario) -> None:
@@ -114,3 +116,45 @@ def test_collectives_inside_a_layer_name_the_curve_of_their_rings() -> None:
     assert "collective.scale_up_fraction" in costs.compute["dense", "attn F", "alone"].evidence.entries
     assert "collective.scale_up_fraction" not in costs.compute["head", "mlp F", "alone"].evidence.entries
     assert "collective.nic_fraction" not in costs.evidence.entries
+
+
+# -- What prices the parts of a model in a profile ----------------------------------------------
+
+
+def parts(model: str, profile: str, accelerator: str) -> dict[str, PartEvidence]:
+    found = model_evidence(load_model(model), load_accelerator(accelerator), load_profile(profile))
+    return {part.part: part for part in found}
+
+
+def test_a_trace_measured_the_attention_that_it_shows() -> None:
+    found = parts("deepseek-v3", "h800-trace", "h800-sxm")
+    assert found["mla"].evidence == "measured" and found["mla"].share == 1.0
+    assert found["mla"].entries[0] == "h800-trace.attention_backward"
+    assert found["router"].entries == tuple(e for e in found["router"].entries if "h800-trace" in e)
+    assert set(found) == {"mla", "projections", "experts", "router"}
+
+
+def test_datasheet_peaks_are_assumptions() -> None:
+    found = parts("qwen3-30b-a3b", "generic-roofline", "h100-sxm")
+    assert {part.evidence for part in found.values()} == {"assumed"}
+
+
+def test_a_part_without_rate_and_prior_is_named() -> None:
+    profile = load_profile("h800-trace")
+    bare: CalibrationProfile = profile.model_copy(
+        update={
+            "curves": tuple(c for c in profile.curves if "attention_forward" not in c.used_for),
+            "priors": (),
+        }
+    )
+    found = model_evidence(load_model("deepseek-v3"), load_accelerator("h800-sxm"), bare)
+    attention = next(part for part in found if part.part == "mla")
+    assert attention.evidence == NOT_PRICED and "attention_forward" in attention.entries[0]
+    assert "not priced: mla" in evidence_text(found)
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_every_part_of_a_shipped_model_is_priced(name: str) -> None:
+    found = parts(name, "h200-8gpu", "h200-sxm")
+    assert NOT_PRICED not in {part.evidence for part in found.values()}, evidence_text(found.values())
+    assert all(0.0 < part.share <= 1.0 for part in found.values())

@@ -53,12 +53,6 @@ def test_copy_engines_lose_compute_only_what_exceeds_the_share_of_the_sms() -> N
     assert lost_beside(0.1, 0, 132) == 0.0
 
 
-def test_user_buffers_pipeline_bf16_and_ring_fp8_scatters() -> None:
-    assert methods_of("userbuffers", "bf16").feed_forward.scatter.method == "pipeline"
-    assert methods_of("userbuffers", "fp8").feed_forward.scatter.method == "ring"
-    assert set(load_methods()) == {"userbuffers-bf16", "userbuffers-fp8", "async"}
-
-
 @pytest.mark.parametrize("overlap", ["userbuffers", "async"])
 def test_long_gemms_hide_all_but_the_ends(overlap: str) -> None:
     """GEMMs 100 times as long as the collectives leave copies, the reduction and the SMs that are held."""

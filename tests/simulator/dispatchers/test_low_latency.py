@@ -10,8 +10,6 @@ from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_kernels
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.routing import Gate
-from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.primitives import move
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import load_scenario
@@ -54,13 +52,6 @@ def test_every_chosen_expert_gets_its_own_copy() -> None:
         8000 * 7 / 32
     )
     assert direct_bytes(100.0, 8.0, 8, 8, 10.0).ib_bytes == 0.0
-
-
-def test_rows_arrive_in_the_order_of_the_experts() -> None:
-    names = ("experts.count", "experts.expand", "experts.gate_up")
-    operators: tuple[Operator, ...] = tuple(move(name, "permute", "F", 8.0, 8.0) for name in names)
-    left = dispatcher(LOW).operators({"mlp F": operators}, Call(8, 1, 20, choices=8.0, local_experts=4.0))
-    assert [op.name for op in left["mlp F"]] == ["experts.gate_up"]
 
 
 def test_buffers_have_a_slot_for_every_expert_and_token() -> None:

@@ -34,13 +34,6 @@ def test_a_dispatcher_that_nobody_knows_is_refused_with_those_there_are() -> Non
         job.changed_to(load_scenario(MIXTRAL, [TYPO]))
 
 
-@pytest.mark.parametrize("call", [moesim.simulate, moesim.estimate, moesim.explain, moesim.plan])
-def test_no_public_function_predicts_with_it(call: object) -> None:
-    assert callable(call)
-    with pytest.raises(InputError, match="no such dispatcher"):
-        call(load_scenario(MIXTRAL, [TYPO]))
-
-
 def test_a_profile_names_kernels_of_ones_own() -> None:
     profile = load_profile(OWN)
     assert check_own(profile) == ("ptx", "cuda-cpp", "v2", "offload")

@@ -34,10 +34,6 @@ def moved(operators: dict[str, tuple[Operator, ...]]) -> float:
     return fsum(op.bytes_read + op.bytes_written for ops in operators.values() for op in ops)
 
 
-def test_plain_software_adds_nothing() -> None:
-    assert run(Software()) == phases()
-
-
 @pytest.mark.parametrize(("how", "added"), [("written", 0.0), ("added", 6.0), ("added-fp32", 18.0)])
 def test_gradients_that_a_product_writes_are_added_by_other_kernels(how: str, added: float) -> None:
     weights = fsum(op.accumulated_bytes for ops in phases().values() for op in ops) / 8.0
@@ -51,17 +47,6 @@ def test_gradients_that_a_product_writes_are_added_by_other_kernels(how: str, ad
 def test_flat_parameters_join_and_cast_gradients_of_sharded_blocks_only() -> None:
     assert moved(run(Software(flat_parameters=True), zero=3)) - moved(phases()) == pytest.approx(10e6)
     assert run(Software(flat_parameters=True)) == phases()
-
-
-def test_experts_that_no_rank_shares_are_cast_copied_and_divided() -> None:
-    software = Software(parameters_copied=True, single_groups_copied=True)
-    for stored, each in (("fp32", 42.0), ("bf16", 30.0)):
-        recipe = RECIPE.model_copy(update={"parameters": stored})
-        plain = apply_framework(phases(), software, recipe, 3, 0.0, 0.0)  # type: ignore[arg-type]
-        found = apply_framework(phases(), software, recipe, 3, 2e6, 0.0)  # type: ignore[arg-type]
-        assert moved(found) - moved(plain) == pytest.approx(each * 2e6)  # type: ignore[arg-type]
-    shared = apply_framework(phases(), software, RECIPE, 2, 2e6, 0.0)  # type: ignore[arg-type]
-    assert shared == phases()  # ZeRO-2 keeps parameters
 
 
 def test_a_chained_loss_reads_the_logits_as_often_as_its_kernels() -> None:

@@ -32,7 +32,8 @@ def sizes(*features: str, whole: bool = False, plan: ParallelPlan | None = None)
     layer = GPT.block("dense").layer
     assert layer is not None
     plan = plan or ParallelPlan()
-    return layer_sizes(layer, GPT.hidden, TOKENS, SEQUENCE, plan, features, whole)  # type: ignore[arg-type]
+    split = plan.tp, plan.sequence_parallel
+    return layer_sizes(layer, GPT.hidden, TOKENS, SEQUENCE, features, whole, *split)  # type: ignore[arg-type]
 
 
 def layer(name: str, *features: str, recompute: str = "none") -> list[Operator]:
@@ -140,13 +141,6 @@ def test_bytes_of_a_step_by_parameter(name: str, local: float, owned: float) -> 
     more = fsum(op.bytes_read + op.bytes_written for op in found[len(base) :])
     assert found[: len(base)] == base
     assert more == pytest.approx(local * 8e6 + owned * 1e6)
-
-
-def test_without_a_list_buffers_that_gemms_add_into_are_cleared() -> None:
-    base = optimizer_operators(1e6, RECIPE)
-    *kept, cleared = with_step_kernels(base, "plain", 1e6, 8e6, RECIPE, accumulated=True)
-    assert tuple(kept) == base == with_step_kernels(base, "plain", 1e6, 8e6, RECIPE, accumulated=False)
-    assert (cleared.bytes_read, cleared.bytes_written) == (0.0, 8e6 * 4.0)
 
 
 def test_composers_adam_stands_in_the_place_of_the_fused_one() -> None:

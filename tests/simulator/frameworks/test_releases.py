@@ -23,15 +23,6 @@ def test_every_answer_is_a_legal_value_with_a_source(name: str) -> None:
     assert all(getattr(software, switch) == getattr(PLAIN, switch) for switch in left)
 
 
-def test_releases_differ_where_their_trainers_do() -> None:
-    titan, core, bridge = (Software(framework=name) for name in RELEASES[1:5] if "16" not in name)
-    assert (titan.kernels, core.kernels) == ("eager", "fused")
-    assert titan.fsdp and not core.fsdp
-    assert (core.loss, bridge.loss) == ("chain", "compiled")
-    assert core.modules == bridge.modules == "megatron-core"
-    assert bridge.buckets_by_chunk and not core.overlap_data_parallel
-
-
 def test_a_stated_switch_overrides_the_answer_and_null_leaves_it() -> None:
     software = Software.model_validate(
         {"framework": "nemo-25", "loss": "fused", "bucket_parameters": None}, context={"place": "a file"}
@@ -61,13 +52,6 @@ def test_a_release_changes_the_step_and_its_answers_are_defaults_with_sources() 
     assert (
         moesim.simulate(bridge.replace(**{"software.framework": NONE})).step == moesim.simulate(*SMALL).step
     )
-
-
-def test_what_nobody_has_read_is_listed_as_assumed() -> None:
-    scenario = moesim.load(*SMALL, "software={framework: deepspeed-0.19, router: fused}")
-    assumed = next(item for item in scenario.defaults if item.key == "software")
-    assert assumed.kind == "assumed" and assumed.value == "deepspeed-0.19"
-    assert "expert_kernels" in assumed.why and "router" not in assumed.why and "loss" not in assumed.why
 
 
 def test_another_framework_answers_anew_in_a_scenario_that_was_dumped() -> None:

@@ -7,13 +7,15 @@ from math import fsum
 import pytest
 from pydantic import ValidationError
 
+import moesim
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.frameworks.operators import apply_framework, with_stash
 from moesim.simulator.frameworks.software import Software, StaticExperts
 from moesim.simulator.memory.activations import activation_bytes, stashed_bytes, working_bytes
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 
@@ -80,13 +82,6 @@ def test_a_scale_of_the_tensor_itself_reads_it_once_more_before_every_cast() -> 
     norm_fed = 3 * TOKENS * 2048 + 2 * TOKENS * 2048  # queries, keys and values behind a norm: cast, and amax
     experts_and_others = fsum(op.bytes_read for op in largest) - 2 * TOKENS * 2048
     assert moved(current) - moved(delayed) == pytest.approx(norm_fed + experts_and_others)
-
-
-def test_casts_apart_from_the_activation_move_more_than_fused_ones() -> None:
-    fused, apart = phases(LLAMA, FP8), phases(LLAMA, FP8, separate_casts=True)
-    f = 14336
-    # A cast of the activation's output replaces the transpose of its FP8 copy; its gradient is cast as well.
-    assert moved(apart) - moved(fused) == pytest.approx(TOKENS * (4 * f - 2 * f + 4 * 2 * f))
 
 
 @pytest.mark.parametrize(("how", "up", "down"), [("split", 0.0, 28.0), ("split-fp32", 14.0, 56.0)])
@@ -183,3 +178,35 @@ def test_an_fp8_head_is_cast_as_linear_layers_are() -> None:
     assert "head.cast" in {op.name for op in ops} and tile.logits == "bf16"
     with pytest.raises(ValidationError, match="head=fp8 needs linear=fp8"):
         Precision(linear="bf16", head="fp8")
+
+
+# -- A fused grouped MLP leaves the grouped GEMMs and the kernels outside of them, an -----------
+
+FUSED = Software(expert_kernels="fused")
+
+
+@pytest.mark.parametrize("scaling", ["tile", "tensor"])
+def test_only_kernels_between_the_grouped_gemms_go(scaling: str) -> None:
+    recipe = Precision.model_validate({**PRECISIONS["fp8"].model_dump(), "scaling": scaling})
+    operators = block_operators(
+        load_model("deepseek-v3"), "moe", recipe, tokens=4096, sequence=4096, tp=1, cp=1, ep=64,
+        received_rows=32768.0, recompute="selective",
+    )  # fmt: skip
+    fused = apply_framework(operators, FUSED, recipe, 1, 0.0, 0.0)
+    gone = {op.name for ops in operators.values() for op in ops} - {
+        op.name for ops in fused.values() for op in ops
+    }
+    assert "experts.swiglu" in gone
+    assert "experts.gate_up.cast_gradient" in gone
+    assert all(name.startswith("experts.") for name in gone)
+    for phase, ops in operators.items():
+        gemms = [op for op in ops if op.gemm is not None]
+        assert [op for op in fused[phase] if op.gemm is not None] == gemms
+        assert [op for op in fused[phase] if op.recompute] == [op for op in ops if op.recompute]
+
+
+def test_it_is_refused_where_no_kernel_was_written() -> None:
+    for overrides in (("precision=bf16", "cluster=b200-1024", "profile=b200-layers"), ("precision=fp8",)):
+        with pytest.raises(InputError) as caught:
+            moesim.check("deepseek-v3-2048xh800", *overrides, "software.expert_kernels=fused")
+        assert (caught.value.key, caught.value.nearest) == ("software.expert_kernels", ("separate",))

@@ -75,19 +75,6 @@ def test_streams_share_no_blocks_and_freed_neighbours_join() -> None:
     assert peak_bytes([*events, *halves, Event("allocate", 3, 40 * MIB)]).reserved == 40 * MIB
 
 
-def test_expandable_segments_grow_by_pages_and_leave_no_holes() -> None:
-    assert reserved(21 * MIB, expandable=True) == 40 * MIB
-    assert reserved(21 * MIB, 19 * MIB, expandable=True) == 40 * MIB
-    grown = [Event("allocate", 0, 30 * MIB), Event("free", 0), Event("allocate", 1, 50 * MIB)]
-    assert peak_bytes(grown).reserved == 80 * MIB
-    assert peak_bytes(grown, expandable=True).reserved == 60 * MIB
-
-
-def test_an_unknown_tensor_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        peak_bytes([Event("free", 7)])
-
-
 @pytest.mark.parametrize("kind", ["idle", "busy"])
 def test_random_sequences_reserve_what_torch_reserved(kind: str) -> None:
     """After every one of 80 operations on two streams; with `busy`, freed blocks wait for a stream."""

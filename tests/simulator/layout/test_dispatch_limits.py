@@ -83,13 +83,6 @@ def test_groups_that_cross_some_domains_and_not_others_are_refused(
         check_domains(legal, expert_tp, n_gpus, domain)
 
 
-@pytest.mark.parametrize(
-    ("ep", "n_gpus", "domain"), [(64, 2048, 64), (32, 256, 64), (128, 256, 64), (6, 6, 8), (16, 64, 8)]
-)
-def test_groups_inside_a_domain_or_over_whole_ones_pass(ep: int, n_gpus: int, domain: int) -> None:
-    check_domains(ep, 1, n_gpus, domain)
-
-
 def test_a_rack_holds_a_group_or_several_share_one() -> None:
     """The layout takes a rack of 64 as one domain: EP64 stays inside it, EP128 crosses once."""
     for ep, nodes in ((32, 1), (64, 1), (128, 2)):

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -32,6 +32,7 @@ from moesim.simulator.memory.gpu import (
     local_parameters,
     memory_by_kind,
     pipeline_buffer_bytes,
+    rank_stages,
 )
 from moesim.simulator.memory.rank_bytes import workspace_bytes
 from moesim.simulator.model.attention import GQA
@@ -43,6 +44,7 @@ from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.schedules import build
 
 V3 = load_model("deepseek-v3")
 LLAMA = load_model("llama-3-8b")
@@ -70,14 +72,6 @@ def single(shape: ModelShape, zero: int = 0, n_gpus: int = 8, precision: str = "
     return memory_by_kind(inputs, assignment, [RankStages((0,), ({0: 1},))], 80e9)
 
 
-def test_home_case_fits() -> None:
-    report = home()
-    assert report.fits
-    assert report.total_bytes == pytest.approx(sum(report.by_kind_bytes.values()))
-    assert 60e9 < report.total_bytes < 80e9
-    assert report.notes == ()
-
-
 def test_experts_on_the_first_stage_alone_keep_the_note_on_their_buffers() -> None:
     layout = Layout(ParallelPlan(ep=256), 256, 8)  # no pipeline, and more ranks than any published ring size
     inputs = MemoryInputs(V3, layout, PRECISIONS["fp8"], "full", 4096, 20, "deepep-2025-02")
@@ -85,11 +79,6 @@ def test_experts_on_the_first_stage_alone_keep_the_note_on_their_buffers() -> No
     assert report.notes == (
         "communication buffers of EP256 use the ring sizes of EP160, the largest that are published",
     )
-
-
-def test_home_case_needs_its_recompute_policy() -> None:
-    report = home(policy="none")
-    assert not report.fits
 
 
 def test_home_case_weights_by_hand() -> None:
@@ -169,14 +158,6 @@ def test_copies_of_a_stage_scatter_their_own_microbatches() -> None:
     assert reports[0].optimizer == reports[1].optimizer
 
 
-def test_zero_stages_shrink_their_states() -> None:
-    reports = [home(zero).by_rank[5] for zero in range(4)]
-    assert reports[0].optimizer > 3 * reports[1].optimizer
-    assert reports[1].gradients > 2 * reports[2].gradients
-    assert reports[2].weights > 1.2 * reports[3].weights
-    assert reports[1].activations == reports[3].activations
-
-
 def test_plain_data_parallel_holds_everything() -> None:
     report = single(LLAMA)
     n = parameters_total(LLAMA)
@@ -218,15 +199,6 @@ def test_deepseek_cache_by_hand() -> None:
     )  # fmt: skip
     tensors = cached_tensors(V3, "moe", PRECISIONS["fp8"], "deepseek-v3")
     assert sum(t.bytes_per_token for t in tensors) == pytest.approx(by_hand)
-
-
-def test_dense_bf16_layer_by_hand() -> None:
-    h, ffn, qkv = 4096, 14336, 4096 + 2 * 1024
-    by_hand = 2 * (2 * h + qkv + h + 2 * h + 3 * ffn) + 4 * 32
-    tensors = cached_tensors(LLAMA, "dense", PRECISIONS["bf16"], "none")
-    assert sum(t.bytes_per_token for t in tensors) == pytest.approx(by_hand)
-    full = cached_tensors(LLAMA, "dense", PRECISIONS["bf16"], "full")
-    assert [t.bytes_per_token for t in full] == [2 * h]
 
 
 @pytest.mark.parametrize("kind", ["embedding", "dense", "moe", "mtp", "head"])
@@ -362,21 +334,6 @@ def test_activations_of_a_gpt_layer_are_the_published_ones(
     assert kept / (s * h) == pytest.approx(published(tp, 5 * heads * s / h), rel=1e-12)
 
 
-def test_dropout_is_off_unless_a_scenario_says_so() -> None:
-    plan, bf16 = ParallelPlan(), PRECISIONS["bf16"]
-
-    def kept(kind: BlockKind, **software: Any) -> float:
-        return activation_bytes(LLAMA, kind, bf16, "none", plan, 4096, Software(**software))
-
-    assert kept("dense", dropout=True) - kept("dense") == 4096 * 2 * LLAMA.hidden
-    assert kept("embedding", dropout=True) - kept("embedding") == 4096 * LLAMA.hidden
-    assert kept("head", dropout=True) == kept("head")
-    # A score without dropout: the output of the softmax alone.
-    assert isinstance(LLAMA.attention, GQA)
-    scores = kept("dense", attention="unfused") - kept("dense") + 4096 * 4 * LLAMA.attention.heads
-    assert scores == 4096 * LLAMA.attention.heads * 4096 * 2
-
-
 def expert_buffers(ranks: int, sms: int, kernels: str, nodes: int = 1) -> ExpertBuffers:
     return dispatcher(kernels).buffers(Call(ranks, nodes, sms, 4096, 7168, experts=256))
 
@@ -408,8 +365,6 @@ def test_deepep_buffers() -> None:
 
 def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     """lab/results/2026-11-20-h200-host-launch.json.xz: 8,192 tokens, the experts' half of a layer."""
-    from moesim.simulator.frameworks.software import Software
-    from moesim.simulator.memory.activations import activation_bytes, cached_tensors
     from moesim.simulator.scoring.scoreboard.runs import MIXED, shape_of_run
 
     shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)
@@ -452,23 +407,29 @@ def test_placeholders_of_weight_gradients_stand_once_for_every_shape() -> None:
     def bytes_with(software: Software, layers: int) -> float:
         shape = LLAMA.model_copy(update={"n_layers": layers})
         layout = Layout(ParallelPlan(tp=2), 2, 8)
-        found = memory_by_kind(
-            MemoryInputs(
-                shape=shape,
-                layout=layout,
-                precision=PRECISIONS["bf16"],
-                recompute="none",
-                sequence=1024,
-                sms=0,
-                kernels="nccl",
-                software=software,
-            ),
-            from_layers_per_stage(blocks_of(shape), (layers,)),
-            [RankStages((0,), ({0: 1},))],
-            80e9,
-        )
+        inputs = MemoryInputs(shape, layout, PRECISIONS["bf16"], "none", 1024, 0, "nccl", software=software)
+        stages = from_layers_per_stage(blocks_of(shape), (layers,))
+        found = memory_by_kind(inputs, stages, [RankStages((0,), ({0: 1},))], 80e9)
         return float(found.by_kind_bytes["workspace"])
 
     more = [bytes_with(Software(placeholder_gradients=True), n) - bytes_with(Software(), n) for n in (2, 8)]
     layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
     assert more == pytest.approx([2 * (layer + LLAMA.vocab * 4096) / 2] * 2)
+
+
+# -- layout/test_in_flight.py -------------------------------------------------------------------
+
+
+def test_1f1b_holds_one_less_on_each_later_rank() -> None:
+    ranks = rank_stages(build("1f1b", 4, 8))
+    assert [rank.in_flight for rank in ranks] == [({r: 4 - r},) for r in range(4)]
+
+
+@pytest.mark.parametrize(("policy", "fits"), [("deepseek-v3", True), ("none", False)])
+def test_home_case_with_its_schedule(policy: RecomputePolicy, fits: bool) -> None:
+    shape = load_model("deepseek-v3")
+    layout = Layout(ParallelPlan(pp=16, ep=64, zero_stage=1), 2048, 8)
+    inputs = MemoryInputs(shape, layout, PRECISIONS["fp8"], policy, 4096, 20, "deepep-2025-02")
+    stages = from_layers_per_stage(blocks_of(shape), (4,) * 15 + (1,))
+    report = memory_by_kind(inputs, stages, rank_stages(build("dualpipe", 16, 120)), 80e9)
+    assert report.fits is fits

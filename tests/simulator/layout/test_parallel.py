@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.frameworks.software import Software
+from moesim.simulator.layout.gradient_sync import GradientSync, check_gradient_sync
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches, nearest_divisors
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -28,19 +30,15 @@ def test_home_case() -> None:
     assert (HOME.dp, HOME.expert_dp) == (128, 2)
     assert HOME.ep_group(70) == tuple(range(64, 128))
     assert HOME.nodes_spanned(HOME.ep_group(70)) == 8
-    assert HOME.expert_dp_group(70) == (6, 70)
     assert HOME.pp_group(5)[:3] == (5, 133, 261)
     assert microbatches(HOME, 15360) == 120
 
 
 def test_order_is_tp_cp_dp_pp() -> None:
     layout = Layout(ParallelPlan(tp=2, cp=2, pp=2, ep=4), 16, 8)
-    assert layout.tp_group(0) == (0, 1)
-    assert layout.cp_group(0) == (0, 2)
     assert layout.dp_group(0) == (0, 4)
     assert layout.pp_group(0) == (0, 8)
     assert layout.ep_group(0) == (0, 1, 2, 3)
-    assert layout.expert_dp_group(0) == (0, 4)
 
 
 @given(layouts())
@@ -52,22 +50,12 @@ def test_coordinates_invert_and_groups_partition(layout: Layout) -> None:
         assert layout.rank(c.pp, c.dp, c.cp, c.tp) == rank
         seen.add(c)
     assert len(seen) == layout.n_gpus
-    for group_of in (layout.tp_group, layout.cp_group, layout.dp_group, layout.pp_group,
-                     layout.ep_group, layout.expert_dp_group):  # fmt: skip
+    for group_of in (layout.dp_group, layout.pp_group, layout.ep_group):
         groups = {group_of(rank) for rank in everyone}
         assert sorted(rank for group in groups for rank in group) == list(everyone)
         assert all(rank in group_of(rank) for rank in everyone)
     sizes = (layout.plan.expert_tp, layout.plan.ep, layout.expert_dp, layout.plan.pp)
     assert sizes[0] * sizes[1] * sizes[2] * sizes[3] == layout.n_gpus
-
-
-@given(layouts())
-def test_ep_group_differs_only_in_ep(layout: Layout) -> None:
-    for rank in range(layout.n_gpus):
-        here = layout.coordinates(rank)
-        for i, other in enumerate(map(layout.coordinates, layout.ep_group(rank))):
-            assert (other.pp, other.expert_tp, other.expert_dp) == (here.pp, here.expert_tp, here.expert_dp)
-            assert other.ep == i
 
 
 @pytest.mark.parametrize(
@@ -108,13 +96,6 @@ def test_plans_that_do_not_fit_the_model(model: str, plan: dict[str, Any], words
         check_against_model(parallel, load_model(model), 4096, parallel.pp)
 
 
-def test_legal_plans_pass() -> None:
-    check_against_model(HOME.plan, load_model("deepseek-v3"), 4096, 16)
-    plan = ParallelPlan(tp=8, pp=4, cp=2, sequence_parallel=True)
-    check_against_model(plan, load_model("llama-3-70b"), 8192, 4)
-    check_against_model(ParallelPlan(tp=16), load_model("llama-3-70b"), 4096, 1)  # repeats kv heads
-
-
 def test_batch_names_the_nearest() -> None:
     with pytest.raises(InputError, match="nearest: 15360, 15488"):
         microbatches(HOME, 15400)
@@ -132,6 +113,100 @@ def test_nearest_divisors_divide(value: int, whole: int) -> None:
 
 def test_rank_out_of_range() -> None:
     with pytest.raises(InputError, match="rank 2048 is outside 0 to 2047"):
-        HOME.tp_group(2048)
+        HOME.ep_group(2048)
     with pytest.raises(InputError, match="pp=16"):
         HOME.rank(16, 0, 0, 0)
+
+
+# -- Groups that ZeRO-3 shards over: numbers of shards, and groups that cannot hold a -----------
+
+
+def plan(group: int | None, **more: object) -> ParallelPlan:
+    degrees = {"tp": 2, "ep": 16, "zero_stage": 3, "sequence_parallel": True, "shard_group": group, **more}
+    return ParallelPlan.model_validate(degrees)
+
+
+def test_a_group_divides_parameters_and_the_optimizer_may_use_all() -> None:
+    whole, part = Layout(plan(None), 256, 64), Layout(plan(64), 256, 64)
+    assert (whole.shards, whole.optimizer_shards) == ((16, 128), (16, 128))
+    assert (part.shards, part.optimizer_shards) == ((4, 32), (16, 128))
+    assert Layout(plan(64, shard_optimizer_over_groups=False), 256, 64).optimizer_shards == (4, 32)
+    assert Layout(plan(8), 256, 64).shards == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "key", "nearest"),
+    [
+        (plan(64, zero_stage=1), "parallel.zero_stage", (3,)),
+        (plan(48), "parallel.shard_group", (32, 64)),
+        (plan(1), "parallel.shard_group", (2,)),
+        (plan(24, ep=16), "parallel.shard_group", (16, 32)),
+    ],
+)
+def test_groups_that_cannot_hold_a_parameter_are_refused(
+    chosen: ParallelPlan, key: str, nearest: tuple[int, ...]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        Layout(chosen, 256, 64)
+    assert (caught.value.key, caught.value.nearest) == (key, nearest)
+
+
+# -- When gradients are reduced: the rule for every plan, and keys that contradict it -----------
+
+
+@pytest.mark.parametrize(
+    ("plan", "software", "in_backward"),
+    [
+        ({"zero_stage": 0}, {}, False),
+        ({"zero_stage": 1}, {}, False),  # Megatron core's distributed optimizer, DeepSpeed's stage 1
+        ({"zero_stage": 2}, {}, True),  # DeepSpeed's stage 2, Megatron-FSDP with optim_grads
+        ({"zero_stage": 3}, {}, True),
+        ({"zero_stage": 2, "pp": 4}, {}, True),
+        ({"zero_stage": 3}, {"parameters_copied": True}, True),  # FSDP2
+        ({"zero_stage": 3, "pp": 4}, {"parameters_copied": True}, False),  # FSDP2 under torch's pipelines
+        ({"zero_stage": 3}, {"gradient_sync": "last-microbatch"}, False),  # no_sync
+    ],
+)
+def test_gradients_are_reduced_as_the_framework_does(
+    plan: dict[str, object], software: dict[str, object], in_backward: bool
+) -> None:
+    sync = GradientSync.of(ParallelPlan.model_validate(plan), Software.model_validate(software), 16)
+    assert sync.in_backward is in_backward
+    assert sync.inside_step is (in_backward or plan["zero_stage"] == 3)
+
+
+def test_hsdp_crosses_its_groups_in_every_backward_and_megatron_once_a_step() -> None:
+    plan = ParallelPlan(zero_stage=3, shard_group=8)
+    assert not GradientSync.of(plan, Software(), 16).groups_in_backward
+    hsdp = plan.model_copy(update={"shard_optimizer_over_groups": False})
+    assert GradientSync.of(hsdp, Software(), 16).groups_in_backward
+    assert not GradientSync.of(hsdp, Software(gradient_sync="last-microbatch"), 16).groups_in_backward
+
+
+def test_scatters_hide_where_data_parallel_collectives_overlap() -> None:
+    two, three = ParallelPlan(zero_stage=2), ParallelPlan(zero_stage=3)
+    assert not GradientSync.of(two, Software(), 16).hidden
+    assert GradientSync.of(two, Software(overlap_data_parallel=True), 16).hidden
+    assert GradientSync.of(three, Software(), 16).hidden
+
+
+def test_nothing_accumulates_with_one_microbatch() -> None:
+    assert not GradientSync.of(ParallelPlan(zero_stage=2), Software(), 1).in_backward
+    assert GradientSync.of(ParallelPlan(zero_stage=3), Software(), 1).in_backward
+
+
+@pytest.mark.parametrize(
+    ("plan", "software", "said"),
+    [
+        ({"zero_stage": 1}, {"gradient_sync": "every-microbatch"}, "zero_stage=1"),
+        ({"zero_stage": 0}, {"gradient_sync": "last-microbatch"}, "leave the key out"),
+        (
+            {"zero_stage": 2, "pp": 2},
+            {"gradient_sync": "every-microbatch", "parameters_copied": True},
+            "torch's pipelines",
+        ),
+    ],
+)
+def test_contradictions_are_refused(plan: dict[str, object], software: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        check_gradient_sync(ParallelPlan.model_validate(plan), Software.model_validate(software))

@@ -58,13 +58,6 @@ def test_balanced_equals_brute_force(data: st.DataObject) -> None:
     assert got.layers_per_stage == brute_force(body, first, last, k)
 
 
-def test_ties_take_the_smallest_sizes_first() -> None:
-    blocks = [Block("embedding"), *(Block("moe", i) for i in range(7)), Block("head")]
-    assert balanced(blocks, [0.0] + [1.0] * 7 + [0.0], 4).layers_per_stage == (1, 2, 2, 2)
-    scaled = balanced(blocks, [0.0] + [0.1] * 7 + [0.0], 4)
-    assert scaled.layers_per_stage == (1, 2, 2, 2)
-
-
 def test_embedding_first_and_heads_last() -> None:
     weights = [5.0 if b.kind == "head" else 1.0 for b in V3]
     assignment = balanced(V3, weights, 16)
@@ -117,12 +110,6 @@ def test_embedding_and_head_may_stand_alone() -> None:
     assert balanced(V3, heavy, 8).layers_per_stage[-1] == 0
     assert balanced(V3, [1.0] * len(V3), 63).layers_per_stage == (0, *(1,) * 61, 0)
     assert balanced(V3, heavy, 62).layers_per_stage == (*(1,) * 61, 0)
-
-
-def test_an_inner_stage_may_be_empty_if_it_is_stated() -> None:
-    assignment = from_layers_per_stage(V3, (30, 0, 31))
-    assert assignment.stages[1] == ()
-    assert describe(assignment).splitlines()[1] == "stage 1: -"
 
 
 def test_mtp_modules_may_have_a_stage_of_their_own() -> None:

@@ -8,8 +8,7 @@ import pytest
 from moesim.hwmodels import Topology, build_topology, load_network, load_node
 from moesim.simulator.cost.collectives.flows import group_by_node, link_loads
 from moesim.simulator.cost.collectives.library import CollectiveSpec, Request, load_library
-from moesim.simulator.cost.collectives.price import collective, estimate
-from moesim.simulator.cost.collectives.registry import COLLECTIVES, operations
+from moesim.simulator.cost.collectives.registry import COLLECTIVES, collective, estimate, operations
 
 NCCL = load_library()
 NODE = build_topology(load_node("hgx-h200"), 1, load_network("single-node"))
