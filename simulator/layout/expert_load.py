@@ -90,7 +90,7 @@ def distribute_rows(rng: np.random.Generator, shares: FloatArray, rows: int) -> 
 
 
 LOAD_STREAM = 2
-"""Part of the seed for every expert-parallel group and training step other than the first."""
+"""Part of the seed for every expert-parallel group other than the first."""
 
 ROUNDING = 1e-12
 """Fractions of dropped rows up to this one are rounding and count as none."""
@@ -101,9 +101,9 @@ class LoadSpec:
     """The distribution that expert load is drawn from.
 
     `expert_cv` is the coefficient of variation of an expert's popularity between micro-batches and groups.
-    `popularity` [steps, layers or 1, experts] holds the lasting shares of the rows, each row summing to 1;
-    None makes all experts equal. `placement` says which rank holds each expert and replica; None places
-    experts in order, experts/ep on each rank. Rows above `capacity_factor` times the mean are dropped,
+    `popularity` [steps, layers or 1, experts] holds the lasting shares of the rows, each row summing to 1, of
+    the drawn step first; None makes all experts equal. `placement` says which rank holds each expert and
+    replica; None places experts in order, experts/ep on each rank. Rows above `capacity_factor` times the mean are dropped,
     counted per expert or per rank.
     """
 
@@ -166,20 +166,17 @@ def draw_rank_loads(
     experts: int,
     top_k: int,
     rows_per_rank: float,
-    step: int = 0,
 ) -> RankLoads:
-    """Draw the loads of the ranks of expert-parallel group `group` in training step `step` (eqs. R3, R4, R8).
+    """Draw the loads of the ranks of expert-parallel group `group` in a training step (eqs. R3, R4, R8).
 
     All groups and micro-batches share the popularity of a layer; its variation per micro-batch and the
-    rows that each expert gets are drawn for every group and micro-batch. Recorded steps repeat when they run
-    out. A plain spec in group 0 of step 0 gives `sampled_loads(seed, ...)`. Raises InputError for sizes that
-    do not divide.
+    rows that each expert gets are drawn for every group and micro-batch. A plain spec in group 0 gives
+    `sampled_loads(seed, ...)`. Raises InputError for sizes that do not divide.
     """
     _check(spec, layers, ep, gpus_per_node, experts, top_k, rows_per_rank)
-    stream = seed if group == 0 and step == 0 else [seed, LOAD_STREAM, group, step]
+    stream = seed if group == 0 else [seed, LOAD_STREAM, group, 0]
     sizes = (layers, microbatches, ep, gpus_per_node, experts, top_k, rows_per_rank)
-    key = (spec.key, seed, group, step, *sizes)
-    return _LOADS.get(key, lambda: _drawn(spec, stream, step, *sizes))
+    return _LOADS.get((spec.key, seed, group, *sizes), lambda: _drawn(spec, stream, *sizes))
 
 
 _LOADS: BoundedCache[RankLoads] = BoundedCache(48_000_000, lambda loads: loads.rows.nbytes * 3)
@@ -189,7 +186,6 @@ _LOADS: BoundedCache[RankLoads] = BoundedCache(48_000_000, lambda loads: loads.r
 def _drawn(
     spec: LoadSpec,
     stream: int | list[int],
-    step: int,
     layers: int,
     microbatches: int,
     ep: int,
@@ -198,7 +194,7 @@ def _drawn(
     top_k: int,
     rows_per_rank: float,
 ) -> RankLoads:
-    """The loads of one group and step, with arrays that nobody can write."""
+    """The loads of one group, with arrays that nobody can write."""
     samples = layers * microbatches
     if spec.plain:
         rows = (
@@ -207,9 +203,7 @@ def _drawn(
             else sampled_loads(stream, samples, ep, experts, spec.expert_cv, rows_per_rank)
         )
         return RankLoads(read_only(rows), _node_mean(rows, gpus_per_node), rows, 0.0)
-    shares = _expert_shares(
-        spec, stream, layers, microbatches, experts, top_k, round(rows_per_rank * ep), step
-    )
+    shares = _expert_shares(spec, stream, layers, microbatches, experts, top_k, round(rows_per_rank * ep))
     dropped = 0.0
     if spec.capacity_factor is not None and spec.capacity_per == "expert":
         shares = np.minimum(shares, spec.capacity_factor / experts)
@@ -252,14 +246,11 @@ def _expert_shares(
     experts: int,
     top_k: int,
     rows: int,
-    step: int,
 ) -> FloatArray:
     """Drawn shares of the group's rows [layers x microbatches, experts], each row summing to 1 (eq. R4)."""
     rng = np.random.default_rng(stream)
-    if spec.popularity is None:
-        popularity = np.full((1, experts), 1.0 / experts)
-    else:
-        popularity = spec.popularity[step % len(spec.popularity)]
+    even = np.full((1, experts), 1.0 / experts)
+    popularity = even if spec.popularity is None else spec.popularity[0]
     shares = np.broadcast_to(popularity[:, None, :], (len(popularity), microbatches, experts))
     shares = np.broadcast_to(shares, (layers, microbatches, experts)).reshape(-1, experts)
     if spec.expert_cv > SMALLEST_CV:

@@ -326,8 +326,8 @@ TOKEN_SCALE = sqrt(3.0) / pi
 class BiasRun:
     """Expert load during the training steps from 0 to steps - 1.
 
-    `popularity` [recorded, layers, experts] holds the experts' shares of the rows in the last steps (each row
-    sums to 1), `max_vio` [steps, layers] the load of the busiest expert over the mean, less 1, and `bias`
+    `popularity` [1, layers, experts] holds the experts' shares of the rows in the last step (each row sums to
+    1), `max_vio` [steps, layers] the load of the busiest expert over the mean, less 1, and `bias`
     [layers, experts] the bias after the last step.
     """
 
@@ -345,7 +345,6 @@ def bias_dynamics(
     drift_steps: float,
     gamma: float,
     steps: int,
-    record: int = 1,
     seed: int = 0,
 ) -> BiasRun:
     """Simulate expert load under a bias that rises by `gamma` for an underloaded expert and falls otherwise.
@@ -357,10 +356,10 @@ def bias_dynamics(
     tokens share one threshold, which top_k experts pass on average; groups of experts are not limited.
     Raises InputError for numbers out of range.
     """
-    if not 1 <= record <= steps <= MOST_STEPS:
+    if not 1 <= steps <= MOST_STEPS:
         raise InputError(
-            f"routing.load.step={steps} is outside 1 to {MOST_STEPS}, or record={record} outside 1 to step; "
-            "the load forgets its start within a few drift_steps, so fewer steps do"
+            f"routing.load.step={steps} is outside 1 to {MOST_STEPS}; the load forgets its start within a "
+            "few drift_steps, so fewer steps do"
         )
     if not (0 <= affinity_spread <= 5 and 1 <= drift_steps < 1e12 and 0 <= gamma <= 1):
         raise InputError(
@@ -372,7 +371,6 @@ def bias_dynamics(
     affinity = affinity_spread * rng.standard_normal((layers, experts))
     bias = np.zeros((layers, experts))
     threshold = np.full((layers, 1), 0.5)
-    popularity = np.empty((record, layers, experts))
     max_vio = np.empty((steps, layers))
     for step in range(steps):
         if step:
@@ -381,10 +379,8 @@ def bias_dynamics(
         chosen, threshold = choice_probabilities(affinity, bias, top_k, threshold)
         shares = np.round(chosen / chosen.sum(axis=1, keepdims=True), DECIMALS)
         max_vio[step] = shares.max(axis=1) * experts - 1.0
-        if step >= steps - record:
-            popularity[step - (steps - record)] = shares
         bias = bias + gamma * np.sign(round(1.0 / experts, DECIMALS) - shares)
-    return BiasRun(popularity, max_vio, bias)
+    return BiasRun(shares[None], max_vio, bias)
 
 
 def choice_probabilities(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import frexp, fsum, ldexp
@@ -81,8 +81,6 @@ def balanced(
     blocks: Sequence[Block],
     weights: Sequence[float],
     n_stages: int,
-    first_stage_layers: int | None = None,
-    last_stage_layers: int | None = None,
     ends_alone: bool = True,
 ) -> StageAssignment:
     """Return the contiguous assignment whose heaviest stage is lightest (docs/model.md, eq. S2).
@@ -92,8 +90,7 @@ def balanced(
     (DeepSeek-V3 report, section 3.2.3). Ties go to the smallest sum of squared stage weights, then to the
     smallest stage sizes from the first stage on, so that the result does not depend on the machine.
     Inner stages hold a layer at least; with `ends_alone`, or where layers are too few, the first and the last
-    may go without. `first_stage_layers` and
-    `last_stage_layers` fix the transformer layers of those stages. Raises InputError for illegal weights and
+    may go without. Raises InputError for illegal weights and
     for more stages than these rules can fill.
     """
     head, body, tail = _split(blocks)
@@ -101,14 +98,11 @@ def balanced(
     _check_stage_count(n_stages, len(body))
     sums = [0, *accumulate(costs[len(head) : len(head) + len(body)])]
     first, last = sum(costs[: len(head)]), sum(costs[len(blocks) - len(tail) :])
-    fixed = {0: first_stage_layers} if first_stage_layers is not None else {}
-    if last_stage_layers is not None:
-        fixed[n_stages - 1] = last_stage_layers
     extra = [0] * n_stages
     extra[0] += first
     extra[-1] += last
     least = 0 if ends_alone or n_stages > len(body) else 1
-    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, fixed, least_at_ends=least))
+    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, least_at_ends=least))
 
 
 def balanced_by_stage(
@@ -127,7 +121,7 @@ def balanced_by_stage(
     extra = [0] * len(weights)
     extra[0] += sum(costs[0][: len(head)])
     extra[-1] += sum(costs[-1][len(blocks) - len(tail) :])
-    return from_layers_per_stage(blocks, best_sizes(sums, extra, {}, most))
+    return from_layers_per_stage(blocks, best_sizes(sums, extra, most))
 
 
 def from_layers_per_stage(
@@ -237,7 +231,6 @@ def _integer_costs(
 def best_sizes(
     sums: Sequence[Sequence[int]],
     extra: Sequence[int],
-    fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None = None,
     least_at_ends: int = 0,
 ) -> list[int]:
@@ -246,18 +239,27 @@ def best_sizes(
     The first pass finds the least cost of the heaviest stage, the second the least sum of squares with it.
     `sums[stage][i]` is the cost of the first i layers on that stage and `extra[stage]` that of its other
     blocks; `most` is as in `balanced_by_stage`; `least_at_ends` layers stay on the first and last stage.
-    Raises InputError where no sizes respect `fixed` and `most`.
+    Raises InputError where no sizes respect `most`.
     """
     n, k = len(sums[0]) - 1, len(extra)
-    costs = _costs(sums, extra, fixed, most, least_at_ends)
+    costs: list[
+        IntArray
+    ] = []  # of a run of layers on each stage, by its first layer and the one after its last
+    size = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
+    for stage, own in enumerate(sums):
+        line = np.array(own, dtype=np.int64)
+        legal = size >= (1 if 0 < stage < k - 1 else least_at_ends)
+        if most is not None:
+            legal &= size <= np.array(most[stage])[:, None]
+        costs.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
     least = [np.full(n + 1, _NEVER)] * k + [np.where(np.arange(n + 1) == n, 0, _NEVER)]
     for stage in range(k - 1, -1, -1):  # first pass: the least maximum from each stage and layer on
         least[stage] = np.maximum(costs[stage], least[stage + 1][None, :]).min(axis=1)
     score = int(least[0][0])
     if score >= _NEVER:
-        what = f"the fixed stage sizes {fixed}" if fixed else "the memory of the stages' accelerators"
         raise InputError(
-            f"{what} leave no way to place {n} layers on {k} stages with at least one layer on inner ones"
+            f"the memory of the stages' accelerators leave no way to place {n} layers on {k} stages with at "
+            "least one layer on inner ones"
         )
     ends = [{0}]
     choices: list[dict[int, list[int]]] = []
@@ -283,24 +285,3 @@ def best_sizes(
 
 _NEVER = 1 << 62
 """Cost of a run of layers that is not allowed."""
-
-
-def _costs(
-    sums: Sequence[Sequence[int]],
-    extra: Sequence[int],
-    fixed: Mapping[int, int],
-    most: Sequence[Sequence[int]] | None,
-    least_at_ends: int,
-) -> list[IntArray]:
-    """Cost of a run of layers on each stage, by its first layer and the one after its last [starts, ends]."""
-    place = np.arange(len(sums[0]))
-    size = place[None, :] - place[:, None]
-    costs = []
-    for stage, own in enumerate(sums):
-        line = np.array(own, dtype=np.int64)
-        inner = 0 < stage < len(sums) - 1
-        legal = size == fixed[stage] if stage in fixed else size >= (1 if inner else least_at_ends)
-        if most is not None:
-            legal &= size <= np.array(most[stage])[:, None]
-        costs.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
-    return costs

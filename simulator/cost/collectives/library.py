@@ -127,14 +127,12 @@ class Library(Frozen):
         return self.channels.n * self.local_copy_per_sm.value
 
 
-@lru_cache(maxsize=8)
-def load_library(name: str = "nccl") -> Library:
-    """The shipped library called `name`; raises InputError for an unknown name."""
-    place = f"data/collectives/{name}.yaml"
-    file = resources.files("moesim.simulator").joinpath(*place.split("/"))
-    if not file.is_file():
-        raise InputError(f"unknown communication library {name!r}; the known one is nccl")
-    return validate_model(Library, parse_mapping(file.read_text("utf-8"), place), place)
+@lru_cache(maxsize=1)
+def load_library() -> Library:
+    """The shipped figures of NCCL."""
+    place = "data/collectives/nccl.yaml"
+    text = resources.files("moesim.simulator").joinpath(*place.split("/")).read_text("utf-8")
+    return validate_model(Library, parse_mapping(text, place), place)
 
 
 # -- spec --------------------------------------------------------------------------------------------

@@ -70,15 +70,6 @@ def test_embedding_first_and_heads_last() -> None:
     assert sum(assignment.layers_per_stage) == 61
 
 
-def test_fixed_ends() -> None:
-    fixed = balanced(V3, [1.0] * len(V3), 8, first_stage_layers=3, last_stage_layers=2)
-    assert fixed.layers_per_stage[0] == 3
-    assert fixed.layers_per_stage[-1] == 2
-    assert max(fixed.layers_per_stage) == 10
-    with pytest.raises(InputError, match="no way to place"):
-        balanced(V3, [1.0] * len(V3), 8, first_stage_layers=60)
-
-
 def test_explicit_sizes_round_trip_and_describe() -> None:
     sizes = (4,) * 15 + (1,)
     assignment = from_layers_per_stage(V3, sizes)

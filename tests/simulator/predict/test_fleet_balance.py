@@ -47,9 +47,9 @@ def test_sizes_by_stage_equal_brute_force(layers: list[int], k: int, data: st.Da
     every = [sizes for sizes in splits(len(layers), k) if legal(sizes)]
     if not every:
         with pytest.raises(InputError, match="memory of the stages' accelerators leave no way"):
-            best_sizes(sums, extra, {}, room)
+            best_sizes(sums, extra, room)
         return
-    found = tuple(best_sizes(sums, extra, {}, room))
+    found = tuple(best_sizes(sums, extra, room))
     wanted = min(every, key=lambda sizes: (max(costs(sizes)), sum(c * c for c in costs(sizes)), sizes))
     assert found == wanted
 

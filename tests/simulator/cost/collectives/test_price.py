@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from moesim.hwmodels.errors import InputError
@@ -11,8 +12,14 @@ from moesim.hwmodels.provenance import sourced_numbers
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives import ring
 from moesim.simulator.cost.collectives.flows import Hops, Operation, group_by_node, link_loads
-from moesim.simulator.cost.collectives.library import Terms, load_library
-from moesim.simulator.cost.collectives.registry import collective, estimate, neighbour_sends
+from moesim.simulator.cost.collectives.library import CollectiveSpec, Request, Terms, load_library
+from moesim.simulator.cost.collectives.registry import (
+    COLLECTIVES,
+    collective,
+    estimate,
+    neighbour_sends,
+    operations,
+)
 
 NCCL = load_library()
 H200 = build_topology(load_node("hgx-h200"), 1, load_network("single-node"))
@@ -80,11 +87,9 @@ def test_a_gpu_that_does_not_exist_is_named() -> None:
         collective("all_gather", 1e6, (0, 8), H200, NCCL)
 
 
-def test_an_unknown_architecture_and_library_are_named() -> None:
+def test_an_unknown_architecture_is_named() -> None:
     with pytest.raises(InputError, match="no figures for architecture 'Volta'; it has Ampere"):
         NCCL.generation("Volta")
-    with pytest.raises(InputError, match="unknown communication library 'rccl'; the known one is nccl"):
-        load_library("rccl")
 
 
 def test_a_pipeline_send_is_bound_by_its_link() -> None:
@@ -114,3 +119,46 @@ def test_every_figure_of_the_library_has_its_source() -> None:
     numbers = list(sourced_numbers(NCCL))
     assert len(numbers) > 15
     assert all(len(n.source) > 20 and n.kind != "assumed" for _, n in numbers)
+
+
+# -- Every registered algorithm moves what its operation must, and the fastest one is -----------
+
+SIZE = 1e8
+LEAST = {"all_reduce": 1.0, "reduce_scatter": 7 / 8, "all_gather": 7 / 8, "all_to_all": 7 / 8}
+"""Part of the buffer that every one of eight ranks must send at least."""
+
+
+def test_operations_are_those_of_the_algorithms() -> None:
+    assert set(operations()) == set(LEAST)
+    assert all(set(spec.operations) <= set(operations()) and spec.operations for spec in COLLECTIVES.values())
+
+
+@pytest.mark.parametrize("spec", COLLECTIVES.values(), ids=lambda spec: spec.name)
+def test_an_algorithm_moves_what_its_operation_must(spec: CollectiveSpec) -> None:
+    for operation in spec.operations:
+        plan = spec.plan(operation, SIZE, group_by_node(range(8), 8))
+        assert (plan.operation, plan.algorithm) == (operation, spec.name)
+        sent = np.zeros(8)
+        for phase in plan.phases:
+            np.add.at(sent, phase.flows.src, phase.flows.bytes)
+        assert (sent >= LEAST[operation] * SIZE * (1 - 1e-12)).sum() >= 7
+
+
+@pytest.mark.parametrize("topology", [H200, FOUR], ids=["node", "four"])
+@pytest.mark.parametrize("size", [1e4, 1e7, 1e10])
+def test_the_fastest_way_of_all_algorithms_is_taken(topology: Topology, size: float) -> None:
+    for operation in operations():
+        group = group_by_node(range(topology.n_gpus), 8)
+        request = Request(operation, size, group, "Hopper", NCCL)
+        seconds = []
+        for spec in COLLECTIVES.values():
+            terms = spec.terms(request)
+            if operation not in spec.operations or spec.in_switch or terms is None:
+                continue
+            plan = spec.plan(operation, size, group)
+            loads = [link_loads(phase.flows, topology) for phase in plan.phases]
+            seconds += [
+                estimate(plan, loads, protocol, len(group), topology, NCCL, terms).seconds
+                for protocol in terms.protocols
+            ]
+        assert collective(operation, size, range(topology.n_gpus), topology, NCCL).seconds == min(seconds)
