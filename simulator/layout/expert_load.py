@@ -103,8 +103,8 @@ class LoadSpec:
     `expert_cv` is the coefficient of variation of an expert's popularity between micro-batches and groups.
     `popularity` [steps, layers or 1, experts] holds the lasting shares of the rows, each row summing to 1, of
     the drawn step first; None makes all experts equal. `placement` says which rank holds each expert and
-    replica; None places experts in order, experts/ep on each rank. Rows above `capacity_factor` times the mean are dropped,
-    counted per expert or per rank.
+    replica; None places experts in order, experts/ep on each rank. Rows above `capacity_factor` times the
+    mean are dropped, counted per expert or per rank.
     """
 
     expert_cv: float
