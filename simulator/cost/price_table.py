@@ -35,7 +35,7 @@ from moesim.simulator.cost.table import (
     Transfers,
     compute_of_pass,
 )
-from moesim.simulator.cost.transfers import block_transfers, repeated_transfers, send_seconds
+from moesim.simulator.cost.transfers import REPEATED, block_transfers, expert_transfer, send_seconds
 from moesim.simulator.layout.parallel import sends_on_a_link
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
@@ -175,8 +175,7 @@ def with_collectives(
     """Compute of a block with the collectives inside its phases (eqs. X6, X14, X15, O2, O3, O9).
 
     `evidence`: whether the prices carry that of the collectives, and their bytes. `repeated` gives the
-    transfers that recompute repeats, where a caller keeps their prices (`repeated_transfers`); they do not
-    depend on the block.
+    transfers that recompute repeats, where a caller keeps their prices; they do not depend on the block.
     """
     block, scenario = pricer.shape.block(kind), pricer.scenario
     inside = Inside({}, {}, NO_EVIDENCE)
@@ -189,7 +188,11 @@ def with_collectives(
     for phase, seconds in amax_exposed_s(pricer, kind, bare.compute).items():
         exposed[phase] = exposed.get(phase, 0.0) + seconds
     if repeated_communication(block, scenario.recompute, scenario.software.op_keeps_transfers).experts:
-        again = repeated_transfers(pricer) if repeated is None else repeated()
+        if repeated is not None:
+            again = repeated()
+        else:
+            phases = REPEATED if scenario.parallel.ep > 1 else ()
+            again = [expert_transfer(pricer, phase, "alone") for phase in phases]
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in again)
         stands_on = combined((part, 1.0) for part in (stands_on, *(t.evidence for t in again)))
         sent = [Moved(REPEATED_EXPERTS, part.nic_bytes, part.scale_up_bytes) for part in again]

@@ -48,13 +48,6 @@ REPEATED: tuple[Phase, Phase] = ("dispatch F", "combine F")
 """Transfers of the forward, which recompute repeats without overlap (eq. X15)."""
 
 
-def repeated_transfers(pricer: Pricer) -> tuple[TransferCost, ...]:
-    """Prices of the transfers that recompute repeats; none without expert parallelism."""
-    if pricer.scenario.parallel.ep == 1:
-        return ()
-    return tuple(expert_transfer(pricer, phase, "alone") for phase in REPEATED)
-
-
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     """Price of one dispatch or combine of a micro-batch; kernels of SMs slow down beside compute."""
     kind, call = dispatcher(pricer.scenario.communication.kernels), replace(pricer.call, phase=phase)

@@ -69,7 +69,9 @@ class TwoHops(Dispatcher):
         own = f"ep.{operation}.nic_fraction"
         nic_id = own if meter.has(own) else f"ep.nic_fraction.{self.name}"
         nic_s, nic_residual = meter.nic(nic_id, moved, call.nodes)
-        call_s, call_residual = _call_seconds(call, meter)
+        call_s = call_residual = 0.0  # beyond the rows, where the profile's rates do not contain it
+        if call.tokens and call.sms and meter.has(f"ep.{operation}.call_time"):
+            call_s, call_residual = meter.read(f"ep.{operation}.call_time", call.tokens / call.sms)
         return TransferTime(
             launch_s=meter.notify_s(call.nodes) + call_s,
             nic_s=nic_s,
@@ -184,14 +186,6 @@ def _carried(operation: EpOperation, here: SentRows, measured: SentRows, meter: 
         return whole
 
     return seconds(here) / seconds(measured), max(errors)
-
-
-def _call_seconds(call: Call, meter: Meter) -> tuple[float, float]:
-    """Seconds of a call beyond its rows, and their relative error; 0 where the profile's rates contain it."""
-    name = f"ep.{call.operation}.call_time"
-    if not call.tokens or not call.sms or not meter.has(name):
-        return 0.0, 0.0
-    return meter.read(name, call.tokens / call.sms)
 
 
 # -- low latency ----------------------------------------------------------------------------------------

@@ -35,12 +35,6 @@ def all_to_all(operation: Operation, total_bytes: float, group: Group) -> Plan:
     return Plan(operation, "direct", (Phase(flows_of(edges), hops),))
 
 
-def all_to_all_bytes(total_bytes: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
-    """(NIC, scale-up) bytes that one GPU sends in `all_to_all` over full nodes, in closed form (eq. X11)."""
-    per_node = min(ranks, ranks_per_node)
-    return total_bytes * (ranks - per_node) / ranks, total_bytes * (per_node - 1) / per_node
-
-
 def sends(total_bytes: float, pairs: Sequence[tuple[int, int]], *, across_nodes: bool) -> Plan:
     """Simultaneous sends of `total_bytes` from the first to the second rank of every pair (eq. X4)."""
     edges = [(a, b, total_bytes) for a, b in pairs]

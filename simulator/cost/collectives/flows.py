@@ -164,10 +164,3 @@ def link_loads(flows: Flows, topology: Topology, spreading: Spreading = "modulo"
         topology.remaining_bytes_per_s()[used],
         table.scale_up[used],
     )
-
-
-def most_bytes_sent(flows: Flows) -> float:
-    """Most payload bytes that one GPU sends, which its communication SMs must move."""
-    if len(flows.src) == 0:
-        return 0.0
-    return float(np.bincount(flows.src, flows.bytes).max())

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
 from moesim.hwmodels.validation import nearest, registry
@@ -21,7 +23,6 @@ from moesim.simulator.cost.collectives.flows import (
     Shares,
     group_by_node,
     link_loads,
-    most_bytes_sent,
 )
 from moesim.simulator.cost.collectives.library import CollectiveSpec, Library, Request, Terms
 from moesim.simulator.cost.collectives.nvls import NVLS
@@ -147,7 +148,9 @@ def estimate(
     bottleneck = "latency"
     for phase, load in zip(plan.phases, loads, strict=True):
         link, link_s = load.busiest(Shares(share, library.nic_share.value))
-        kernel_s = most_bytes_sent(phase.flows) / limit
+        # The communication SMs of a GPU move all that it sends.
+        sent = np.bincount(phase.flows.src, phase.flows.bytes)
+        kernel_s = float(sent.max()) / limit if len(sent) else 0.0
         link_s /= wire
         if max(link_s, kernel_s) > 0.0:
             bottleneck = f"kernel ({protocol})" if kernel_s > link_s else link
