@@ -101,18 +101,3 @@ def test_megatron_has_no_argument_for_them() -> None:
     assert (
         dispatcher_arguments(normal, resolve(normal).shape, "0.20")["--moe-token-dispatcher-type"] == "flex"
     )
-
-
-@pytest.mark.parametrize("kernels", [LOW, "uccl-ep"])
-def test_they_are_refused_on_other_architectures(kernels: str) -> None:
-    overrides = [
-        "cluster={node: hgx-a100, nodes: 8, network: ft3-ib-400g}",
-        "profile=a100-layers",
-        "precision=bf16",
-        "parallel={pp: 4, ep: 8, zero_stage: 1}",
-        "stages.blocks=[embedding moe*2, moe*2, moe*2, moe*2 head]",
-        "batch.sequences=512",
-        f"communication.kernels={kernels}",
-    ]
-    with pytest.raises(InputError, match=r"a100-sxm is Ampere.*use communication\.kernels=nccl"):
-        resolve(load_scenario("deepseek-v3-2048xh800", overrides))

@@ -79,9 +79,7 @@ def test_both_a_cluster_and_a_fleet_are_one_too_many(mixed: Scenario) -> None:
     "ask",
     [
         lambda s: moesim.simulate(s, uncertainty=True),
-        lambda s: moesim.compare([s, s], uncertainty=True),
         lambda s: moesim.sensitivity(s),
-        lambda s: moesim.interval(s),
         lambda s: moesim.timeline(s),
         lambda s: moesim.run(s),
     ],
