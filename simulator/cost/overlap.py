@@ -15,9 +15,6 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.frameworks.software import TensorOverlap
 
-# -- overlap -----------------------------------------------------------------------------------------
-# Exposed part of the collectives that a framework overlaps with compute (docs/model.md, eq. O1-O5, O8).
-
 MEASURED_CHANNELS, MEASURED_SMS = 24, 132
 """SMs that held the collectives beside which `lost_beside_nccl` was measured, of all SMs of an H200."""
 

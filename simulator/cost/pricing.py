@@ -43,9 +43,6 @@ from moesim.simulator.model.operators import block_operators
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.template import EP_PHASES
 
-# -- phase memo --------------------------------------------------------------------------------------
-# Cached prices of a job's phases, and the price of a phase as the sum of its operators' prices.
-
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemo:

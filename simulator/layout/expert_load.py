@@ -32,9 +32,6 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.scenario import Scenario
 from moesim.simulator.scenario.sections import Eplb, HistogramLoad, MaxVioLoad, Routing, UniformLoad, ZipfLoad
 
-# -- loads -------------------------------------------------------------------------------------------
-# Draws seeded samples of routing: expert load per rank, and tokens between every pair of ranks.
-
 SMALLEST_CV = 1e-6
 """Least coefficient of variation that is drawn; below it experts count as equally popular."""
 

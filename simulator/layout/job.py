@@ -17,9 +17,6 @@ from moesim.simulator.scenario.machine import check_machine
 from moesim.simulator.scenario.sections import Pool
 from moesim.simulator.schedules import Schedule, fleet_defaults
 
-# -- job ---------------------------------------------------------------------------------------------
-# Loads the model, cluster and calibration profile of a scenario once, for every later step.
-
 
 @dataclass(frozen=True)
 class ResolvedJob:

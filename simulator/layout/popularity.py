@@ -16,9 +16,6 @@ from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.model.feed_forward.moe import MoE
 
-# -- popularity --------------------------------------------------------------------------------------
-# Computes the popularity of the experts of a layer, by Zipf's law or from recorded counts.
-
 ZIPF_STREAM = 3
 """Part of the seed of the shuffle, so that it shares no random numbers with the loads."""
 

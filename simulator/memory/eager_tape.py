@@ -14,9 +14,6 @@ from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.shape import ModelShape
 
-# -- eager tape --------------------------------------------------------------------------------------
-# Allocations of PyTorch's eager operators and of its autograd, as events of the allocator (eq. M41).
-#
 # A block is a list of `EagerOp` in the order of its forward. The backward runs the same list from its
 # end, as autograd does: an operator allocates the gradients of its inputs, then its saved tensors and
 # the gradient of its output are freed.

@@ -41,9 +41,6 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.action import Schedule, Step, actions_of
 
-# -- local parameters --------------------------------------------------------------------------------
-# Counts the parameters of given blocks that one GPU holds.
-
 
 @dataclass(frozen=True, slots=True)
 class LocalParameters:
