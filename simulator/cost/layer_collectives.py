@@ -30,6 +30,7 @@ from moesim.simulator.cost.overlap import (
 )
 from moesim.simulator.cost.price_evidence import (
     CONTEXT,
+    NO_EVIDENCE,
     SPLIT_EXPERTS,
     TENSOR,
     Moved,
@@ -95,7 +96,7 @@ class LayerCollectives:
     pricer: Pricer
     kind: BlockKind
 
-    def inside(self, seconds: Mapping[Phase, CoreSeconds]) -> Inside:
+    def inside(self, seconds: Mapping[Phase, CoreSeconds], *, evidence: bool = True) -> Inside:
         """The collectives of a layer, with exposed seconds by eqs. X6, O2 and O3 of docs/model.md.
 
         Tensor parallelism runs an all-gather and a reduce-scatter (or one all-reduce) of the activations
@@ -103,13 +104,14 @@ class LayerCollectives:
         gathers keys and values of the whole sequence before attention and scatters their gradients after it.
         Recompute repeats those of the forward that lie inside what it runs again. Experts with their own
         tensor parallelism gather received rows before the experts and scatter the results after them; the
-        backward does the reverse (eq. X14).
+        backward does the reverse (eq. X14). Without `evidence` there are no bytes either.
         """
         scenario, shape, block = self.pricer.scenario, self.pricer.shape, self.pricer.shape.block(self.kind)
         plan, layer = scenario.parallel, block.layer
         assert layer is not None, "collectives are inside layers"
         exposed: dict[Phase, float] = {phase: 0.0 for half in HALVES for phase in half[:2]}
         moved: dict[Phase, list[Moved]] = {phase: [] for phase in exposed}
+        tensor = self.tensor()
         parts: tuple[Attention | FeedForward, ...] = layer.attention, layer.feed_forward
         for half, part in zip(HALVES, parts, strict=True):
             first, second, _ = half
@@ -117,7 +119,7 @@ class LayerCollectives:
             routed = block.routed and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
             if plan.tp > 1 and not routed and not part.empty:
                 core = tuple(seconds.get(phase, CoreSeconds()) for phase in half)
-                exposed[first], exposed[second], forward, backward = self._half_layer(part, core)
+                exposed[first], exposed[second], forward, backward = self._half_layer(part, core, *tensor)
                 moved[first] += [price.moved(TENSOR) for price in forward]
                 moved[second] += [price.moved(TENSOR) for price in backward]
         again = repeated_communication(block, scenario.recompute)
@@ -134,7 +136,7 @@ class LayerCollectives:
         exposed["attn I"] += again.context * behind[0]
         moved["attn F"].append(context.moved(CONTEXT))
         moved["attn I"] += [context.moved(CONTEXT)] * (1 + again.context)
-        priced = [*self.tensor(), context]
+        priced = [*tensor, context]
         if block.routed:
             rows = self._rows()
             priced.append(rows)
@@ -147,6 +149,8 @@ class LayerCollectives:
         if again.layer:
             exposed["mlp I"] += exposed["attn F"] + exposed["mlp F"]
             moved["mlp I"] += moved["attn F"] + moved["mlp F"]
+        if not evidence:
+            return Inside(exposed, {}, NO_EVIDENCE)
         overlap = scenario.software.overlap_tensor_parallel
         note = methods_note(overlap, scenario.recipe.linear) if plan.tp > 1 else ""
         return Inside.of(exposed, moved, priced, note)
@@ -180,16 +184,19 @@ class LayerCollectives:
         return OverlapSlowDown(self.pricer.profile.lost_beside_nccl.value)
 
     def _half_layer(
-        self, part: Attention | FeedForward, core: tuple[CoreSeconds, ...]
+        self,
+        part: Attention | FeedForward,
+        core: tuple[CoreSeconds, ...],
+        gather: PricedSeconds,
+        scatter: PricedSeconds,
     ) -> tuple[float, float, list[PricedSeconds], list[PricedSeconds]]:
         """The tensor-parallel collectives of half a layer: exposed (forward, backward), and what runs.
 
-        `core`: its forward, input gradient and weight gradient. The stored input is gathered once more where
-        the framework hides that behind the input gradient.
+        `core`: its forward, input gradient and weight gradient. `gather` and `scatter` are those of `tensor`.
+        The stored input is gathered once more where the framework hides that behind the input gradient.
         """
         scenario, slow = self.pricer.scenario, self._slow_down
         plan, recipe, overlap = scenario.parallel, scenario.recipe, scenario.software.overlap_tensor_parallel
-        gather, scatter = self.tensor()
         inputs, gradients, columns = [gather], [scatter], list[PricedSeconds]()
         moved = HalfCollectives(gather.seconds, gather.seconds, 0.0, scatter.seconds)
         gathered_again = plan.sequence_parallel and overlap != "none"

@@ -180,7 +180,7 @@ def with_collectives(
     block, scenario = pricer.shape.block(kind), pricer.scenario
     inside = Inside({}, {}, NO_EVIDENCE)
     if _cuts(pricer, kind):
-        inside = LayerCollectives(pricer, kind).inside(bare.core_s)
+        inside = LayerCollectives(pricer, kind).inside(bare.core_s, evidence=evidence)
     elif scenario.software.end_collectives and scenario.parallel.tp > 1 and block.layer is None:
         gemms = {phase: _core_seconds(pricer, kind, phase) for phase, _ in bare.compute}
         inside = end_collectives(pricer, kind, gemms)
