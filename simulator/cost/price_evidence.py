@@ -211,8 +211,8 @@ def model_evidence(
             continue
         kinds_s: dict[str, float] = defaultdict(float)
         entries_s: dict[str, float] = defaultdict(float)
-        for (evidence, entry), time in seconds[part].items():
-            kinds_s[evidence] += time
+        for (kind, entry), time in seconds[part].items():
+            kinds_s[kind] += time
             entries_s[entry] += time
         total, most = sum(seconds[part].values()), max(kinds_s, key=kinds_s.__getitem__)
         by_time = tuple(sorted(entries_s, key=entries_s.__getitem__, reverse=True))

@@ -67,7 +67,7 @@ def test_popularity_is_the_layers_and_noise_the_groups() -> None:
     noise = [(x / x.mean(axis=1, keepdims=True) - 1).ravel() for x in (first, second)]
     assert abs(np.corrcoef(noise)[0, 1]) < 0.05
     plain = [draw(LoadSpec(0.3), group=group).rows for group in (0, 1)]
-    assert not np.allclose(*plain)
+    assert not np.allclose(plain[0], plain[1])
 
 
 def test_mean_rows_follow_the_popularity() -> None:
