@@ -31,10 +31,9 @@ from moesim.simulator.model.primitives import (
     BF16,
     FP32,
     add,
-    cast,
     gemm,
+    linear_backward,
     linear_forward,
-    linear_input_gradient,
     move,
     norm,
     norm_backward,
@@ -101,11 +100,8 @@ def _projection(
     """Forward, input gradient and weight gradient of the output projection, with casts in FP8."""
     h, t = w.hidden, w.tokens
     if precision.head == "fp8":
-        backward = linear_input_gradient(w, "head", t, columns, h)
-        if w.fp8:
-            backward.append(cast("head.input_cast_channel", "I", t, h, "channel"))
-            backward.append(cast("head.gradient_cast_channel", "I", t, columns, "channel"))
-        return linear_forward(w, "head", t, columns, h), backward, weight_gradient(w, "head", t, columns, h)
+        gradients = linear_backward(w, "head", t, columns, h), weight_gradient(w, "head", t, columns, h)
+        return linear_forward(w, "head", t, columns, h), *gradients
     return (
         [gemm("head", "F", t, columns, h, precision.head)],
         [gemm("head.dgrad", "I", t, h, columns, precision.head)],
@@ -131,11 +127,8 @@ def mtp_projection(w: Work) -> tuple[list[Operator], list[Operator], list[Operat
         move("mtp.join", "copy", "F", joined, joined, variant="pack"),
         *linear_forward(w, "mtp.projection", t, h, 2 * h),
     ]
-    backward = linear_input_gradient(w, "mtp.projection", t, h, 2 * h)
-    if w.fp8:
-        backward.append(cast("mtp.projection.input_cast_channel", "I", t, 2 * h, "channel"))
-        backward.append(cast("mtp.projection.gradient_cast_channel", "I", t, h, "channel"))
-    backward += [
+    backward = [
+        *linear_backward(w, "mtp.projection", t, h, 2 * h),
         move("mtp.split", "copy", "I", joined, joined, variant="pack"),
         norm_backward("mtp.hidden_norm.backward", m, h),
         norm_backward("mtp.embedding_norm.backward", m, h),

@@ -226,6 +226,27 @@ def linear_input_gradient(
     return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.gemm_variant("I"))]
 
 
+def channel_casts(
+    w: Work, name: str, m: float, n: float, k: float, *, gradient_first: bool = True
+) -> list[Operator]:
+    """Casts of dy [m, n] and x [m, k], the operands of a weight gradient, in FP8 by tiles; else none."""
+    if not w.fp8:
+        return []
+    casts = [
+        cast(f"{name}.gradient_cast_channel", "I", m, n, "channel"),
+        cast(f"{name}.input_cast_channel", "I", m, k, "channel"),
+    ]
+    return casts if gradient_first else casts[::-1]
+
+
+def linear_backward(
+    w: Work, name: str, m: float, n: float, k: float, *, cast_first: bool = False
+) -> list[Operator]:
+    """Input gradient of a linear layer, then the casts for its weight gradient."""
+    gradient = linear_input_gradient(w, name, m, n, k, cast_first=cast_first)
+    return [*gradient, *channel_casts(w, name, m, n, k, gradient_first=False)]
+
+
 def weight_gradient(w: Work, name: str, m: float, n: float, k: float) -> Operator:
     """dW [n, k] += dy^T x over m rows; the input gradient has cast and transposed the operands."""
     variant = w.gemm_variant("W")

@@ -166,7 +166,3 @@ class BlockSparse(GQA):
     def context_elements(self, sequence: int) -> float:
         """Elements of keys, values and the indexer's key of a token."""
         return super().context_elements(sequence) + self.index_dim
-
-    def megatron_arguments(self) -> dict[str, str | None] | None:
-        """None: Megatron-LM lacks this kind."""
-        return None

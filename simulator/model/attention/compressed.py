@@ -37,10 +37,9 @@ from moesim.simulator.model.operator import Direction, Dtype, Operator, Work
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
-    cast,
     gemm,
+    linear_backward,
     linear_forward,
-    linear_input_gradient,
     move,
     norm,
     norm_backward,
@@ -234,28 +233,21 @@ class Compressed(Attention):
             rope("rope_q.backward", "I", t * heads * self.rope_dim),
             rope("rope_k.backward", "I", t * self.rope_dim),
             norm_backward("q_head_norm.backward", t * heads, d),
-            *self._linear_gradient(w, "q_up", heads * d, self.q_lora_rank),
+            *linear_backward(w, "q_up", t, heads * d, self.q_lora_rank),
             norm_backward("q_norm.backward", t, self.q_lora_rank),
             norm_backward("kv_norm.backward", t, d),
             *self._compression_gradient(w),
             *recomputed_attention_norm(w),
-            *self._linear_gradient(w, "kv_proj", d, w.hidden),
-            *self._linear_gradient(w, "q_down", self.q_lora_rank, w.hidden),
+            *linear_backward(w, "kv_proj", t, d, w.hidden),
+            *linear_backward(w, "q_down", w.tokens, self.q_lora_rank, w.hidden),
             copy("hidden_gradient.join", "I", t * w.hidden, "join"),
         ]
-
-    def _linear_gradient(self, w: Work, name: str, n: int, k: int) -> list[Operator]:
-        out = linear_input_gradient(w, name, w.tokens, n, k)
-        if w.fp8:
-            out.append(cast(f"{name}.input_cast_channel", "I", w.tokens, k, "channel"))
-            out.append(cast(f"{name}.gradient_cast_channel", "I", w.tokens, n, "channel"))
-        return out
 
     def _output_gradient(self, w: Work) -> list[Operator]:
         t, groups = w.tokens, max(1, self.o_groups // w.tp)
         per_group, rank = self._width // self.o_groups, self.o_lora_rank
         return [
-            *self._linear_gradient(w, "o_proj", w.hidden, groups * rank),
+            *linear_backward(w, "o_proj", w.tokens, w.hidden, groups * rank),
             gemm("o_down.dgrad", "I", t * groups, per_group, rank, "bf16", groups=groups),
             rope("rope_out.backward", "I", t * self.heads / w.tp * self.rope_dim),
         ]
@@ -272,7 +264,7 @@ class Compressed(Attention):
                 )
             )  # fmt: skip
             if name == "compressor":
-                out += self._linear_gradient(w, name, 2 * width, w.hidden)
+                out += linear_backward(w, name, w.tokens, 2 * width, w.hidden)
         return out
 
     def _choice_gradient(self, w: Work) -> list[Operator]:

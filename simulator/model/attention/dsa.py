@@ -42,7 +42,7 @@ from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     FP32,
-    cast,
+    channel_casts,
     gemm,
     linear_forward,
     linear_input_gradient,
@@ -137,9 +137,6 @@ class DSA(MLA):
             copy("latent_pack", "F", t * (heads + 1) * self.qk_rope_dim, "pack"),
         ]
 
-    def _query(self, w: Work) -> tuple[str, int]:
-        return ("q_proj", w.hidden) if self.q_lora_rank is None else ("q_up", self.q_lora_rank)
-
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients, and the indexer's loss; the indexer passes no gradient on."""
         if not self.sparse(w.sequence):
@@ -188,12 +185,7 @@ class DSA(MLA):
             *linear_input_gradient(w, name, t, width, q_in),
             *([rope("rope_k.backward", "I", t * self.qk_rope_dim)] if self.rotary else []),
         ]
-        if w.fp8:
-            out += [
-                cast(f"{name}.gradient_cast_channel", "I", t, width, "channel"),
-                cast(f"{name}.input_cast_channel", "I", t, q_in, "channel"),
-            ]
-        return [*out, *self._latent_gradient(w)]
+        return [*out, *channel_casts(w, name, t, width, q_in), *self._latent_gradient(w)]
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradients of the projections, in the absorbed form head by head, and of the indexer."""
@@ -246,10 +238,6 @@ class DSA(MLA):
         """Elements of the latent, the rotated key and the indexer's key of a token, for all heads."""
         index = 0 if self.indexer.shared else self.indexer.head_dim
         return self.kv_lora_rank + self.qk_rope_dim + index
-
-    def megatron_arguments(self) -> dict[str, str | None] | None:
-        """None: Megatron-LM's variant of this attention is experimental and is not written."""
-        return None
 
 
 # -- dsa inference -----------------------------------------------------------------------------------

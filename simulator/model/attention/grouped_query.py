@@ -19,9 +19,8 @@ from moesim.simulator.model.attention.softmax import (
 from moesim.simulator.model.operator import Direction, Operator, Work
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
-    cast,
+    linear_backward,
     linear_forward,
-    linear_input_gradient,
     norm,
     norm_backward,
     weight_gradient,
@@ -78,7 +77,7 @@ class GroupedQueryAttention(SoftmaxAttention):
             "norm-of-all-heads": self.qk_norm == "all-heads",
             "value-head-size": self.sizes.v_head_dim != self.head_dim,
         }
-        return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
+        return super().features.union(name for name, is_so in asked.items() if is_so)
 
     @property
     def gates(self) -> int:
@@ -111,12 +110,8 @@ class GroupedQueryAttention(SoftmaxAttention):
 
     def norm_parameters(self) -> int:
         """Weights of the norms of queries and keys, and the sinks: vectors that are part of no GEMM."""
-        weights = 0
-        if self.qk_norm == "all-heads":
-            weights = (self.heads + self.kv_heads) * self.head_dim
-        elif self.qk_norm:
-            weights = 2 * self.head_dim
-        return weights + self.sink_heads
+        normed_heads = self.heads + self.kv_heads if self.qk_norm == "all-heads" else 2 * bool(self.qk_norm)
+        return normed_heads * self.head_dim + self.sink_heads
 
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
         """Bytes of the keys and values of every token that a query of the next token may attend to."""
@@ -137,11 +132,8 @@ class GroupedQueryAttention(SoftmaxAttention):
         out: list[Operator] = []
         if self.qk_norm:
             rows = (q + k) / self.head_dim
-            out.append(
-                norm("qk_norm", "F", rows, self.head_dim)
-                if d == "F"
-                else norm_backward("qk_norm.backward", rows, self.head_dim)
-            )
+            backward = norm_backward("qk_norm.backward", rows, self.head_dim)
+            out.append(norm("qk_norm", "F", rows, self.head_dim) if d == "F" else backward)
         if self.rotary:
             out += [rope(f"rope_q{suffix}", d, q), rope(f"rope_k{suffix}", d, k)]
         return out
@@ -149,12 +141,8 @@ class GroupedQueryAttention(SoftmaxAttention):
     def inputs_gradient(self, w: Work) -> list[Operator]:
         """Backward of rotation and norm, then the input gradient of the GEMM."""
         t, h, width = w.tokens, w.hidden, self._qkv_width // w.tp
-        out = [*self._rotary(w, "I"), *recomputed_attention_norm(w)]
-        out += linear_input_gradient(w, "qkv_proj", t, width, h)
-        if w.fp8:
-            out.append(cast("qkv_proj.input_cast_channel", "I", t, h, "channel"))
-            out.append(cast("qkv_proj.gradient_cast_channel", "I", t, width, "channel"))
-        return out
+        norm_again = recomputed_attention_norm(w)
+        return [*self._rotary(w, "I"), *norm_again, *linear_backward(w, "qkv_proj", t, width, h)]
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradient of the one GEMM for queries, keys, values and gates."""
@@ -187,10 +175,6 @@ class GroupedQueryAttention(SoftmaxAttention):
         return (*limits, (self.kv_heads, f"kv_heads={self.kv_heads}")) if tp < self.kv_heads else limits
 
 
-# -- gqa ---------------------------------------------------------------------------------------------
-# Full causal grouped-query attention: several query heads share one head of keys and values.
-
-
 class GQA(GroupedQueryAttention):
     """Grouped-query attention; with `kv_heads` equal to `heads` it is multi-head attention."""
 
@@ -210,12 +194,11 @@ class GQA(GroupedQueryAttention):
         }
 
 
-# -- sliding -----------------------------------------------------------------------------------------
-# Grouped-query attention over a sliding window: a query attends to the last tokens (arXiv 2004.05150).
-
-
 class SlidingAttention(GroupedQueryAttention):
-    """Grouped-query attention whose queries attend to the last `window` tokens, their own included."""
+    """Grouped-query attention whose queries attend to the last `window` tokens, their own included.
+
+    Source: arXiv 2004.05150.
+    """
 
     kind: Literal["sliding"] = "sliding"
     window: PositiveInt
@@ -226,12 +209,8 @@ class SlidingAttention(GroupedQueryAttention):
         return Reach("window", self.window)
 
 
-# -- chunked -----------------------------------------------------------------------------------------
-# Grouped-query attention inside chunks of the sequence, as Llama 4's layers with rotary positions have.
-
-
 class ChunkedAttention(GroupedQueryAttention):
-    """Grouped-query attention whose queries attend to earlier tokens of their own chunk only."""
+    """Grouped-query attention whose queries attend to earlier tokens of their own chunk only (Llama 4)."""
 
     kind: Literal["chunked"] = "chunked"
     chunk: PositiveInt

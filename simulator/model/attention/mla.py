@@ -24,7 +24,8 @@ from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
-    cast,
+    channel_casts,
+    linear_backward,
     linear_forward,
     linear_input_gradient,
     move,
@@ -74,7 +75,7 @@ class MLA(SoftmaxAttention):
             "attention-output-gate": self.output_gate != "none",
             "mla-without-rotation": not self.rotary,
         }
-        return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
+        return super().features.union(name for name, is_so in asked.items() if is_so)
 
     @property
     def gates(self) -> int:
@@ -146,15 +147,11 @@ class MLA(SoftmaxAttention):
 
     def _up(self, w: Work) -> list[Operator]:
         t, heads = w.tokens, self.heads // w.tp
-        q_width = heads * self.sizes.qk_head_dim
-        if self.q_lora_rank is None:
-            out = linear_forward(w, "q_proj", t, q_width, w.hidden)
-        else:
-            out = linear_forward(w, "q_up", t, q_width, self.q_lora_rank)
-        out += linear_forward(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)
+        name, q_in = self._query(w)
         rotated = [rope("rope_q", "F", t * heads * self.qk_rope_dim)] if self.rotary else []
         return [
-            *out,
+            *linear_forward(w, name, t, heads * self.sizes.qk_head_dim, q_in),
+            *linear_forward(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank),
             *([rope("rope_k", "F", t * self.qk_rope_dim)] if self.rotary else []),
             copy("k_nope_pack", "F", t * heads * self.qk_nope_dim, "pack"),
             move(
@@ -164,11 +161,14 @@ class MLA(SoftmaxAttention):
             *rotated,
         ]  # fmt: skip
 
+    def _query(self, w: Work) -> tuple[str, int]:
+        """Name and input columns of the projection into queries."""
+        return ("q_proj", w.hidden) if self.q_lora_rank is None else ("q_up", self.q_lora_rank)
+
     def inputs_gradient(self, w: Work) -> list[Operator]:
         """Input gradients of the up-projections, then of norms and down-projections of the latents."""
-        t, heads = w.tokens, self.heads // w.tp
-        q_in, q_width = self.q_lora_rank or w.hidden, heads * self.sizes.qk_head_dim
-        q_name = "q_proj" if self.q_lora_rank is None else "q_up"
+        t, heads, q_name, q_in = w.tokens, self.heads // w.tp, *self._query(w)
+        q_width = heads * self.sizes.qk_head_dim
         out = [rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)] if self.rotary else []
         out += linear_input_gradient(w, q_name, t, q_width, q_in)
         out += [
@@ -182,14 +182,8 @@ class MLA(SoftmaxAttention):
         ]  # fmt: skip
         kv_width = self._kv_width // w.tp
         out += linear_input_gradient(w, "kv_up", t, kv_width, self.kv_lora_rank)
-        if w.fp8:
-            out += [
-                cast("kv_up.gradient_cast_channel", "I", t, kv_width, "channel"),
-                cast("kv_up.input_cast_channel", "I", t, self.kv_lora_rank, "channel"),
-                cast(f"{q_name}.gradient_cast_channel", "I", t, q_width, "channel"),
-                cast(f"{q_name}.input_cast_channel", "I", t, q_in, "channel"),
-            ]
-        return [*out, *self._latent_gradient(w)]
+        out += channel_casts(w, "kv_up", t, kv_width, self.kv_lora_rank)
+        return [*out, *channel_casts(w, q_name, t, q_width, q_in), *self._latent_gradient(w)]
 
     def _latent_gradient(self, w: Work) -> list[Operator]:
         t, h = w.latent_tokens, w.hidden
@@ -200,24 +194,22 @@ class MLA(SoftmaxAttention):
         size = t * kv_width * BF16
         out.append(move("kv_latent.join", "elementwise", "I", 3 * size, 4 * size, variant="join", launches=5))
         out += recomputed_attention_norm(w)
-        out += _down_gradient(w, "kv_down", t, kv_width, h)
+        out += linear_backward(w, "kv_down", t, kv_width, h, cast_first=True)
         if self.q_lora_rank is not None:
-            out += _down_gradient(w, "q_down", t, self.q_lora_rank, h)
+            out += linear_backward(w, "q_down", t, self.q_lora_rank, h, cast_first=True)
         if self.gates:
-            out += _down_gradient(w, "gate_proj", w.tokens, self.gates // w.tp, h)
+            out += linear_backward(w, "gate_proj", w.tokens, self.gates // w.tp, h, cast_first=True)
         return out
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradients of the up-projections, then of the down-projections."""
-        h, t = w.hidden, w.tokens
-        out = [weight_gradient(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)]
-        q_width = self.heads * self.sizes.qk_head_dim // w.tp
-        if self.q_lora_rank is None:
-            out.append(weight_gradient(w, "q_proj", t, q_width, h))
-        else:
-            out.append(weight_gradient(w, "q_up", t, q_width, self.q_lora_rank))
-        latent = w.latent_tokens
-        out.append(weight_gradient(w, "kv_down", latent, self.kv_lora_rank + self.qk_rope_dim, h))
+        h, t, latent = w.hidden, w.tokens, w.latent_tokens
+        name, q_in = self._query(w)
+        out = [
+            weight_gradient(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank),
+            weight_gradient(w, name, t, self.heads * self.sizes.qk_head_dim // w.tp, q_in),
+            weight_gradient(w, "kv_down", latent, self.kv_lora_rank + self.qk_rope_dim, h),
+        ]
         if self.q_lora_rank is not None:
             out.append(weight_gradient(w, "q_down", latent, self.q_lora_rank, h))
         if self.gates:
@@ -251,7 +243,10 @@ class MLA(SoftmaxAttention):
     # -- names in other projects ---------------------------------------------------------------------
 
     def megatron_arguments(self) -> dict[str, str | None] | None:
-        """Megatron-LM's flags for multi-latent attention; None for a subclass, which is another attention."""
+        """Megatron-LM's flags for multi-latent attention; None for a subclass, which is another attention.
+
+        Megatron-LM's variant of DeepSeek sparse attention is experimental and is not written.
+        """
         if type(self) is not MLA:
             return None
         query = {"--q-lora-rank": str(self.q_lora_rank)} if self.q_lora_rank else {}
@@ -267,12 +262,3 @@ class MLA(SoftmaxAttention):
             "--rope-type": "rope",
             "--no-rope-fusion": None,  # the fused kernel knows YaRN's rotation only
         }
-
-
-def _down_gradient(w: Work, name: str, t: float, n: int, h: int) -> list[Operator]:
-    """Input gradient of a down-projection and, in FP8, casts of both operands of its weight gradient."""
-    out = linear_input_gradient(w, name, t, n, h, cast_first=True)
-    if w.fp8:
-        out.append(cast(f"{name}.input_cast_channel", "I", t, h, "channel"))
-        out.append(cast(f"{name}.gradient_cast_channel", "I", t, n, "channel"))
-    return out

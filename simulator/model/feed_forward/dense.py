@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moesim.simulator.model.operator import Operator, Phase, Work
+from moesim.simulator.model.feed_forward.protocol import FeedForward
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
     cast,
+    channel_casts,
     linear_forward,
     linear_input_gradient,
     move,
@@ -81,10 +83,7 @@ def swiglu_input_gradient_up(w: Work, name: str, width: int, branches: int = 2) 
     h, t = w.hidden, w.tokens
     out = [cast(f"{name}.input_restore", "I", t, h, "back")] if w.fp8 else []
     out += linear_input_gradient(w, f"{name}.gate_up", t, branches * width, h)
-    if w.fp8:
-        out.append(cast(f"{name}.gate_up.gradient_cast_channel", "I", t, branches * width, "channel"))
-        out.append(cast(f"{name}.gate_up.input_cast_channel", "I", t, h, "channel"))
-    return out
+    return [*out, *channel_casts(w, f"{name}.gate_up", t, branches * width, h)]
 
 
 def swiglu_weight_gradient(w: Work, name: str, width: int, branches: int = 2) -> tuple[Operator, Operator]:
@@ -140,7 +139,7 @@ def swiglu_outputs(width: int, hidden: int, branches: int = 2) -> Iterator[GemmO
 
 
 @dataclass(frozen=True, slots=True)
-class DenseFFN:
+class DenseFFN(FeedForward):
     """A dense FFN of `width` columns with up and down projection, and a gate projection if `gated`."""
 
     width: int
@@ -148,19 +147,9 @@ class DenseFFN:
     bias: bool = False
 
     @property
-    def empty(self) -> bool:
-        """False."""
-        return False
-
-    @property
     def branches(self) -> int:
         """Number of projections into the width: gate and up, or up alone."""
         return 2 if self.gated else 1
-
-    @property
-    def routed(self) -> bool:
-        """False, because every token passes the same FFN."""
-        return False
 
     def parameters(self, hidden: int, activated: bool) -> Parameters:
         """Parameters of all projections and their biases; every token uses all of them."""
@@ -170,14 +159,6 @@ class DenseFFN:
     def tp_limits(self) -> tuple[tuple[int, str], ...]:
         """Limit of the columns, which tensor parallelism splits evenly."""
         return ((self.width, f"dense_ffn={self.width}"),)
-
-    def after_attention(self, w: Work) -> list[Operator]:
-        """No operators."""
-        return []
-
-    def before_attention_gradient(self, w: Work) -> list[Operator]:
-        """No operators."""
-        return []
 
     def forward(self, w: Work) -> list[Operator]:
         """Projections and activation; in FP8 the input of the activation is cached in FP8."""
@@ -205,10 +186,6 @@ class DenseFFN:
             out.append(move("ffn.bias.wgrad", "elementwise", "W", read, 0.0, variant="reduce"))
         return out
 
-    def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
-        """No operators, because nothing is sent."""
-        return {}
-
     def cached_tensors(self, hidden: int, precision: Precision) -> Iterator[CachedTensor]:
         """Outputs of the branches and of the activation."""
         width, inside = self.width, self.modules
@@ -218,10 +195,6 @@ class DenseFFN:
         """Outputs of the branches, then of the down projection."""
         return swiglu_outputs(self.width, hidden, self.branches)
 
-    def kept_by_op(self, hidden: int) -> tuple[CachedTensor, ...]:
-        """No further tensors."""
-        return ()
-
     def eager_elements(self, hidden: int, repeated: frozenset[Module] = frozenset()) -> tuple[int, int]:
         """Elements of the SiLU of the gate, in BF16."""
         return 0 if "mlp" in repeated else self.width * self.gated, 0
@@ -230,13 +203,3 @@ class DenseFFN:
     def modules(self) -> frozenset[Module]:
         """The FFN as a whole."""
         return frozenset({"mlp"})
-
-    @property
-    def collective_modules(self) -> frozenset[Module]:
-        """The FFN as a whole."""
-        return self.modules
-
-    @property
-    def transfer_modules(self) -> frozenset[Module]:
-        """No modules."""
-        return frozenset()

@@ -24,16 +24,11 @@ from moesim.simulator.model.primitives import (
     FP32,
     cast,
     gemm,
-    linear_forward,
-    linear_input_gradient,
     move,
-    norm,
-    norm_backward,
     one_scale_cast,
     per_row_bytes,
     recomputed,
     scale_transpose,
-    weight_gradient,
     weight_transpose,
 )
 
@@ -43,8 +38,6 @@ class ExpertWork:
     """One GPU's share of a layer with routed experts."""
 
     work: Work
-    experts: int
-    """Routed experts of the layer."""
     top_k: int
     expert_ffn: int
     """Columns of one expert, before any tensor parallelism of the experts."""
@@ -232,73 +225,3 @@ def _grouped_weight_gradient(x: ExpertWork, name: str, n: int, k: int, groups: i
         cls="wgrad_gemm", groups=groups, per_received_row=True, variant=w.gemm_variant("W"),
     )  # fmt: skip
     return op if w.fp8_tensor or w.blocks else replace(op, launches=groups)
-
-
-# --- small operators of the communication stream --------------------------------------------------
-
-
-def dispatch_operators(x: ExpertWork) -> list[Operator]:
-    """Operators on the communication stream before the forward dispatch, which compute its layout."""
-    w = x.work
-    read = 8.0 * x.top_k * w.tokens
-    return [move("dispatch.layout", "permute", "F", read, w.tokens * x.experts / 8, variant="layout")]
-
-
-def combine_backward_operators(x: ExpertWork, fp8_dispatch: bool) -> list[Operator]:
-    """Operators on the communication stream before the backward of combine, which cast the gradient."""
-    if not fp8_dispatch:
-        return []
-    op = cast("combine.cast_gradient", "I", x.work.tokens, x.row, "token")
-    return [replace(op, variant="token_on_communication_stream")]
-
-
-# -- latent ------------------------------------------------------------------------------------------
-# Projections of routed rows into a narrow latent space and back (LatentMoE: NVIDIA-Nemotron-3-Super).
-#
-# Every rank projects its own tokens before the dispatch and after the combine, so that both transfers
-# and the experts work on latent rows; router and shared experts see the hidden state (Megatron-LM
-# core_v0.16, `--moe-latent-size`).
-
-
-def into_latent(w: Work, latent: int) -> list[Operator]:
-    """Projection of the tokens into latent rows and, in FP8, the cast of the rows that are sent."""
-    send = [cast("latent.cast", "F", w.norm_tokens, latent, "token")] if w.fp8 else []
-    return [*linear_forward(w, "latent_down", w.norm_tokens, latent, w.hidden, cast_input=False), *send]
-
-
-def out_of_latent(w: Work, latent: int, normed: bool) -> list[Operator]:
-    """Projection of the combined latent rows into the hidden state, behind their norm if they have one."""
-    before = [norm("latent_norm", "F", w.norm_tokens, latent)] if normed else []
-    return [*before, *linear_forward(w, "latent_up", w.norm_tokens, w.hidden, latent)]
-
-
-def out_of_latent_gradient(w: Work, latent: int, normed: bool) -> list[Operator]:
-    """Gradient of the combined latent rows from that of the hidden state."""
-    out = linear_input_gradient(w, "latent_up", w.norm_tokens, w.hidden, latent)
-    out += _channel_casts(w, "latent_up", w.hidden, latent)
-    return [*out, norm_backward("latent_norm.backward", w.norm_tokens, latent)] if normed else out
-
-
-def into_latent_gradient(w: Work, latent: int) -> list[Operator]:
-    """Gradient of the hidden state from that of the latent rows that were sent."""
-    out = linear_input_gradient(w, "latent_down", w.norm_tokens, latent, w.hidden)
-    return [*out, *_channel_casts(w, "latent_down", latent, w.hidden)]
-
-
-def latent_weight_gradient(w: Work, latent: int) -> list[Operator]:
-    """Weight gradients of both projections."""
-    t = w.norm_tokens
-    return [
-        weight_gradient(w, "latent_up", t, w.hidden, latent),
-        weight_gradient(w, "latent_down", t, latent, w.hidden),
-    ]
-
-
-def _channel_casts(w: Work, name: str, n: int, k: int) -> list[Operator]:
-    """Casts of both operands of a weight gradient, in FP8 by tiles."""
-    if not w.fp8:
-        return []
-    return [
-        cast(f"{name}.gradient_cast_channel", "I", w.norm_tokens, n, "channel"),
-        cast(f"{name}.input_cast_channel", "I", w.norm_tokens, k, "channel"),
-    ]

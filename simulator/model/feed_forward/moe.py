@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from moesim.simulator.model.feed_forward.dense import swiglu_outputs, swiglu_tensors
 from moesim.simulator.model.feed_forward.experts import (
     ExpertWork,
-    combine_backward_operators,
-    dispatch_operators,
     experts_forward,
     experts_input_gradient,
     experts_weight_gradient,
-    into_latent,
-    into_latent_gradient,
-    latent_weight_gradient,
-    out_of_latent,
-    out_of_latent_gradient,
 )
+from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import Operator, Phase, Work
 from moesim.simulator.model.parameters import ModelPart, Parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
-from moesim.simulator.model.primitives import FP32, add, cast, gemm, move, norm, norm_backward, recomputed
+from moesim.simulator.model.primitives import (
+    FP32,
+    add,
+    cast,
+    channel_casts,
+    gemm,
+    linear_forward,
+    linear_input_gradient,
+    move,
+    norm,
+    norm_backward,
+    recomputed,
+    weight_gradient,
+)
 from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module
 
-# -- router ------------------------------------------------------------------------------------------
-# Operators of the router, in the order of DeepSeek's published H800 training profile.
-#
+# -- router, in the order of DeepSeek's published H800 training profile --------------------------------
 # deepseek-ai/profile-data@449602428a1b, train.json.
 
 GATE_FORWARD_LAUNCHES, GATE_BACKWARD_LAUNCHES = 37, 26
@@ -49,18 +55,10 @@ def router_forward(w: Work, experts: int) -> list[Operator]:
 
 def router_backward(w: Work, experts: int) -> list[Operator]:
     """Backward of the chain of small kernels, then input and weight gradient of the router."""
-    passes = GATE_BACKWARD_PASSES * w.norm_tokens * experts * FP32 / 2
-    h, t = w.hidden, w.norm_tokens
+    h, t, launches = w.hidden, w.norm_tokens, GATE_BACKWARD_LAUNCHES
+    passes = GATE_BACKWARD_PASSES * t * experts * FP32 / 2
     return [
-        move(
-            "gate.select.backward",
-            "topk",
-            "I",
-            passes,
-            passes,
-            variant="backward",
-            launches=GATE_BACKWARD_LAUNCHES,
-        ),
+        move("gate.select.backward", "topk", "I", passes, passes, variant="backward", launches=launches),
         gemm("gate.dgrad", "I", t, h, experts, "bf16", cls="gate_gemm"),
         gemm("gate.wgrad", "W", experts, h, t, "bf16", cls="gate_gemm"),
     ]
@@ -70,8 +68,10 @@ GroupScore = Literal["best", "top2-sum"]
 """How a group of experts is ranked: by its best score, or by the sum of its two best."""
 
 
-class MoE(ModelPart):
+class MoE(FeedForward, ModelPart):
     """The mixture-of-experts part: experts, gate and which layers stay dense."""
+
+    routed: ClassVar[bool] = True
 
     experts: PositiveInt
     top_k: PositiveInt
@@ -138,16 +138,6 @@ class MoE(ModelPart):
         return self.groups_per_token < self.groups
 
     @property
-    def empty(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def routed(self) -> bool:
-        """True, because tokens choose experts."""
-        return True
-
-    @property
     def features(self) -> frozenset[str]:
         """Names of what the experts have beyond plain gated ones, which a trainer must know of."""
         own = {
@@ -211,22 +201,34 @@ class MoE(ModelPart):
             norms=self.extra_norms * hidden + (self.latent or 0) * self.latent_norm,
         )
 
-    def tp_limits(self) -> tuple[tuple[int, str], ...]:
-        """No limits, because tensor parallelism does not split routed experts."""
-        return ()
-
     # -- operators of one GPU ------------------------------------------------------------------------
 
     def after_attention(self, w: Work) -> list[Operator]:
         """The router, any projection into latent rows and, in FP8, the casts of what is sent."""
         send = [cast("ffn_norm.cast", "F", w.tokens, w.hidden, "token")] if w.fp8 else []
-        latent = into_latent(w, self.latent) if self.latent else []
-        return [*router_forward(w, self.scored), *send, *latent]
+        out = [*router_forward(w, self.scored), *send]
+        if self.latent:
+            m = w.norm_tokens
+            out += linear_forward(w, "latent_down", m, self.latent, w.hidden, cast_input=False)
+            out += [cast("latent.cast", "F", m, self.latent, "token")] if w.fp8 else []
+        return out
 
     def before_attention_gradient(self, w: Work) -> list[Operator]:
         """Backward of the router, and of any projection into latent rows."""
-        latent = into_latent_gradient(w, self.latent) if self.latent else []
-        return [*latent, *router_backward(w, self.scored)]
+        return [*self._latent_gradient(w, "latent_down"), *router_backward(w, self.scored)]
+
+    def _latent_gradient(self, w: Work, name: str) -> list[Operator]:
+        """Input gradient of the projection into latent rows (`latent_down`) or out of them (`latent_up`).
+
+        Every rank projects its own tokens before the dispatch and after the combine, so that both transfers
+        and the experts work on latent rows; router and shared experts see the hidden state (Megatron-LM
+        core_v0.16, `--moe-latent-size`).
+        """
+        if not self.latent:
+            return []
+        n, k = (self.latent, w.hidden) if name == "latent_down" else (w.hidden, self.latent)
+        gradient = linear_input_gradient(w, name, w.norm_tokens, n, k)
+        return [*gradient, *channel_casts(w, name, w.norm_tokens, n, k)]
 
     def forward(self, w: Work) -> list[Operator]:
         """Operators of shared and routed experts, between dispatch and combine.
@@ -234,10 +236,11 @@ class MoE(ModelPart):
         What follows the combine is listed here too: the way out of latent rows, the tokens that experts
         without computation return, and further norms.
         """
-        h, m = w.hidden, w.norm_tokens
+        h, m, latent = w.hidden, w.norm_tokens, self.latent
         return [
             *experts_forward(self._on_gpu(w)),
-            *(out_of_latent(w, self.latent, self.latent_norm) if self.latent else []),
+            *([norm("latent_norm", "F", m, latent)] if latent and self.latent_norm else []),
+            *(linear_forward(w, "latent_up", m, h, latent) if latent else []),
             *([add("experts.unchanged", "F", m, h)] if self.zero_experts else []),
             *(norm(f"experts.norm_{n}", "F", m, h) for n in range(self.extra_norms)),
         ]
@@ -247,41 +250,48 @@ class MoE(ModelPart):
 
         Modules that the recompute names run again before.
         """
-        gradient = [*self._outer_gradient(w), *experts_input_gradient(self._on_gpu(w))]
-        if not w.repeats("moe"):
-            return gradient
-        prepared = dispatch_operators(self._on_gpu(w)) if w.ep > 1 else []
-        return [*recomputed([*self.after_attention(w), *prepared, *self.forward(w)]), *gradient]
-
-    def _outer_gradient(self, w: Work) -> list[Operator]:
-        """Backward of what follows the combine."""
-        h, m = w.hidden, w.norm_tokens
+        h, m, latent = w.hidden, w.norm_tokens, self.latent
+        again: list[Operator] = []
+        if w.repeats("moe"):
+            prepared = self._dispatch_layout(w) if w.ep > 1 else []
+            again = recomputed([*self.after_attention(w), *prepared, *self.forward(w)])
         return [
+            *again,
             *(norm_backward(f"experts.norm_{n}.backward", m, h) for n in range(self.extra_norms)),
             *([add("experts.unchanged.backward", "I", m, h)] if self.zero_experts else []),
-            *(out_of_latent_gradient(w, self.latent, self.latent_norm) if self.latent else []),
+            *self._latent_gradient(w, "latent_up"),
+            *([norm_backward("latent_norm.backward", m, latent)] if latent and self.latent_norm else []),
+            *experts_input_gradient(self._on_gpu(w)),
         ]
 
     def weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradients of shared and routed experts, and of the projections of latent rows."""
-        latent = latent_weight_gradient(w, self.latent) if self.latent else []
-        return [*experts_weight_gradient(self._on_gpu(w)), *latent]
+        out, m, h = experts_weight_gradient(self._on_gpu(w)), w.norm_tokens, w.hidden
+        if self.latent:
+            out.append(weight_gradient(w, "latent_up", m, h, self.latent))
+            out.append(weight_gradient(w, "latent_down", m, self.latent, h))
+        return out
 
     def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
         """Small operators before dispatch and combine; there are none without expert parallelism."""
         if w.ep == 1:
             return {}
+        gradient = cast("combine.cast_gradient", "I", w.tokens, self.row_width(w.hidden), "token")
+        gradient = replace(gradient, variant="token_on_communication_stream")
         return {
-            "dispatch F": dispatch_operators(self._on_gpu(w)),
+            "dispatch F": self._dispatch_layout(w),
             "combine F": [],
-            "combine B": combine_backward_operators(self._on_gpu(w), precision.dispatch == "fp8"),
+            "combine B": [gradient] if precision.dispatch == "fp8" else [],
             "dispatch B": [],
         }
+
+    def _dispatch_layout(self, w: Work) -> list[Operator]:
+        read, written = 8.0 * self.top_k * w.tokens, w.tokens * self.experts / 8
+        return [move("dispatch.layout", "permute", "F", read, written, variant="layout")]
 
     def _on_gpu(self, w: Work) -> ExpertWork:
         return ExpertWork(
             work=w,
-            experts=self.experts,
             top_k=self.top_k,
             expert_ffn=self.expert_ffn,
             local_experts=max(1, (self.experts + w.redundant_experts) // w.ep),
