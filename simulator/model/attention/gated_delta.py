@@ -7,22 +7,51 @@ from typing import Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from moesim.simulator.model.attention.recurrent import (
-    ConvolvedMixer,
+    Convolution,
+    MixerParts,
     Projection,
+    RecurrentMixer,
     Saved,
     Scan,
-    delta_rule_scan,
 )
 from moesim.simulator.model.primitives import BF16, FP32
 
-# -- gated delta -------------------------------------------------------------------------------------
-# Gated delta net of Qwen3-Next and Qwen3.5: linear attention with a gated delta rule (arXiv 2412.06464).
+CHUNK = 64
+"""Tokens of a chunk in the kernels of flash-linear-attention (`chunk_size` of fla-core 0.6.0)."""
 
 
-class GatedDelta(ConvolvedMixer):
-    """Gated delta net; every key head serves the value heads of its group."""
+def delta_rule_scan(
+    variant: str, *, heads: int, key_heads: int, key_dim: int, value_dim: int, gates: int
+) -> Scan:
+    """Scan of a gated delta rule (eq. C22): the WY form of arXiv 2412.06464, section 3.3, in chunks of 64.
+
+    Per token and head, with C tokens a chunk: scores of keys with keys and of queries with keys, C d_k each;
+    the inverse of a unit triangle, C^2 / 6; the two products with it, C (d_k + d_v); the scores times the new
+    values, C d_v; the state read twice and updated once, d_k d_v each: all times 2. The backward computes the
+    products with the inverse and the states again. `gates` counts the decays of one token.
+    """
+    square, state = CHUNK * CHUNK / 6.0, key_dim * value_dim
+    inverse = CHUNK * (key_dim + value_dim)
+    products = CHUNK * (2 * key_dim + value_dim) + inverse + square + 3 * state
+    return Scan(
+        variant=variant,
+        heads=heads,
+        flop=2.0 * heads * products,
+        repeated_flop=2.0 * heads * (inverse + 2 * state),
+        inputs=2 * key_heads * key_dim + heads * value_dim + gates + heads,
+        outputs=heads * value_dim,
+        state_elements=heads * state,
+        chunk=CHUNK,
+        transition_elements=heads * key_dim * key_dim,
+    )
+
+
+class GatedDelta(RecurrentMixer):
+    """Gated delta net of Qwen3-Next and Qwen3.5; every key head serves the value heads of its group."""
 
     kind: Literal["gated_delta"] = "gated_delta"
+    conv: PositiveInt = 4
+    """Tokens that the short convolution reads."""
     key_heads: PositiveInt
     value_heads: PositiveInt
     key_dim: PositiveInt
@@ -37,29 +66,6 @@ class GatedDelta(ConvolvedMixer):
         return self
 
     @property
-    def width(self) -> int:
-        """Elements of all value heads."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def convolved(self) -> int:
-        """Queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.width
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """Queries, keys, values and output gate in one GEMM; learning rate and decay per head in another."""
-        return (
-            Projection("qkvz_proj", self.convolved + self.width),
-            Projection("ba_proj", 2 * self.value_heads),
-        )
-
-    @property
-    def vectors(self) -> int:
-        """A decay and a step bias per value head, and the weight of the gated norm, which heads share."""
-        return 2 * self.value_heads + self.value_dim
-
-    @property
     def scan(self) -> Scan:
         """The gated delta rule, whose gates are one number per value head."""
         return delta_rule_scan(
@@ -71,73 +77,50 @@ class GatedDelta(ConvolvedMixer):
             gates=self.value_heads,
         )
 
-    def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/gated_delta_rule/chunk.py`."""
-        keys, heads = self.key_heads * self.key_dim, self.value_heads
-        return (
-            Saved("q, k, v", (2 * keys + self.width) * BF16),
-            Saved("decay and learning rate", 2 * heads * BF16),
-            Saved("norms of q and k", 2 * self.key_heads * FP32, inside_scan=True),
-            Saved("summed decays and rates", 2 * heads * FP32, inside_scan=True),
-            Saved("inverse in each chunk", heads * self.scan.chunk * BF16, inside_scan=True),
-        )
-
     @property
-    def tp_heads(self) -> tuple[tuple[int, str], ...]:
-        """Key heads and value heads."""
-        return (
-            (self.key_heads, f"key_heads={self.key_heads}"),
-            (self.value_heads, f"value_heads={self.value_heads}"),
+    def parts(self) -> MixerParts:
+        """Queries, keys, values and gate in one GEMM; learning rate and decay per head in another.
+
+        Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/gated_delta_rule/chunk.py`.
+        """
+        heads, keys, width = (
+            self.value_heads,
+            self.key_heads * self.key_dim,
+            self.value_heads * self.value_dim,
+        )
+        return MixerParts(
+            projections=(Projection("qkvz_proj", 2 * keys + 2 * width), Projection("ba_proj", 2 * heads)),
+            width=width,
+            gate_width=width,
+            # A decay and a step bias per value head, and the weight of the gated norm, which heads share.
+            vectors=2 * heads + self.value_dim,
+            heads=((self.key_heads, f"key_heads={self.key_heads}"), (heads, f"value_heads={heads}")),
+            saved=(
+                Saved("q, k, v", (2 * keys + width) * BF16),
+                Saved("decay and learning rate", 2 * heads * BF16),
+                Saved("norms of q and k", 2 * self.key_heads * FP32, inside_scan=True),
+                Saved("summed decays and rates", 2 * heads * FP32, inside_scan=True),
+                Saved("inverse in each chunk", heads * CHUNK * BF16, inside_scan=True),
+            ),
+            convolution=Convolution(2 * keys + width, self.conv),
         )
 
 
-# -- kda ---------------------------------------------------------------------------------------------
-# Kimi delta attention: a gated delta rule with a decay per channel (arXiv 2510.26692).
+class KDA(RecurrentMixer):
+    """Kimi delta attention, a gated delta rule with a decay per channel.
 
-
-class KDA(ConvolvedMixer):
-    """Kimi delta attention; its gates go through a projection as narrow as one head, or are of full rank."""
+    Its gates go through a projection as narrow as one head, or are of full rank.
+    """
 
     kind: Literal["kda"] = "kda"
+    conv: PositiveInt = 4
+    """Tokens that the short convolution reads."""
     heads: PositiveInt
     head_dim: PositiveInt
     full_rank_gate: bool = False
     """Whether the output gate is one full projection (Kimi K3) instead of two narrow ones."""
     full_rank_decay: bool = False
     """Whether the decay is one full projection (Ling 3.0) instead of two narrow ones."""
-
-    @property
-    def width(self) -> int:
-        """Elements of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def convolved(self) -> int:
-        """Queries, keys and values."""
-        return 3 * self.width
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """Queries, keys and values; then decay, learning rate and output gate."""
-        return (
-            Projection("qkv_proj", 3 * self.width),
-            *self._gate("decay", self.full_rank_decay),
-            Projection("beta_proj", self.heads),
-            *self._gate("gate", self.full_rank_gate),
-        )
-
-    def _gate(self, name: str, full_rank: bool) -> tuple[Projection, ...]:
-        if full_rank:
-            return (Projection(f"{name}_proj", self.width),)
-        return (
-            Projection(f"{name}_down", self.head_dim, sharding="none"),
-            Projection(f"{name}_up", self.width, self.head_dim),
-        )
-
-    @property
-    def vectors(self) -> int:
-        """A decay per head, a step bias per channel, and the weight of the gated norm, which heads share."""
-        return self.heads + self.width + self.head_dim
 
     @property
     def scan(self) -> Scan:
@@ -148,21 +131,41 @@ class KDA(ConvolvedMixer):
             key_heads=self.heads,
             key_dim=self.head_dim,
             value_dim=self.head_dim,
-            gates=self.width,
-        )
-
-    def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/kda/chunk.py`."""
-        chunk = self.scan.chunk
-        return (
-            Saved("q, k, v", 3 * self.width * BF16),
-            Saved("decay and learning rate", (self.width + self.heads) * BF16),
-            Saved("norms of q and k", 2 * self.heads * FP32, inside_scan=True),
-            Saved("learning rate after its sigmoid", self.heads * FP32, inside_scan=True),
-            Saved("scores and inverse in each chunk", 2 * self.heads * chunk * BF16, inside_scan=True),
+            gates=self.heads * self.head_dim,
         )
 
     @property
-    def tp_heads(self) -> tuple[tuple[int, str], ...]:
-        """Heads."""
-        return ((self.heads, f"heads={self.heads}"),)
+    def parts(self) -> MixerParts:
+        """Queries, keys and values; then decay, learning rate and output gate.
+
+        Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/kda/chunk.py`.
+        """
+        heads, width = self.heads, self.heads * self.head_dim
+        return MixerParts(
+            projections=(
+                Projection("qkv_proj", 3 * width),
+                *self._gate("decay", self.full_rank_decay),
+                Projection("beta_proj", heads),
+                *self._gate("gate", self.full_rank_gate),
+            ),
+            width=width,
+            gate_width=width,
+            # A decay per head, a step bias per channel, and the weight of the gated norm, which heads share.
+            vectors=heads + width + self.head_dim,
+            heads=((heads, f"heads={heads}"),),
+            saved=(
+                Saved("q, k, v", 3 * width * BF16),
+                Saved("decay and learning rate", (width + heads) * BF16),
+                Saved("norms of q and k", 2 * heads * FP32, inside_scan=True),
+                Saved("learning rate after its sigmoid", heads * FP32, inside_scan=True),
+                Saved("scores and inverse in each chunk", 2 * heads * CHUNK * BF16, inside_scan=True),
+            ),
+            convolution=Convolution(3 * width, self.conv),
+        )
+
+    def _gate(self, name: str, full_rank: bool) -> tuple[Projection, ...]:
+        width = self.heads * self.head_dim
+        if full_rank:
+            return (Projection(f"{name}_proj", width),)
+        narrow = Projection(f"{name}_down", self.head_dim, sharding="none")
+        return narrow, Projection(f"{name}_up", width, self.head_dim)

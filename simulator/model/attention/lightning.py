@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved, Scan
+from moesim.simulator.model.attention.recurrent import MixerParts, Projection, RecurrentMixer, Saved, Scan
 from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.primitives import BF16, move, norm, norm_backward
 
@@ -34,29 +34,13 @@ class Lightning(RecurrentMixer):
         return self
 
     @property
-    def width(self) -> int:
-        """Elements of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def gate_width(self) -> int:
-        """Elements of the output gate."""
-        return self.width if self.output_gate else 0
-
-    @property
-    def activated(self) -> int:
+    def _activated(self) -> int:
         """Queries, keys and values, which have an activation."""
-        return self.width + 2 * self.kv_heads * self.head_dim
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """Queries, keys and values in one GEMM, then the output gate."""
-        gate = (Projection("gate_proj", self.width),) if self.output_gate else ()
-        return (Projection("qkv_proj", self.activated), *gate)
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def preparation(self, w: Work) -> list[Operator]:
         """Activation of queries, keys and values, after any norm of queries and keys."""
-        values = w.tokens * self.activated / w.tp
+        values = w.tokens * self._activated / w.tp
         rows = w.tokens * (self.heads + self.kv_heads) / w.tp
         norms = [norm("qk_norm", "F", rows, self.head_dim)] if self.qk_norm else []
         size = values * BF16
@@ -64,15 +48,10 @@ class Lightning(RecurrentMixer):
 
     def preparation_gradient(self, w: Work) -> list[Operator]:
         """Gradients of the activation and the norms."""
-        size = w.tokens * self.activated / w.tp * BF16
+        size = w.tokens * self._activated / w.tp * BF16
         rows = w.tokens * (self.heads + self.kv_heads) / w.tp
         out = [move("qkv_activation.backward", "elementwise", "I", 2.0 * size, size, variant="add")]
         return [*out, norm_backward("qk_norm.backward", rows, self.head_dim)] if self.qk_norm else out
-
-    @property
-    def vectors(self) -> int:
-        """The weight of the norm behind the scan, and those of queries and keys."""
-        return self.width + 2 * self.head_dim * self.qk_norm
 
     @property
     def scan(self) -> Scan:
@@ -88,19 +67,28 @@ class Lightning(RecurrentMixer):
             heads=self.heads,
             flop=4.0 * self.heads * (inside + state),
             repeated_flop=2.0 * self.heads * state,
-            inputs=self.activated,
-            outputs=self.width,
+            inputs=self._activated,
+            outputs=self.heads * self.head_dim,
             state_elements=self.heads * state,
             chunk=KERNEL_CHUNK,
         )
 
-    def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Inputs of the activation, then what `fla/ops/simple_gla/chunk.py` of fla-core 0.6.0 saves."""
-        size = self.activated * BF16
-        keys = (self.heads + self.kv_heads) * self.head_dim * self.qk_norm * BF16
-        return (Saved("inputs of activation and norms", size + keys), Saved("q, k, v", size))
-
     @property
-    def tp_heads(self) -> tuple[tuple[int, str], ...]:
-        """Heads and key-value heads."""
-        return ((self.heads, f"heads={self.heads}"), (self.kv_heads, f"kv_heads={self.kv_heads}"))
+    def parts(self) -> MixerParts:
+        """Queries, keys and values in one GEMM, then the output gate.
+
+        The backward keeps the inputs of the activation, then what `fla/ops/simple_gla/chunk.py` of fla-core
+        0.6.0 saves.
+        """
+        width, size = self.heads * self.head_dim, self._activated * BF16
+        keys = (self.heads + self.kv_heads) * self.head_dim * self.qk_norm * BF16
+        gate = (Projection("gate_proj", width),) if self.output_gate else ()
+        return MixerParts(
+            projections=(Projection("qkv_proj", self._activated), *gate),
+            width=width,
+            gate_width=width if self.output_gate else 0,
+            # The weight of the norm behind the scan, and those of queries and keys.
+            vectors=width + 2 * self.head_dim * self.qk_norm,
+            heads=((self.heads, f"heads={self.heads}"), (self.kv_heads, f"kv_heads={self.kv_heads}")),
+            saved=(Saved("inputs of activation and norms", size + keys), Saved("q, k, v", size)),
+        )

@@ -6,12 +6,16 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moesim.simulator.model.attention.recurrent import Projection, Saved, Scan, StateSpaceMixer
+from moesim.simulator.model.attention.recurrent import (
+    Convolution,
+    MixerParts,
+    Projection,
+    RecurrentMixer,
+    Saved,
+    Scan,
+)
 from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.primitives import BF16, FP32, norm, norm_backward
-
-# -- mamba -------------------------------------------------------------------------------------------
-# Mamba: a selective state-space model that scans token by token (arXiv 2312.00752), as in Jamba.
 
 FLOP_PER_STATE = 7.0
 """FLOPs per element of the state and token: step times decay, its exponential, step times input matrix, and
@@ -20,8 +24,18 @@ SAVED_CHUNK = 2048
 """Tokens after which the kernel of mamba-ssm writes its state for the backward."""
 
 
+class StateSpaceMixer(RecurrentMixer):
+    """What Mamba and Mamba-2 share: the convolution, and biases of it and of the projections."""
+
+    conv: PositiveInt = 4
+    """Tokens that the short convolution reads."""
+    conv_bias: bool = True
+    proj_bias: bool = False
+    """Biases of the input and the output projection."""
+
+
 class Mamba(StateSpaceMixer):
-    """Mamba-1 mixer; `inner_norms` are Jamba's norms of step size, B and C."""
+    """Mamba-1 mixer, which scans token by token; `inner_norms` are Jamba's norms of step size, B and C."""
 
     kind: Literal["mamba"] = "mamba"
     inner: PositiveInt
@@ -29,31 +43,6 @@ class Mamba(StateSpaceMixer):
     state: PositiveInt
     dt_rank: PositiveInt
     inner_norms: bool = False
-
-    @property
-    def width(self) -> int:
-        """`inner`."""
-        return self.inner
-
-    @property
-    def convolved(self) -> int:
-        """`inner`."""
-        return self.inner
-
-    @property
-    def normalised(self) -> bool:
-        """False: a gate but no norm behind the scan, and the kernel of the scan applies it."""
-        return False
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """Input and gate, then step size, B and C from the convolution, then the step's expansion."""
-        narrow = self.dt_rank + 2 * self.state
-        return (
-            Projection("in_proj", 2 * self.inner, bias=self.proj_bias),
-            Projection("x_proj", narrow, self.inner, "inputs"),
-            Projection("dt_proj", self.inner, self.dt_rank, bias=True),
-        )
 
     def preparation(self, w: Work) -> list[Operator]:
         """Jamba's norms of step size, B and C."""
@@ -64,12 +53,6 @@ class Mamba(StateSpaceMixer):
         """Gradients of these norms."""
         narrow = self.dt_rank + 2 * self.state
         return [norm_backward("inner_norms.backward", w.tokens, narrow)] if self.inner_norms else []
-
-    @property
-    def vectors(self) -> int:
-        """A decay per channel and element of its state, a skip per channel, and the inner norms."""
-        norms = self.dt_rank + 2 * self.state if self.inner_norms else 0
-        return self.inner * self.state + self.inner + norms
 
     @property
     def scan(self) -> Scan:
@@ -85,27 +68,41 @@ class Mamba(StateSpaceMixer):
             chunk=1,
         )
 
-    def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Tensors of `save_for_backward` of `SelectiveScanFn` in mamba-ssm 2.3.2."""
-        states = self.inner * self.state / SAVED_CHUNK * 2 * FP32
-        return (
-            Saved("inputs and step sizes", 2 * self.inner * BF16),
-            Saved("B and C", 2 * self.state * BF16),
-            Saved("states of chunks", states, inside_scan=True),
-        )
-
     @property
-    def tp_heads(self) -> tuple[tuple[int, str], ...]:
-        """Channels."""
-        return ((self.inner, f"inner={self.inner}"),)
+    def parts(self) -> MixerParts:
+        """Input and gate, then step size, B and C from the convolution, then the step's expansion.
 
-
-# -- mamba2 ------------------------------------------------------------------------------------------
-# Mamba-2: a state-space model whose scan is a chunked semiseparable product (arXiv 2405.21060).
+        Tensors of `save_for_backward` of `SelectiveScanFn` in mamba-ssm 2.3.2; the kernel of the scan applies
+        the gate, and no norm is behind it.
+        """
+        inner, state, narrow = self.inner, self.state, self.dt_rank + 2 * self.state
+        return MixerParts(
+            projections=(
+                Projection("in_proj", 2 * inner, bias=self.proj_bias),
+                Projection("x_proj", narrow, inner, "inputs"),
+                Projection("dt_proj", inner, self.dt_rank, bias=True),
+            ),
+            width=inner,
+            gate_width=inner,
+            # A decay per channel and element of its state, a skip per channel, and the inner norms.
+            vectors=inner * state + inner + narrow * self.inner_norms,
+            heads=((inner, f"inner={inner}"),),
+            saved=(
+                Saved("inputs and step sizes", 2 * inner * BF16),
+                Saved("B and C", 2 * state * BF16),
+                Saved("states of chunks", inner * state / SAVED_CHUNK * 2 * FP32, inside_scan=True),
+            ),
+            convolution=Convolution(inner, self.conv, self.conv_bias),
+            normalised=False,
+            output_bias=self.proj_bias,
+        )
 
 
 class Mamba2(StateSpaceMixer):
-    """Mamba-2 mixer with a gated norm per group, as in Nemotron-H and Nemotron 3."""
+    """Mamba-2 mixer, whose scan is a chunked semiseparable product, with a gated norm per group.
+
+    As in Nemotron-H and Nemotron 3.
+    """
 
     kind: Literal["mamba2"] = "mamba2"
     heads: PositiveInt
@@ -124,34 +121,9 @@ class Mamba2(StateSpaceMixer):
         return self
 
     @property
-    def width(self) -> int:
-        """Elements of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def _matrices(self) -> int:
-        return 2 * self.groups * self.state
-
-    @property
-    def convolved(self) -> int:
+    def _convolved(self) -> int:
         """Inputs of the heads, and B and C of every group."""
-        return self.width + self._matrices
-
-    @property
-    def convolution_again(self) -> bool:
-        """True: the fused function of mamba-ssm saves its input only."""
-        return True
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """Gate, inputs, B, C and step sizes in one GEMM."""
-        width = self.width + self.convolved + self.heads
-        return (Projection("in_proj", width, bias=self.proj_bias),)
-
-    @property
-    def vectors(self) -> int:
-        """A decay, a step bias and a skip per head, and the weight of the gated norm."""
-        return 3 * self.heads + self.width
+        return self.heads * self.head_dim + 2 * self.groups * self.state
 
     @property
     def scan(self) -> Scan:
@@ -168,17 +140,28 @@ class Mamba2(StateSpaceMixer):
             heads=self.heads,
             flop=scores + 2.0 * self.heads * self.chunk * self.head_dim + 2.0 * states,
             repeated_flop=scores + states,
-            inputs=self.convolved + self.heads,
-            outputs=self.width,
+            inputs=self._convolved + self.heads,
+            outputs=self.heads * self.head_dim,
             state_elements=self.heads * self.head_dim * self.state,
             chunk=self.chunk,
         )
 
-    def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Tensors of `save_for_backward` of `mamba_split_conv1d_scan_combined` in mamba-ssm 2.3.2."""
-        return (Saved("step sizes", self.heads * BF16), Saved("norm", self.groups * FP32))
-
     @property
-    def tp_heads(self) -> tuple[tuple[int, str], ...]:
-        """Heads and groups."""
-        return ((self.heads, f"heads={self.heads}"), (self.groups, f"groups={self.groups}"))
+    def parts(self) -> MixerParts:
+        """Gate, inputs, B, C and step sizes in one GEMM.
+
+        Tensors of `save_for_backward` of `mamba_split_conv1d_scan_combined` in mamba-ssm 2.3.2, a fused
+        function that saves the convolution's input only.
+        """
+        heads, width, convolved = self.heads, self.heads * self.head_dim, self._convolved
+        return MixerParts(
+            projections=(Projection("in_proj", width + convolved + heads, bias=self.proj_bias),),
+            width=width,
+            gate_width=width,
+            # A decay, a step bias and a skip per head, and the weight of the gated norm.
+            vectors=3 * heads + width,
+            heads=((heads, f"heads={heads}"), (self.groups, f"groups={self.groups}")),
+            saved=(Saved("step sizes", heads * BF16), Saved("norm", self.groups * FP32)),
+            convolution=Convolution(convolved, self.conv, self.conv_bias, again=True),
+            output_bias=self.proj_bias,
+        )

@@ -10,8 +10,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from pydantic import PositiveInt
-
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.attention.softmax import (
     output_projection,
@@ -32,9 +30,6 @@ from moesim.simulator.model.primitives import (
     weight_gradient,
 )
 from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module, Recompute, Sharding
-
-# -- scan --------------------------------------------------------------------------------------------
-# Operators of recurrent mixers: the scan over the sequence, the short convolution and the gated norm.
 
 
 class Scan(NamedTuple):
@@ -70,18 +65,14 @@ class Scan(NamedTuple):
         return self.outputs * BF16 + self._state_bytes
 
     @property
-    def carried_elements(self) -> int:
-        """Elements that a context-parallel rank hands on for one sequence."""
-        return self.state_elements + self.transition_elements
-
-    @property
     def _state_bytes(self) -> float:
         return self.state_elements / self.chunk * BF16 if self.chunk > 1 else 0.0
 
 
-def _streams(w: Work, scan: Scan) -> int:
-    """Heads of all sequences on this GPU, which the kernels run side by side."""
-    return max(1, round(max(1.0, w.tokens / w.sequence) * scan.heads / w.tp))
+def _scan_shape(w: Work, scan: Scan) -> GemmShape:
+    """Tokens, chunk, and the heads of all sequences on this GPU, which the kernels run side by side."""
+    streams = max(1, round(max(1.0, w.tokens / w.sequence) * scan.heads / w.tp))
+    return GemmShape(w.tokens, scan.chunk, scan.chunk, streams)
 
 
 def scan_forward(w: Work, scan: Scan) -> Operator:
@@ -95,7 +86,7 @@ def scan_forward(w: Work, scan: Scan) -> Operator:
         flop=tokens * scan.flop,
         bytes_read=tokens * scan.read_bytes,
         bytes_written=tokens * scan.written_bytes,
-        gemm=GemmShape(w.tokens, scan.chunk, scan.chunk, _streams(w, scan)),
+        gemm=_scan_shape(w, scan),
         variant=scan.variant,
     )
 
@@ -116,34 +107,9 @@ def scan_backward(w: Work, scan: Scan) -> Operator:
         uncounted_flop=tokens * scan.repeated_flop,
         bytes_read=tokens * (2.0 * scan.read_bytes + scan.outputs * BF16),
         bytes_written=tokens * (gradients + scan.written_bytes),
-        gemm=GemmShape(w.tokens, scan.chunk, scan.chunk, _streams(w, scan)),
+        gemm=_scan_shape(w, scan),
         variant=scan.variant,
     )
-
-
-def convolution(w: Work, channels: float) -> Operator:
-    """Short causal convolution over each channel with its activation, which reads and writes BF16 once."""
-    size = w.tokens * channels * BF16
-    return move("short_conv", "conv", "F", size, size, variant="forward")
-
-
-def convolution_backward(w: Work, channels: float) -> Operator:
-    """Gradients of input, weight and bias from the input and the output's gradient."""
-    size = w.tokens * channels * BF16
-    return move("short_conv.backward", "conv", "I", 2.0 * size, size, variant="backward", launches=2)
-
-
-def gated_norm(w: Work, width: float, gate: float) -> Operator:
-    """Norm of the scan's output times its activated gate, in one kernel."""
-    size = w.tokens * width * BF16
-    return move("gated_norm", "norm", "F", size + w.tokens * gate * BF16, size, variant="gated_forward")
-
-
-def gated_norm_backward(w: Work, width: float, gate: float) -> Operator:
-    """Gradients of the scan's output, the gate and the norm's weight."""
-    size, gates = w.tokens * width * BF16, w.tokens * gate * BF16
-    read, written = 2.0 * size + gates, size + gates
-    return move("gated_norm.backward", "norm", "I", read, written, variant="gated_backward", launches=2)
 
 
 class Projection(NamedTuple):
@@ -180,13 +146,62 @@ class Saved(NamedTuple):
     """Whether the recompute of the core attention frees it."""
 
 
-class RecurrentMixer(Attention):
-    """A mixer with a state of fixed size; a subclass defines its projections, its scan and its vectors."""
+class Convolution(NamedTuple):
+    """A short causal convolution over each channel with its activation, before the scan."""
+
+    channels: int
+    width: int
+    """Tokens that it reads for one output, which is also its weights per channel."""
+    bias: bool = False
+    again: bool = False
+    """Whether the backward runs it again instead of keeping its output."""
 
     @property
-    @abstractmethod
-    def projections(self) -> tuple[Projection, ...]:
-        """Linear layers before the scan, in the order of their calls."""
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return self.channels * (self.width + self.bias)
+
+    @property
+    def window(self) -> int:
+        """Inputs that it keeps for the next token."""
+        return self.channels * max(0, self.width - 1)
+
+    def forward(self, w: Work) -> Operator:
+        """The kernel, which reads and writes BF16 once."""
+        size = w.tokens * (self.channels // w.tp) * BF16
+        return move("short_conv", "conv", "F", size, size, variant="forward")
+
+    def backward(self, w: Work) -> Operator:
+        """Gradients of input, weight and bias from the input and the output's gradient."""
+        size = w.tokens * (self.channels // w.tp) * BF16
+        return move("short_conv.backward", "conv", "I", 2.0 * size, size, variant="backward", launches=2)
+
+
+class MixerParts(NamedTuple):
+    """What a mixer has around its scan; elements are those over all tensor-parallel ranks."""
+
+    projections: tuple[Projection, ...]
+    """Linear layers before the scan, in the order of their calls."""
+    width: int
+    """Elements that the scan writes per token, over all heads; the output projection reads them."""
+    gate_width: int
+    """Elements of the gate beside the scan's output; 0 where nothing gates it."""
+    vectors: int
+    """Parameters that are no matrices: decays, step biases, skips and weights of norms."""
+    heads: tuple[tuple[int, str], ...]
+    """Numbers of heads and groups that tensor parallelism splits, with their names."""
+    saved: tuple[Saved, ...]
+    """Tensors that the scan's kernels keep for their backward, its inputs first."""
+    convolution: Convolution = Convolution(0, 0)
+    """The short convolution; without channels there is none."""
+    normalised: bool = True
+    """Whether a norm and its gate are a kernel behind the scan, or the scan applies any gate itself."""
+    output_bias: bool = False
+    """Whether the output projection has a bias."""
+
+
+class RecurrentMixer(Attention):
+    """A mixer with a state of fixed size; a subclass defines its scan and the parts around it."""
 
     @property
     @abstractmethod
@@ -195,57 +210,8 @@ class RecurrentMixer(Attention):
 
     @property
     @abstractmethod
-    def width(self) -> int:
-        """Elements that the scan writes per token, over all heads; the output projection reads them."""
-
-    @property
-    @abstractmethod
-    def vectors(self) -> int:
-        """Parameters that are no matrices: decays, step biases, skips and weights of norms."""
-
-    @property
-    def convolved(self) -> int:
-        """Channels of the short causal convolution; 0 without one."""
-        return 0
-
-    @property
-    def convolution_width(self) -> int:
-        """Tokens that the short convolution reads for one output, which is also its weights per channel."""
-        return 0
-
-    @property
-    def convolution_bias(self) -> bool:
-        """Whether the short convolution has a bias per channel."""
-        return False
-
-    @property
-    def convolution_again(self) -> bool:
-        """Whether the backward runs the short convolution again instead of keeping its output."""
-        return False
-
-    @property
-    def normalised(self) -> bool:
-        """Whether a norm and its gate are a kernel behind the scan, or the scan applies any gate itself."""
-        return True
-
-    @property
-    def output_bias(self) -> bool:
-        """Whether the output projection has a bias."""
-        return False
-
-    @property
-    def gate_width(self) -> int:
-        """Elements of the gate beside the scan's output; 0 where nothing gates it."""
-        return self.width
-
-    @property
-    @abstractmethod
-    def tp_heads(self) -> tuple[tuple[int, str], ...]:
-        """Numbers of heads and groups that tensor parallelism splits, with their names."""
-
-    @abstractmethod
-    def saved_by_scan(self) -> tuple[Saved, ...]:
-        """Tensors that the scan's kernels keep for their backward, its inputs first."""
+    def parts(self) -> MixerParts:
+        """Projections, convolution, norm and what the scan keeps."""
 
     def preparation(self, w: Work) -> list[Operator]:
         """Operators between the projections and the scan, besides the short convolution."""
@@ -259,21 +225,17 @@ class RecurrentMixer(Attention):
 
     def parameters(self, hidden: int) -> int:
         """Parameters of the projections, of the short convolution and of the output projection."""
-        matrices = sum(projection.parameters(hidden) for projection in self.projections)
-        output = self.width * hidden + hidden * self.output_bias
-        return matrices + output + self._convolution_parameters
-
-    @property
-    def _convolution_parameters(self) -> int:
-        return self.convolved * (self.convolution_width + self.convolution_bias)
+        parts = self.parts
+        matrices = sum(projection.parameters(hidden) for projection in parts.projections)
+        return matrices + parts.width * hidden + hidden * parts.output_bias + parts.convolution.parameters
 
     def norm_parameters(self) -> int:
         """Parameters of norms, and the vectors of decays, step biases and skips."""
-        return self.vectors
+        return self.parts.vectors
 
     def uncounted_parameters(self, hidden: int) -> int:
         """Weights of the short convolution, which is no GEMM."""
-        return self._convolution_parameters
+        return self.parts.convolution.parameters
 
     def flop_per_token(self, sequence: int, causal: bool) -> float:
         """Model FLOPs of the scan; the backward takes twice the forward (eq. F21).
@@ -284,48 +246,54 @@ class RecurrentMixer(Attention):
 
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
         """Bytes of the recurrent state in FP32 and of the convolution's last inputs, for any `tokens`."""
-        window = self.convolved * max(0, self.convolution_width - 1)
-        return self.scan.state_elements * BYTES_PER_ELEMENT["fp32"] + window * element_bytes
+        window = self.parts.convolution.window * element_bytes
+        return self.scan.state_elements * BYTES_PER_ELEMENT["fp32"] + window
 
     # -- operators -----------------------------------------------------------------------------------
 
     def forward(self, w: Work) -> list[Operator]:
         """Projections, short convolution, scan, gated norm and output projection."""
-        out: list[Operator] = []
-        for index, projection in enumerate(self.projections):
+        parts, out = self.parts, list[Operator]()
+        for index, projection in enumerate(parts.projections):
             n, k = projection.shape(w)
             shared = index > 0 and projection.inputs is None
             out += linear_forward(w, projection.name, w.tokens, n, k, cast_input=not shared)
-        if self.convolved:
-            out.append(convolution(w, self.convolved // w.tp))
+        if parts.convolution.channels:
+            out.append(parts.convolution.forward(w))
         out += [*self.preparation(w), scan_forward(w, self.scan)]
-        if self.normalised:
-            out.append(gated_norm(w, self.width // w.tp, self.gate_width // w.tp))
-        return [*out, *output_projection(w, self.width // w.tp)]
+        if parts.normalised:  # the norm of the scan's output times its activated gate, in one kernel
+            size, gate = w.tokens * (parts.width // w.tp) * BF16, w.tokens * (parts.gate_width // w.tp) * BF16
+            out.append(move("gated_norm", "norm", "F", size + gate, size, variant="gated_forward"))
+        return [*out, *output_projection(w, parts.width // w.tp)]
 
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients of the same operators in reverse order; the scan may be run again first."""
-        out = output_projection_gradient(w, self.width // w.tp)
-        if self.normalised:
-            out.append(gated_norm_backward(w, self.width // w.tp, self.gate_width // w.tp))
-        if self.convolution_again:
-            out += recomputed([convolution(w, self.convolved // w.tp)])
+        parts = self.parts
+        out = output_projection_gradient(w, parts.width // w.tp)
+        if parts.normalised:  # gradients of the scan's output, the gate and the norm's weight
+            size, gate = w.tokens * (parts.width // w.tp) * BF16, w.tokens * (parts.gate_width // w.tp) * BF16
+            read, written = 2.0 * size + gate, size + gate
+            out.append(
+                move("gated_norm.backward", "norm", "I", read, written, variant="gated_backward", launches=2)
+            )
+        if parts.convolution.again:
+            out += recomputed([parts.convolution.forward(w)])
         if "core_attn" in self.modules and w.repeats("core_attn"):
             out += recomputed([scan_forward(w, self.scan)])
         out += [scan_backward(w, self.scan), *self.preparation_gradient(w)]
-        if self.convolved:
-            out.append(convolution_backward(w, self.convolved // w.tp))
-        return [*out, *recomputed_attention_norm(w), *self._projection_gradients(w)]
+        if parts.convolution.channels:
+            out.append(parts.convolution.backward(w))
+        return [*out, *recomputed_attention_norm(w), *self._projection_gradients(w, parts.projections)]
 
-    def _projection_gradients(self, w: Work) -> list[Operator]:
+    def _projection_gradients(self, w: Work, projections: tuple[Projection, ...]) -> list[Operator]:
         """Input gradients of the projections; those of the hidden state are added up."""
         out: list[Operator] = []
         first = True
-        for projection in reversed(self.projections):
+        for projection in reversed(projections):
             n, k = projection.shape(w)
             out += linear_input_gradient(w, projection.name, w.tokens, n, k)
             if w.fp8:
-                if projection.inputs is not None or projection is self.projections[0]:
+                if projection.inputs is not None:
                     out.append(cast(f"{projection.name}.input_cast_channel", "I", w.tokens, k, "channel"))
                 out.append(cast(f"{projection.name}.gradient_cast_channel", "I", w.tokens, n, "channel"))
             if projection.sharding == "inputs" or (projection.inputs is None and not first):
@@ -338,11 +306,12 @@ class RecurrentMixer(Attention):
 
         That of the short convolution is part of its backward kernel.
         """
-        out = [output_projection_weight_gradient(w, self.width // w.tp)]
-        for projection in reversed(self.projections):
-            n, k = projection.shape(w)
-            out.append(weight_gradient(w, projection.name, w.tokens, n, k))
-        return out
+        parts = self.parts
+        others = ((p.name, *p.shape(w)) for p in reversed(parts.projections))
+        return [
+            output_projection_weight_gradient(w, parts.width // w.tp),
+            *(weight_gradient(w, name, w.tokens, n, k) for name, n, k in others),
+        ]
 
     # -- memory --------------------------------------------------------------------------------------
 
@@ -350,37 +319,37 @@ class RecurrentMixer(Attention):
         self, precision: Precision, policy: Recompute, unfused: bool
     ) -> Iterator[CachedTensor]:
         """Inputs of narrow projections, convolution, scan, norm and output projection (eq. M21)."""
-        cache = precision.activation_cache
-        for projection in self.projections:
+        parts, cache = self.parts, precision.activation_cache
+        for projection in parts.projections:
             if projection.inputs is not None and projection.sharding != "inputs":
                 size = row_bytes(projection.inputs, cache)
                 yield CachedTensor(f"input of {projection.name}", size, "kept", "none")
-        if self.convolved:
-            size = row_bytes(self.convolved, "bf16")
+        if parts.convolution.channels:
+            size = row_bytes(parts.convolution.channels, "bf16")
             yield CachedTensor("convolution input", size, "kept", "width")
         inside: frozenset[Module] = frozenset({"core_attn"})
-        for saved in self.saved_by_scan():
+        for saved in parts.saved:
             modules = inside if saved.inside_scan else frozenset[Module]()
             yield CachedTensor(saved.name, saved.bytes_per_token, "kept", "width", modules=modules)
-        if self.gate_width:
-            yield CachedTensor("output gate", row_bytes(self.gate_width, "bf16"), "kept", "width")
-        if self.normalised:
-            yield CachedTensor("scan output", row_bytes(self.width, "bf16"), "kept", "width")
-        yield CachedTensor("gated output", row_bytes(self.width, cache), "linear input", "width")
+        if parts.gate_width:
+            yield CachedTensor("output gate", row_bytes(parts.gate_width, "bf16"), "kept", "width")
+        if parts.normalised:
+            yield CachedTensor("scan output", row_bytes(parts.width, "bf16"), "kept", "width")
+        yield CachedTensor("gated output", row_bytes(parts.width, cache), "linear input", "width")
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
         """Outputs of the projections, then of the output projection."""
         sharding: dict[str, Sharding] = {"width": "width", "none": "none", "inputs": "none"}
-        for projection in self.projections:
+        for projection in self.parts.projections:
             yield GemmOutput(projection.name, projection.width, sharding[projection.sharding])
         yield GemmOutput("o_proj", hidden, "tokens")
 
-    # -- recompute -----------------------------------------------------------------------------------
+    # -- recompute and parallelism -------------------------------------------------------------------
 
     @property
     def modules(self) -> frozenset[Module]:
         """The core attention, which is the scan, where its recompute frees anything."""
-        inside = any(saved.inside_scan for saved in self.saved_by_scan())
+        inside = any(saved.inside_scan for saved in self.parts.saved)
         return frozenset({"core_attn"}) if inside else frozenset()
 
     @property
@@ -388,11 +357,9 @@ class RecurrentMixer(Attention):
         """The scan, which starts from the state of the ranks before."""
         return self.modules
 
-    # -- parallelism ---------------------------------------------------------------------------------
-
     def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
         """Limits of heads and groups, each of which stays on one rank."""
-        return self.tp_heads
+        return self.parts.heads
 
     def context_elements(self, sequence: int) -> float:
         """0: nothing travels for each token."""
@@ -401,72 +368,6 @@ class RecurrentMixer(Attention):
     @property
     def context_state_bytes(self) -> float:
         """States in FP32, and the inputs of the convolution that lie on the rank before (eq. X21)."""
-        window = self.convolved * max(0, self.convolution_width - 1)
-        return self.scan.carried_elements * BYTES_PER_ELEMENT["fp32"] + window * BYTES_PER_ELEMENT["bf16"]
-
-
-# -- convolved ---------------------------------------------------------------------------------------
-# Base classes of recurrent mixers that convolve their inputs over a few tokens before the scan.
-
-
-class ConvolvedMixer(RecurrentMixer):
-    """A mixer with a short causal convolution; a subclass defines the channels in `convolved`."""
-
-    conv: PositiveInt = 4
-    """Tokens that the short convolution reads."""
-
-    @property
-    def convolution_width(self) -> int:
-        """`conv`."""
-        return self.conv
-
-
-class StateSpaceMixer(ConvolvedMixer):
-    """What Mamba and Mamba-2 share: biases of the convolution and of the projections."""
-
-    conv_bias: bool = True
-    proj_bias: bool = False
-    """Biases of the input and the output projection."""
-
-    @property
-    def convolution_bias(self) -> bool:
-        """`conv_bias`."""
-        return self.conv_bias
-
-    @property
-    def output_bias(self) -> bool:
-        """`proj_bias`."""
-        return self.proj_bias
-
-
-# -- delta rule --------------------------------------------------------------------------------------
-# Cost of the chunked gated delta rule, which the gated delta net and Kimi delta attention share.
-
-CHUNK = 64
-"""Tokens of a chunk in the kernels of flash-linear-attention (`chunk_size` of fla-core 0.6.0)."""
-
-
-def delta_rule_scan(
-    variant: str, *, heads: int, key_heads: int, key_dim: int, value_dim: int, gates: int
-) -> Scan:
-    """Scan of a gated delta rule (eq. C22): the WY form of arXiv 2412.06464, section 3.3, in chunks of 64.
-
-    Per token and head, with C tokens a chunk: scores of keys with keys and of queries with keys, C d_k each;
-    the inverse of a unit triangle, C^2 / 6; the two products with it, C (d_k + d_v); the scores times the new
-    values, C d_v; the state read twice and updated once, d_k d_v each: all times 2. The backward computes the
-    products with the inverse and the states again. `gates` counts the decays of one token.
-    """
-    square, state = CHUNK * CHUNK / 6.0, key_dim * value_dim
-    inverse = CHUNK * (key_dim + value_dim)
-    products = CHUNK * (2 * key_dim + value_dim) + inverse + square + 3 * state
-    return Scan(
-        variant=variant,
-        heads=heads,
-        flop=2.0 * heads * products,
-        repeated_flop=2.0 * heads * (inverse + 2 * state),
-        inputs=2 * key_heads * key_dim + heads * value_dim + gates + heads,
-        outputs=heads * value_dim,
-        state_elements=heads * state,
-        chunk=CHUNK,
-        transition_elements=heads * key_dim * key_dim,
-    )
+        elements = self.scan.state_elements + self.scan.transition_elements
+        window = self.parts.convolution.window * BYTES_PER_ELEMENT["bf16"]
+        return elements * BYTES_PER_ELEMENT["fp32"] + window

@@ -64,36 +64,49 @@ class ExpertWork:
 
 
 def _expert_move(
-    w: Work,
-    name: str,
-    cls: OperatorClass,
-    d: Direction,
-    read: float,
-    written: float,
-    variant: str = "",
-    launches: int = 1,
+    w: Work, name: str, cls: OperatorClass, d: Direction, read: float, written: float, variant: str
 ) -> Operator:
     """A memory-bound kernel over received rows; `read` and `written` are bytes per row."""
-    return move(
-        name, cls, d, w.rows * read, w.rows * written,
-        variant=variant, launches=launches, per_received_row=True,
-    )  # fmt: skip
+    return move(name, cls, d, w.rows * read, w.rows * written, variant=variant, per_received_row=True)
 
 
 def _expand(x: ExpertWork, name: str, d: Direction) -> list[Operator]:
     """Copy of received tokens into expert order, and transpose of their scales into the GEMM's layout."""
-    w, fp8 = x.work, x.work.fp8
-    row = per_row_bytes(x.row, fp8)
-    out = [_expert_move(w, name, "permute", d, row * w.received_tokens / w.rows, row, "expand")]
-    if fp8:
-        out.append(scale_transpose(f"{name}.scales", d, w.rows, x.row, per_row=True))
-    return out
+    w, row = x.work, per_row_bytes(x.row, x.work.fp8)
+    scales = [scale_transpose(f"{name}.scales", d, w.rows, x.row, per_row=True)] if w.fp8 else []
+    return [_expert_move(w, name, "permute", d, row * w.received_tokens / w.rows, row, "expand"), *scales]
 
 
 def _reduce(x: ExpertWork, name: str, d: Direction) -> Operator:
     """Sum of the rows of every token back into one."""
     w, row = x.work, x.row * BF16
     return _expert_move(w, name, "permute", d, row, row * w.received_tokens / w.rows, "reduce")
+
+
+def _shared_forward(x: ExpertWork) -> tuple[list[Operator], list[Operator]]:
+    if not x.shared_width:
+        return [], []
+    return swiglu_forward(x.work, "shared", x.shared_width, cast_input=False, branches=x.branches)
+
+
+def _grouped(x: ExpertWork, name: str, d: Direction, n: int, k: int) -> list[Operator]:
+    """GEMM of all experts, where needed behind a cast of its rows for all of them and its weights' scales.
+
+    Transformer Engine quantises rows and their gradients itself where a tensor has one scale or blocks,
+    because neither the permutation nor the activation writes FP8 (NVIDIA/TransformerEngine@0069563f6
+    `grouped_linear.py`, `fused_multi_quantize`; `group_quantize`, one kernel, for blocks).
+    """
+    w, rows, e = x.work, x.rows, x.local_experts
+    cast_name, suffix = (f"{name}.cast", "") if d == "F" else (f"{name}.cast_gradient", ".dgrad")
+    by_itself = block_cast if w.blocks else one_scale_cast if w.fp8_tensor else None
+    return [
+        *(by_itself(w, cast_name, d, rows, k, per_row=True) if by_itself else []),
+        *weight_scales(w, name, d, n, k, e),
+        gemm(
+            name + suffix, d, rows, n, k, w.linear,
+            cls="grouped_gemm", groups=e, per_received_row=True, variant=w.gemm_variant(d),
+        ),
+    ]  # fmt: skip
 
 
 def experts_forward(x: ExpertWork) -> list[Operator]:
@@ -110,18 +123,14 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
     ]
     if fp8:
         out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", up, h, e))
-    out += _cast_by_itself(w, "experts.gate_up.cast", "F", rows, h)
-    out += weight_scales(w, "experts.gate_up", "F", up, h, e)
-    out.append(_grouped(x, "experts.gate_up", "F", up, h, e))
+    out += _grouped(x, "experts.gate_up", "F", up, h)
     out.append(_expert_move(w, "experts.scale_weights", "elementwise", "F", FP32, FP32, "tiny"))
     out.append(swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True, branches=x.branches))
     if fp8:
         out.append(weight_transpose("experts.down.weight_transpose", "F", h, f, e))
         out.append(scale_transpose("experts.down.scales", "F", rows, f, per_row=True))
         out.append(move("experts.tensor_maps", "elementwise", "F", 0.0, 128.0 * e, variant="tiny"))
-    out += _cast_by_itself(w, "experts.down.cast", "F", rows, f)
-    out += weight_scales(w, "experts.down", "F", h, f, e)
-    out.append(_grouped(x, "experts.down", "F", h, f, e))
+    out += _grouped(x, "experts.down", "F", h, f)
     if x.bias:  # the bias of the first projection is part of the activation's kernel
         out.append(_expert_move(w, "experts.down.bias", "elementwise", "F", h * BF16, h * BF16, "add"))
     out.append(_reduce(x, "experts.reduce", "F"))
@@ -135,7 +144,7 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
 
 def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     """Shared and routed experts, input gradient, between the two communications of the backward."""
-    w, h, e = x.work, x.row, x.local_experts
+    w, h = x.work, x.row
     f, up, rows, fp8 = x.width, x.branches * x.width, x.rows, w.fp8
     element = per_row_bytes(x.expert_ffn, False)
     out: list[Operator] = []
@@ -147,9 +156,7 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.restore", "I", rows, up, "back", per_row=True))
     out += _expand(x, "experts.expand_gradient", "I")
-    out += _cast_by_itself(w, "experts.down.cast_gradient", "I", rows, h)
-    out += weight_scales(w, "experts.down", "I", h, f, e)
-    out.append(_grouped(x, "experts.down.dgrad", "I", f, h, e))
+    out += _grouped(x, "experts.down", "I", f, h)
     if w.repeats("moe_act"):
         out += recomputed([swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True, branches=x.branches)])
     # Reads the branches and the gradient; writes the output again and the gradients of the branches.
@@ -165,9 +172,7 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.gate_up.cast_gradient", "I", rows, up, "token", per_row=True))
         out.append(scale_transpose("experts.gate_up.scales", "I", rows, up, per_row=True))
-    out += _cast_by_itself(w, "experts.gate_up.cast_gradient", "I", rows, up)
-    out += weight_scales(w, "experts.gate_up", "I", up, h, e)
-    out.append(_grouped(x, "experts.gate_up.dgrad", "I", h, up, e))
+    out += _grouped(x, "experts.gate_up", "I", h, up)
     out.append(_reduce(x, "experts.reduce_gradient", "I"))
     if fp8:
         out.append(cast("experts.gate_up.gradient_cast_channel", "I", rows, up, "channel", per_row=True))
@@ -178,50 +183,25 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
 
 def experts_weight_gradient(x: ExpertWork) -> list[Operator]:
     """Weight gradients of shared and routed experts; the published profile has one launch per expert."""
-    w, h, e = x.work, x.row, x.local_experts
+    w, h = x.work, x.row
     f, up, rows = x.width, x.branches * x.width, x.rows
     shared = swiglu_weight_gradient(w, "shared", x.shared_width, x.branches) if x.shared_width else None
     out: list[Operator] = [shared[0]] if shared else []
     if w.fp8:
         out.append(cast("experts.down.gradient_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
-    out.append(_grouped_weight_gradient(x, "experts.down", h, f, e))
+    out.append(_grouped_weight_gradient(x, "experts.down", h, f))
     if w.fp8:
         out.append(cast("experts.gate_up.input_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
-    out.append(_grouped_weight_gradient(x, "experts.gate_up", up, h, e))
+    out.append(_grouped_weight_gradient(x, "experts.gate_up", up, h))
     if x.bias:  # sums of the gradients of both projections' outputs over the rows of each expert
         out.append(_expert_move(w, "experts.bias.wgrad", "elementwise", "W", (up + h) * BF16, 0.0, "reduce"))
     return [*out, shared[1]] if shared else out
 
 
-def _cast_by_itself(w: Work, name: str, d: Direction, rows: float, columns: int) -> list[Operator]:
-    """Cast of an operand of the experts' GEMMs for all of them, where a tensor has one scale or blocks.
-
-    Transformer Engine quantises rows and their gradients itself, because neither the permutation nor the
-    activation writes FP8 (NVIDIA/TransformerEngine@0069563f6 `grouped_linear.py`, `fused_multi_quantize`).
-    """
-    if w.blocks:  # `group_quantize`: one kernel for the rows of all experts
-        return block_cast(w, name, d, rows, columns, per_row=True)
-    return one_scale_cast(w, name, d, rows, columns, per_row=True) if w.fp8_tensor else []
-
-
-def _shared_forward(x: ExpertWork) -> tuple[list[Operator], list[Operator]]:
-    if not x.shared_width:
-        return [], []
-    return swiglu_forward(x.work, "shared", x.shared_width, cast_input=False, branches=x.branches)
-
-
-def _grouped(x: ExpertWork, name: str, d: Direction, n: int, k: int, groups: int) -> Operator:
-    w = x.work
-    return gemm(
-        name, d, x.rows, n, k, w.linear,
-        cls="grouped_gemm", groups=groups, per_received_row=True, variant=w.gemm_variant(d),
-    )  # fmt: skip
-
-
-def _grouped_weight_gradient(x: ExpertWork, name: str, n: int, k: int, groups: int) -> Operator:
-    w = x.work
+def _grouped_weight_gradient(x: ExpertWork, name: str, n: int, k: int) -> Operator:
+    w, e = x.work, x.local_experts
     op = gemm(
         f"{name}.wgrad", "W", n, k, x.rows, w.linear,
-        cls="wgrad_gemm", groups=groups, per_received_row=True, variant=w.gemm_variant("W"),
+        cls="wgrad_gemm", groups=e, per_received_row=True, variant=w.gemm_variant("W"),
     )  # fmt: skip
-    return op if w.fp8_tensor or w.blocks else replace(op, launches=groups)
+    return op if w.fp8_tensor or w.blocks else replace(op, launches=e)

@@ -140,7 +140,7 @@ def test_saved_tensors_are_those_that_autograd_kept_on_the_gpu(kind: str, sizes:
     rows = [row for run in packed.read(MEASURED)["runs"] for row in run["rows"]]
     row = next(r for r in rows if r["kind"] == kind and r["sizes"] == sizes)
     mixer = Lightning(heads=32, kv_heads=32, head_dim=128) if kind == "lightning" else MIXERS[kind]
-    saved = [s for s in mixer.saved_by_scan() if s.name != "inputs of activation and norms"]
+    saved = [s for s in mixer.parts.saved if s.name != "inputs of activation and norms"]
     tokens = row["sequences"] * row["sequence"]
     parameters = 50_000  # decays and step biases in FP32, which autograd keeps as well
     assert 0 <= row["saved_bytes"] - tokens * sum(s.bytes_per_token for s in saved) < parameters
@@ -153,7 +153,7 @@ def test_recompute_of_the_core_frees_what_is_inside_the_scan_and_runs_it_again()
             {t.name for t in cached_tensors(shape, "dense", BF16, policy)}
             for policy in ("none", ("core_attn",))
         )
-        assert {s.name for s in MIXERS[kind].saved_by_scan() if s.inside_scan} == all_kept - fewer
+        assert {s.name for s in MIXERS[kind].parts.saved if s.inside_scan} == all_kept - fewer
         again = [op for op in operators(MIXERS[kind], recompute=("core_attn",)) if op.recompute]
         assert [op.cls for op in again] == ["scan_forward"]
     assert not MIXERS["lightning"].modules, "its scan keeps its inputs only"
