@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import fsum
 
+from lab.scoring.attention_calls import AttentionCall, compressed_operators, dsa_operators, runs_dense
+
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.rate_tables import RateTables, operator_bytes
-from moesim.simulator.model.attention.compressed import Compressed, compressed_operators
-from moesim.simulator.model.attention.dsa import DSA, dsa_operators, runs_dense
-from moesim.simulator.model.attention.inference import AttentionCall
+from moesim.simulator.model.attention.compressed import Compressed
+from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import Operator
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
+from lab.scoring.attention_calls import AttentionCall
 from lab.scoring.attention_modules import call_seconds
 from lab.scoring.frozen_predictions import DATA
 
@@ -22,7 +23,6 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.cost.rate_tables import RateTables
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
-from moesim.simulator.model.attention.inference import AttentionCall
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.block import site_forward
 from moesim.simulator.model.operator import Operator

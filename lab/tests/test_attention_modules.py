@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from lab.scoring.attention_calls import AttentionCall, dsa_kernel
 from lab.scoring.attention_modules import call_operators, call_seconds
 from lab.scoring.frozen_predictions import DATA
 from lab.scoring.sparse_attention import (
@@ -22,8 +23,6 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.attention import DSA, GQA, Compressed
-from moesim.simulator.model.attention.dsa import dsa_kernel
-from moesim.simulator.model.attention.inference import AttentionCall
 
 H200, CONSTANTS = load_accelerator("h200-sxm"), load_profile(PROFILE)
 KERNELS = {

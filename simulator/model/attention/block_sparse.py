@@ -9,19 +9,13 @@ from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.grouped_query import GQA
 from moesim.simulator.model.attention.softmax import (
-    gate_backward,
-    gate_forward,
-    output_projection,
-    output_projection_gradient,
+    Reach,
     rope,
-    sink_backward,
-    sink_forward,
 )
 from moesim.simulator.model.attention.sparse_core import (
     SparseCore,
     choose_keys,
     index_scores,
-    mean_keys,
     sparse_backward,
     sparse_forward,
     uncounted,
@@ -44,9 +38,9 @@ class BlockSparse(GQA):
     top_k_blocks: PositiveInt
 
     @property
-    def top_k(self) -> int:
-        """Keys that one query reads at most."""
-        return self.block * self.top_k_blocks
+    def reach(self) -> Reach:
+        """Keys of the chosen blocks; without a choice, sequences run dense beside the indexer."""
+        return Reach("chosen", self.block * self.top_k_blocks)
 
     @property
     def _index_width(self) -> int:
@@ -65,39 +59,26 @@ class BlockSparse(GQA):
         return super().norm_parameters() + 2 * self.index_dim
 
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        """Bytes of keys and values, and of the indexer's key of every token."""
-        return super().state_bytes(tokens, element_bytes) + self.index_dim * tokens * element_bytes
-
-    def flop_per_token(self, sequence: int, causal: bool) -> float:
-        """Model FLOPs of scores and values over the keys of the chosen blocks; the indexer does not count."""
-        keys = mean_keys(sequence, self.top_k) if causal else float(min(sequence, self.top_k))
-        return 6.0 * self.heads * keys * (self.sizes.qk_head_dim + self.sizes.v_head_dim)
+        """Bytes of keys and values, and of the indexer's key, of every token."""
+        return self.context_elements(tokens) * tokens * element_bytes
 
     # -- operators -----------------------------------------------------------------------------------
-
-    def sparse(self, sequence: int) -> bool:
-        """Whether a sequence is longer than the choice, so that the core attention leaves keys out."""
-        return sequence > self.top_k
 
     def core(self, sequence: int) -> SparseCore:
         """Sizes of the core attention; keys and values of all groups are read."""
         heads, kv_heads, qk, v = self.sizes
         kv = kv_heads * (qk + v)
-        return SparseCore(heads, qk, v, kv, mean_keys(sequence, self.top_k), qk + v, "block")
+        return SparseCore(heads, qk, v, kv, self.reach.mean_keys(sequence), qk + v, "block")
 
     def forward(self, w: Work) -> list[Operator]:
         """Projections, the indexer's choice of blocks, core attention over them, output projection."""
-        if not self.sparse(w.sequence):
-            return [*self._index(w), *super().forward(w)]
-        width = self._width(w)
-        return [
-            *self.inputs_forward(w),
-            *self._index(w),
-            *sparse_forward(w, self.core(w.sequence)),
-            *sink_forward(w, self.sink_heads // w.tp, width),
-            *gate_forward(w, self.gates // w.tp, width),
-            *output_projection(w, width),
-        ]
+        return super().forward(w) if self.reach.limits(w.sequence) else [*self._index(w), *super().forward(w)]
+
+    def core_forward(self, w: Work) -> list[Operator]:
+        """The indexer's choice of blocks and the core attention over them, or dense."""
+        if not self.reach.limits(w.sequence):
+            return super().core_forward(w)
+        return [*self._index(w), *sparse_forward(w, self.core(w.sequence))]
 
     def _index(self, w: Work) -> list[Operator]:
         """Scores of all causal keys in BF16, and the choice among the best score of every block."""
@@ -116,22 +97,27 @@ class BlockSparse(GQA):
 
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients; the indexer is trained on the chosen keys with detached inputs, as in DSA."""
-        keys = mean_keys(w.sequence, self.top_k)
-        index = index_scores(
+        gradient = super().input_gradient(w)
+        return gradient if self.reach.limits(w.sequence) else [self._index_gradient(w), *gradient]
+
+    def _index_gradient(self, w: Work) -> Operator:
+        keys = self.reach.mean_keys(w.sequence)
+        return index_scores(
             w, "indexer.scores.backward", self.index_heads, self.index_dim, keys, "bf16", backward=True
         )
-        if not self.sparse(w.sequence):
-            return [index, *super().input_gradient(w)]
-        core, width = self.core(w.sequence), self._width(w)
-        return [
-            *output_projection_gradient(w, width),
-            *gate_backward(w, self.gates // w.tp, width),
-            *(recomputed(sparse_forward(w, core)) if w.repeats("core_attn") else []),
-            index,
-            *sink_backward(w, self.sink_heads // w.tp, width),
-            *sparse_backward(w, core),
-            *self.inputs_gradient(w),
-        ]
+
+    def core_again(self, w: Work) -> list[Operator]:
+        """The core attention over the chosen blocks, without the choice, and the indexer's gradient."""
+        if not self.reach.limits(w.sequence):
+            return super().core_again(w)
+        core = sparse_forward(w, self.core(w.sequence))
+        return [*(recomputed(core) if w.repeats("core_attn") else []), self._index_gradient(w)]
+
+    def core_backward(self, w: Work) -> list[Operator]:
+        """Input gradients of the core attention over the chosen blocks, or dense."""
+        if not self.reach.limits(w.sequence):
+            return super().core_backward(w)
+        return sparse_backward(w, self.core(w.sequence))
 
     def weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradients of all projections."""
@@ -161,8 +147,9 @@ class BlockSparse(GQA):
 
     def unfused_scores(self, sequence: int) -> float:
         """0 where keys are left out: the sparse kernels are fused."""
-        return 0.0 if self.sparse(sequence) else super().unfused_scores(sequence)
+        return 0.0 if self.reach.limits(sequence) else super().unfused_scores(sequence)
 
     def context_elements(self, sequence: int) -> float:
         """Elements of keys, values and the indexer's key of a token."""
-        return super().context_elements(sequence) + self.index_dim
+        _, kv_heads, qk, v = self.sizes
+        return float(kv_heads * (qk + v) + self.index_dim)

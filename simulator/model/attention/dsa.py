@@ -13,28 +13,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.attention.inference import (
-    AttentionCall,
-    core,
-    index_operators,
-    padded_heads,
-    pointwise,
-    projection,
-)
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import (
+    Reach,
     copy,
-    gate_backward,
-    gate_forward,
-    output_projection,
-    output_projection_gradient,
     rope,
 )
 from moesim.simulator.model.attention.sparse_core import (
     Indexer,
     SparseCore,
-    mean_keys,
     sparse_backward,
     sparse_forward,
 )
@@ -72,21 +59,16 @@ class DSA(MLA):
         index = 0 if self.indexer.shared else self.indexer.head_dim
         return super().state_bytes(tokens, element_bytes) + index * tokens * element_bytes
 
-    def flop_per_token(self, sequence: int, causal: bool) -> float:
-        """Model FLOPs of scores and values over the keys that are read, in the form that is not absorbed.
+    @property
+    def reach(self) -> Reach:
+        """The chosen keys (eq. A1), in the form that is not absorbed.
 
-        They are those of latent attention with `mean_keys` in place of all keys (eq. A1), so that a share
-        of the peak means the same as for dense models. Neither the indexer nor what absorbing adds counts.
+        So a share of the peak means the same as for dense models; neither the indexer nor what absorbing adds
+        counts.
         """
-        top_k = self.indexer.top_k
-        keys = mean_keys(sequence, top_k) if causal else float(min(sequence, top_k))
-        return 6.0 * self.heads * keys * (self.sizes.qk_head_dim + self.v_dim)
+        return Reach("chosen", self.indexer.top_k)
 
     # -- operators -----------------------------------------------------------------------------------
-
-    def sparse(self, sequence: int) -> bool:
-        """Whether a sequence is longer than the choice, so that the core attention leaves keys out."""
-        return sequence > self.indexer.top_k
 
     def core(self, sequence: int) -> SparseCore:
         """Sizes of the absorbed core attention."""
@@ -96,24 +78,24 @@ class DSA(MLA):
             latent,
             self.kv_lora_rank,
             latent,
-            mean_keys(sequence, self.indexer.top_k),
+            self.reach.mean_keys(sequence),
             self.sizes.qk_head_dim + self.v_dim,
         )
 
     def forward(self, w: Work) -> list[Operator]:
         """Latents, the indexer's choice, core attention over the chosen keys, output projection."""
-        index = self.indexer.forward(w, self.q_lora_rank or w.hidden, self.qk_rope_dim)
-        if not self.sparse(w.sequence):
-            return [*index, *super().forward(w)]
-        return [
-            *self.inputs_forward(w),
-            *index,
-            *self._core_forward(w),
-            *gate_forward(w, self.gates // w.tp, self._width(w)),
-            *output_projection(w, self._width(w)),
-        ]
+        return super().forward(w) if self.reach.limits(w.sequence) else [*self._index(w), *super().forward(w)]
 
-    def _core_forward(self, w: Work) -> list[Operator]:
+    def _index(self, w: Work) -> list[Operator]:
+        return self.indexer.forward(w, self.q_lora_rank or w.hidden, self.qk_rope_dim)
+
+    def core_forward(self, w: Work) -> list[Operator]:
+        """The indexer's choice and the core attention over it in the absorbed form, or dense."""
+        if not self.reach.limits(w.sequence):
+            return super().core_forward(w)
+        return [*self._index(w), *self._absorbed_core(w)]
+
+    def _absorbed_core(self, w: Work) -> list[Operator]:
         return [*sparse_forward(w, self.core(w.sequence)), self._absorbed(w, "absorb_values", "F")]
 
     def _absorbed(self, w: Work, name: str, d: Literal["F", "I"]) -> Operator:
@@ -126,7 +108,7 @@ class DSA(MLA):
         return gemm(f"{name}{suffix}", d, w.tokens * heads, n, k, "bf16", groups=heads)
 
     def _up(self, w: Work) -> list[Operator]:
-        if not self.sparse(w.sequence):
+        if not self.reach.limits(w.sequence):
             return super()._up(w)
         t, heads, name, q_in = w.tokens, self.heads // w.tp, *self._query(w)
         return [
@@ -139,24 +121,26 @@ class DSA(MLA):
 
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients, and the indexer's loss; the indexer passes no gradient on."""
-        if not self.sparse(w.sequence):
-            return [*self._loss(w), *self.indexer.backward(w), *super().input_gradient(w)]
-        return [
-            *output_projection_gradient(w, self._width(w)),
-            *gate_backward(w, self.gates // w.tp, self._width(w)),
-            *self.recomputed_inputs(w),
-            *(recomputed(self._core_forward(w)) if w.repeats("core_attn") else []),
-            self._absorbed(w, "absorb_values", "I"),
-            *self._loss(w),
-            *self.indexer.backward(w),
-            *sparse_backward(w, self.core(w.sequence)),
-            *self.inputs_gradient(w),
-        ]
+        gradient = super().input_gradient(w)
+        return gradient if self.reach.limits(w.sequence) else [*self._loss(w), *gradient]
+
+    def core_again(self, w: Work) -> list[Operator]:
+        """The core attention over the chosen keys run again, without the choice, or dense."""
+        if not self.reach.limits(w.sequence):
+            return super().core_again(w)
+        return recomputed(self._absorbed_core(w)) if w.repeats("core_attn") else []
+
+    def core_backward(self, w: Work) -> list[Operator]:
+        """Input gradients of the core attention over the chosen keys with the indexer's loss, or dense."""
+        if not self.reach.limits(w.sequence):
+            return super().core_backward(w)
+        values = self._absorbed(w, "absorb_values", "I")
+        return [values, *self._loss(w), *sparse_backward(w, self.core(w.sequence))]
 
     def _loss(self, w: Work) -> list[Operator]:
-        """The attention's probabilities of the chosen keys, summed over heads: the indexer's target.
+        """The attention's probabilities of the chosen keys, summed over heads, then the indexer's gradient.
 
-        The kernel computes all scores again; model FLOPs leave it out.
+        They are the indexer's target. The kernel computes all scores again; model FLOPs leave it out.
         """
         if self.indexer.shared:
             return []
@@ -171,11 +155,11 @@ class DSA(MLA):
             uncounted_flop=flop,
             bytes_written=w.tokens * core.keys * FP32,
         )
-        return [target]
+        return [target, *self.indexer.backward(w)]
 
     def inputs_gradient(self, w: Work) -> list[Operator]:
         """Input gradients of the absorbed products, of the query's projection and of the latents."""
-        if not self.sparse(w.sequence):
+        if not self.reach.limits(w.sequence):
             return super().inputs_gradient(w)
         t, heads, name, q_in = w.tokens, self.heads // w.tp, *self._query(w)
         width = heads * self.sizes.qk_head_dim
@@ -191,7 +175,7 @@ class DSA(MLA):
         """Weight gradients of the projections, in the absorbed form head by head, and of the indexer."""
         index = self.indexer.weight_gradient(w, self.q_lora_rank or w.hidden)
         up, *rest = super().inputs_weight_gradient(w)
-        if not self.sparse(w.sequence):
+        if not self.reach.limits(w.sequence):
             return [up, *rest, *index]
         heads, latent = self.heads // w.tp, self.kv_lora_rank
         absorbed = [
@@ -232,98 +216,9 @@ class DSA(MLA):
 
     def unfused_scores(self, sequence: int) -> float:
         """0 where keys are left out: the sparse kernels are fused."""
-        return 0.0 if self.sparse(sequence) else super().unfused_scores(sequence)
+        return 0.0 if self.reach.limits(sequence) else super().unfused_scores(sequence)
 
     def context_elements(self, sequence: int) -> float:
         """Elements of the latent, the rotated key and the indexer's key of a token, for all heads."""
         index = 0 if self.indexer.shared else self.indexer.head_dim
         return self.kv_lora_rank + self.qk_rope_dim + index
-
-
-# -- dsa inference -----------------------------------------------------------------------------------
-# One call of DeepSeek sparse attention in inference (arXiv 2512.02556, section 2.1).
-
-FP8_KEY_BYTES = 656.0
-"""Bytes of one cached key in FlashMLA's FP8 format: 512 in FP8, 4 FP32 scales, 64 rotated ones in BF16."""
-
-
-DENSE = "sglang-fa3-dense-prefill"
-"""Kernel that reads all keys of sequences of at most `top_k` tokens."""
-
-
-def runs_dense(attention: DSA, call: AttentionCall) -> bool:
-    """Whether the framework computes dense attention, because no query has more keys than the choice."""
-    return call.stack == "sglang" and call.phase == "prefill" and call.length <= attention.indexer.top_k
-
-
-def dsa_kernel(attention: DSA, call: AttentionCall) -> str:
-    """Kernel of the core attention, by the rules of both frameworks.
-
-    SGLang runs dense FlashAttention 3 while a prefill's sequences have at most `top_k` tokens, FlashMLA's
-    sparse kernels in BF16 or FP8 behind that, and FlashAttention 3 with pages of one token in BF16 decode.
-    vLLM always runs FlashMLA's sparse kernels.
-    """
-    if call.stack == "vllm":
-        return "vllm-flashmla-sparse" + ("-prefill" if call.phase == "prefill" else f"-{call.kv}-decode")
-    if call.phase == "decode":
-        return f"sglang-{'flashmla-kv' if call.kv == 'fp8' else 'fa3'}-decode"
-    if runs_dense(attention, call):
-        return DENSE
-    shared = "-shared" if attention.indexer.shared else ""
-    return f"sglang-{'flashmla-kv' if call.kv == 'fp8' else 'flashmla-sparse'}{shared}-prefill"
-
-
-def visited_keys(top_k: int, call: AttentionCall) -> float:
-    """Mean keys that the sparse kernel visits for one new token.
-
-    FlashMLA's FP8 kernel goes through the whole list of `top_k` entries, also where fewer keys exist and the
-    rest is marked as invalid; the BF16 kernels skip blocks without keys. vLLM's prefill turns the FP8 cache
-    into BF16 first.
-    """
-    whole_list = call.kv == "fp8" and (call.stack == "sglang" or call.phase == "decode")
-    return float(top_k) if whole_list else call.mean_keys(most=top_k)
-
-
-def dsa_operators(attention: DSA, hidden: int, call: AttentionCall) -> list[Operator]:
-    """Operators of one call; raises InputError where tensor parallelism does not divide the heads."""
-    a, i = attention, attention.indexer
-    if a.heads % call.tp:
-        raise InputError(f"attention call: tp={call.tp} does not divide heads={a.heads}")
-    heads, kernel = a.heads // call.tp, dsa_kernel(attention, call)
-    qk_dim = a.qk_nope_dim + a.qk_rope_dim
-    q_in = a.q_lora_rank or hidden
-    out = [
-        projection("down", call, (a.q_lora_rank or 0) + a.kv_lora_rank + a.qk_rope_dim, hidden),
-        projection("q_up", call, heads * qk_dim, q_in),
-    ]
-    if not i.shared:
-        out.append(projection("indexer.key", call, i.head_dim, hidden))
-    if not i.shared and kernel != DENSE:
-        out += [
-            projection("indexer.q_up", call, i.width, q_in),
-            projection("indexer.weights", call, i.heads, hidden, "bf16"),
-            *index_operators(call, f"{call.stack}-{call.phase}", heads=i.heads, dim=i.head_dim),
-        ]
-    elements = 2.0 * heads * qk_dim
-    if kernel == DENSE:
-        rows = call.batch * call.length / call.tokens
-        out += [
-            projection("kv_up", call, heads * (a.qk_nope_dim + a.v_dim) * rows, a.kv_lora_rank),
-            core(
-                call, kernel, heads=heads, dims=qk_dim + a.v_dim, keys=call.mean_keys(), q_dim=qk_dim,
-                kv_bytes=2.0 * heads * (qk_dim + a.v_dim), v_dim=a.v_dim, cls="attention_forward",
-            ),
-        ]  # fmt: skip
-        elements += rows * heads * qk_dim
-    else:
-        latent = a.kv_lora_rank + a.qk_rope_dim
-        out += [
-            projection("absorb_keys", call, a.kv_lora_rank, a.qk_nope_dim, "bf16", heads),
-            core(
-                call, kernel, heads=padded_heads(heads), dims=latent + a.kv_lora_rank, q_dim=latent,
-                keys=visited_keys(i.top_k, call), v_dim=a.kv_lora_rank,
-                kv_bytes=FP8_KEY_BYTES if call.kv == "fp8" else 2.0 * latent,
-            ),
-            projection("absorb_values", call, a.v_dim, a.kv_lora_rank, "bf16", heads),
-        ]  # fmt: skip
-    return [*out, pointwise(call, elements), projection("o_proj", call, hidden, heads * a.v_dim)]

@@ -24,9 +24,6 @@ from moesim.simulator.model.primitives import (
 )
 from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module, Recompute
 
-# -- heads -------------------------------------------------------------------------------------------
-# Sizes of the heads of softmax attention (plain data).
-
 
 class HeadSizes(NamedTuple):
     """Numbers of query heads and of key-value heads, and elements of one query or key and of one value."""
@@ -37,14 +34,21 @@ class HeadSizes(NamedTuple):
     v_head_dim: int
 
 
-# -- reach -------------------------------------------------------------------------------------------
-# How many keys a query attends to: all before it, those of a sliding window, or those of its chunk.
+def mean_keys(sequence: float, most: float) -> float:
+    """Mean over a causal sequence of the keys that one query reads, at most `most` (eq. A1, C2).
+
+    The query at position i of a sequence reads i keys, so s / 2 on average over s tokens; a window of w or a
+    choice of w keys leaves w - w^2 / (2 s). A position itself counts half, as in published FLOP counts.
+    """
+    if sequence <= most:
+        return sequence / 2.0
+    return most - most * most / (2.0 * sequence)
 
 
 class Reach(NamedTuple):
-    """Keys that a causal query may attend to; `size` is the window or the chunk in tokens."""
+    """Keys that a causal query attends to: all, a window or a chunk of `size`, or `size` chosen ones."""
 
-    kind: Literal["full", "window", "chunk"] = "full"
+    kind: Literal["full", "window", "chunk", "chosen"] = "full"
     size: int = 0
 
     def limits(self, sequence: int) -> bool:
@@ -52,17 +56,11 @@ class Reach(NamedTuple):
         return self.kind != "full" and self.size < sequence
 
     def mean_keys(self, sequence: int) -> float:
-        """Keys of a query on average (eq. C2): s / 2; w - w^2 / (2 s) in a window w; c / 2 in a chunk c.
-
-        A position itself counts half, as published FLOP counts take s / 2 for full causal attention. The last
-        chunk of a sequence may be shorter.
-        """
-        if not self.limits(sequence):
-            return sequence / 2.0
-        if self.kind == "window":
-            return self.size - self.size**2 / (2.0 * sequence)
-        whole, rest = divmod(sequence, self.size)
-        return (whole * self.size**2 + rest**2) / (2.0 * sequence)
+        """Keys of a query on average (eq. C2): `mean_keys`, and c / 2 in chunks of c."""
+        if self.kind == "chunk" and self.limits(sequence):
+            whole, rest = divmod(sequence, self.size)
+            return (whole * self.size**2 + rest**2) / (2.0 * sequence)
+        return mean_keys(sequence, self.widest(sequence))
 
     def widest(self, sequence: int) -> int:
         """Most keys of any query, which counts without the causal half take for all of them."""
@@ -73,9 +71,7 @@ FULL = Reach()
 """Full causal attention."""
 
 
-# -- unfused -----------------------------------------------------------------------------------------
-# Operators of unfused core attention, whose scores, softmax and dropout go through memory.
-#
+# -- unfused core attention, whose scores, softmax and dropout go through memory -----------------------
 # The kernels are those of Megatron-LM's core attention (NVIDIA/Megatron-LM@2e90a342f5, `CoreAttention`):
 # two batched GEMMs, a fused scale-mask-softmax and a dropout, over the whole square of scores. A window
 # or chunk masks the square and saves nothing.
@@ -156,9 +152,7 @@ def _gemm(
     )
 
 
-# -- core --------------------------------------------------------------------------------------------
-# Operators of the causal core attention; flash attention keeps the scores inside the kernel.
-#
+# -- causal core attention; flash attention keeps the scores inside the kernel -------------------------
 # A core kernel's variant says what its rate depends on besides the sequence: `fp8` or `mxfp8` for
 # operands in FP8, `flex` for PyTorch's compiled flex_attention, `window` for a sliding window, `64`,
 # `256` or `512` for narrow or wide heads, joined by `_`. Rates of a window are read at its size. A chunk
@@ -232,15 +226,6 @@ def operand_casts(w: Work, name: str, d: Direction, elements: float) -> list[Ope
     return out
 
 
-def recomputed_core(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
-    """The core attention run again before its backward, where a checkpoint dropped what it computed.
-
-    Policies repeat it only where the scores go through memory.
-    """
-    by_policy = w.unfused and w.recompute in ("attention", "selective")
-    return recomputed(core_forward(w, sizes, reach)) if by_policy or w.repeats("core_attn") else []
-
-
 def core_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
     """Backward of the core attention: preparation, the core itself, and conversion of dQ to BF16.
 
@@ -281,9 +266,7 @@ def core_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operat
     ]
 
 
-# -- output gate -------------------------------------------------------------------------------------
-# Gates and sinks, which change the output of the core attention before its projection.
-#
+# -- gates and sinks, which change the output of the core attention before its projection --------------
 # A gate is a sigmoid for every element of the heads, or one for every head. A sink is a learned logit of
 # a head that takes a share of its softmax.
 #
@@ -338,8 +321,7 @@ def sink_backward(w: Work, heads: int, width: int) -> list[Operator]:
     return [move("attention.sinks.backward", "elementwise", "I", read, scaled, variant="reduce")]
 
 
-# -- projections -------------------------------------------------------------------------------------
-# Operators of the output projection, which most kinds of attention share, and of copies and rotations.
+# -- output projection, which most kinds of attention share, copies and rotations ----------------------
 
 
 def output_projection(w: Work, width: int) -> list[Operator]:
@@ -383,9 +365,6 @@ def rope(name: str, direction: Direction, elements: float) -> Operator:
     return move(name, "rope", direction, elements * BF16, elements * BF16)
 
 
-# -- softmax -----------------------------------------------------------------------------------------
-# Base class of softmax attention, with what MLA, grouped-query attention and similar kinds share.
-
 E5M6_BYTES = 1.5
 """Bytes of one element in the 12-bit format E5M6."""
 
@@ -418,6 +397,22 @@ class SoftmaxAttention(Attention):
     @abstractmethod
     def inputs_forward(self, w: Work) -> list[Operator]:
         """Operators from the normalised input to queries, keys and values."""
+
+    def core_forward(self, w: Work) -> list[Operator]:
+        """The core attention."""
+        return core_forward(w, self.sizes, self.reach)
+
+    def core_again(self, w: Work) -> list[Operator]:
+        """The core attention run again before its backward, where a checkpoint dropped what it computed.
+
+        Policies repeat it only where the scores go through memory.
+        """
+        by_policy = w.unfused and w.recompute in ("attention", "selective")
+        return recomputed(self.core_forward(w)) if by_policy or w.repeats("core_attn") else []
+
+    def core_backward(self, w: Work) -> list[Operator]:
+        """Input gradients of the core attention."""
+        return core_backward(w, self.sizes, self.reach)
 
     def recomputed_inputs(self, w: Work) -> list[Operator]:
         """Operators that the policy `selective` runs again before the backward of the core attention."""
@@ -454,7 +449,7 @@ class SoftmaxAttention(Attention):
         width = self._width(w)
         return [
             *self.inputs_forward(w),
-            *core_forward(w, self.sizes, self.reach),
+            *self.core_forward(w),
             *sink_forward(w, self.sink_heads // w.tp, width),
             *gate_forward(w, self.gates // w.tp, width),
             *output_projection(w, width),
@@ -467,9 +462,9 @@ class SoftmaxAttention(Attention):
             *output_projection_gradient(w, width),
             *gate_backward(w, self.gates // w.tp, width),
             *self.recomputed_inputs(w),
-            *recomputed_core(w, self.sizes, self.reach),
+            *self.core_again(w),
             *sink_backward(w, self.sink_heads // w.tp, width),
-            *core_backward(w, self.sizes, self.reach),
+            *self.core_backward(w),
             *self.inputs_gradient(w),
         ]
 

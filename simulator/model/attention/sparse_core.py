@@ -1,8 +1,4 @@
-"""Operators that kinds of sparse attention share: the core over chosen keys, indexer scores and top-k.
-
-Keys are counted as in dense causal attention: the query at position i of a sequence reads i keys, so n / 2 on
-average over n tokens (eq. C2). A choice of at most k of them leaves `mean_keys`.
-"""
+"""Operators that kinds of sparse attention share: the core over chosen keys, indexer scores and top-k."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import PositiveInt
 
-from moesim.simulator.model.attention.softmax import rope
+from moesim.simulator.model.attention.softmax import mean_keys, rope
 from moesim.simulator.model.operator import Dtype, GemmShape, Operator, Work
 from moesim.simulator.model.parameters import ModelPart
 from moesim.simulator.model.precision import row_bytes
@@ -30,13 +26,6 @@ from moesim.simulator.model.recompute import CachedTensor
 
 INDEX_BYTES = 4.0
 """Bytes of one chosen key's position (int32)."""
-
-
-def mean_keys(sequence: float, top_k: float) -> float:
-    """Mean over a causal sequence of the keys that one query reads, at most `top_k` (eq. A1)."""
-    if sequence <= top_k:
-        return sequence / 2.0
-    return top_k - top_k * top_k / (2.0 * sequence)
 
 
 class SparseCore(NamedTuple):

@@ -10,7 +10,7 @@ from sparse_kinds import M3, V32, v4_flash
 
 from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.model.attention import DSA, MLA, Attention, BlockSparse, Compressed
-from moesim.simulator.model.attention.sparse_core import mean_keys
+from moesim.simulator.model.attention.softmax import mean_keys
 from moesim.simulator.model.block import site_backward, site_forward
 from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.operators import block_operators, model_flop
