@@ -94,10 +94,7 @@ class BlockShape:
         return self.kind == MTP
 
 
-# -- residual ----------------------------------------------------------------------------------------
-# Operators of the attention half of a layer: the layer's norms and the residual stream around any
-# attention.
-#
+# -- attention half of a layer: norms and the residual stream around any attention ---------------------
 # The order is that of the kernels in DeepSeek's published H800 training profile
 # (deepseek-ai/profile-data@449602428a1b, train.json).
 
@@ -142,31 +139,21 @@ def attention_input_gradient(w: Work, layer: Layer) -> list[Operator]:
     ]
 
 
-# -- hyper connections -------------------------------------------------------------------------------
-# Hyper-connections: parallel residual streams that every half of a layer reads, writes and mixes.
-#
+# -- hyper-connections: parallel residual streams that every half of a layer reads, writes and mixes ---
 # Manifold-constrained hyper-connections (arXiv 2512.24880; DeepSeek-V4 report, arXiv 2606.19348): from
 # all `n` streams of a token, one small GEMM computes `n` weights that read the half's input, `n` that
 # write its output, and an n x n mixing of the streams, which Sinkhorn iterations make doubly stochastic.
 
 
-def site_weights(streams: int) -> int:
-    """Weights that one half of a layer computes for every token: reading, writing and mixing."""
-    return streams * (2 + streams)
-
-
 def site_parameters(hidden: int, streams: int) -> int:
     """Parameters of one half of a layer: the GEMM, its bias and three scales; 0 with one stream."""
-    if streams == 1:
-        return 0
-    return site_weights(streams) * (streams * hidden + 1) + 3
+    weights = streams * (2 + streams)  # of reading, writing and mixing, for every token
+    return 0 if streams == 1 else weights * (streams * hidden + 1) + 3
 
 
 def head_parameters(hidden: int, streams: int) -> int:
     """Parameters that join the streams before the head: a GEMM to one weight a stream, bias, one scale."""
-    if streams == 1:
-        return 0
-    return streams * (streams * hidden + 1) + 1
+    return 0 if streams == 1 else streams * (streams * hidden + 1) + 1
 
 
 def site_forward(tokens: float, hidden: int, streams: int, site: str) -> tuple[Operator, Operator]:
@@ -176,11 +163,10 @@ def site_forward(tokens: float, hidden: int, streams: int, site: str) -> tuple[O
     the streams and the half's output and writes the new streams.
     """
     row = tokens * hidden * BF16
+    pre, post = f"{site}.hyper_pre", f"{site}.hyper_post"
     return (
-        move(f"{site}.hyper_pre", "elementwise", "F", 2 * streams * row, row, variant="hyper_pre"),
-        move(
-            f"{site}.hyper_post", "elementwise", "F", (streams + 1) * row, streams * row, variant="hyper_post"
-        ),
+        move(pre, "elementwise", "F", 2 * streams * row, row, variant="hyper_pre"),
+        move(post, "elementwise", "F", (streams + 1) * row, streams * row, variant="hyper_post"),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from moesim.hwmodels.host import CallKind
-from moesim.simulator.model.operator import CORE_ATTENTION, SCAN_CLASSES, Operator
+from moesim.simulator.model.operator import CORE_ATTENTION, GEMM_CLASSES, SCAN_CLASSES, Operator
 
 Modules = Literal["torch", "transformer-engine", "megatron-core"]
 """What the host calls: PyTorch's own operators, modules of Transformer Engine, or these in Megatron core."""
@@ -34,7 +34,10 @@ def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
     """Count the calls of one operator; each of the two backward GEMMs of a layer is half a backward call."""
     forward = op.direction == "F" or op.recompute
     own = _megatron(op, forward) if modules == "megatron-core" else ()
-    return own + _framework(op, modules, forward)
+    if op.gemm is not None and op.cls in GEMM_CLASSES:
+        return own + _gemm(op, op.gemm.groups, modules, forward)
+    calls = _torch(op) if modules == "torch" else _module(op)
+    return own + tuple(Calls(kind, count, forward) for kind, count in calls)
 
 
 MEGATRON: dict[str, CallKind] = {
@@ -54,38 +57,25 @@ def _megatron(op: Operator, forward: bool) -> tuple[Calls, ...]:
     """Megatron core's own Python at an operator, and the hooks of the gradients that it completes."""
     kind = MEGATRON.get(op.name.removesuffix(".recompute"))
     own = (Calls(kind, 1.0, forward),) if kind else ()
-    weights = 0
+    weights = int(op.cls == "norm" and not forward)
     if op.direction == "W" and op.gemm is not None:
         weights = op.gemm.groups
-    elif op.cls == "norm" and not forward:
-        weights = 1
     return own + ((Calls("megatron parameter", float(weights), False),) if weights else ())
-
-
-def _framework(op: Operator, modules: Modules, forward: bool) -> tuple[Calls, ...]:
-    if op.cls in ("gemm", "gate_gemm", "grouped_gemm", "wgrad_gemm"):
-        share = 1.0 if forward else 0.5
-        return _gemm(op, modules, share, forward)
-    if modules == "torch":
-        return tuple(Calls(kind, count, forward) for kind, count in _torch(op))
-    return tuple(Calls(kind, count, forward) for kind, count in _module(op))
 
 
 SEPARATE = {"qkv_proj": 3, "gate_up": 2}
 """Numbers of GEMMs that PyTorch code runs in place of one in the operator list, by name of the operator."""
 
 
-def _gemm(op: Operator, modules: Modules, share: float, forward: bool) -> tuple[Calls, ...]:
-    assert op.gemm is not None
-    grouped = op.cls == "grouped_gemm" or op.gemm.groups > 1
-    base = op.name.split(".")
+def _gemm(op: Operator, groups: int, modules: Modules, forward: bool) -> tuple[Calls, ...]:
+    share, grouped = 1.0 if forward else 0.5, op.cls == "grouped_gemm" or groups > 1
     if modules == "torch":
-        count = next((n for name, n in SEPARATE.items() if name in base), 1)
+        count = next((n for name, n in SEPARATE.items() if name in op.name.split(".")), 1)
         return (Calls("grouped product" if grouped else "product", share * count, forward),)
     if op.cls == "gate_gemm":
         return (Calls("product", share, forward),)
     own = Calls("module product", share, forward)
-    return (own, Calls("module expert", share * op.gemm.groups, forward)) if grouped else (own,)
+    return (own, Calls("module expert", share * groups, forward)) if grouped else (own,)
 
 
 def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
@@ -93,27 +83,19 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
     if op.cls == "permute":
         out: tuple[tuple[CallKind, float], ...] = (("index", 2), ("copy", 1))
         back: tuple[tuple[CallKind, float], ...] = (("put", 2), ("pointwise", 2), ("product", 1))
-        return {
-            "experts.expand": out,
-            "experts.reduce_gradient": out,
-            "experts.reduce": back,
-            "experts.expand_gradient": back,
-        }.get(base, ())
+        if base in ("experts.expand", "experts.reduce_gradient"):
+            return out
+        return back if base in ("experts.reduce", "experts.expand_gradient") else ()
     if op.cls == "elementwise":
-        return (
-            (("pointwise", float(op.launches)),)
-            if op.variant in ("add", "reduce", "join", "index_add")
-            else ()
-        )
+        counted = op.variant in ("add", "reduce", "join", "index_add")
+        return (("pointwise", float(op.launches)),) if counted else ()
+    if op.cls in CORE_ATTENTION:
+        return (("attention", 1.0),)
+    if op.cls in SCAN_CLASSES:
+        return (("attention", 1.0), ("pointwise", SCAN_KERNELS))
     return {
-        "attention_forward": (("attention", 1.0),),
-        "attention_backward": (("attention", 1.0),),
-        "sparse_attention_forward": (("attention", 1.0),),
-        "sparse_attention_backward": (("attention", 1.0),),
         "indexer": (("attention", 1.0),),
         "indexer_topk": (("pointwise", 1.0),),
-        "scan_forward": (("attention", 1.0), ("pointwise", SCAN_KERNELS)),
-        "scan_backward": (("attention", 1.0), ("pointwise", SCAN_KERNELS)),
         "conv": (("norm", 1.0),),  # a kernel behind an autograd function, like a norm
         "norm": (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add")))),
         "swiglu": (("pointwise", float(op.launches) if op.launches > 1 else 2.0),),

@@ -43,8 +43,7 @@ from moesim.simulator.model.primitives import (
 from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.shape import ModelShape
 
-# -- embedding head ----------------------------------------------------------------------------------
-# Operators of the embedding, and of the head with its loss.
+# -- embedding, and head with its loss -----------------------------------------------------------------
 
 INDEX_BYTES = 8.0
 """Bytes of one token index (int64)."""
@@ -76,7 +75,13 @@ def head_operators(
     columns = vocab / w.tp
     wide = precision.loss == "fp32"
     logits = t * columns * (FP32 if wide else BYTES_PER_ELEMENT[precision.logits])
-    output, gradient, weight = _projection(w, columns, precision)
+    if precision.head == "fp8":
+        output, gradient = linear_forward(w, "head", t, columns, h), linear_backward(w, "head", t, columns, h)
+        weight = weight_gradient(w, "head", t, columns, h)
+    else:
+        output = [gemm("head", "F", t, columns, h, precision.head)]
+        gradient = [gemm("head.dgrad", "I", t, h, columns, precision.head)]
+        weight = gemm("head.wgrad", "W", columns, h, t, precision.head, cls="wgrad_gemm")
     forward = [
         norm("final_norm", "F", w.norm_tokens, h),
         *output,
@@ -94,29 +99,11 @@ def head_operators(
     return forward, backward, [weight]
 
 
-def _projection(
-    w: Work, columns: float, precision: Precision
-) -> tuple[list[Operator], list[Operator], Operator]:
-    """Forward, input gradient and weight gradient of the output projection, with casts in FP8."""
-    h, t = w.hidden, w.tokens
-    if precision.head == "fp8":
-        gradients = linear_backward(w, "head", t, columns, h), weight_gradient(w, "head", t, columns, h)
-        return linear_forward(w, "head", t, columns, h), *gradients
-    return (
-        [gemm("head", "F", t, columns, h, precision.head)],
-        [gemm("head.dgrad", "I", t, h, columns, precision.head)],
-        gemm("head.wgrad", "W", columns, h, t, precision.head, cls="wgrad_gemm"),
-    )
-
-
-# -- mtp ---------------------------------------------------------------------------------------------
-# Operators that a multi-token-prediction module runs in addition to its layer.
-
-
 def mtp_projection(w: Work) -> tuple[list[Operator], list[Operator], list[Operator]]:
-    """Embedding of the next token, two norms, their concatenation and the projection from 2 x hidden.
+    """What a multi-token-prediction module runs besides its layer.
 
-    Returns (forward, input gradient, weight gradient). Source: DeepSeek-V3 report, section 2.2.
+    It embeds the next token, norms it and the hidden state, and projects both from 2 x hidden. Returns
+    (forward, input gradient, weight gradient). Source: DeepSeek-V3 report, section 2.2.
     """
     h, t, m = w.hidden, w.tokens, w.norm_tokens
     joined = m * 2 * h * BF16
@@ -204,19 +191,12 @@ def block_operators(
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
         own_latents=own_latents,
-    )
-    phases = _phases(shape, block, _in_formats(w, precision), precision)
-    return {phase: tuple(operators) for phase, operators in phases.items()}
-
-
-def _in_formats(w: Work, precision: Precision) -> Work:
-    """Return the work with the number formats of `precision` beside FP8 with scales of tiles."""
-    return replace(
-        w,
         fp8_tensor=precision.linear == "fp8" and precision.scaling == "tensor",
         blocks=precision.blocks,
         attention=precision.attention_variant,
     )
+    phases = _phases(shape, block, w, precision)
+    return {phase: tuple(operators) for phase, operators in phases.items()}
 
 
 def _phases(
@@ -234,7 +214,7 @@ def _phases(
     if block.is_mtp:
         forward, backward, weight = mtp_projection(w)
         phases["attn F"] = forward + phases["attn F"]
-        phases["attn I"] = phases["attn I"] + backward
+        phases["attn I"] += backward
         phases["attn W"] = phases["attn W"] + weight
     return phases
 
@@ -250,28 +230,21 @@ def _layer(w: Work, precision: Precision, layer: Layer) -> dict[Phase, list[Oper
         "attn W": attention.weight_gradient(w),
         **feed_forward.communication(w, precision),
     }
-    if layer.streams > 1:
-        _add_streams(w, layer, phases)
+    if layer.streams > 1:  # the kernels of hyper-connections go around both halves
+        halves: tuple[tuple[str, Phase, Phase, bool], ...] = (
+            ("attention", "attn F", "attn I", attention.empty),
+            ("ffn", "mlp F", "mlp I", feed_forward.empty),
+        )
+        for site, forward, backward in (half[:3] for half in halves if not half[3]):
+            pre, post = site_forward(w.norm_tokens, w.hidden, layer.streams, site)
+            post_gradient, pre_gradient = site_backward(w.norm_tokens, w.hidden, layer.streams, site)
+            phases[forward] = [pre, *phases[forward], post]
+            phases[backward] = [post_gradient, *phases[backward], pre_gradient]
     if w.recompute == "op":
         phases["mlp I"] = recomputed(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
         phases["mlp I"] = recomputed([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
     return phases
-
-
-def _add_streams(w: Work, layer: Layer, phases: dict[Phase, list[Operator]]) -> None:
-    """Put the kernels of hyper-connections around both halves of a layer."""
-    halves: tuple[tuple[str, Phase, Phase, bool], ...] = (
-        ("attention", "attn F", "attn I", layer.attention.empty),
-        ("ffn", "mlp F", "mlp I", layer.feed_forward.empty),
-    )
-    for site, forward, backward, empty in halves:
-        if empty:
-            continue
-        pre, post = site_forward(w.norm_tokens, w.hidden, layer.streams, site)
-        post_gradient, pre_gradient = site_backward(w.norm_tokens, w.hidden, layer.streams, site)
-        phases[forward] = [pre, *phases[forward], post]
-        phases[backward] = [post_gradient, *phases[backward], pre_gradient]
 
 
 def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
@@ -328,10 +301,6 @@ def _checked(
     return block
 
 
-# -- optimizer ---------------------------------------------------------------------------------------
-# Operators of the optimizer.
-
-
 def optimizer_operators(
     owned_parameters: float, precision: Precision, local_parameters: float = 0.0
 ) -> tuple[Operator, ...]:
@@ -346,29 +315,14 @@ def optimizer_operators(
     copy = BYTES_PER_ELEMENT[precision.parameters]
     written_copy = copy if precision.parameters != precision.master_weights else 0.0
     n = owned_parameters
+    updated = n * (state + written_copy)
     out = [
         move("optimizer.gradient_norm", "optimizer", "W", n * gradient, 0.0, variant="norm"),
-        move(
-            "optimizer.adamw",
-            "optimizer",
-            "W",
-            n * (gradient + state),
-            n * (state + written_copy),
-            variant="adamw",
-        ),
+        move("optimizer.adamw", "optimizer", "W", n * (gradient + state), updated, variant="adamw"),
     ]
     if precision.linear != "bf16" and local_parameters:
         more, written = weight_cast_bytes(precision.blocks) if precision.blocks else (0.0, 1.0)
-        read = local_parameters * (copy + more)
-        out.append(
-            move(
-                "optimizer.quantise",
-                "optimizer",
-                "W",
-                read,
-                local_parameters * written,
-                variant="quantise",
-                dtype=precision.linear,
-            )
-        )
+        n, read, dtype = local_parameters, local_parameters * (copy + more), precision.linear
+        name, written = "optimizer.quantise", n * written
+        out.append(move(name, "optimizer", "W", read, written, variant="quantise", dtype=dtype))
     return tuple(out)

@@ -23,7 +23,7 @@ from moesim.simulator.model.attention.sparse_core import (
     sparse_forward,
     uncounted,
 )
-from moesim.simulator.model.operator import Direction, Dtype, Operator, Work
+from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
@@ -78,17 +78,17 @@ class Compressed(Attention):
         """Series of compressed keys that a token takes part in: two where windows overlap (CSA)."""
         return 2 if self.indexer is not None else 1
 
-    def _compressor_width(self) -> int:
-        """Elements per token of the compressor's keys, and of its gates; 0 without compression."""
-        return self._series * self.head_dim if self.ratio else 0
+    @property
+    def _own_indexer(self) -> Indexer | None:
+        """The indexer, unless there is none or it is another layer's."""
+        return None if self.indexer is None or self.indexer.shared else self.indexer
 
     def parameters(self, hidden: int) -> int:
         """Parameters of projections, compressor and indexer, with position biases and attention sinks."""
         query = (hidden + self._width) * self.q_lora_rank
         output = self._width * self.o_lora_rank + self.o_groups * self.o_lora_rank * hidden
-        compressor = (2 * hidden + self.ratio) * self._compressor_width()
-        sinks = self.heads
-        own = query + hidden * self.head_dim + output + compressor + sinks
+        compressor = (2 * hidden + self.ratio) * self._series * self.head_dim if self.ratio else 0
+        own = query + hidden * self.head_dim + output + compressor + self.heads
         return own + self.uncounted_parameters(hidden)
 
     def norm_parameters(self) -> int:
@@ -99,8 +99,8 @@ class Compressed(Attention):
 
     def uncounted_parameters(self, hidden: int) -> int:
         """Parameters of the indexer: its queries, head weights, and its own compressor of keys."""
-        i = self.indexer
-        if i is None or i.shared:
+        i = self._own_indexer
+        if i is None:
             return 0
         compressor = (2 * hidden + self.ratio) * self._series * i.head_dim
         return self.q_lora_rank * i.width + hidden * i.heads + compressor
@@ -138,16 +138,8 @@ class Compressed(Attention):
 
     def forward(self, w: Work) -> list[Operator]:
         """Projections, compression, the indexer's choice, core attention, grouped output projection."""
-        return [
-            *self._queries_and_keys(w),
-            *self._compression(w, "F"),
-            *self._choice(w),
-            *sparse_forward(w, self.core(w.sequence)),
-            *self._output(w),
-        ]
-
-    def _queries_and_keys(self, w: Work) -> list[Operator]:
         t, h, heads, d = w.tokens, w.hidden, self.heads // w.tp, self.head_dim
+        groups, rank = max(1, self.o_groups // w.tp), self.o_lora_rank
         return [
             *linear_forward(w, "q_down", t, self.q_lora_rank, h),
             *linear_forward(w, "kv_proj", t, d, h),
@@ -156,6 +148,12 @@ class Compressed(Attention):
             *self._queries(w),
             rope("rope_q", "F", t * heads * self.rope_dim),
             rope("rope_k", "F", t * self.rope_dim),
+            *self._compression(w),
+            *self._choice(w),
+            *sparse_forward(w, self.core(w.sequence)),
+            rope("rope_out", "F", t * self.heads / w.tp * self.rope_dim),
+            gemm("o_down", "F", t * groups, rank, self._width // self.o_groups, "bf16", groups=groups),
+            *linear_forward(w, "o_proj", t, h, groups * rank),
         ]
 
     def _queries(self, w: Work) -> list[Operator]:
@@ -163,30 +161,29 @@ class Compressed(Attention):
         up = linear_forward(w, "q_up", w.tokens, width, self.q_lora_rank)
         return [*up, norm("q_head_norm", "F", w.tokens * width / self.head_dim, self.head_dim)]
 
-    def _compression(self, w: Work, d: Direction) -> list[Operator]:
+    def _compression(self, w: Work) -> list[Operator]:
         """Keys and gates of every token, and their sum over the tokens of a window (not of its gradient)."""
         out: list[Operator] = []
         for name, width in self._compressors():
             linear = linear_forward(w, name, w.tokens, 2 * width, w.hidden)
             out += uncounted(linear) if name.startswith("indexer") else linear
             size = w.tokens * width * BF16
-            out.append(move(f"{name}.compress", "elementwise", d, 2 * size, size / self.ratio, launches=2))
+            out.append(move(f"{name}.compress", "elementwise", "F", 2 * size, size / self.ratio, launches=2))
         return out
 
     def _compressors(self) -> list[tuple[str, int]]:
         if not self.ratio:
             return []
-        own = [("compressor", self._compressor_width())]
-        if self.indexer is not None and not self.indexer.shared:
-            own.append(("indexer.compressor", self._series * self.indexer.head_dim))
+        own = [("compressor", self._series * self.head_dim)]
+        if self._own_indexer is not None:
+            own.append(("indexer.compressor", self._series * self._own_indexer.head_dim))
         return own
 
     def _choice(self, w: Work) -> list[Operator]:
-        i = self.indexer
-        if i is None or i.shared:
+        i = self._own_indexer
+        if i is None:
             return []
         keys = w.sequence / self.ratio / 2
-        format_: Dtype = "fp8" if w.fp8 else "bf16"
         projections = [
             *linear_forward(w, "indexer.q_up", w.tokens, i.width, self.q_lora_rank),
             gemm("indexer.weights", "F", w.tokens, i.heads, w.hidden, "bf16", cls="gate_gemm"),
@@ -194,32 +191,24 @@ class Compressed(Attention):
         return [
             *uncounted(projections),
             rope("indexer.rope", "F", w.tokens * i.heads * self.rope_dim),
-            index_scores(w, "indexer.scores", i.heads, i.head_dim, keys, format_),
+            index_scores(w, "indexer.scores", i.heads, i.head_dim, keys, "fp8" if w.fp8 else "bf16"),
             choose_keys(w, keys, mean_keys(w.sequence / self.ratio, i.top_k)),
-        ]
-
-    def _output(self, w: Work) -> list[Operator]:
-        t, groups = w.tokens, max(1, self.o_groups // w.tp)
-        per_group = self._width // self.o_groups
-        rank = self.o_lora_rank
-        return [
-            rope("rope_out", "F", t * self.heads / w.tp * self.rope_dim),
-            gemm("o_down", "F", t * groups, rank, per_group, "bf16", groups=groups),
-            *linear_forward(w, "o_proj", t, w.hidden, groups * rank),
         ]
 
     def input_gradient(self, w: Work) -> list[Operator]:
         """Input gradients of output projection, core attention, compression and projections."""
         t, heads, d = w.tokens, self.heads // w.tp, self.head_dim
-        core = self.core(w.sequence)
-        again = recomputed(self._queries(w)) if w.repeats("mla_up_proj") else []
-        core_again = recomputed(sparse_forward(w, core)) if w.repeats("core_attn") else []
+        groups, rank = max(1, self.o_groups // w.tp), self.o_lora_rank
+        core, i = self.core(w.sequence), self._own_indexer
+        chosen = mean_keys(w.sequence / self.ratio, i.top_k) if i else 0.0
         return [
-            *self._output_gradient(w),
-            *again,
-            *core_again,
+            *linear_backward(w, "o_proj", t, w.hidden, groups * rank),
+            gemm("o_down.dgrad", "I", t * groups, self._width // self.o_groups, rank, "bf16", groups=groups),
+            rope("rope_out.backward", "I", t * self.heads / w.tp * self.rope_dim),
+            *(recomputed(self._queries(w)) if w.repeats("mla_up_proj") else []),
+            *(recomputed(sparse_forward(w, core)) if w.repeats("core_attn") else []),
             *sparse_backward(w, core),
-            *self._choice_gradient(w),
+            *([i.score_gradient(w, chosen)] if i else []),
             rope("rope_q.backward", "I", t * heads * self.rope_dim),
             rope("rope_k.backward", "I", t * self.rope_dim),
             norm_backward("q_head_norm.backward", t * heads, d),
@@ -233,36 +222,16 @@ class Compressed(Attention):
             copy("hidden_gradient.join", "I", t * w.hidden, "join"),
         ]
 
-    def _output_gradient(self, w: Work) -> list[Operator]:
-        t, groups = w.tokens, max(1, self.o_groups // w.tp)
-        per_group, rank = self._width // self.o_groups, self.o_lora_rank
-        return [
-            *linear_backward(w, "o_proj", w.tokens, w.hidden, groups * rank),
-            gemm("o_down.dgrad", "I", t * groups, per_group, rank, "bf16", groups=groups),
-            rope("rope_out.backward", "I", t * self.heads / w.tp * self.rope_dim),
-        ]
-
     def _compression_gradient(self, w: Work) -> list[Operator]:
         """Gradient of the compressed keys; the indexer's inputs are detached, so it ends at its weights."""
         out: list[Operator] = []
         for name, width in self._compressors():
             size = w.tokens * width * BF16
-            out.append(
-                move(
-                    f"{name}.compress.backward", "elementwise", "I", 2 * size + size / self.ratio, 2 * size,
-                    launches=2,
-                )
-            )  # fmt: skip
+            read = 2 * size + size / self.ratio
+            out.append(move(f"{name}.compress.backward", "elementwise", "I", read, 2 * size, launches=2))
             if name == "compressor":
                 out += linear_backward(w, name, w.tokens, 2 * width, w.hidden)
         return out
-
-    def _choice_gradient(self, w: Work) -> list[Operator]:
-        i = self.indexer
-        if i is None or i.shared:
-            return []
-        keys = mean_keys(w.sequence / self.ratio, i.top_k)
-        return [index_scores(w, "indexer.scores.backward", i.heads, i.head_dim, keys, "bf16", backward=True)]
 
     def weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradients of all projections, the compressor's and the indexer's included."""
@@ -278,13 +247,9 @@ class Compressed(Attention):
         for name, width in self._compressors():
             own = [weight_gradient(w, name, t, 2 * width, w.hidden)]
             out += uncounted(own) if name.startswith("indexer") else own
-        i = self.indexer
-        if i is not None and not i.shared:
-            index = [
-                weight_gradient(w, "indexer.q_up", t, i.width, self.q_lora_rank),
-                gemm("indexer.weights.wgrad", "W", i.heads, w.hidden, t, "bf16", cls="wgrad_gemm"),
-            ]
-            out += uncounted(index)
+        i = self._own_indexer
+        if i is not None:
+            out += uncounted([weight_gradient(w, "indexer.q_up", t, i.width, self.q_lora_rank), i.weights(w)])
         return out
 
     # -- memory --------------------------------------------------------------------------------------
@@ -302,10 +267,9 @@ class Compressed(Attention):
         yield CachedTensor("queries", queries, "expanded", "width", modules=up)
         for name, width in self._compressors():
             yield CachedTensor(f"{name} inputs", row_bytes(2 * width, "bf16"), "kept", "none")
-        if self.indexer is not None and not self.indexer.shared:
-            elements = self.indexer.width + self.indexer.heads
-            yield CachedTensor("indexer queries", row_bytes(elements, "bf16"), "kept", "none")
-            yield CachedTensor("chosen keys", self.indexer.top_k * 4.0, "kept", "none", kept_by_op=True)
+        if (i := self._own_indexer) is not None:
+            yield CachedTensor("indexer queries", row_bytes(i.width + i.heads, "bf16"), "kept", "none")
+            yield CachedTensor("chosen keys", i.top_k * 4.0, "kept", "none", kept_by_op=True)
         out = row_bytes(self._width, "bf16")
         yield CachedTensor("attention output", out, "kept", "width", kept_by_op=True)
         low = row_bytes(self.o_groups * self.o_lora_rank, cache)
@@ -321,8 +285,8 @@ class Compressed(Attention):
         yield GemmOutput("q_up", self._width, "width")
         for name, width in self._compressors():
             yield GemmOutput(name, 2 * width, "none")
-        if self.indexer is not None and not self.indexer.shared:
-            yield GemmOutput("indexer.q_up", self.indexer.width, "none")
+        if self._own_indexer is not None:
+            yield GemmOutput("indexer.q_up", self._own_indexer.width, "none")
         yield GemmOutput("o_down", self.o_groups * self.o_lora_rank, "width")
         yield GemmOutput("o_proj", hidden, "tokens")
 

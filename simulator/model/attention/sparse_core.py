@@ -131,16 +131,12 @@ def choose_keys(w: Work, keys: float, chosen: float) -> Operator:
     return move("indexer.top_k", "indexer_topk", "F", w.tokens * keys * FP32, w.tokens * chosen * INDEX_BYTES)
 
 
-# -- indexer -----------------------------------------------------------------------------------------
-# The indexer of sparse attention, which scores all causal keys in few narrow heads and chooses some of
-# them.
-#
-# DeepSeek-V3.2 report (arXiv 2512.02556), section 2.1: queries come from the latent of the attention's
-# queries, one key of `head_dim` elements and one weight per indexer head come from the hidden states.
-
-
 class Indexer(ModelPart):
-    """Sizes of an indexer and the number of keys that it keeps for one query."""
+    """The indexer of sparse attention, which scores all causal keys in few narrow heads and chooses some.
+
+    DeepSeek-V3.2 report (arXiv 2512.02556), section 2.1: queries come from the latent of the attention's
+    queries, one key of `head_dim` elements and one weight per indexer head come from the hidden states.
+    """
 
     heads: PositiveInt
     head_dim: PositiveInt
@@ -186,12 +182,16 @@ class Indexer(ModelPart):
         Its inputs are detached from the model (arXiv 2512.02556, section 2.1.1), so that no gradient flows
         further than to its own weights.
         """
-        if self.shared:
-            return []
-        keys = mean_keys(w.sequence, self.top_k)
-        return [
-            index_scores(w, "indexer.scores.backward", self.heads, self.head_dim, keys, "bf16", backward=True)
-        ]
+        return [] if self.shared else [self.score_gradient(w, mean_keys(w.sequence, self.top_k))]
+
+    def score_gradient(self, w: Work, keys: float) -> Operator:
+        """Gradient of its scores of `keys` keys per query."""
+        name = "indexer.scores.backward"
+        return index_scores(w, name, self.heads, self.head_dim, keys, "bf16", backward=True)
+
+    def weights(self, w: Work) -> Operator:
+        """Weight gradient of the projection into one weight a head."""
+        return gemm("indexer.weights.wgrad", "W", self.heads, w.hidden, w.tokens, "bf16", cls="wgrad_gemm")
 
     def weight_gradient(self, w: Work, query_in: int) -> list[Operator]:
         """Weight gradients of its three projections."""
@@ -202,7 +202,7 @@ class Indexer(ModelPart):
             [
                 weight_gradient(w, "indexer.q_up", t, self.width, query_in),
                 weight_gradient(w, "indexer.key", t, self.head_dim, w.hidden),
-                gemm("indexer.weights.wgrad", "W", self.heads, w.hidden, t, "bf16", cls="wgrad_gemm"),
+                self.weights(w),
             ]
         )
 

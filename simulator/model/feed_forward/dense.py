@@ -23,9 +23,7 @@ from moesim.simulator.model.primitives import (
 )
 from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Module, Sharding
 
-# -- swiglu ------------------------------------------------------------------------------------------
-# Operators of SwiGLU, for the FFN of a dense layer and for shared experts.
-#
+# -- SwiGLU, for the FFN of a dense layer and for shared experts ---------------------------------------
 # The order is that of the kernels in DeepSeek's published H800 training profile
 # (deepseek-ai/profile-data@449602428a1b, train.json); without FP8 there are no casts and transposes.
 
@@ -59,23 +57,10 @@ def swiglu_input_gradient_down(w: Work, name: str, width: int, branches: int = 2
     out += linear_input_gradient(w, f"{name}.down", t, h, width, cast_gradient=False)
     if w.fp8:
         out.append(cast(f"{name}.down.gradient_cast_channel", "I", t, h, "channel_fp8"))
-        out.append(
-            move(
-                f"{name}.swiglu.recompute", "swiglu", "I", branches * t * width * BF16,
-                t * per_row_bytes(width, True), variant="cast_channel",
-            )
-        )  # fmt: skip
-    out.append(
-        move(
-            f"{name}.swiglu.backward",
-            "swiglu",
-            "I",
-            (branches + 1) * t * width * BF16,
-            branches * t * width * BF16,
-            variant="backward",
-        )
-    )
-    return out
+        read, written = branches * t * width * BF16, t * per_row_bytes(width, True)
+        out.append(move(f"{name}.swiglu.recompute", "swiglu", "I", read, written, variant="cast_channel"))
+    read, written = (branches + 1) * t * width * BF16, branches * t * width * BF16
+    return [*out, move(f"{name}.swiglu.backward", "swiglu", "I", read, written, variant="backward")]
 
 
 def swiglu_input_gradient_up(w: Work, name: str, width: int, branches: int = 2) -> list[Operator]:
@@ -89,9 +74,8 @@ def swiglu_input_gradient_up(w: Work, name: str, width: int, branches: int = 2) 
 def swiglu_weight_gradient(w: Work, name: str, width: int, branches: int = 2) -> tuple[Operator, Operator]:
     """Weight gradients of the (down, gate-up) projections."""
     h, t = w.hidden, w.tokens
-    return weight_gradient(w, f"{name}.down", t, h, width), weight_gradient(
-        w, f"{name}.gate_up", t, branches * width, h
-    )
+    up = weight_gradient(w, f"{name}.gate_up", t, branches * width, h)
+    return weight_gradient(w, f"{name}.down", t, h, width), up
 
 
 def recomputed_ffn_norm(w: Work) -> list[Operator]:
@@ -102,10 +86,6 @@ def recomputed_ffn_norm(w: Work) -> list[Operator]:
     if w.fp8:
         forward.append(cast("ffn_norm.cast", "F", w.tokens, w.hidden, "token"))
     return recomputed(forward)
-
-
-# -- cached ------------------------------------------------------------------------------------------
-# Tensors that SwiGLU keeps for the backward, in a dense FFN and in routed and shared experts.
 
 
 def swiglu_tensors(
@@ -120,7 +100,7 @@ def swiglu_tensors(
     activation: frozenset[Module] = frozenset(),
     routed: bool = False,
 ) -> Iterator[CachedTensor]:
-    """Outputs of the branches and of the activation, for `rows` rows per token.
+    """What SwiGLU keeps: outputs of the branches and of the activation, for `rows` rows per token.
 
     The recompute of any of `modules` frees both outputs, that of `activation` frees the second only.
     """

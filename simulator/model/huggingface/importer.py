@@ -23,164 +23,18 @@ from moesim.simulator.model.huggingface.families import (
     others,
     qwen,
 )
-from moesim.simulator.model.huggingface.reader import MOST, Reader, Understood
+from moesim.simulator.model.huggingface.reader import (
+    ARCHITECTURES,
+    FAMILIES,
+    MOST,
+    OTHER_NAMES,
+    Reader,
+    Understood,
+)
 from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
 
-# -- registry ----------------------------------------------------------------------------------------
-# Families that can be imported: the function that reads the keys of each, and their other names.
-
-Family = Callable[[Reader], dict[str, Any]]
-
-FAMILIES: dict[str, Family] = {
-    "bailing_hybrid": others.bailing_hybrid,
-    "bailing_moe": others.bailing_moe,
-    "dbrx": others.dbrx,
-    "deepseek": deepseek.deepseek_v1,
-    "deepseek_v2": deepseek.deepseek_v2,
-    "deepseek_v3": deepseek.deepseek_v3,
-    "deepseek_v32": deepseek.deepseek_v32,
-    "deepseek_v4": deepseek.deepseek_v4,
-    "dots1": others.dots1,
-    "ernie4_5_moe": others.ernie,
-    "gemma": gemma.gemma,
-    "gemma2": gemma.gemma2,
-    "gemma3": gemma.gemma3,
-    "gemma4": gemma.gemma4,
-    "glm4_moe": deepseek.glm4_moe,
-    "glm4_moe_lite": deepseek.glm_moe_lite,
-    "glm_moe_dsa": deepseek.deepseek_v32,
-    "gpt2": others.gpt2,
-    "gpt_oss": others.gpt_oss,
-    "granite": others.granite,
-    "granitemoe": others.granite_moe,
-    "granitemoehybrid": others.granite_hybrid,
-    "hunyuan_v1_moe": others.hunyuan,
-    "hy_v3": others.hunyuan_v3,
-    "jamba": others.jamba,
-    "kimi_k2": deepseek.deepseek_v3,
-    "kimi_linear": deepseek.kimi_linear,
-    "llama": llama.llama,
-    "llama4": llama.llama4,
-    "longcat_flash": others.longcat_flash,
-    "mimo": llama.mimo,
-    "mimo_v2_flash": others.mimo_v2,
-    "minimax_m1": minimax.minimax_m1,
-    "minimax_m2": minimax.minimax_m2,
-    "minimax_m3": minimax.minimax_m3,
-    "mistral": llama.mistral,
-    "mistral4": deepseek.mistral4,
-    "mixtral": llama.mixtral,
-    "nemotron": nemotron.nemotron,
-    "nemotron-nas": llama.nemotron_nas,
-    "nemotron_h": nemotron.nemotron_h,
-    "olmoe": others.olmoe,
-    "phimoe": others.phimoe,
-    "qwen2": qwen.qwen2,
-    "qwen2_moe": qwen.qwen2_moe,
-    "qwen3": qwen.qwen3,
-    "qwen3_5": qwen.qwen3_5,
-    "qwen3_5_moe": qwen.qwen3_5_moe,
-    "qwen3_moe": qwen.qwen3_moe,
-    "qwen3_next": qwen.qwen3_next,
-    "step3p5": others.step,
-}
-"""Function that reads the keys of each `model_type`."""
-
-OTHER_NAMES = {
-    "bailing_moe_v2": "bailing_moe",
-    "gemma3_text": "gemma3",
-    "gemma4_text": "gemma4",
-    "glm4v_moe": "glm4_moe",
-    "glm4v_moe_text": "glm4_moe",
-    "granitemoeshared": "granitemoe",
-    "hunyuan": "hunyuan_v1_moe",
-    "kimi_k25": "deepseek_v3",
-    "kimi_k3": "kimi_linear",
-    "llama4_text": "llama4",
-    "mimo_v2": "mimo_v2_flash",
-    "minimax": "minimax_m1",
-    "minimax_m3_vl": "minimax_m3",
-    "minimax_m3_vl_text": "minimax_m3",
-    "minimax_text_01": "minimax_m1",
-    "ministral": "mistral",
-    "ministral3": "mistral",
-    "mistral3": "mistral",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen2_vl": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen3_5_moe_text": "qwen3_5_moe",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_vl": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe",
-    "qwen3_vl_moe_text": "qwen3_moe",
-    "qwen3_vl_text": "qwen3",
-    "step3p7": "step3p5",
-    "step3p7_text": "step3p5",
-}
-"""Further values of `model_type` and the family that reads them: text parts, wrappers and renamed models."""
-
-ARCHITECTURES = {
-    "BailingHybridForCausalLM": "bailing_hybrid",
-    "BailingMoeForCausalLM": "bailing_moe",
-    "BailingMoeV2ForCausalLM": "bailing_moe",
-    "DbrxForCausalLM": "dbrx",
-    "DeciLMForCausalLM": "nemotron-nas",
-    "DeepseekForCausalLM": "deepseek",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV4ForCausalLM": "deepseek_v4",
-    "Dots1ForCausalLM": "dots1",
-    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
-    "GPT2LMHeadModel": "gpt2",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "Gemma4ForCausalLM": "gemma4",
-    "GemmaForCausalLM": "gemma",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
-    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
-    "GptOssForCausalLM": "gpt_oss",
-    "GraniteForCausalLM": "granite",
-    "GraniteMoeForCausalLM": "granitemoe",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
-    "GraniteMoeSharedForCausalLM": "granitemoe",
-    "HYV3ForCausalLM": "hy_v3",
-    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
-    "JambaForCausalLM": "jamba",
-    "KimiLinearForCausalLM": "kimi_linear",
-    "Llama4ForCausalLM": "llama4",
-    "LlamaForCausalLM": "llama",
-    "LongcatFlashForCausalLM": "longcat_flash",
-    "MiMoForCausalLM": "mimo",
-    "MiMoV2FlashForCausalLM": "mimo_v2_flash",
-    "MiMoV2ForCausalLM": "mimo_v2_flash",
-    "MiniMaxForCausalLM": "minimax_m1",
-    "MiniMaxM1ForCausalLM": "minimax_m1",
-    "MiniMaxM2ForCausalLM": "minimax_m2",
-    "MiniMaxM3ForCausalLM": "minimax_m3",
-    "MiniMaxM3SparseForCausalLM": "minimax_m3",
-    "MiniMaxText01ForCausalLM": "minimax_m1",
-    "Mistral4ForCausalLM": "mistral4",
-    "MistralLarge3ForCausalLM": "mistral4",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "NemotronForCausalLM": "nemotron",
-    "NemotronHForCausalLM": "nemotron_h",
-    "OlmoeForCausalLM": "olmoe",
-    "PhiMoEForCausalLM": "phimoe",
-    "PhimoeForCausalLM": "phimoe",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Step3p5ForCausalLM": "step3p5",
-    "Step3p7FlashForCausalLM": "step3p5",
-}
-"""Family of each entry of `architectures`, which is tried before `model_type`: it names the modelling code,
-and renamed models keep it (Kimi-K2's is DeepseekV3ForCausalLM)."""
+_LINEAGES = (deepseek, gemma, llama, minimax, nemotron, others, qwen)
+"""Modules whose functions have registered the families that they read."""
 
 
 def family_of(name: object) -> str | None:
@@ -191,8 +45,7 @@ def family_of(name: object) -> str | None:
     return name if name in FAMILIES else None
 
 
-# -- refusals ----------------------------------------------------------------------------------------
-# Says what a file is that is not a language model's configuration, and which family comes nearest.
+# -- what a file is that is not a language model's configuration, and which family comes nearest -------
 
 NEEDED = "give the config.json beside it, which has hidden_size and num_hidden_layers"
 
@@ -253,7 +106,7 @@ def refuse_other_files(data: Mapping[str, Any], place: str) -> None:
         raise InputError(
             f"{place}: is_encoder_decoder=true: a model with encoder and decoder; only decoders can be read"
         )
-    architecture = str(_first(data.get("architectures")))
+    architecture = str(_architecture(data))
     encoder = architecture.endswith(_ENCODERS) or (
         architecture.endswith("Model") and "position_embedding_type" in data and "is_decoder" not in data
     )
@@ -264,10 +117,6 @@ def refuse_other_files(data: Mapping[str, Any], place: str) -> None:
         )
 
 
-def _first(value: object) -> object:
-    return value[0] if isinstance(value, list) and value else None
-
-
 def unknown_family(reader: Reader, family: object) -> InputError:
     """The error for a family that is not registered: the nearest by keys and by name, and what decides."""
     known = ", ".join(sorted(FAMILIES))
@@ -275,7 +124,11 @@ def unknown_family(reader: Reader, family: object) -> InputError:
         stated = "a file without model_type and architectures, of which one names the family,"
     else:
         stated = f"model_type={str(family)[:80]!r}"
-    fit = min((_fit(name, reader, str(family)) for name in FAMILIES), key=_preference)
+    # All keys read, then most keys that decide, then the name that is most alike.
+    fit = min(
+        (_fit(name, reader, str(family)) for name in FAMILIES),
+        key=lambda fit: (not fit.whole, -len(fit.keys), -fit.similarity, fit.name),
+    )
     by_name = "" if fit.whole else nearest(str(family), list(FAMILIES))
     text = f"{reader.prefix}{stated} is not of a family that can be imported{by_name}"
     if fit.keys or fit.whole:
@@ -300,25 +153,16 @@ class _Fit(NamedTuple):
     similarity: float
 
 
-def _preference(fit: _Fit) -> tuple[bool, int, float, str]:
-    """Order of the fits: all keys read, then most keys that decide, then the name that is most alike."""
-    return not fit.whole, -len(fit.keys), -fit.similarity, fit.name
-
-
 def _fit(name: str, reader: Reader, stated: str) -> _Fit:
     trial = Reader(dict(reader.config), reader.place, "", outer=reader.outer)
-    whole = _reads(FAMILIES[name], trial)
+    whole = True
+    try:
+        FAMILIES[name](trial)
+    except InputError:
+        whole = False
     read = {understood.key for understood in trial.understood if understood.key in reader.config}
     similarity = SequenceMatcher(None, stated[:80].lower(), name).ratio()
     return _Fit(name, whole, tuple(sorted(read - _COMMON)), similarity)
-
-
-def _reads(family: Family, trial: Reader) -> bool:
-    try:
-        family(trial)
-    except InputError:
-        return False
-    return True
 
 
 _COMMON = frozenset(
@@ -345,8 +189,7 @@ _COMMON = frozenset(
 """Keys of so many families that they do not decide between them."""
 
 
-# -- towers ------------------------------------------------------------------------------------------
-# Counts the towers of multimodal models, which are left out, by a plain vision transformer's formula.
+# -- towers of multimodal models, which are left out, counted by a plain vision transformer's formula ---
 
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config", "thinker_config")
 _WIDTH = ("hidden_size", "vt_hidden_size", "embed_dim")
@@ -357,12 +200,10 @@ _FFN = ("intermediate_size", "vt_intermediate_size")
 def tower_notes(data: Mapping[str, Any]) -> list[str]:
     """Towers that are left out of a multimodal model's file, with their sizes where the file has them."""
     notes = []
-    for key in _TOWERS:
-        config = data.get(key)
+    for key, config in ((key, data.get(key)) for key in _TOWERS):
         if isinstance(config, dict):
-            size = tower_parameters(config)
-            about = f"about {size / 1e9:.2g} billion parameters by a plain ViT's formula"
-            about = about if size else "its size is not stated"
+            size, formula = tower_parameters(config), "billion parameters by a plain ViT's formula"
+            about = f"about {size / 1e9:.2g} {formula}" if size else "its size is not stated"
             notes.append(f"the tower of {key} ({about}) is left out")
     return notes
 
@@ -382,11 +223,8 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
 
 
 def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST:
-            return value
-    return 0
+    values = (config.get(key) for key in keys)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MOST), 0)
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,79}")
@@ -431,20 +269,27 @@ def import_hf(path: str | Path, name: str | None = None, as_family: str | None =
 def shape_from_config(data: dict[str, Any], place: str, as_family: str | None = None) -> ImportedModel:
     """Do as `import_hf` for a mapping that was already read from `place`."""
     refuse_other_files(data, place)
-    reader = _language_part(data, place)
-    family = _chosen(as_family) if as_family is not None else _family(reader, data)
+    reader = Reader(data, place, "")
+    for key in NESTED:  # the language model is the file itself, or a part of a multimodal model's file
+        if isinstance(inner := data.get(key), dict) and "hidden_size" not in data:
+            reader = Reader(inner, place, f"{key}.", outer=data)
+            break
+    family = _family(reader, data) if as_family is None else family_of(as_family)
+    if family is None:
+        known, given = list(FAMILIES), str(as_family)
+        raise InputError(
+            f"--as {given[:80]!r} is not a family{nearest(given, known)}; known families: "
+            f"{', '.join(sorted(known))}"
+        )
     fields = FAMILIES[family](reader)
     left_out = list(fields.pop("not_modelled", ()))
     left_out += tower_notes(data)
     if reader.prefix:
         left_out.append(f"everything outside {reader.prefix[:-1]} (the file describes a multimodal model)")
     stated = _stated_name(data, place)
-    fields["name"] = stated or family
-    fields["source"] = {
-        "kind": "published",
-        "reference": f"Hugging Face config {Path(place).name} ({family})",
-    }
-    shape = validate_model(ModelShape, fields | {"not_modelled": left_out}, place)
+    source = {"kind": "published", "reference": f"Hugging Face config {Path(place).name} ({family})"}
+    fields |= {"name": stated or family, "source": source, "not_modelled": left_out}
+    shape = validate_model(ModelShape, fields, place)
     if stated is None:
         size = parameters_total(shape)
         counted = f"{size / 1e12:.3g}t" if size >= 1e12 else f"{size / 1e9:.3g}b"
@@ -462,25 +307,6 @@ def to_yaml(shape: ModelShape, width: int = 100) -> str:
     return dump_mapping(shape.model_dump(mode="json", exclude_none=True), width)
 
 
-def _language_part(data: dict[str, Any], place: str) -> Reader:
-    """Reader of the language model: the file itself, or a part of a multimodal model's file."""
-    for key in NESTED:
-        if isinstance(inner := data.get(key), dict) and "hidden_size" not in data:
-            return Reader(inner, place, f"{key}.", outer=data)
-    return Reader(data, place, "")
-
-
-def _chosen(name: str) -> str:
-    family = family_of(name)
-    if family is None:
-        known = list(FAMILIES)
-        raise InputError(
-            f"--as {name[:80]!r} is not a family{nearest(name, known)}; known families: "
-            f"{', '.join(sorted(known))}"
-        )
-    return family
-
-
 def _family(reader: Reader, data: Mapping[str, Any]) -> str:
     """The family that a file names: by its architecture, else by its model type, else by its wrapper's.
 
@@ -493,21 +319,17 @@ def _family(reader: Reader, data: Mapping[str, Any]) -> str:
         by_code, by_type = ARCHITECTURES.get(_architecture(config) or ""), family_of(stated)
         same = by_code and by_type and FAMILIES[by_code] is FAMILIES[by_type]
         family = by_type if same else by_code or by_type
-        if family is not None:
-            _note_family(reader, config, family)
-            return family
+        if family is None:
+            continue
+        for key in ("architectures", "model_type"):
+            if key in config:
+                prefix = reader.prefix if config is reader.config else ""
+                reader.understood.append(Understood(f"{prefix}{key}", config[key], f"family: {family}"))
+                reader.seen.update((key,) if config is reader.config else ())
+        return family
     raise unknown_family(
         reader, reader.config.get("model_type", data.get("model_type")) or _architecture(data)
     )
-
-
-def _note_family(reader: Reader, config: Mapping[str, Any], family: str) -> None:
-    prefix = reader.prefix if config is reader.config else ""
-    for key in ("architectures", "model_type"):
-        if key in config:
-            reader.understood.append(Understood(f"{prefix}{key}", config[key], f"family: {family}"))
-            if config is reader.config:
-                reader.seen.add(key)
 
 
 def _architecture(data: Mapping[str, Any]) -> str | None:

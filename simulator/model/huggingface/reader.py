@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
@@ -237,9 +237,32 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# -- core --------------------------------------------------------------------------------------------
-# Reads what every family states: layers, hidden size, vocabulary, tied embeddings, and trainers'
-# numbers.
+# -- registry ----------------------------------------------------------------------------------------
+
+Family = Callable[[Reader], dict[str, Any]]
+
+FAMILIES: dict[str, Family] = {}
+"""Function that reads the keys of each `model_type`."""
+OTHER_NAMES: dict[str, str] = {}
+"""Further values of `model_type` and the family that reads them: text parts, wrappers and renamed models."""
+ARCHITECTURES: dict[str, str] = {}
+"""Family of each entry of `architectures`, which is tried before `model_type`: it names the modelling code,
+and renamed models keep it (Kimi-K2's is DeepseekV3ForCausalLM)."""
+
+
+def family(name: str, *architectures: str, also: Collection[str] = ()) -> Callable[[Family], Family]:
+    """Register a function as the reader of a family, with its modelling classes and further model types."""
+
+    def registered(function: Family) -> Family:
+        FAMILIES[name] = function
+        OTHER_NAMES.update(dict.fromkeys(also, name))
+        ARCHITECTURES.update(dict.fromkeys(architectures, name))
+        return function
+
+    return registered
+
+
+# -- what every family states: layers, hidden size, vocabulary, tied embeddings, trainers' numbers -----
 
 _SILU = ("silu", "swiglu")
 _EPSILON = (
@@ -304,19 +327,14 @@ def numerics(r: Reader, activation: str) -> dict[str, Any]:
         "router_scale": r.positive(
             *_present(r, _SCALE), meaning="factor on the experts' weights; for trainers only"
         ),
-        "context": _context(r),
+        "context": r.integer(
+            *_present(r, _CONTEXT), meaning="longest sequence; shown only", absent=None, null=None
+        ),
     }
     if activation not in _SILU:
         numbers["activation"] = activation
     stated = {name: value for name, value in numbers.items() if value is not None}
     return {"numerics": stated} if stated else {}
-
-
-def _context(r: Reader) -> int | None:
-    """Longest sequence that the file names; None where it names none."""
-    meaning = "longest sequence; shown only"
-    context: int | None = r.integer(*_present(r, _CONTEXT), meaning=meaning, absent=None, null=None)
-    return context
 
 
 def _present(r: Reader, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -328,8 +346,9 @@ def _present(r: Reader, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def _rope_theta(r: Reader) -> float | None:
     """Base of the rotary embedding: of the layers with full attention, where a file states several."""
+    meaning = "base of the rotary embedding; for trainers only"
     if "rope_theta" in r.config and not isinstance(r.config["rope_theta"], list):
-        return r.positive("rope_theta", meaning="base of the rotary embedding; for trainers only")
+        return r.positive("rope_theta", meaning=meaning)
     for key in ("rope_parameters", "rope_scaling"):
         inner = r.config.get(key)
         if isinstance(inner, dict):
@@ -337,7 +356,7 @@ def _rope_theta(r: Reader) -> float | None:
         if isinstance(inner, dict) and "rope_theta" in inner:
             r.seen.add(key)
             reader = Reader(inner, r.place, f"{r.prefix}{key}.", understood=r.understood)
-            return reader.positive("rope_theta", meaning="base of the rotary embedding; for trainers only")
+            return reader.positive("rope_theta", meaning=meaning)
     return None
 
 
@@ -348,8 +367,7 @@ def mtp(r: Reader, *keys: str) -> dict[str, Any]:
     return {"mtp_layers": count} if count else {}
 
 
-# -- layers ------------------------------------------------------------------------------------------
-# Turns one name a layer into the fields of a model file: patterns with counts, or lists of dense layers.
+# -- one name a layer as the fields of a model file: patterns with counts, or lists of dense layers ----
 
 _MOST_LISTED = 4
 """Most dense layers that are listed by index."""

@@ -24,6 +24,7 @@ from moesim.simulator.model.huggingface.reader import (
     attention_fields,
     core,
     dense_first,
+    family,
     ffn_fields,
     mtp,
 )
@@ -38,6 +39,7 @@ def _feed_forward(r: Reader, layers: int, moe: dict[str, Any]) -> dict[str, Any]
     return ffn_fields(dense_first(r, layers), moe, width)
 
 
+@family("deepseek", "DeepseekForCausalLM")
 def deepseek_v1(r: Reader) -> dict[str, Any]:
     """DeepSeekMoE 16B: multi-head attention, a softmax without groups (modeling_deepseek.py)."""
     fields = core(r)
@@ -46,6 +48,7 @@ def deepseek_v1(r: Reader) -> dict[str, Any]:
     return fields | {"attention": attention} | _feed_forward(r, fields["n_layers"], moe)
 
 
+@family("deepseek_v2", "DeepseekV2ForCausalLM")
 def deepseek_v2(r: Reader) -> dict[str, Any]:
     """DeepSeek-V2 and V2-Lite."""
     fields = core(r)
@@ -53,6 +56,8 @@ def deepseek_v2(r: Reader) -> dict[str, Any]:
     return fields | {"attention": mla(r)} | _feed_forward(r, fields["n_layers"], moe)
 
 
+@family("deepseek_v3", "DeepseekV3ForCausalLM", also=("kimi_k25",))
+@family("kimi_k2")
 def deepseek_v3(r: Reader) -> dict[str, Any]:
     """DeepSeek-V3 and R1, and Kimi-K2: the files state the number of MTP modules."""
     return deepseek_v2(r) | _stated_mtp(r)
@@ -64,6 +69,8 @@ def _stated_mtp(r: Reader) -> dict[str, Any]:
     return {"mtp_layers": r.integer(*keys, meaning="MTP modules", least=0)}
 
 
+@family("deepseek_v32", "DeepseekV32ForCausalLM")
+@family("glm_moe_dsa", "GlmMoeDsaForCausalLM")
 def deepseek_v32(r: Reader) -> dict[str, Any]:
     """DeepSeek-V3.2 and GLM-5: V3's keys and those of the indexer."""
     fields = core(r)
@@ -72,6 +79,7 @@ def deepseek_v32(r: Reader) -> dict[str, Any]:
     return fields | dsa_fields(r, layers) | _feed_forward(r, layers, moe) | _stated_mtp(r)
 
 
+@family("glm4_moe_lite", "Glm4MoeLiteForCausalLM")
 def glm_moe_lite(r: Reader) -> dict[str, Any]:
     """GLM-4.7-Flash: latent attention and DeepSeek's gate, both fixed by the modelling code (Glm4MoeLite)."""
     fields = core(r)
@@ -79,6 +87,7 @@ def glm_moe_lite(r: Reader) -> dict[str, Any]:
     return fields | {"attention": mla(r)} | _feed_forward(r, fields["n_layers"], moe) | mtp(r)
 
 
+@family("mistral4", "Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
 def mistral4(r: Reader) -> dict[str, Any]:
     """Mistral Small 4 and Large 3: latent attention; the gate is a softmax (Mistral4TopkRouter)."""
     fields = core(r)
@@ -86,6 +95,7 @@ def mistral4(r: Reader) -> dict[str, Any]:
     return fields | {"attention": mla(r)} | _feed_forward(r, fields["n_layers"], moe) | mtp(r)
 
 
+@family("deepseek_v4", "DeepseekV4ForCausalLM")
 def deepseek_v4(r: Reader) -> dict[str, Any]:
     """DeepSeek-V4: compressed attention, hyper-connections, and experts in every layer."""
     fields = core(
@@ -147,6 +157,7 @@ def _compressed(r: Reader) -> dict[str, dict[str, Any]]:
 # GLM-4.5 to 4.7 with experts; GLM-5 has DeepSeek-V3.2's architecture and is read in deepseek.py.
 
 
+@family("glm4_moe", "Glm4MoeForCausalLM", also=("glm4v_moe", "glm4v_moe_text"))
 def glm4_moe(r: Reader) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7: grouped-query attention whose output has no bias, and DeepSeek-V3's gate."""
     fields = core(r, tied=False)  # text parts of multimodal files leave the key out (Glm4MoeConfig)
@@ -163,6 +174,7 @@ def glm4_moe(r: Reader) -> dict[str, Any]:
 # Kimi Linear and Kimi K3: Kimi delta attention beside latent attention without rotation.
 
 
+@family("kimi_linear", "KimiLinearForCausalLM", also=("kimi_k3",))
 def kimi_linear(r: Reader) -> dict[str, Any]:
     """Kimi Linear 48B and the language model of Kimi K3."""
     fields = core(r, activations=("silu", "situ"))

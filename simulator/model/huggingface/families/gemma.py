@@ -6,7 +6,7 @@ from typing import Any
 
 from moesim.simulator.model.huggingface.families.llama import dense_ffn
 from moesim.simulator.model.huggingface.parts import gqa, routed, windowed
-from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, family
 
 _GELU = ("gelu_pytorch_tanh", "gelu", "gelu_tanh")
 _LEGAL = {"sliding_attention": "sliding", "full_attention": "full"}
@@ -18,6 +18,7 @@ def _core(r: Reader, vocab: int | None = None, **more: Any) -> dict[str, Any]:
     return core(r, activations=_GELU, activation_key=key, tied=True, vocab=vocab) | more
 
 
+@family("gemma", "GemmaForCausalLM")
 def gemma(r: Reader) -> dict[str, Any]:
     """Gemma 1."""
     return _core(r) | {
@@ -37,6 +38,7 @@ def _alternating(r: Reader, layers: int, attention: dict[str, Any], every: int) 
     return attention_fields(names, {"sliding": windowed(attention, window), "full": attention})
 
 
+@family("gemma2", "Gemma2ForCausalLM")
 def gemma2(r: Reader) -> dict[str, Any]:
     """Gemma 2: every second layer sees all tokens (Gemma2Config)."""
     fields = _core(r, norm_position="sandwich")
@@ -44,6 +46,7 @@ def gemma2(r: Reader) -> dict[str, Any]:
     return fields | _alternating(r, fields["n_layers"], attention, 2) | {"dense_ffn": dense_ffn(r)}
 
 
+@family("gemma3", "Gemma3ForCausalLM", also=("gemma3_text",))
 def gemma3(r: Reader) -> dict[str, Any]:
     """Gemma 3: every sixth layer sees all tokens, and queries and keys are normed.
 
@@ -63,6 +66,7 @@ def gemma3(r: Reader) -> dict[str, Any]:
     return fields | _alternating(r, fields["n_layers"], attention, 6) | {"dense_ffn": dense_ffn(r)}
 
 
+@family("gemma4", "Gemma4ForCausalLM", also=("gemma4_text",))
 def gemma4(r: Reader) -> dict[str, Any]:
     """Gemma 4: wider heads in the layers that see all tokens, and experts beside the dense FFN.
 

@@ -11,6 +11,7 @@ from moesim.simulator.model.huggingface.reader import (
     Reader,
     attention_fields,
     core,
+    family,
     ffn_fields,
     shortest_pattern,
 )
@@ -26,6 +27,7 @@ def dense_ffn(r: Reader) -> int:
     return width
 
 
+@family("llama", "LlamaForCausalLM")
 def llama(r: Reader) -> dict[str, Any]:
     """Llama 2 and 3."""
     fields = core(r)
@@ -35,6 +37,7 @@ def llama(r: Reader) -> dict[str, Any]:
     }
 
 
+@family("mimo", "MiMoForCausalLM")
 def mimo(r: Reader) -> dict[str, Any]:
     """MiMo-7B: Qwen2's layers with MTP modules."""
     fields = core(r)
@@ -45,6 +48,7 @@ def mimo(r: Reader) -> dict[str, Any]:
     return fields | with_windows(r, attention, fields["n_layers"]) | ffn
 
 
+@family("llama4", "Llama4ForCausalLM", also=("llama4_text",))
 def llama4(r: Reader) -> dict[str, Any]:
     """Llama 4: experts in every n-th layer, and chunked attention in the layers with rotary embedding.
 
@@ -84,6 +88,7 @@ def _interleaved(r: Reader, layers: int) -> tuple[str, ...]:
     return tuple(ROUTED if (i + 1) % step == 0 else DENSE for i in range(layers))
 
 
+@family("nemotron-nas", "DeciLMForCausalLM")
 def nemotron_nas(r: Reader) -> dict[str, Any]:
     """Llama-Nemotron: `block_configs` lists the attention and the FFN of every layer.
 
@@ -147,12 +152,14 @@ def _block(r: Reader, index: int, block: Any) -> tuple[int, float]:
 # Mistral, Ministral and Mixtral.
 
 
+@family("mistral", "MistralForCausalLM", also=("ministral", "ministral3", "mistral3"))
 def mistral(r: Reader) -> dict[str, Any]:
     """Mistral 7B to Large 2, Ministral and Devstral: no biases; some layers may have a window."""
     fields = core(r, tied=False)  # text parts of multimodal files leave the key out (MistralConfig)
     return fields | with_windows(r, gqa(r), fields["n_layers"]) | {"dense_ffn": dense_ffn(r)}
 
 
+@family("mixtral", "MixtralForCausalLM")
 def mixtral(r: Reader) -> dict[str, Any]:
     """Mixtral 8x7B and 8x22B."""
     fields = core(r, tied=False)  # as Mistral's

@@ -6,12 +6,16 @@ from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED
 from moesim.simulator.model.huggingface.parts import gqa, routed, scoring_of, shared
-from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, ffn_fields, mtp
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, family, ffn_fields, mtp
 
 _LIGHTNING_BLOCK = 256
 """Tokens of one block of lightning attention (block_size in the published modeling_minimax_m1.py)."""
 
 
+@family(
+    "minimax_m1", "MiniMaxForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM",
+    also=("minimax", "minimax_text_01"),
+)  # fmt: skip
 def minimax_m1(r: Reader) -> dict[str, Any]:
     """Text-01 and M1: `attn_type_list` or `layer_types` says which layers have lightning attention."""
     fields = core(r)
@@ -47,6 +51,7 @@ def _modules(r: Reader) -> dict[str, Any]:
     return mtp(r, "num_mtp_modules")
 
 
+@family("minimax_m2", "MiniMaxM2ForCausalLM")
 def minimax_m2(r: Reader) -> dict[str, Any]:
     """M2 to M2.7: full attention whose norms have a weight for every element of all heads."""
     fields = core(r)
@@ -68,6 +73,10 @@ def _qk_norm(r: Reader) -> bool | str:
     return r.flag("use_qk_norm", "norms of queries and keys") and norm
 
 
+@family(
+    "minimax_m3", "MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM",
+    also=("minimax_m3_vl", "minimax_m3_vl_text"),
+)  # fmt: skip
 def minimax_m3(r: Reader) -> dict[str, Any]:
     """M3: dense layers with full attention first, then experts with block-sparse attention."""
     fields = core(r, activations=("silu", "swigluoai"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED, layer_kind
 from moesim.simulator.model.huggingface.parts import gqa, groups, routed
-from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, ffn_fields
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, family, ffn_fields
 from moesim.simulator.model.shape import MAX_LAYERS, NONE
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -14,6 +14,7 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _BLOCKS = {name: name for name in ("mamba", "attention", "mlp", "moe")}
 
 
+@family("nemotron", "NemotronForCausalLM")
 def nemotron(r: Reader) -> dict[str, Any]:
     """Nemotron-4, Minitron and Nemotron 3 8B: layer norms with biases, and an FFN without gate."""
     fields = core(r, activations=("relu2",))
@@ -24,6 +25,7 @@ def nemotron(r: Reader) -> dict[str, Any]:
     return fields | extra | {"attention": attention, "dense_ffn": width}
 
 
+@family("nemotron_h", "NemotronHForCausalLM")
 def nemotron_h(r: Reader) -> dict[str, Any]:
     """Nemotron-H, Nemotron Nano 2 and Nemotron 3: every layer is a mixer, an attention, an FFN or experts.
 

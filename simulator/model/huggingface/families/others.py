@@ -22,6 +22,7 @@ from moesim.simulator.model.huggingface.reader import (
     attention_fields,
     core,
     dense_first,
+    family,
     ffn_fields,
     mtp,
 )
@@ -30,6 +31,7 @@ from moesim.simulator.model.huggingface.reader import (
 # Families of one or two models each, such as ERNIE 4.5, dots.llm1, DBRX, Jamba and GPT-2.
 
 
+@family("ernie4_5_moe", "Ernie4_5_MoeForCausalLM")
 def ernie(r: Reader) -> dict[str, Any]:
     """ERNIE 4.5 with experts; the balance bias is part of the modelling code (Ernie4_5_MoeStatics)."""
     fields = core(r)
@@ -48,6 +50,7 @@ def ernie(r: Reader) -> dict[str, Any]:
     return fields | {"attention": gqa(r)} | ffn_fields(names, moe, width) | mtp(r)
 
 
+@family("dots1", "Dots1ForCausalLM")
 def dots1(r: Reader) -> dict[str, Any]:
     """dots.llm1: norms of queries and keys, and DeepSeek-V3's gate (Dots1TopkRouter)."""
     fields = core(r)
@@ -57,6 +60,7 @@ def dots1(r: Reader) -> dict[str, Any]:
     return fields | attention | ffn_fields(dense_first(r, fields["n_layers"]), moe, width)
 
 
+@family("phimoe", "PhiMoEForCausalLM", "PhimoeForCausalLM")
 def phimoe(r: Reader) -> dict[str, Any]:
     """Phi-3.5-MoE: layer norms with biases, biases of all projections of the attention."""
     fields = core(r) | {"norm": "layernorm"}  # PhimoeDecoderLayer has LayerNorm whatever the eps is called
@@ -68,6 +72,7 @@ def phimoe(r: Reader) -> dict[str, Any]:
     return fields | attention | {"moe": moe, "not_modelled": notes}
 
 
+@family("dbrx", "DbrxForCausalLM")
 def dbrx(r: Reader) -> dict[str, Any]:
     """DBRX: its layer norms have no bias, so they have RMSNorm's sizes."""
     fields = core(r, layers=r.layers("n_layers"), activation="silu")
@@ -87,6 +92,7 @@ def dbrx(r: Reader) -> dict[str, Any]:
     return fields | {"attention": grouped, "moe": gated}
 
 
+@family("olmoe", "OlmoeForCausalLM")
 def olmoe(r: Reader) -> dict[str, Any]:
     """OLMoE: norms over all heads of queries and keys together (OlmoeAttention)."""
     fields = core(r)
@@ -95,6 +101,7 @@ def olmoe(r: Reader) -> dict[str, Any]:
     return fields | {"attention": attention, "moe": moe}
 
 
+@family("jamba", "JambaForCausalLM")
 def jamba(r: Reader) -> dict[str, Any]:
     """Jamba: Mamba layers, some an attention without rotary embedding; experts in every second layer."""
     fields = core(r)
@@ -131,6 +138,7 @@ def _every(r: Reader, layers: int, name: str) -> list[bool]:
     return [i % period == offset for i in range(layers)]
 
 
+@family("gpt2", "GPT2LMHeadModel")
 def gpt2(r: Reader) -> dict[str, Any]:
     """GPT-2: learned positions, layer norms and biases; the head is the table (GPT2LMHeadModel)."""
     gelu = ("gelu_new", "gelu", "gelu_pytorch_tanh")
@@ -161,6 +169,7 @@ def gpt2(r: Reader) -> dict[str, Any]:
 # Granite 3 (dense and with experts) and Granite 4, a hybrid of Mamba-2 and attention.
 
 
+@family("granite", "GraniteForCausalLM")
 def granite(r: Reader) -> dict[str, Any]:
     """Granite 3, dense: Llama's layers with factors that change no size."""
     fields = core(r)
@@ -168,6 +177,7 @@ def granite(r: Reader) -> dict[str, Any]:
     return fields | {"attention": attention, "dense_ffn": dense_ffn(r)}
 
 
+@family("granitemoe", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", also=("granitemoeshared",))
 def granite_moe(r: Reader) -> dict[str, Any]:
     """Granite 3 with experts; `shared_intermediate_size` adds a shared expert (GraniteMoeShared)."""
     fields = core(r)
@@ -177,6 +187,7 @@ def granite_moe(r: Reader) -> dict[str, Any]:
     return fields | {"attention": gqa(r, kv_default=True, bias_key="attention_bias"), "moe": moe}
 
 
+@family("granitemoehybrid", "GraniteMoeHybridForCausalLM")
 def granite_hybrid(r: Reader) -> dict[str, Any]:
     """Granite 4 H: Mamba-2 in most layers, and a feed-forward half in every layer.
 
@@ -222,6 +233,7 @@ def granite_hybrid(r: Reader) -> dict[str, Any]:
 # Hunyuan A13B and Hunyuan 3.
 
 
+@family("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", also=("hunyuan",))
 def hunyuan(r: Reader) -> dict[str, Any]:
     """Hunyuan A13B: one shared expert as wide as a routed one; numbers may be lists with one entry a layer.
 
@@ -252,6 +264,7 @@ def hunyuan(r: Reader) -> dict[str, Any]:
     return fields | {"attention": gqa(r, bias_key="attention_bias", qk_norm=True), "moe": moe}
 
 
+@family("hy_v3", "HYV3ForCausalLM")
 def hunyuan_v3(r: Reader) -> dict[str, Any]:
     """Hunyuan 3; norms of queries and keys, a sigmoid and a balance bias are fixed in the code (HYV3)."""
     fields = core(r)
@@ -273,6 +286,7 @@ def hunyuan_v3(r: Reader) -> dict[str, Any]:
 # LongCat-Flash: two latent attentions and two dense FFNs a layer, and experts beside the first FFN.
 
 
+@family("longcat_flash", "LongcatFlashForCausalLM")
 def longcat_flash(r: Reader) -> dict[str, Any]:
     """LongCat-Flash.
 
@@ -301,6 +315,7 @@ def longcat_flash(r: Reader) -> dict[str, Any]:
 # MiMo-V2-Flash: windows with sinks in most layers, and values narrower than keys.
 
 
+@family("mimo_v2_flash", "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", also=("mimo_v2",))
 def mimo_v2(r: Reader) -> dict[str, Any]:
     """MiMo-V2-Flash."""
     fields = core(r)
@@ -338,6 +353,7 @@ def _attention(r: Reader, prefix: str, bias: bool, sinks: str) -> dict[str, Any]
 _LEGAL = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
+@family("step3p5", "Step3p5ForCausalLM", "Step3p7FlashForCausalLM", also=("step3p7", "step3p7_text"))
 def step(r: Reader) -> dict[str, Any]:
     """Step 3.5 Flash and 3.7 Flash.
 
@@ -402,6 +418,7 @@ def _halves(r: Reader, layers: int) -> tuple[str, ...]:
 # gpt-oss: alternating windows, attention sinks, and biases everywhere.
 
 
+@family("gpt_oss", "GptOssForCausalLM")
 def gpt_oss(r: Reader) -> dict[str, Any]:
     """gpt-oss 20B and 120B; sinks, router bias and expert biases are fixed in the modelling code (GptOss)."""
     fields = core(r)
@@ -420,6 +437,7 @@ def gpt_oss(r: Reader) -> dict[str, Any]:
 # Ling and Ring (Bailing): grouped-query attention with experts; Ling 3.0 has delta attention too.
 
 
+@family("bailing_moe", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", also=("bailing_moe_v2",))
 def bailing_moe(r: Reader) -> dict[str, Any]:
     """Ling-lite, Ling-plus and Ling 2.0.
 
@@ -448,6 +466,7 @@ def bailing_moe(r: Reader) -> dict[str, Any]:
     return fields | {"attention": attention} | ffn_fields(dense_first(r, layers), moe, dense) | mtp(r)
 
 
+@family("bailing_hybrid", "BailingHybridForCausalLM")
 def bailing_hybrid(r: Reader) -> dict[str, Any]:
     """Ling 3.0 Flash: delta attention with full-rank gates, and latent attention with a gate a head.
 

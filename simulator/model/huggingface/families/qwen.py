@@ -7,9 +7,10 @@ from typing import Any
 from moesim.simulator.model.block import DENSE, ROUTED
 from moesim.simulator.model.huggingface.families.llama import dense_ffn
 from moesim.simulator.model.huggingface.parts import gqa, routed, with_windows
-from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, ffn_fields, mtp
+from moesim.simulator.model.huggingface.reader import Reader, attention_fields, core, family, ffn_fields, mtp
 
 
+@family("qwen2", "Qwen2ForCausalLM", also=("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"))
 def qwen2(r: Reader) -> dict[str, Any]:
     """Qwen2 and 2.5: queries, keys and values have biases in the modelling code."""
     fields = core(r)
@@ -21,6 +22,7 @@ def _qwen3_attention(r: Reader) -> dict[str, Any]:
     return gqa(r, own_head_dim=True, bias_key="attention_bias", qk_norm=True)
 
 
+@family("qwen3", "Qwen3ForCausalLM", also=("qwen3_vl", "qwen3_vl_text"))
 def qwen3(r: Reader) -> dict[str, Any]:
     """Qwen3: norms of queries and keys instead of biases."""
     fields = core(r)
@@ -44,6 +46,7 @@ def _with_gated_shared(r: Reader, moe: dict[str, Any]) -> dict[str, Any]:
     return moe | {"shared_experts": 1, "shared_ffn": width, "shared_gate": True}
 
 
+@family("qwen3_moe", "Qwen3MoeForCausalLM", also=("qwen3_vl_moe", "qwen3_vl_moe_text"))
 def qwen3_moe(r: Reader) -> dict[str, Any]:
     """Qwen3 with experts."""
     fields = core(r)
@@ -52,6 +55,7 @@ def qwen3_moe(r: Reader) -> dict[str, Any]:
     return fields | ffn | with_windows(r, _qwen3_attention(r), layers)
 
 
+@family("qwen2_moe", "Qwen2MoeForCausalLM")
 def qwen2_moe(r: Reader) -> dict[str, Any]:
     """Qwen1.5 and Qwen2 with experts; one shared expert with a gate.
 
@@ -87,6 +91,7 @@ def _hybrid(r: Reader, layers: int) -> dict[str, Any]:
     return attention_fields(names, kinds)
 
 
+@family("qwen3_next", "Qwen3NextForCausalLM")
 def qwen3_next(r: Reader) -> dict[str, Any]:
     """Qwen3-Next: delta nets and experts."""
     fields = core(r)
@@ -95,6 +100,7 @@ def qwen3_next(r: Reader) -> dict[str, Any]:
     return fields | _hybrid(r, layers) | _feed_forward(r, layers, moe) | mtp(r)
 
 
+@family("qwen3_5_moe", also=("qwen3_5_moe_text",))
 def qwen3_5_moe(r: Reader) -> dict[str, Any]:
     """Qwen3.5 with experts in every layer."""
     fields = core(r)
@@ -105,6 +111,7 @@ def qwen3_5_moe(r: Reader) -> dict[str, Any]:
     return fields | _hybrid(r, layers) | ffn | mtp(r, "mtp_num_hidden_layers")
 
 
+@family("qwen3_5", also=("qwen3_5_text",))
 def qwen3_5(r: Reader) -> dict[str, Any]:
     """Qwen3.5 with dense FFNs."""
     fields = core(r)
