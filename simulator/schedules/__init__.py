@@ -15,12 +15,13 @@ from moesim.simulator.schedules.action import (
     parse_step,
     steady_steps,
 )
-from moesim.simulator.schedules.dualpipe import DUALPIPE
-from moesim.simulator.schedules.dualpipev import DUALPIPEV
-from moesim.simulator.schedules.gpipe import GPIPE
-from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
-from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
-from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
+from moesim.simulator.schedules.dualpipe import DUALPIPE, DUALPIPEV
+from moesim.simulator.schedules.interleaved import (
+    GPIPE,
+    INTERLEAVED_1F1B,
+    INTERLEAVED_OVERLAPPED,
+    ONE_F_ONE_B,
+)
 from moesim.simulator.schedules.spec import (
     SCHEDULES,
     RankReport,

@@ -10,8 +10,7 @@ from typing import Literal, TypeAlias
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 
-# -- action ------------------------------------------------------------------------------------------
-# Actions of a pipeline schedule, and their text form in the notation of PyTorch's pipelining.
+# -- actions, and their text form in the notation of PyTorch's pipelining ------------------------------
 
 Kind = Literal["F", "I", "W", "B"]
 """Kind of an action: forward (F), input gradient (I), weight gradient (W), or both gradients in one (B)."""
@@ -86,11 +85,10 @@ def parse_step(text: str, where: str = "schedule") -> Step:
 def _parse_action(text: str, cell: str, where: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        reason = ""
-        if any(word in text for word in _COMMUNICATION):
-            reason = (
-                " (communication and sharding belong to PyTorch's compute_comms format, this is compute_only)"
-            )
+        reason = (
+            " (communication and sharding belong to PyTorch's compute_comms format, this is compute_only)"
+        )
+        reason = reason if any(word in text for word in _COMMUNICATION) else ""
         raise InputError(f"{where}: cannot read {_shown(cell)} as a schedule step{reason}; {_FORMAT}.")
     kind: Kind = match[2]  # type: ignore[assignment]  # the pattern admits no other letter
     return Action(int(match[1]), kind, int(match[3]))
@@ -101,8 +99,7 @@ def _shown(text: str) -> str:
     return ascii(text if len(text) <= 60 else text[:57] + "...")
 
 
-# -- schedule ----------------------------------------------------------------------------------------
-# A pipeline schedule as plain data: the steps of every rank in order, and the ranks of every stage.
+# -- the steps of every rank in order, and the ranks of every stage ------------------------------------
 
 Awaited = Literal["schedule", "edges", "all"]
 """Sends that a rank waits for: as the code of the schedule does, also those of warm-up and flush, or all."""

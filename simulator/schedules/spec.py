@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Literal, TypeAlias
 
 from moesim.hwmodels.errors import InputError
@@ -13,39 +14,10 @@ from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.schedules.action import KINDS, Action, Kind, Overlap, Schedule, Step, actions_of
 from moesim.simulator.schedules.timeline import Durations, longest_path
 
-# -- sizes -------------------------------------------------------------------------------------------
-# Checks the sizes of schedules; every error names the nearest legal sizes.
+# -- sizes; every error names the nearest legal ones ---------------------------------------------------
 
 MAX_CHUNKS = 1_000_000
 """Most (stage, micro-batch) pairs of one schedule; 16 ranks with 120 micro-batches have 1,920."""
-
-
-def check_positive(name: str, pp: int, microbatches: int, vpp: int) -> None:
-    """Raise InputError unless all three counts are at least 1 and their product is within MAX_CHUNKS."""
-    for label, value in (("pp", pp), ("microbatches", microbatches), ("vpp", vpp)):
-        if value < 1:
-            raise InputError(f"schedule {name}: {label}={value} is below 1, the nearest legal value.")
-    if pp * microbatches * vpp > MAX_CHUNKS:
-        raise InputError(
-            f"schedule {name}: pp={pp} x microbatches={microbatches} x vpp={vpp} is above the limit of "
-            f"{MAX_CHUNKS:,} chunks; with these ranks use at most {max(1, MAX_CHUNKS // (pp * vpp)):,} "
-            "micro-batches."
-        )
-
-
-def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int, free: Sequence[str]) -> None:
-    """Raise InputError if `vpp` is not the number of stages per rank of a schedule that fixes it.
-
-    `free` names the schedules whose `vpp` the caller may choose.
-    """
-    if vpp not in (1, stages_per_rank):
-        legal = "1" if stages_per_rank == 1 else f"{stages_per_rank} (or leave it out)"
-        raise InputError(
-            f"schedule {name}: vpp={vpp} is illegal, since it always holds {stages_per_rank} stage(s) a rank "
-            f"and direction; nearest legal: {legal}. Schedules with a free vpp: {', '.join(free)}.",
-            key="parallel.vpp",
-            nearest=(1,),
-        )
 
 
 def check_microbatches(
@@ -66,8 +38,7 @@ def check_microbatches(
     )
 
 
-# -- spec --------------------------------------------------------------------------------------------
-# Specification of a pipeline schedule, and the registry of all schedules.
+# -- specification of a pipeline schedule, and the registry of all schedules ---------------------------
 
 Builder: TypeAlias = Callable[[int, int, int], Schedule]
 """Builds a schedule from pipeline ranks, micro-batches and stages per rank, which were checked before."""
@@ -127,10 +98,27 @@ class ScheduleSpec:
 
     def check(self, pp: int, microbatches: int, vpp: int = 1) -> None:
         """Raise InputError, with the nearest legal sizes, for sizes that `build` does not accept."""
-        check_positive(self.name, pp, microbatches, vpp)
-        if self.stages_per_rank is not None:
-            free = [spec.name for spec in SCHEDULES.values() if spec.free_vpp]
-            check_fixed_vpp(self.name, vpp, self.stages_per_rank, free)
+        for label, value in (("pp", pp), ("microbatches", microbatches), ("vpp", vpp)):
+            if value < 1:
+                raise InputError(
+                    f"schedule {self.name}: {label}={value} is below 1, the nearest legal value."
+                )
+        if pp * microbatches * vpp > MAX_CHUNKS:
+            raise InputError(
+                f"schedule {self.name}: pp={pp} x microbatches={microbatches} x vpp={vpp} is above the limit "
+                f"of {MAX_CHUNKS:,} chunks; with these ranks use at most "
+                f"{max(1, MAX_CHUNKS // (pp * vpp)):,} micro-batches."
+            )
+        fixed = self.stages_per_rank
+        if fixed is not None and vpp not in (1, fixed):
+            free = ", ".join(spec.name for spec in SCHEDULES.values() if spec.free_vpp)
+            legal = "1" if fixed == 1 else f"{fixed} (or leave it out)"
+            raise InputError(
+                f"schedule {self.name}: vpp={vpp} is illegal, since it always holds {fixed} stage(s) a rank "
+                f"and direction; nearest legal: {legal}. Schedules with a free vpp: {free}.",
+                key="parallel.vpp",
+                nearest=(1,),
+            )
         if self.check_sizes is not None:
             self.check_sizes(pp, microbatches)
 
@@ -220,8 +208,7 @@ def name_from(project: Project, free_vpp: bool) -> str:
     )
 
 
-# -- sequence ----------------------------------------------------------------------------------------
-# Helpers of the schedule builders, which number micro-batches and merge forwards with backwards.
+# -- helpers of the builders, which number micro-batches and merge forwards with backwards -------------
 
 Chunk = tuple[int, int]
 """(stage, micro-batch)."""
@@ -305,8 +292,7 @@ def split_backwards(steps: Sequence[Step], delay: int) -> tuple[Step, ...]:
     return (*split, *pending)
 
 
-# -- validate ----------------------------------------------------------------------------------------
-# Validates schedules: every action occurs once, on the right rank, with all dependencies met.
+# -- validation: every action occurs once, on the right rank, with all dependencies met ----------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,17 +334,16 @@ def validate(schedule: Schedule) -> ScheduleReport:
     return ScheduleReport(tuple(_rank_report(steps) for steps in schedule.ranks))
 
 
-def _positions(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
-    for rank, steps in enumerate(schedule.ranks):
-        for position, step in enumerate(steps):
-            for action in actions_of(step):
-                yield rank, position, action
-
-
 def _check_actions(schedule: Schedule) -> None:
     seen: dict[tuple[int, int, str], tuple[int, int]] = {}
     n_stages, microbatches = schedule.n_stages, schedule.microbatches
-    for rank, position, action in _positions(schedule):
+    placed = (
+        (rank, position, action)
+        for rank, steps in enumerate(schedule.ranks)
+        for position, step in enumerate(steps)
+        for action in actions_of(step)
+    )
+    for rank, position, action in placed:
         here = f"schedule {schedule.name}: rank {rank}, position {position}: {action}"
         if not (0 <= action.stage < n_stages and 0 <= action.microbatch < microbatches):
             raise InputError(
@@ -381,23 +366,18 @@ def _check_actions(schedule: Schedule) -> None:
                     f"{here} repeats work that position {first[1]} of rank {first[0]} does; "
                     "give every chunk one F and either one B or one I and one W."
                 )
-    _check_complete(schedule, seen)
-
-
-def _check_complete(schedule: Schedule, seen: dict[tuple[int, int, str], tuple[int, int]]) -> None:
-    if len(seen) == 3 * schedule.n_stages * schedule.microbatches:
+    if len(seen) == 3 * n_stages * microbatches:
         return
-    for stage in range(schedule.n_stages):
-        for microbatch in range(schedule.microbatches):
-            missing = [kind for kind in ("F", "I", "W") if (stage, microbatch, kind) not in seen]
-            if missing:
-                kind = "B" if missing == ["I", "W"] else missing[0]
-                rank = schedule.rank_of(stage, microbatch)
-                raise InputError(
-                    f"schedule {schedule.name}: rank {rank}, position {len(schedule.ranks[rank])} (its end): "
-                    f"{stage}{kind}{microbatch} is missing; give every chunk one F and either one B or one I "
-                    "and one W."
-                )
+    for stage, microbatch in product(range(n_stages), range(microbatches)):
+        missing = [kind for kind in ("F", "I", "W") if (stage, microbatch, kind) not in seen]
+        if missing:
+            lost = "B" if missing == ["I", "W"] else missing[0]
+            rank = schedule.rank_of(stage, microbatch)
+            raise InputError(
+                f"schedule {schedule.name}: rank {rank}, position {len(schedule.ranks[rank])} (its end): "
+                f"{stage}{lost}{microbatch} is missing; give every chunk one F and either one B or one I "
+                "and one W."
+            )
 
 
 def _rank_report(steps: tuple[Step, ...]) -> RankReport:

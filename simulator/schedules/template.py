@@ -14,8 +14,7 @@ from moesim.hwmodels.frozen import Section
 from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.model.operator import Phase
 
-# -- overlap order -----------------------------------------------------------------------------------
-# Order of the phases inside an overlapped pair as plain data, as DeepSeek and Megatron core post them.
+# -- order of the phases inside an overlapped pair, as DeepSeek and Megatron core post them ------------
 
 EP_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
 SCATTER: Phase = "scatter W"
@@ -109,8 +108,7 @@ def joined_weight_gradients(compute: tuple[Phase, ...]) -> tuple[Phase, ...]:
     return tuple(part for phase in kept for part in (phase, after.get(phase)) if part is not None)
 
 
-# -- tasks -------------------------------------------------------------------------------------------
-# Tasks of one schedule action, and the template that lists them: plain data without times.
+# -- tasks of one schedule action, and the template that lists them: plain data without times ----------
 
 Stream = Literal["compute", "communication", "sharding"]
 ActionKind = Literal["F", "B", "I", "W", "F&B", "F&I"]
@@ -167,8 +165,7 @@ def stream_of(phase: Phase) -> Stream:
     return "communication" if phase in EP_PHASES else "compute"
 
 
-# -- overlapped pair ---------------------------------------------------------------------------------
-# Builds the template of an action on two streams: an overlapped pair, or a backward without a partner.
+# -- the template of an action on two streams: an overlapped pair, or a backward without a partner -----
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,12 @@ def pair_template(
         )
     rows = _layer_pairs(forward, backward, order)
     chain = _dependencies(forward, backward, order)
-    shares, number = _shares(rows), _numbers(rows)
+    # Transfers of the layer pair of every (side, block), over the four of a MoE layer pair (eq. E6).
+    shares, number = dict[tuple[int, int], float](), dict[tuple[int, int], int]()
+    for count, row in enumerate(rows):
+        transfers = sum(phase in have and _runs(side, phase) for side, _, have in row for phase in EP_PHASES)
+        shares |= {(side, block): transfers / len(EP_PHASES) for side, block, _ in row}
+        number |= {(side, block): count for side, block, _ in row}
     tasks: list[Task] = []
     at: dict[_Slot, int] = {}
     scattered = {slot for slot in chain if slot.side == 1 and SCATTER in backward[slot.block]}
@@ -232,7 +234,16 @@ def _issued(
     at: dict[_Slot, int],
 ) -> Iterator[_Slot]:
     """Slots of both streams in an order that respects dependencies; `at` has the slots already issued."""
-    compute, communication = _stream_slots(rows, order)
+    compute, communication = (
+        [
+            _Slot(phase, side, block)
+            for row in rows
+            for phase in phases
+            for side, block, have in row
+            if phase in have and _runs(side, phase)
+        ]
+        for phases in (order.compute, order.communication)
+    )
     while compute or communication:
         for queue in (compute, communication):
             if queue and all(d in at for d in chain[queue[0]]):
@@ -251,7 +262,7 @@ def _layer_pairs(forward: BlockPhases, backward: BlockPhases, order: OverlapOrde
     ahead = [(0, block, have) for block, have in enumerate(forward)]
     back = [(1, block, backward[block]) for block in range(len(backward) - 1, -1, -1)]
     if order.pairs == "blocks":
-        return [_at(ahead, i) + _at(back, i) for i in range(max(len(ahead), len(back)))]
+        return [ahead[i : i + 1] + back[i : i + 1] for i in range(max(len(ahead), len(back)))]
     first, second = _by_layer(ahead), _by_layer(back)
     rows = [[place] for part in (first, second) for place in part[0]]
     for i in range(1, max(len(first), len(second))):
@@ -259,10 +270,6 @@ def _layer_pairs(forward: BlockPhases, backward: BlockPhases, order: OverlapOrde
         rows.append([group[0] for group in groups])
         rows += [[place] for group in groups for place in group[1:]]
     return rows
-
-
-def _at(places: Sequence[_Place], number: int) -> list[_Place]:
-    return list(places[number : number + 1])
 
 
 def _by_layer(places: Sequence[_Place]) -> list[list[_Place]]:
@@ -277,33 +284,6 @@ def _by_layer(places: Sequence[_Place]) -> list[list[_Place]]:
 
 def _runs(side: int, phase: Phase) -> bool:
     return (side == 0) == (phase in FORWARD_CHAIN)
-
-
-def _shares(rows: Sequence[Sequence[_Place]]) -> dict[tuple[int, int], float]:
-    """Transfers of the layer pair of every (side, block), over the four of a MoE layer pair (eq. E6)."""
-    shares: dict[tuple[int, int], float] = {}
-    for row in rows:
-        transfers = sum(phase in have and _runs(side, phase) for side, _, have in row for phase in EP_PHASES)
-        shares |= {(side, block): transfers / len(EP_PHASES) for side, block, _ in row}
-    return shares
-
-
-def _numbers(rows: Sequence[Sequence[_Place]]) -> dict[tuple[int, int], int]:
-    return {(side, block): number for number, row in enumerate(rows) for side, block, _ in row}
-
-
-def _stream_slots(rows: Sequence[Sequence[_Place]], order: OverlapOrder) -> tuple[list[_Slot], list[_Slot]]:
-    """Queues of both streams, layer pair by layer pair."""
-    queues: tuple[list[_Slot], list[_Slot]] = ([], [])
-    for row in rows:
-        for phases, queue in zip((order.compute, order.communication), queues, strict=True):
-            queue += [
-                _Slot(phase, side, block)
-                for phase in phases
-                for side, block, have in row
-                if phase in have and _runs(side, phase)
-            ]
-    return queues
 
 
 def _dependencies(
@@ -360,28 +340,20 @@ def build_template(
     gathers = any("gather B" in have for have in backward)
     streams = kind == "B" and order is not None and order.lone_backward == "streams" and not gathers
     used = order if paired or streams else None
-    key = (kind, tuple(forward), tuple(backward), used, scatters_wait)
-    return _TEMPLATES.get(key, lambda: _template(kind, forward, backward, used, scatters_wait))
+
+    def made() -> Template:
+        if used is None:
+            return _serial(kind, forward if kind == "F" else backward, scatters_wait)
+        if kind == "B":
+            return pair_template(kind, (), backward, used)
+        kept = [have if kind == "F&B" else have - {*WEIGHT_OF, SCATTER} for have in backward]
+        return pair_template(kind, forward, kept, used)
+
+    return _TEMPLATES.get((kind, tuple(forward), tuple(backward), used, scatters_wait), made)
 
 
 _TEMPLATES: BoundedCache[Template] = BoundedCache(100_000, lambda template: len(template.tasks) + 1)
 """Templates of the actions of the scenarios before, limited by their tasks (about 30 MB)."""
-
-
-def _template(
-    kind: ActionKind,
-    forward: BlockPhases,
-    backward: BlockPhases,
-    order: OverlapOrder | None,
-    scatters_wait: bool,
-) -> Template:
-    if order is None:
-        return _serial(kind, forward if kind == "F" else backward, scatters_wait)
-    if kind == "B":
-        return pair_template(kind, (), backward, order)
-    weights = kind == "F&B"
-    kept = [have if weights else have - {*WEIGHT_OF, SCATTER} for have in backward]
-    return pair_template(kind, forward, kept, order)
 
 
 _SERIAL: dict[str, tuple[Phase, ...]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from itertools import product
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -59,13 +60,8 @@ def from_csv(text: str, name: str = "csv", source: str = "schedule CSV") -> Sche
 def to_json(schedule: Schedule) -> str:
     """Write one JSON object with name, pp, microbatches and ranks (lists of step texts)."""
     ranks = [[str(step) for step in steps] for steps in schedule.ranks]
-    document = {
-        "name": schedule.name,
-        "pp": schedule.pp,
-        "microbatches": schedule.microbatches,
-        "ranks": ranks,
-    }
-    return json.dumps(document)
+    sizes = {"name": schedule.name, "pp": schedule.pp, "microbatches": schedule.microbatches}
+    return json.dumps(sizes | {"ranks": ranks})
 
 
 def from_json(text: str, source: str = "schedule JSON") -> Schedule:
@@ -86,10 +82,8 @@ def from_json(text: str, source: str = "schedule JSON") -> Schedule:
         for r, row in enumerate(document.ranks)
     )
     schedule = infer_schedule(document.name, ranks, source)
-    for key, written, found in (
-        ("pp", document.pp, schedule.pp),
-        ("microbatches", document.microbatches, schedule.microbatches),
-    ):
+    for key in ("pp", "microbatches"):
+        written, found = getattr(document, key), getattr(schedule, key)
         if written != found:
             raise InputError(
                 f"{source}: {key}={written}, but the ranks listed have {found}; write {key}={found}."
@@ -125,32 +119,17 @@ def infer_schedule(name: str, ranks: tuple[tuple[Step, ...], ...], source: str =
     microbatches = 1 + max(microbatch for _, microbatch in forwards)
     # Checked before anything of that size is allocated, because a small file may hold large, sparse numbers.
     if len(forwards) != n_stages * microbatches:
-        stage, microbatch = _first_missing(forwards, n_stages, microbatches)
+        # At most len(forwards) pairs are present, so the search ends after one more than that.
+        pairs = product(range(n_stages), range(microbatches))
+        stage, microbatch = next(pair for pair in pairs if pair not in forwards)
         raise InputError(
             f"{source}: forward {stage}F{microbatch} is missing, but stage {n_stages - 1} and micro-batch "
             f"{microbatches - 1} occur; number stages and micro-batches from 0 without gaps."
         )
-    routes = _routes(forwards, n_stages, microbatches)
+    forth, back = (tuple(forwards[stage, m] for stage in range(n_stages)) for m in (0, microbatches - 1))
+    mirrored = microbatches % 2 == 0 and (forth, back) == bidirectional_routes(n_stages)
+    # Any other mixture of ranks fails below, when the validator checks each action against the single route.
+    routes = (forth, back) if mirrored and n_stages > 1 else (forth,)
     schedule = Schedule(name, microbatches, routes, ranks, awaits_sends=len(routes) == 2)
     validate(schedule)
     return schedule
-
-
-def _first_missing(forwards: dict[tuple[int, int], int], n_stages: int, microbatches: int) -> tuple[int, int]:
-    # At most len(forwards) pairs are present, so the search ends after one more than that.
-    return next(
-        (stage, microbatch)
-        for stage in range(n_stages)
-        for microbatch in range(microbatches)
-        if (stage, microbatch) not in forwards
-    )
-
-
-def _routes(
-    forwards: dict[tuple[int, int], int], n_stages: int, microbatches: int
-) -> tuple[tuple[int, ...], ...]:
-    forth = tuple(forwards[stage, 0] for stage in range(n_stages))
-    back = tuple(forwards[stage, microbatches - 1] for stage in range(n_stages))
-    mirrored = microbatches % 2 == 0 and (forth, back) == bidirectional_routes(n_stages)
-    # Any other mixture of ranks fails later, when the validator checks each action against the single route.
-    return (forth, back) if mirrored and n_stages > 1 else (forth,)

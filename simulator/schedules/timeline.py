@@ -230,8 +230,7 @@ def _stuck(schedule: Schedule, positions: Sequence[int]) -> str:
     )
 
 
-# -- draw --------------------------------------------------------------------------------------------
-# Draws a schedule for the terminal, with one row per rank and time running to the right.
+# -- a schedule for the terminal, with one row per rank and time running to the right ------------------
 
 _MAX_PANELS = 8
 _IDLE = "."
@@ -271,16 +270,12 @@ def draw(schedule: Schedule, width: int = 100, durations: Durations | None = Non
         )
         for first in range(0, max(map(len, rows)), columns)
     ]
-    return "\n\n".join([_headline(schedule, times), *panels, f"{note}, {_IDLE} idle"])
-
-
-def _headline(schedule: Schedule, times: Times) -> str:
-    total = makespan(times)
     bubble = fsum(idle(times)) / (schedule.pp * total) if total else 0.0
-    return (
+    headline = (
         f"{schedule.name}: {schedule.pp} ranks, {schedule.n_stages} stages ({schedule.placement}), "
         f"{schedule.microbatches} micro-batches; length {total:g}, idle {bubble:.1%}"
     )
+    return "\n\n".join([headline, *panels, f"{note}, {_IDLE} idle"])
 
 
 def _label(step: Step, with_stage: bool) -> str:

@@ -20,9 +20,7 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages
 from moesim.simulator.schedules import SCHEDULES, Awaited, name_from
-from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
-from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
-from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
+from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B, INTERLEAVED_OVERLAPPED, ONE_F_ONE_B
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow

@@ -14,7 +14,7 @@ from moesim.simulator.schedules import (
     published_bubble,
     register,
 )
-from moesim.simulator.schedules.one_f_one_b import build_1f1b
+from moesim.simulator.schedules.interleaved import build_1f1b
 
 
 @pytest.mark.parametrize("spec", SCHEDULES.values(), ids=list(SCHEDULES))
