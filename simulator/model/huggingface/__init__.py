@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from moesim.simulator.model.huggingface.importer import (
-    FAMILIES,
     ImportedModel,
     import_hf,
     shape_from_config,
     to_yaml,
     what_else,
 )
+from moesim.simulator.model.huggingface.reader import FAMILIES
 
 __all__ = ["FAMILIES", "ImportedModel", "import_hf", "shape_from_config", "to_yaml", "what_else"]

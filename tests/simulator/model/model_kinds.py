@@ -7,49 +7,18 @@ from typing import Any
 
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.shape import ModelShape
 
 SOURCE = {"kind": "assumed", "reference": "a test"}
-_GPT_OSS = {
-    "heads": 64, "kv_heads": 8, "head_dim": 64, "qkv_bias": True, "o_bias": True, "sinks": True,
-}  # fmt: skip
-GPT_OSS: dict[str, Any] = {
-    "name": "gpt-oss-20b",
-    "source": SOURCE,
-    "n_layers": 24,
-    "hidden": 2880,
-    "vocab": 201088,
-    "attentions": {
-        "sliding": {"kind": "sliding", "window": 128, **_GPT_OSS},
-        "full": {"kind": "gqa", **_GPT_OSS},
-    },
-    "attention_layers": ["sliding", "full"],
-    "moe": {
-        "experts": 32, "top_k": 4, "expert_ffn": 2880, "scoring": "softmax", "router_bias": True,
-        "expert_bias": True,
-    },
-    "tied_embeddings": False,
-}  # fmt: skip
-_LLAMA4 = {"heads": 40, "kv_heads": 8, "head_dim": 128}
-MAVERICK: dict[str, Any] = {
-    "name": "llama-4-maverick",
-    "source": SOURCE,
-    "n_layers": 48,
-    "hidden": 5120,
-    "vocab": 202048,
-    "attentions": {
-        "chunked": {"kind": "chunked", "chunk": 8192, **_LLAMA4},
-        "full": {"kind": "gqa", "rotary": False, **_LLAMA4},
-    },
-    "attention_layers": ["chunked*3", "full"],
-    "dense_ffn": 16384,
-    "ffn_layers": ["dense", "moe"],
-    "moe": {
-        "experts": 128, "top_k": 1, "expert_ffn": 8192, "scoring": "sigmoid", "shared_experts": 1,
-        "shared_ffn": 8192,
-    },
-    "tied_embeddings": False,
-}  # fmt: skip
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    data = load_model(name).model_dump(mode="json", exclude_none=True)
+    return {k: v for k, v in data.items() if k not in ("numerics", "not_modelled")} | {"source": SOURCE}
+
+
+GPT_OSS, MAVERICK = _shipped("gpt-oss-20b"), _shipped("llama-4-maverick")
 LATENT: dict[str, Any] = {
     "name": "latent",
     "source": SOURCE,

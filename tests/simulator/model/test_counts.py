@@ -34,11 +34,6 @@ def test_deepseek_v3_components() -> None:
     assert parameters_mtp(V3) / 1e9 == pytest.approx(11.5, rel=0.01)  # README_WEIGHTS of DeepSeek-V3
 
 
-def test_deepseek_v3_activated() -> None:
-    assert parameters_activated(V3, embedding=False) / 1e9 == pytest.approx(36.62, abs=0.01)
-    assert parameters_activated(V3, embedding=True) / 1e9 == pytest.approx(37.55, abs=0.01)
-
-
 def test_deepseek_v3_flop_reproduce_the_published_mfu() -> None:
     assert flop_per_token(V3, 4096, causal=True) / 1e9 == pytest.approx(249.8, abs=0.05)
     assert flop_per_token(V3, 4096, causal=False) / 1e9 == pytest.approx(280.5, abs=0.05)
@@ -46,21 +41,6 @@ def test_deepseek_v3_flop_reproduce_the_published_mfu() -> None:
     rate = 272.80e9 / 86400 / 2048
     assert rate * flop_per_token(V3, 4096, causal=True) / 989e12 == pytest.approx(0.3894, abs=0.0002)
     assert rate * flop_per_token(V3, 4096, causal=False) / 989e12 == pytest.approx(0.4373, abs=0.0002)
-
-
-@pytest.mark.parametrize(
-    ("name", "total", "activated"),
-    [
-        ("mixtral-8x22b", 141e9, 39e9),
-        ("qwen3-30b-a3b", 30.5e9, 3.3e9),
-        ("llama-3-8b", 8.03e9, 8.03e9),
-        ("llama-3-70b", 70.55e9, 70.55e9),
-    ],
-)
-def test_model_cards(name: str, total: float, activated: float) -> None:
-    shape = load_model(name)
-    assert parameters_total(shape) == pytest.approx(total, rel=0.004)
-    assert parameters_activated(shape, embedding=True) == pytest.approx(activated, rel=0.02)
 
 
 @pytest.mark.parametrize("name", shipped_models())

@@ -8,7 +8,7 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
-from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.attention import MLA
 from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.huggingface import to_yaml
@@ -35,13 +35,6 @@ def test_deepseek_v3_layers() -> None:
         shape.is_moe_layer(62)
     assert isinstance(shape.attention, MLA)
     assert shape.attention.sizes == (128, 128, 192, 128)
-
-
-def test_dense_model_has_no_moe_layer() -> None:
-    shape = load_model("llama-3-8b")
-    assert isinstance(shape.attention, GQA)
-    assert not any(shape.is_moe_layer(i) for i in range(32))
-    assert shape.n_layers == 32
 
 
 def edited(**changes: Any) -> dict[str, Any]:

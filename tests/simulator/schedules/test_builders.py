@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.schedules import (
     SCHEDULES,
-    Action,
-    Overlap,
     Schedule,
     build,
     from_csv,
@@ -88,7 +85,7 @@ def test_golden_schedules(path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "digest"), json.loads((GOLDEN / "digests.json").read_text()).items())
 def test_orders_of_all_small_sizes_are_those_once_compared(name: str, digest: str) -> None:
-    # test_against_pytorch.py computes the same digests from the published implementations.
+    # lab/tests/test_schedules_against_pytorch.py computes them from the published implementations.
     orders = hashlib.sha256()
     for pp in range(2, 7):
         for microbatches in range(1, 25):
@@ -120,17 +117,6 @@ def test_placement_of_stages(name: str, vpp: int, placement: str, stages: tuple[
     assert schedule.vpp == (2 if placement == "v" else vpp)
 
 
-def test_dualpipe_enters_half_of_the_micro_batches_at_each_end() -> None:
-    schedule = build("dualpipe", 8, 20)
-    assert [schedule.rank_of(2, m) for m in (0, 9, 10, 19)] == [2, 2, 5, 5]
-    first = [
-        step for steps in schedule.ranks for step in steps if step in (Action(0, "F", 0), Action(0, "F", 10))
-    ]
-    assert len(first) == 2
-    assert schedule.ranks[0][0] == Action(0, "F", 0)
-    assert schedule.ranks[7][0] == Action(0, "F", 10)
-
-
 def test_dualpipe_action_counts_of_the_home_case() -> None:
     # The eight steps at PP 16, 120 micro-batches: rank h and its mirror, counted by hand.
     report = validate(build("dualpipe", 16, 120))
@@ -140,26 +126,6 @@ def test_dualpipe_action_counts_of_the_home_case() -> None:
         if h == 7:  # the first pair of the middle ranks runs as separate F and B
             expected = {"F": 17, "B": 9, "I": 8, "W": 8, "overlap": 103}
         assert report.ranks[rank].counts == expected
-
-
-def test_1f1b_of_a_small_pipeline_by_hand() -> None:
-    rows = [",".join(map(str, steps)) for steps in build("1f1b", 3, 4).ranks]
-    assert rows == [
-        "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3",
-        "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3",
-        "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3",
-    ]
-
-
-def test_zb_h1_is_the_interleaved_order_with_one_stage() -> None:
-    assert build("zb-h1", 4, 12).ranks == build("interleaved-zero-bubble", 4, 12, 1).ranks
-    validate(build("zb-h1", 4, 9))  # rounds do not matter with one stage
-
-
-def test_pairs_hold_a_forward_and_a_full_backward() -> None:
-    for name in ("dualpipe", "dualpipev"):
-        pairs = [s for steps in build(name, 4, 12).ranks for s in steps if isinstance(s, Overlap)]
-        assert Counter((p.first.kind, p.second.kind) for p in pairs) == {("F", "B"): len(pairs)}
 
 
 def test_unknown_name_lists_the_valid_ones() -> None:

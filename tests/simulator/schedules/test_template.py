@@ -108,28 +108,6 @@ def test_unoverlapped_actions_are_a_single_chain(kind: ActionKind, stage: Stage)
         assert template.backward_out == len(template.tasks) - 1
 
 
-def test_parameters_travel_beside_expert_parallel_transfers() -> None:
-    """No gather or scatter waits for a transfer of the block beside it, and none of its transfers waits."""
-    stage = [MOE | SHARDING] * 3
-    both: tuple[ActionKind, ...] = ("F", "B")
-    for kind in both:
-        template = build_template(
-            kind, forward=stage if kind == "F" else (), backward=stage if kind == "B" else ()
-        )
-        graph, tasks = graph_of(template), template.tasks
-        at = {(task.block, task.phase): n for n, task in enumerate(tasks)}
-        first, second = (0, 1) if kind == "F" else (2, 1)
-        gather: Phase = "gather F" if kind == "F" else "gather B"
-        moved = [at[first, task.phase] for task in tasks if task.block == first and task.phase in EP_PHASES]
-        assert len(moved) == 2
-        assert at[second, gather] < min(moved) and not set(moved) & nx.ancestors(graph, at[second, gather])
-        assert at[second, gather] not in set().union(*(nx.ancestors(graph, n) for n in moved))
-        issued = [(task.block, task.phase) for task in tasks if task.stream == "sharding"]
-        if kind == "B":  # the order in which FSDP2 issues them
-            gathers, scatters = [(b, "gather B") for b in (2, 1, 0)], [(b, "scatter W") for b in (2, 1, 0)]
-            assert issued == [*gathers[:2], scatters[0], gathers[2], *scatters[1:]]
-
-
 def test_parameter_gathers_run_one_block_ahead_and_nobody_waits_for_scatters() -> None:
     stage = [DENSE | SHARDING] * 4
     for kind, first in (("F", 0), ("B", 3)):
@@ -170,18 +148,26 @@ def in_stream_order(template: Template, order: OverlapOrder, n_forward: int, n_b
     return True
 
 
-@given(stages, stages)
-def test_a_pair_runs_both_sides_whole(forward: Stage, backward: Stage) -> None:
-    template = build_template("F&B", forward, backward, DEFAULT)
+def joined(order: OverlapOrder) -> OverlapOrder:
+    """The order with weight gradients out of the same call as input gradients."""
+    compute = joined_weight_gradients(order.compute)
+    return order.model_copy(update={"weight_gradients": "with-input", "compute": compute})
+
+
+@given(stages, stages, st.sampled_from([order for o in OVERLAP_ORDERS.values() for order in (o, joined(o))]))
+def test_a_pair_runs_both_sides_whole(forward: Stage, backward: Stage, order: OverlapOrder) -> None:
+    template = build_template("F&B", forward, backward, order)
     check_common(template)
     assert {(t.side, t.block, t.phase) for t in template.tasks} == {
         (0, b, p) for b, block in enumerate(forward) for p in block & FORWARD
     } | {(1, b, p) for b, block in enumerate(backward) for p in block & BACKWARD}
     check_chains(template, len(forward), len(backward))
-    assert in_stream_order(template, DEFAULT, len(forward), len(backward))
+    if order is DEFAULT:
+        assert in_stream_order(template, DEFAULT, len(forward), len(backward))
     outputs = [n for n, t in enumerate(template.tasks) if t.side == 0]
     assert template.forward_out == (max(outputs) if outputs else None)
-    gradients = [n for n, t in enumerate(template.tasks) if t.side == 1 and t.phase in INPUT_CHAIN]
+    leaves = INPUT_CHAIN if order.weight_gradients == "delayed" else (*INPUT_CHAIN, *WEIGHT_OF)
+    gradients = [n for n, t in enumerate(template.tasks) if t.side == 1 and t.phase in leaves]
     assert template.backward_out == (max(gradients) if gradients else None)
 
 
@@ -284,22 +270,6 @@ def at_of(template: Template) -> dict[tuple[int, int, str], int]:
     return {(task.side, task.block, task.phase): n for n, task in enumerate(template.tasks)}
 
 
-@given(stages, stages, st.sampled_from(("megatron", "megatron-early-attention")), st.booleans())
-def test_a_pair_of_megatron_runs_both_sides_whole(
-    forward: Stage, backward: Stage, name: str, delayed: bool
-) -> None:
-    order = OVERLAP_ORDERS[name]
-    if not delayed:
-        joined = joined_weight_gradients(order.compute)
-        order = order.model_copy(update={"weight_gradients": "with-input", "compute": joined})
-    template = build_template("F&B", forward, backward, order)
-    check_common(template)
-    assert {(t.side, t.block, t.phase) for t in template.tasks} == {
-        (0, b, p) for b, block in enumerate(forward) for p in block & FORWARD
-    } | {(1, b, p) for b, block in enumerate(backward) for p in block & BACKWARD}
-    check_chains(template, len(forward), len(backward))
-
-
 def test_megatron_pairs_layers_with_layers() -> None:
     """Embedding and head have no partner: the first layer forward runs beside the last one backward."""
     template = build_template("F&B", [HEAD, MOE, MOE], [MOE, MOE, HEAD], MEGATRON)
@@ -364,16 +334,14 @@ def test_compute_waits_for_scatters_that_nothing_hides() -> None:
 
 
 def test_joined_weight_gradients_hold_the_transfer_back() -> None:
-    joined = joined_weight_gradients(MEGATRON.compute)
-    order = MEGATRON.model_copy(update={"weight_gradients": "with-input", "compute": joined})
-    template = build_template("F&B", [MOE, MOE], [MOE, MOE], order)
+    template = build_template("F&B", [MOE, MOE], [MOE, MOE], joined(MEGATRON))
     at, graph = at_of(template), graph_of(template)
     assert at[1, 1, "mlp W"] in nx.ancestors(graph, at[1, 1, "dispatch B"])
     assert at[1, 1, "attn W"] in nx.ancestors(graph, at[1, 0, "combine B"])
     assert template.backward_out == at[1, 0, "attn W"]
     with pytest.raises(ValidationError, match="right after 'mlp I'"):
         OverlapOrder.model_validate(
-            {**MEGATRON.model_dump(), "compute": OVERLAP_ORDERS["megatron-early-attention"].compute}
+            MEGATRON.model_dump()
             | {
                 "weight_gradients": "with-input",
                 "compute": ["attn F", "mlp I", "mlp F", "mlp W", "attn I", "attn W"],

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.schedules import (
-    Action,
     Durations,
     Step,
     actions_of,
@@ -107,13 +106,6 @@ def test_longest_path_meets_every_dependency_and_wastes_nothing(name: str, seed:
             assert start == max([free, *needs])
             assert end == start + duration(rank, step)
             free = end
-
-
-def test_needs_of_the_ends_of_the_pipeline() -> None:
-    assert list(needs_of(Action(0, "F", 3), 4)) == []
-    assert list(needs_of(Action(3, "B", 3), 4)) == [("F", 3, 3)]
-    assert list(needs_of(Action(2, "I", 3), 4)) == [("F", 2, 3), ("backward", 3, 3)]
-    assert list(needs_of(Action(2, "W", 3), 4)) == [("I", 2, 3)]
 
 
 def test_a_schedule_that_cannot_go_on_is_an_input_error() -> None:

@@ -17,7 +17,7 @@ pipelining: Any = pytest.importorskip(
     reason="PyTorch (2.13) is not installed: pip install torch==2.13.0",
 )
 
-DIGESTS = Path(__file__).parents[2] / "golden" / "schedules" / "digests.json"
+DIGESTS = Path(__file__).parents[2] / "tests" / "golden" / "schedules" / "digests.json"
 
 CLASSES = {
     "interleaved-1f1b": pipelining.ScheduleInterleaved1F1B,
