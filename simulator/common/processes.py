@@ -76,15 +76,11 @@ def _safe_path() -> Iterator[None]:
 
 
 def _start() -> None:
-    gc.set_threshold(OBJECTS_A_COLLECTION)
-    _end_with_parent()
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent has ended, as it would otherwise wait for work forever.
+    """Begin a worker that ends when its parent has ended; it would otherwise wait for work forever.
 
     Ctrl-C is left to the parent, so that running calls are finished.
     """
+    gc.set_threshold(OBJECTS_A_COLLECTION)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -94,10 +90,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# -- garbage -----------------------------------------------------------------------------------------
-# Pauses Python's cyclic garbage collector around work that leaves no cycles.
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import parse_mapping
 
-# -- key values --------------------------------------------------------------------------------------
-# Reads the texts `key=value` that override keys of a scenario.
+# -- texts `key=value`, which override keys of a scenario ----------------------------------------------
 
 
 def split_key_value(text: str) -> tuple[str, str | None]:
@@ -40,8 +39,7 @@ def value_of(text: str, place: str) -> Any:
     return parse_mapping(f"value: {split_key_value(text)[1] or ''}", place)["value"]
 
 
-# -- lists -------------------------------------------------------------------------------------------
-# Reads list expressions such as "8..256:x2" or "bf16,fp8" with a small grammar, without evaluating code.
+# -- list expressions such as "8..256:x2" or "bf16,fp8", by a small grammar that evaluates no code -----
 
 MOST_VALUES = 10_000
 """Most values that one expression may stand for."""

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from moesim.simulator.model.huggingface import ImportedModel
 
 
-# -- library -----------------------------------------------------------------------------------------
-# Loads model shapes by shipped name, from a model file, or from a Hugging Face configuration.
-
-
 def shipped_models() -> tuple[str, ...]:
     """Names of the model files that come with the package, sorted."""
     names = (entry.name for entry in _folder().iterdir())
@@ -120,7 +116,7 @@ def row_of(shape: ModelShape) -> CatalogueRow:
         parameters_mtp=parameters_mtp(shape),
         layers=shape.n_layers,
         hidden=shape.hidden,
-        attention=_counted_kinds(attention_kinds(shape)),
+        attention=_counted_kinds(layer.attention.kind for layer in shape.layers if not layer.attention.empty),
         feed_forward=_counted_kinds(half for half, _ in layer_rows(shape) if half != NONE),
         experts=experts_text(shape),
         context=context,
@@ -146,11 +142,6 @@ def layer_rows(shape: ModelShape) -> tuple[tuple[str, str | None], ...]:
     """(feed-forward half, name of the attention) of every layer; the name is None in a model of one kind."""
     rows = (kind.partition("/") for kind in shape.layer_kinds)
     return tuple((half, name or None) for half, _, name in rows)
-
-
-def attention_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Kind of the attention of every layer that has one, in forward order."""
-    return tuple(layer.attention.kind for layer in shape.layers if not layer.attention.empty)
 
 
 def experts_text(shape: ModelShape) -> str:
@@ -180,11 +171,8 @@ def search(rows: Sequence[CatalogueRow], text: str) -> tuple[CatalogueRow, ...]:
 
 def pattern_text(shape: ModelShape) -> str:
     """The layers in forward order as runs, such as "3 dense/mla, 58 moe/mla"; repeats are named once."""
-    return in_groups([f"{half}/{_kind_name(shape, name)}" for half, name in layer_rows(shape)])
-
-
-def _kind_name(shape: ModelShape, name: str | None) -> str:
-    return shape.attention_by_name[None].kind if name is None else name
+    rows = layer_rows(shape)
+    return in_groups([f"{half}/{name or shape.attention_by_name[None].kind}" for half, name in rows])
 
 
 def _matches(row: CatalogueRow, word: str) -> bool:

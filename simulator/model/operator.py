@@ -8,9 +8,6 @@ from typing import Literal, TypeAlias
 from moesim.simulator.model.precision import Blocks
 from moesim.simulator.model.recompute import Module, modules_of
 
-# -- operator ----------------------------------------------------------------------------------------
-# One operator of a training step as plain data: its FLOPs and bytes, but not its time.
-
 Direction = Literal["F", "I", "W"]
 """Pass that an operator belongs to: forward (F), input gradient (I) or weight gradient (W)."""
 
@@ -123,10 +120,6 @@ class Operator:
     uncounted_flop: float = 0.0
     """Part of `flop` that model FLOPs leave out without a recompute policy, such as the scores that the
     backward of flash attention computes again."""
-
-
-# -- work --------------------------------------------------------------------------------------------
-# Sizes of one GPU's share of a micro-batch, from which operators are built.
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from moesim.simulator.model.block import (
     site_backward,
     site_forward,
 )
-from moesim.simulator.model.block_scales import weight_cast_bytes
 from moesim.simulator.model.operator import (
     CORE_ATTENTION,
     COUNTED_GEMM_CLASSES,
@@ -38,6 +37,7 @@ from moesim.simulator.model.primitives import (
     norm,
     norm_backward,
     recomputed,
+    weight_cast_bytes,
     weight_gradient,
 )
 from moesim.simulator.model.recompute import Module

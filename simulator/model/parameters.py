@@ -46,10 +46,6 @@ class Parameters:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-# -- part --------------------------------------------------------------------------------------------
-# Base class of every part of a model's description.
-
-
 class ModelPart(Frozen):
     """A frozen description with strict types: the text "8", for example, is not accepted as an integer."""
 

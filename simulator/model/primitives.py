@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moesim.simulator.model.block_scales import block_cast, weight_scales
 from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass, Work
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
+from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, FP8_TILE, Blocks, row_bytes
 
 BF16 = 2.0
 FP32 = 4.0
@@ -258,27 +257,53 @@ def recomputed(operators: Iterable[Operator]) -> list[Operator]:
     return [replace(op, name=f"{op.name}.recompute", direction="I", recompute=True) for op in operators]
 
 
-def scale_rows(operator: Operator, factor: float) -> Operator:
-    """Scale an operator to `factor` times its nominal received rows.
-
-    Operators that do not depend on received rows are returned unchanged.
-    """
-    if not operator.per_received_row or factor == 1.0:
-        return operator
-    shape = operator.gemm
-    read, written = operator.bytes_read * factor, operator.bytes_written * factor
-    if shape is not None:
-        element = BYTES_PER_ELEMENT[operator.dtype]
-        if operator.cls == "wgrad_gemm":
-            shape = replace(shape, k=shape.k * factor)
-            read = shape.k * (shape.m + shape.n) * element + shape.groups * shape.m * shape.n * FP32
-            written = operator.bytes_written
-        else:
-            read = (shape.m * factor * shape.k + shape.groups * shape.n * shape.k) * element
-            shape = replace(shape, m=shape.m * factor)
-    return replace(operator, flop=operator.flop * factor, bytes_read=read, bytes_written=written, gemm=shape)
-
-
 def per_row_bytes(elements: float, fp8: bool) -> float:
     """Bytes of one dispatched row."""
     return row_bytes(elements, "fp8" if fp8 else "bf16")
+
+
+# -- scales by blocks, as Transformer Engine runs MXFP8 and NVFP4 --------------------------------------
+# Read in NVIDIA/TransformerEngine@d0067d0da: `csrc/quantizer.cpp`, `csrc/extensions/normalization.cpp`,
+# `csrc/extensions/gemm.cpp`, `module/linear.py`, `module/grouped_linear.py` and `common/recipe/__init__.py`.
+# One cast writes a tensor along its rows and along its columns, so that the GEMMs of forward and backward
+# find their operands; tensor cores of Blackwell apply the scales and take every layout of FP8, so nothing is
+# transposed. A norm writes BF16, which a kernel of its own casts (only cuDNN's norm could write MXFP8).
+# Activations and gradients are cast with scales in the order of the GEMM, weights' scales are put into it
+# before every GEMM. Weights are cast once a step.
+
+ELEMENTS_OF_A_SCALE: dict[Blocks, float] = {"mx": 32.0, "nvfp4": 16.0}
+
+
+def block_cast(
+    w: Work, name: str, d: Direction, m: float, n: float, *, per_row: bool = False
+) -> list[Operator]:
+    """Cast of a BF16 tensor [m, n] along rows and columns (eq. C32); none without scales by blocks.
+
+    NVFP4 has a scale of the whole tensor above those of the blocks, so a kernel reads the tensor first for
+    its largest element, and for that of its columns behind the random Hadamard transform. The cast then
+    transforms the columns of 16 elements and rounds gradients stochastically, both in registers.
+    """
+    if not w.blocks:
+        return []
+    dtype: Dtype = "fp8" if w.blocks == "mx" else "fp4"
+    read, written = m * n * BF16, 2.0 * m * n * BLOCK_BYTES[w.blocks]
+    op = move(name, "cast", d, read, written, variant=w.blocks, per_received_row=per_row, dtype=dtype)
+    if w.blocks == "mx":
+        return [op]
+    return [replace(op, name=f"{name}.amax", bytes_written=0.0, variant="nvfp4_amax", launches=2), op]
+
+
+def weight_scales(w: Work, name: str, d: Direction, n: float, k: float, groups: int = 1) -> list[Operator]:
+    """Scales of a weight [n, k] put into the order in which a GEMM reads them; none without blocks."""
+    if not w.blocks:
+        return []
+    size = groups * n * k / ELEMENTS_OF_A_SCALE[w.blocks]
+    dtype: Dtype = "fp8" if w.blocks == "mx" else "fp4"
+    return [move(f"{name}.weight_scales", "transpose", d, size, size, variant="block_scales", dtype=dtype)]
+
+
+def weight_cast_bytes(blocks: Blocks) -> tuple[float, float]:
+    """Bytes of a weight's element that its cast of every step (reads beyond the copy itself, writes)."""
+    if blocks == "nvfp4":  # the copy is read for its largest element first
+        return BF16, 2.0 * BLOCK_BYTES[blocks]
+    return 0.0, 2.0 * BLOCK_BYTES[blocks]

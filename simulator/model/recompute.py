@@ -105,8 +105,7 @@ RecomputeKey = Annotated[RecomputePolicy | tuple[Module, ...], BeforeValidator(_
 """A choice of recompute as a key of a scenario, written as a name or as a list of modules."""
 
 
-# -- cached ------------------------------------------------------------------------------------------
-# Tensors that a block may keep from its forward to its backward pass (plain data).
+# -- tensors that a block may keep from its forward to its backward pass (plain data) ------------------
 
 Role = Literal[
     "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"

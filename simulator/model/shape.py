@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -44,8 +44,7 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.parameters import ModelPart
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 
-# -- layer pattern -----------------------------------------------------------------------------------
-# Patterns of layers as model files write them: names with counts, which repeat over the layers.
+# -- patterns of layers as model files write them: names with counts, which repeat over the layers -----
 
 MAX_LAYERS = 1000
 """Most layers of a model, far above any real one; lists of layers are built, so a mistyped number must not
@@ -82,14 +81,8 @@ def check_pattern(key: str, entries: tuple[str, ...], n_layers: int, known: Coll
 
 def expanded(key: str, entries: tuple[str, ...], n_layers: int) -> tuple[str, ...]:
     """Name of every layer; `entries` have passed `check_pattern`."""
-    names = tuple(_repeated(key, entries))
-    return names * (n_layers // len(names))
-
-
-def _repeated(key: str, entries: tuple[str, ...]) -> Iterator[str]:
-    for entry in entries:
-        name, times = _counted(key, entry)
-        yield from [name] * times
+    names = [name for name, times in (_counted(key, entry) for entry in entries) for _ in range(times)]
+    return tuple(names) * (n_layers // len(names))
 
 
 def _counted(key: str, entry: str) -> tuple[str, int]:
@@ -128,10 +121,6 @@ def _farthest(names: Sequence[str]) -> tuple[int, int]:
     return best
 
 
-# -- numerics ----------------------------------------------------------------------------------------
-# Numbers of a model that a trainer must know but that change neither time nor memory.
-
-
 class Numerics(ModelPart):
     """Numbers that a trainer needs beside the shape; none of them changes a prediction."""
 
@@ -148,14 +137,8 @@ class Numerics(ModelPart):
 
 
 _LEFT_OUT = (
-    "attention",
-    "attentions",
-    "attention_layers",
-    "dense_ffns",
-    "ffn_layers",
-    "mtp_layer",
-    "numerics",
-)
+    "attention", "attentions", "attention_layers", "dense_ffns", "ffn_layers", "mtp_layer", "numerics",
+)  # fmt: skip
 """Keys that are not written where a model does not have them."""
 _RESERVED = (DENSE, ROUTED, NONE, EMBEDDING, HEAD, MTP)
 """Names that mean something else in `ffn_layers` or as kinds of block."""
@@ -172,24 +155,23 @@ class ShapeSource(ModelPart):
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class Attentions(RootModel[dict[_Name, AnyAttention]]):
+_Value = TypeVar("_Value")
+
+
+class _Named(RootModel[dict[_Name, _Value]]):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    def __hash__(self) -> int:
+        """Hash without regard to order, as equality ignores it."""
+        return hash(frozenset(self.root.items()))
+
+
+class Attentions(_Named[AnyAttention]):
     """Kinds of attention of one model, by names that the model file chooses."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
 
-    def __hash__(self) -> int:
-        """Hash without regard to order, as equality ignores it."""
-        return hash(frozenset(self.root.items()))
-
-
-class DenseFFNs(RootModel[dict[_Name, PositiveInt]]):
+class DenseFFNs(_Named[PositiveInt]):
     """Widths of dense FFNs of one model, by names that the model file chooses."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    def __hash__(self) -> int:
-        """Hash without regard to order, as equality ignores it."""
-        return hash(frozenset(self.root.items()))
 
 
 _Pattern = Annotated[tuple[str, ...], Field(strict=False)]
@@ -313,7 +295,6 @@ class ModelShape(ModelPart):
     def features(self) -> frozenset[str]:
         """Names of what the model has beyond plain layers of one attention, which a trainer must know of."""
         attentions = tuple(self.attention_by_name.values())
-        empty = NONE in self._attention_names or NONE in self._feed_forward_names
         own = {
             "several-attentions": len(attentions) > 1,
             "layernorm": self.norm == "layernorm",
@@ -321,7 +302,7 @@ class ModelShape(ModelPart):
             "sandwich-norms": self.norm_position == "sandwich",
             "ffn-bias": self.ffn_bias,
             "several-ffn-widths": self.dense_ffns is not None,
-            "missing-halves": empty,
+            "missing-halves": NONE in (*self._attention_names, *self._feed_forward_names),
             "mtp-layer": self.mtp_layer is not None,
             "learned-positions": self.learned_positions > 0,
             "residual-streams": self.residual_streams > 1,
@@ -423,10 +404,6 @@ class ModelShape(ModelPart):
 
 _BLOCKS: BoundedCache[BlockShape] = BoundedCache(1024)
 """Blocks of the models that were asked for before."""
-
-
-# -- state sizes -------------------------------------------------------------------------------------
-# Bytes that decoding keeps of a sequence, by kind of attention (pure).
 
 
 @dataclass(frozen=True, slots=True)

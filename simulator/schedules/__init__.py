@@ -5,9 +5,7 @@ from __future__ import annotations
 from moesim.simulator.schedules.action import (
     Action,
     Awaited,
-    Kind,
     Overlap,
-    Placement,
     Schedule,
     Step,
     actions_of,
@@ -24,8 +22,6 @@ from moesim.simulator.schedules.interleaved import (
 )
 from moesim.simulator.schedules.spec import (
     SCHEDULES,
-    RankReport,
-    ScheduleReport,
     ScheduleSpec,
     build,
     fleet_defaults,
@@ -36,10 +32,9 @@ from moesim.simulator.schedules.spec import (
     spec_of,
     validate,
 )
-from moesim.simulator.schedules.text import from_csv, from_json, infer_schedule, to_csv, to_json
+from moesim.simulator.schedules.text import from_csv, from_json, to_csv, to_json
 from moesim.simulator.schedules.timeline import (
     Durations,
-    Times,
     draw,
     idle,
     longest_path,
@@ -69,15 +64,10 @@ __all__ = [
     "Action",
     "Awaited",
     "Durations",
-    "Kind",
     "Overlap",
-    "Placement",
-    "RankReport",
     "Schedule",
-    "ScheduleReport",
     "ScheduleSpec",
     "Step",
-    "Times",
     "actions_of",
     "awaiting",
     "build",
@@ -86,7 +76,6 @@ __all__ = [
     "from_csv",
     "from_json",
     "idle",
-    "infer_schedule",
     "longest_path",
     "makespan",
     "name_from",

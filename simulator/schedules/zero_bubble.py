@@ -10,28 +10,20 @@ from moesim.simulator.schedules.interleaved import check_rounds, interleaved_ran
 from moesim.simulator.schedules.spec import RankWriter, ScheduleSpec, every, split_backwards
 from moesim.simulator.schedules.timeline import Durations
 
-# -- zero bubble -------------------------------------------------------------------------------------
-# ZB-H1 and its interleaved form fill the bubble with weight gradients (Qi et al. 2023, arXiv
-# 2401.10241).
 
-H1_NAME = "zb-h1"
-INTERLEAVED_NAME = "interleaved-zero-bubble"
-
-
-def build_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+def build_zero_bubble(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Build the order of PyTorch 2.13 with `vpp` stages per rank and split backwards.
 
-    Micro-batches must divide into max(1, micro-batches // pp) equal rounds.
+    Micro-batches must divide into max(1, micro-batches // pp) equal rounds; with one stage per rank (ZB-H1)
+    rounds make no difference, and any pp and micro-batches >= 1 are legal.
     """
-    return _build(INTERLEAVED_NAME, pp, microbatches, vpp)
-
-
-def build_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Build the interleaved zero-bubble order with one stage per rank, where rounds make no difference.
-
-    Any pp and micro-batches >= 1 are legal.
-    """
-    return _build(H1_NAME, pp, microbatches, 1)
+    ranks = []
+    for rank in range(pp):
+        full = interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=1)
+        # Rank r defers r weight gradients. Earlier ranks hold as many more forwards instead, so that every
+        # rank has the peak memory of rank 0 in 1F1B.
+        ranks.append(split_backwards(full, delay=rank))
+    return Schedule(name, microbatches, (loop_route(pp, pp * vpp),), tuple(ranks))
 
 
 def h1_bubble(pp: int, durations: Durations, vpp: int) -> float:
@@ -44,22 +36,12 @@ def interleaved_bubble(pp: int, durations: Durations, vpp: int) -> float | None:
     return h1_bubble(pp, durations, vpp) if vpp == 1 else None
 
 
-def _build(name: str, pp: int, microbatches: int, vpp: int) -> Schedule:
-    ranks = []
-    for rank in range(pp):
-        full = interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=1)
-        # Rank r defers r weight gradients. Earlier ranks hold as many more forwards instead, so that every
-        # rank has the peak memory of rank 0 in 1F1B.
-        ranks.append(split_backwards(full, delay=rank))
-    return Schedule(name, microbatches, (loop_route(pp, pp * vpp),), tuple(ranks))
-
-
-ZB_H1 = ScheduleSpec(H1_NAME, build_zb_h1, microbatch_step=every(1), bubble=h1_bubble)
+ZB_H1 = ScheduleSpec("zb-h1", partial(build_zero_bubble, "zb-h1"), microbatch_step=every(1), bubble=h1_bubble)
 INTERLEAVED_ZERO_BUBBLE = ScheduleSpec(
-    INTERLEAVED_NAME,
-    build_interleaved_zero_bubble,
+    "interleaved-zero-bubble",
+    partial(build_zero_bubble, "interleaved-zero-bubble"),
     stages_per_rank=None,
-    check_sizes=partial(check_rounds, INTERLEAVED_NAME),
+    check_sizes=partial(check_rounds, "interleaved-zero-bubble"),
     microbatch_step=per_round,
     bubble=interleaved_bubble,
     names_elsewhere={"torch": "InterleavedZeroBubble"},
@@ -68,24 +50,17 @@ INTERLEAVED_ZERO_BUBBLE = ScheduleSpec(
 )
 
 
-# -- zbv ---------------------------------------------------------------------------------------------
-# ZB-V, with two stages per rank in a V and split backwards (Qi et al. 2023, arXiv 2401.10241, section
-# 6).
-
-NAME = "zbv"
-
-
 def build_zbv(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Build the order with stages r and 2 pp - 1 - r on rank r, for any pp and micro-batches >= 1.
+    """Build ZB-V (section 6 of the paper) with stages r and 2 pp - 1 - r on rank r, for any legal sizes.
 
     The order needs 2 pp - 1 micro-batches to fill the pipeline. With fewer, it is that order without the
     missing micro-batches, as in PyTorch 2.13.
     """
     ranks = tuple(_rank_steps(pp, microbatches, rank) for rank in range(pp))
-    return Schedule(NAME, microbatches, (v_route(pp),), ranks)
+    return Schedule("zbv", microbatches, (v_route(pp),), ranks)
 
 
-def bubble(pp: int, durations: Durations, vpp: int) -> float | None:
+def v_bubble(pp: int, durations: Durations, vpp: int) -> float | None:
     """0 where F, I and W take equal times (arXiv 2401.10241, 6); None otherwise, where none was published.
 
     The paper counts the idle time of each rank between its own first and last steps.
@@ -130,11 +105,11 @@ def _rank_steps(pp: int, microbatches: int, rank: int) -> tuple[Step, ...]:
 
 
 ZBV = ScheduleSpec(
-    NAME,
+    "zbv",
     build_zbv,
     stages_per_rank=2,
     microbatch_step=every(1),
-    bubble=bubble,
+    bubble=v_bubble,
     names_elsewhere={"torch": "ZBVZeroBubble"},
     advised=False,
 )

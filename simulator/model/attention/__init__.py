@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
-from moesim.simulator.model.attention.block_sparse import BlockSparse
 from moesim.simulator.model.attention.compressed import Compressed
-from moesim.simulator.model.attention.dsa import DSA
+from moesim.simulator.model.attention.dsa import DSA, BlockSparse
 from moesim.simulator.model.attention.gated_delta import KDA, GatedDelta
 from moesim.simulator.model.attention.grouped_query import GQA, ChunkedAttention, SlidingAttention
 from moesim.simulator.model.attention.lightning import Lightning

@@ -12,9 +12,7 @@ from typing import Literal, Self
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.attention.softmax import copy, mean_keys, recomputed_attention_norm, rope
-from moesim.simulator.model.attention.sparse_core import (
+from moesim.simulator.model.attention.dsa import (
     Indexer,
     SparseCore,
     choose_keys,
@@ -23,6 +21,8 @@ from moesim.simulator.model.attention.sparse_core import (
     sparse_forward,
     uncounted,
 )
+from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.attention.softmax import copy, mean_keys, recomputed_attention_norm, rope
 from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.primitives import (

@@ -47,7 +47,7 @@ def delta_rule_scan(
 
 
 class GatedDelta(RecurrentMixer):
-    """Gated delta net of Qwen3-Next and Qwen3.5; every key head serves the value heads of its group."""
+    """Gated delta net; every key head serves the value heads of its group."""
 
     kind: Literal["gated_delta"] = "gated_delta"
     conv: PositiveInt = 4
@@ -107,10 +107,7 @@ class GatedDelta(RecurrentMixer):
 
 
 class KDA(RecurrentMixer):
-    """Kimi delta attention, a gated delta rule with a decay per channel.
-
-    Its gates go through a projection as narrow as one head, or are of full rank.
-    """
+    """Kimi delta attention; its gates go through a projection as narrow as one head, or are of full rank."""
 
     kind: Literal["kda"] = "kda"
     conv: PositiveInt = 4

@@ -1,4 +1,4 @@
-"""Projections, norms and rotation of grouped-query attention (arXiv 2305.13245), for any reach of a query."""
+"""Grouped-query attention (arXiv 2305.13245), over all tokens, a sliding window (2004.05150) or chunks."""
 
 from __future__ import annotations
 
@@ -195,10 +195,7 @@ class GQA(GroupedQueryAttention):
 
 
 class SlidingAttention(GroupedQueryAttention):
-    """Grouped-query attention whose queries attend to the last `window` tokens, their own included.
-
-    Source: arXiv 2004.05150.
-    """
+    """Grouped-query attention whose queries attend to the last `window` tokens, their own included."""
 
     kind: Literal["sliding"] = "sliding"
     window: PositiveInt
@@ -210,7 +207,7 @@ class SlidingAttention(GroupedQueryAttention):
 
 
 class ChunkedAttention(GroupedQueryAttention):
-    """Grouped-query attention whose queries attend to earlier tokens of their own chunk only (Llama 4)."""
+    """Grouped-query attention whose queries attend to earlier tokens of their own chunk only."""
 
     kind: Literal["chunked"] = "chunked"
     chunk: PositiveInt

@@ -35,7 +35,7 @@ class StateSpaceMixer(RecurrentMixer):
 
 
 class Mamba(StateSpaceMixer):
-    """Mamba-1 mixer, which scans token by token; `inner_norms` are Jamba's norms of step size, B and C."""
+    """Mamba-1 mixer; `inner_norms` are Jamba's norms of step size, B and C."""
 
     kind: Literal["mamba"] = "mamba"
     inner: PositiveInt
@@ -99,10 +99,7 @@ class Mamba(StateSpaceMixer):
 
 
 class Mamba2(StateSpaceMixer):
-    """Mamba-2 mixer, whose scan is a chunked semiseparable product, with a gated norm per group.
-
-    As in Nemotron-H and Nemotron 3.
-    """
+    """Mamba-2 mixer with a gated norm per group, as in Nemotron-H and Nemotron 3."""
 
     kind: Literal["mamba2"] = "mamba2"
     heads: PositiveInt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from moesim.simulator.model.operator import Operator, Work
 from moesim.simulator.model.parameters import ModelPart
@@ -22,10 +22,8 @@ class Attention(ModelPart, ABC):
     kind: str
     """Name in model files and in `ATTENTION_KINDS`; a subclass states it as a literal with a default."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether the layer has no attention half, and so no norm before it; true for `NoAttention` only."""
-        return False
+    empty: ClassVar[bool] = False
+    """Whether the layer has no attention half, and so no norm before it; true for `NoAttention` only."""
 
     @property
     def features(self) -> frozenset[str]:
@@ -135,19 +133,12 @@ class Attention(ModelPart, ABC):
         return None
 
 
-# -- none --------------------------------------------------------------------------------------------
-# The empty attention half of a layer that has feed-forward work only, as in hybrid models.
-
-
 class NoAttention(Attention):
     """No attention, no norm before it: model files write `none` in `attention_layers`."""
 
     kind: Literal["none"] = "none"
 
-    @property
-    def empty(self) -> bool:
-        """True."""
-        return True
+    empty: ClassVar[bool] = True
 
     def parameters(self, hidden: int) -> int:
         """0."""
@@ -165,13 +156,7 @@ class NoAttention(Attention):
         """No operators."""
         return []
 
-    def input_gradient(self, w: Work) -> list[Operator]:
-        """No operators."""
-        return []
-
-    def weight_gradient(self, w: Work) -> list[Operator]:
-        """No operators."""
-        return []
+    input_gradient = weight_gradient = forward
 
     def cached_tensors(
         self, precision: Precision, policy: Recompute, unfused: bool

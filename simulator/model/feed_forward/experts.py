@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from moesim.simulator.model.block_scales import block_cast, weight_scales
 from moesim.simulator.model.feed_forward.dense import (
     recomputed_ffn_norm,
     swiglu_forward,
@@ -22,6 +21,7 @@ from moesim.simulator.model.operator import Direction, Operator, OperatorClass, 
 from moesim.simulator.model.primitives import (
     BF16,
     FP32,
+    block_cast,
     cast,
     gemm,
     move,
@@ -29,6 +29,7 @@ from moesim.simulator.model.primitives import (
     per_row_bytes,
     recomputed,
     scale_transpose,
+    weight_scales,
     weight_transpose,
 )
 

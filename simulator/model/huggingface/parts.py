@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from moesim.simulator.model.huggingface.reader import Reader, Understood, attention_fields
+from moesim.simulator.model.huggingface.reader import (
+    Reader,
+    Understood,
+    attention_fields,
+    dense_first,
+    ffn_fields,
+)
 
-# -- grouped query -----------------------------------------------------------------------------------
-# Reads the keys of grouped-query attention, over the whole sequence, a sliding window or chunks.
+# -- grouped-query attention, over the whole sequence, a sliding window or chunks ----------------------
 
 
 def gqa(
@@ -110,8 +114,7 @@ def with_windows(r: Reader, attention: dict[str, Any], layers: int) -> dict[str,
     return attention_fields(names, {"full": attention, "sliding": windowed(attention, window)})
 
 
-# -- latent ------------------------------------------------------------------------------------------
-# Reads the keys of multi-head latent attention, dense or with DeepSeek's indexer.
+# -- multi-head latent attention, dense or with DeepSeek's indexer -------------------------------------
 
 _FULL, _SHARED = "full", "shared"
 
@@ -155,25 +158,17 @@ def dsa_fields(r: Reader, layers: int) -> dict[str, Any]:
         _SHARED: attention | {"indexer": indexer | {"shared": True}},
     }
     if not r.has("indexer_types"):
-        _refuse_unread_sharing(r)
+        why = "layers that share an indexer; state them in indexer_types"
+        r.refuse_unless("index_topk_freq", 1, why)
+        r.refuse_used("index_topk_pattern", why=why)
         r.seen.add("indexer_types")
         return attention_fields((_FULL,) * layers, kinds)
     r.seen.update(("index_topk_freq", "index_skip_topk_offset", "index_topk_pattern"))
-    legal: Mapping[str, str] = {_FULL: _FULL, _SHARED: _SHARED}
-    names = r.per_layer(
-        "indexer_types", layers=layers, legal=legal, meaning="layers with an indexer of their own"
-    )
-    return attention_fields(names, kinds)
+    legal, meaning = {_FULL: _FULL, _SHARED: _SHARED}, "layers with an indexer of their own"
+    return attention_fields(r.per_layer("indexer_types", layers=layers, legal=legal, meaning=meaning), kinds)
 
 
-def _refuse_unread_sharing(r: Reader) -> None:
-    """Refuse files that share indexers by other keys than `indexer_types`."""
-    r.refuse_unless("index_topk_freq", 1, "layers that share an indexer; state them in indexer_types")
-    r.refuse_used("index_topk_pattern", why="layers that share an indexer; state them in indexer_types")
-
-
-# -- experts -----------------------------------------------------------------------------------------
-# Reads the keys of routed and shared experts.
+# -- routed and shared experts -------------------------------------------------------------------------
 
 _COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = (
@@ -219,6 +214,14 @@ def shared(r: Reader, width: int, *keys: str, absent: Any = 0) -> dict[str, Any]
     keys = keys or ("n_shared_experts", "num_shared_experts")
     count = r.integer(*keys, meaning="shared experts", least=0, absent=absent, null=0)
     return {"shared_experts": count, "shared_ffn": width} if count else {}
+
+
+def dense_then_experts(
+    r: Reader, layers: int, moe: dict[str, Any], meaning: str = "width of the dense FFN"
+) -> dict[str, Any]:
+    """Fields of dense FFNs first and experts behind them, by the keys of DeepSeek's files."""
+    width = r.integer("intermediate_size", meaning=meaning)
+    return ffn_fields(dense_first(r, layers), moe, width)
 
 
 def groups(r: Reader, score: str | None, *keys: str) -> dict[str, Any]:

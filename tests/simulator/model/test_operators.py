@@ -23,7 +23,6 @@ from moesim.simulator.model.operators import (
     optimizer_operators,
 )
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.primitives import scale_rows
 from moesim.simulator.model.shape import ModelShape
 
 V3 = load_model("deepseek-v3")
@@ -147,22 +146,6 @@ def test_recompute_moves_work_into_the_backward_only() -> None:
     assert again["full"] == pytest.approx(
         sum(o.flop for p in ("attn F", "mlp F") for o in blocks(V3, "moe", recompute="none")[p])
     )
-
-
-@given(factor=st.floats(0.05, 4.0))
-@settings(max_examples=30, deadline=None)
-def test_scaled_rows_equal_a_block_built_for_those_rows(factor: float) -> None:
-    base = blocks(V3, "moe", received_tokens=30000.0)
-    direct = blocks(V3, "moe", received_rows=32768.0 * factor, received_tokens=30000.0 * factor)
-    for phase in base:
-        for a, b in zip(base[phase], direct[phase], strict=True):
-            scaled = scale_rows(a, factor)
-            assert scaled.flop == pytest.approx(b.flop), a.name
-            assert scaled.bytes_read == pytest.approx(b.bytes_read), a.name
-            assert scaled.bytes_written == pytest.approx(b.bytes_written), a.name
-            if b.gemm:
-                assert scaled.gemm is not None and scaled.gemm.m == pytest.approx(b.gemm.m)
-                assert scaled.gemm.k == pytest.approx(b.gemm.k)
 
 
 @given(tp=st.sampled_from([1, 2, 4, 8]), cp=st.sampled_from([1, 2, 4]))

@@ -11,6 +11,7 @@ from typing import Any
 from moesim.simulator.model.block import ROUTED, layer_kind
 from moesim.simulator.model.huggingface.parts import (
     deepseek_experts,
+    dense_then_experts,
     dsa_fields,
     gqa,
     groups,
@@ -35,8 +36,7 @@ attention, heavily compressed attention (DeepSeek-V4 model card)."""
 
 
 def _feed_forward(r: Reader, layers: int, moe: dict[str, Any]) -> dict[str, Any]:
-    width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
-    return ffn_fields(dense_first(r, layers), moe, width)
+    return dense_then_experts(r, layers, moe, "width of the dense FFN (unused where no layer is dense)")
 
 
 @family("deepseek", "DeepseekForCausalLM")
@@ -98,9 +98,7 @@ def mistral4(r: Reader) -> dict[str, Any]:
 @family("deepseek_v4", "DeepseekV4ForCausalLM")
 def deepseek_v4(r: Reader) -> dict[str, Any]:
     """DeepSeek-V4: compressed attention, hyper-connections, and experts in every layer."""
-    fields = core(
-        r, tied=False
-    )  # V4's files of serving formats leave the key out; the head has its own table
+    fields = core(r, tied=False)  # files of serving formats leave the key out; the head has its own table
     layers = fields["n_layers"]
     r.refuse_unless("num_key_value_heads", 1, "V4's queries share one head of keys, which are the values too")
     r.refuse_unless("attention_bias", False, "bias of the attention projections")
@@ -112,11 +110,9 @@ def deepseek_v4(r: Reader) -> dict[str, Any]:
     notes = []
     hashed = r.integer("num_hash_layers", meaning="layers routed by a hash of the token", least=0, absent=0)
     if hashed:
-        notes.append(
-            f"routing by a table of tokens in the first {hashed} layers: counted and priced as a gate"
-        )
-    kinds = _compressed(r)
-    fields |= attention_fields(ratios[:layers], kinds)
+        where = f"in the first {hashed} layers"
+        notes.append(f"routing by a table of tokens {where}: counted and priced as a gate")
+    fields |= attention_fields(ratios[:layers], _compressed(r))
     if modules:
         fields["mtp_layers"] = modules
         last = ratios[layers] if len(ratios) > layers else ratios[layers - 1]
@@ -153,25 +149,15 @@ def _compressed(r: Reader) -> dict[str, dict[str, Any]]:
     return kinds
 
 
-# -- glm ---------------------------------------------------------------------------------------------
-# GLM-4.5 to 4.7 with experts; GLM-5 has DeepSeek-V3.2's architecture and is read in deepseek.py.
-
-
 @family("glm4_moe", "Glm4MoeForCausalLM", also=("glm4v_moe", "glm4v_moe_text"))
 def glm4_moe(r: Reader) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7: grouped-query attention whose output has no bias, and DeepSeek-V3's gate."""
     fields = core(r, tied=False)  # text parts of multimodal files leave the key out (Glm4MoeConfig)
-    layers = fields["n_layers"]
     bias = r.flag("attention_bias", "bias of queries, keys and values")
     norms = r.flag("use_qk_norm", "norms of queries and keys")
     attention = gqa(r, own_head_dim=True, qkv_bias=bias, qk_norm=norms)
     moe = deepseek_experts(r, method="noaux_tc", scoring="sigmoid")  # fixed in the modelling code (Glm4Moe)
-    width = r.integer("intermediate_size", meaning="width of the dense FFN")
-    return fields | {"attention": attention} | ffn_fields(dense_first(r, layers), moe, width) | mtp(r)
-
-
-# -- kimi linear -------------------------------------------------------------------------------------
-# Kimi Linear and Kimi K3: Kimi delta attention beside latent attention without rotation.
+    return fields | {"attention": attention} | dense_then_experts(r, fields["n_layers"], moe) | mtp(r)
 
 
 @family("kimi_linear", "KimiLinearForCausalLM", also=("kimi_k3",))
@@ -183,7 +169,14 @@ def kimi_linear(r: Reader) -> dict[str, Any]:
     rotary = not r.flag("mla_use_nope", "latent attention has no rotary embedding")
     gate = "element" if r.flag("mla_use_output_gate", "gate of the attention's output", False) else False
     latent = mla(r, output_gate=gate) | ({} if rotary else {"rotary": False})
-    kinds = {"kda": _kda(linear), "mla": latent}
+    delta = {
+        "kind": "kda",
+        "heads": linear.integer("num_heads", meaning="heads of the delta attention"),
+        "head_dim": linear.integer("head_dim", meaning="width of one head"),
+        "conv": linear.integer("short_conv_kernel_size", meaning="tokens of the convolution"),
+        "full_rank_gate": linear.flag("use_full_rank_gate", "gates from one projection, not two", False),
+    }
+    kinds = {"kda": delta, "mla": latent}
     whole = linear.indices("full_attn_layers", layers=layers, first=1, meaning="layers with full attention")
     deltas = linear.indices("kda_layers", layers=layers, first=1, meaning="layers with delta attention")
     if sorted((*whole, *deltas)) != list(range(layers)):
@@ -195,28 +188,15 @@ def kimi_linear(r: Reader) -> dict[str, Any]:
     moe = routed(r, scoring_of(r, "moe_router_activation_func"), score_bias=True)
     moe |= shared(r, moe["expert_ffn"]) | groups(r, "top2-sum", "num_expert_group", "topk_group")
     r.refuse_unless("topk_method", "noaux_tc", "how experts are chosen")
-    row = r.integer(
-        "routed_expert_hidden_size", meaning="width of the rows that experts get", absent=None, null=None
-    )
+    maybe: dict[str, Any] = {"absent": None, "null": None}
+    row = r.integer("routed_expert_hidden_size", meaning="width of the rows that experts get", **maybe)
     if row is not None:
         normed = r.flag("latent_moe_use_norm", "norm of the experts' rows", False)
         moe |= {"latent": row} | ({"latent_norm": True} if normed else {})
     width = r.integer("intermediate_size", meaning="width of the dense FFN")
     notes = []
-    block = r.integer(
-        "attn_res_block_size", meaning="layers of one attention residual", absent=None, null=None
-    )
+    block = r.integer("attn_res_block_size", meaning="layers of one attention residual", **maybe)
     if block is not None:
         notes.append(f"attention residuals over blocks of {block} layers: neither counted nor priced")
     fields |= attention_fields(names, kinds) | ffn_fields(dense_first(r, layers), moe, width)
     return fields | mtp(r) | ({"not_modelled": notes} if notes else {})
-
-
-def _kda(linear: Reader) -> dict[str, Any]:
-    return {
-        "kind": "kda",
-        "heads": linear.integer("num_heads", meaning="heads of the delta attention"),
-        "head_dim": linear.integer("head_dim", meaning="width of one head"),
-        "conv": linear.integer("short_conv_kernel_size", meaning="tokens of the convolution"),
-        "full_rank_gate": linear.flag("use_full_rank_gate", "gates from one projection, not two", False),
-    }

@@ -148,10 +148,6 @@ def _block(r: Reader, index: int, block: Any) -> tuple[int, float]:
     return groups, float(multiple)
 
 
-# -- mistral -----------------------------------------------------------------------------------------
-# Mistral, Ministral and Mixtral.
-
-
 @family("mistral", "MistralForCausalLM", also=("ministral", "ministral3", "mistral3"))
 def mistral(r: Reader) -> dict[str, Any]:
     """Mistral 7B to Large 2, Ministral and Devstral: no biases; some layers may have a window."""

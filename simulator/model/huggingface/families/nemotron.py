@@ -43,9 +43,18 @@ def nemotron_h(r: Reader) -> dict[str, Any]:
         r.refuse_unless(key, False, "bias of the projections")
     names = [name if name in ("mamba", "attention") else NONE for name in blocks]
     halves = [{"mlp": DENSE, "moe": ROUTED}.get(name, NONE) for name in blocks]
-    kinds = {}
+    kinds: dict[str, dict[str, Any]] = {}
     if "mamba" in blocks:
-        kinds["mamba"] = _mamba2(r)
+        kinds["mamba"] = {
+            "kind": "mamba2",
+            "heads": r.integer("mamba_num_heads", meaning="heads of the mixer"),
+            "head_dim": r.integer("mamba_head_dim", meaning="width of a mixer's head"),
+            "groups": r.integer("n_groups", meaning="groups of the mixer's heads"),
+            "state": r.integer("ssm_state_size", meaning="state of a mixer's head"),
+            "conv": r.integer("conv_kernel", meaning="tokens of the convolution"),
+            "conv_bias": r.flag("use_conv_bias", "bias of the convolution"),
+            "chunk": r.integer("chunk_size", meaning="tokens of one chunk"),
+        }
     if "attention" in blocks:
         kinds["attention"] = gqa(r, bias_key="attention_bias") | {"rotary": False}
     moe = _experts(r) if "moe" in blocks else None
@@ -71,19 +80,6 @@ def _blocks(r: Reader, pattern_key: str, list_key: str) -> tuple[str, ...]:
                 f"{', '.join(_LETTERS)}"
             )
     return tuple(_LETTERS[letter] for letter in pattern)
-
-
-def _mamba2(r: Reader) -> dict[str, Any]:
-    return {
-        "kind": "mamba2",
-        "heads": r.integer("mamba_num_heads", meaning="heads of the mixer"),
-        "head_dim": r.integer("mamba_head_dim", meaning="width of a mixer's head"),
-        "groups": r.integer("n_groups", meaning="groups of the mixer's heads"),
-        "state": r.integer("ssm_state_size", meaning="state of a mixer's head"),
-        "conv": r.integer("conv_kernel", meaning="tokens of the convolution"),
-        "conv_bias": r.flag("use_conv_bias", "bias of the convolution"),
-        "chunk": r.integer("chunk_size", meaning="tokens of one chunk"),
-    }
 
 
 def _experts(r: Reader) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from moesim.simulator.model.block import DENSE, ROUTED, layer_kind
 from moesim.simulator.model.huggingface.families.llama import dense_ffn
 from moesim.simulator.model.huggingface.parts import (
     deepseek_experts,
+    dense_then_experts,
     gqa,
     groups,
     mla,
@@ -26,9 +27,6 @@ from moesim.simulator.model.huggingface.reader import (
     ffn_fields,
     mtp,
 )
-
-# -- others ------------------------------------------------------------------------------------------
-# Families of one or two models each, such as ERNIE 4.5, dots.llm1, DBRX, Jamba and GPT-2.
 
 
 @family("ernie4_5_moe", "Ernie4_5_MoeForCausalLM")
@@ -56,8 +54,7 @@ def dots1(r: Reader) -> dict[str, Any]:
     fields = core(r)
     attention = with_windows(r, gqa(r, bias_key="attention_bias", qk_norm=True), fields["n_layers"])
     moe = deepseek_experts(r, method="noaux_tc", scoring="sigmoid")
-    width = r.integer("intermediate_size", meaning="width of the dense FFN")
-    return fields | attention | ffn_fields(dense_first(r, fields["n_layers"]), moe, width)
+    return fields | attention | dense_then_experts(r, fields["n_layers"], moe)
 
 
 @family("phimoe", "PhiMoEForCausalLM", "PhimoeForCausalLM")
@@ -107,11 +104,8 @@ def jamba(r: Reader) -> dict[str, Any]:
     fields = core(r)
     layers, hidden = fields["n_layers"], fields["hidden"]
     r.refuse_unless("mamba_proj_bias", False, "bias of the mixer's projections")
-    rank = (
-        r.integer("mamba_dt_rank", meaning="rank of the step width")
-        if r.config.get("mamba_dt_rank") != "auto"
-        else 0
-    )
+    auto = r.config.get("mamba_dt_rank") == "auto"
+    rank = 0 if auto else r.integer("mamba_dt_rank", meaning="rank of the step width")
     r.seen.add("mamba_dt_rank")
     r.refuse_unless("mamba_conv_bias", True, "bias of the mixer's convolution")
     mamba = {
@@ -165,10 +159,6 @@ def gpt2(r: Reader) -> dict[str, Any]:
     }
 
 
-# -- granite -----------------------------------------------------------------------------------------
-# Granite 3 (dense and with experts) and Granite 4, a hybrid of Mamba-2 and attention.
-
-
 @family("granite", "GraniteForCausalLM")
 def granite(r: Reader) -> dict[str, Any]:
     """Granite 3, dense: Llama's layers with factors that change no size."""
@@ -217,9 +207,8 @@ def granite_hybrid(r: Reader) -> dict[str, Any]:
     rotary = r.take(("position_embedding_type",), "rope for a rotary embedding", None) == "rope"
     attention = gqa(r, kv_default=True, bias_key="attention_bias") | ({} if rotary else {"rotary": False})
     legal = {"mamba": "mamba", "linear_attention": "mamba", "attention": "full", "full_attention": "full"}
-    names = r.per_layer(
-        "layer_types", "layers_block_type", layers=layers, legal=legal, meaning="mixer or attention"
-    )
+    keys = ("layer_types", "layers_block_type")
+    names = r.per_layer(*keys, layers=layers, legal=legal, meaning="mixer or attention")
     fields |= attention_fields(names, {"mamba": mixer, "full": attention})
     width = r.integer("shared_intermediate_size", meaning="width of the shared FFN")
     if not r.has("num_local_experts") or r.config["num_local_experts"] == 0:
@@ -227,10 +216,6 @@ def granite_hybrid(r: Reader) -> dict[str, Any]:
         return fields | {"dense_ffn": width}
     moe = routed(r, "softmax", width=("intermediate_size",))
     return fields | {"moe": moe | {"shared_experts": 1, "shared_ffn": width}}
-
-
-# -- hunyuan -----------------------------------------------------------------------------------------
-# Hunyuan A13B and Hunyuan 3.
 
 
 @family("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", also=("hunyuan",))
@@ -247,11 +232,9 @@ def hunyuan(r: Reader) -> dict[str, Any]:
     r.refuse_unless("moe_layer_num_skipped", 0, "layers without experts")
     width_key = "moe_intermediate_size" if r.has("moe_intermediate_size") else "intermediate_size"
     r.seen.update(("intermediate_size", "num_shared_expert"))
-    count = (
-        r.uniform("num_shared_expert", layers=layers, meaning="shared experts")
-        if r.has("num_shared_expert")
-        else 1
-    )
+    count = 1
+    if r.has("num_shared_expert"):
+        count = r.uniform("num_shared_expert", layers=layers, meaning="shared experts")
     width = r.uniform(width_key, layers=layers, meaning="width of one expert")
     moe = {
         "experts": r.uniform("num_experts", layers=layers, meaning="routed experts"),
@@ -273,17 +256,7 @@ def hunyuan_v3(r: Reader) -> dict[str, Any]:
     width = ("moe_intermediate_size", "expert_hidden_dim")
     moe = routed(r, "sigmoid", width=width, score_bias=True)
     moe |= shared(r, moe["expert_ffn"])
-    dense = r.integer("intermediate_size", meaning="width of the dense FFN")
-    return (
-        fields
-        | {"attention": attention}
-        | ffn_fields(dense_first(r, fields["n_layers"]), moe, dense)
-        | mtp(r)
-    )
-
-
-# -- longcat -----------------------------------------------------------------------------------------
-# LongCat-Flash: two latent attentions and two dense FFNs a layer, and experts beside the first FFN.
+    return fields | {"attention": attention} | dense_then_experts(r, fields["n_layers"], moe) | mtp(r)
 
 
 @family("longcat_flash", "LongcatFlashForCausalLM")
@@ -303,16 +276,10 @@ def longcat_flash(r: Reader) -> dict[str, Any]:
     if zero:
         r.refuse_unless("zero_expert_type", "identity", "experts that compute nothing")
         moe |= {"zero_experts": zero}
-    note = (
-        "the shortcut over which experts exchange rows while the next attention and FFN compute: transfers "
-        "are hidden as in other models only"
-    )
+    shortcut = "the shortcut over which experts exchange rows while the next attention and FFN compute"
+    note = f"{shortcut}: transfers are hidden as in other models only"
     ffn = ffn_fields((ROUTED, DENSE) * (layers // 2), moe, width)
     return fields | {"attention": mla(r)} | ffn | {"not_modelled": [note]}
-
-
-# -- mimo --------------------------------------------------------------------------------------------
-# MiMo-V2-Flash: windows with sinks in most layers, and values narrower than keys.
 
 
 @family("mimo_v2_flash", "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", also=("mimo_v2",))
@@ -329,10 +296,8 @@ def mimo_v2(r: Reader) -> dict[str, Any]:
         "hybrid_layer_pattern", layers=layers, legal={0: "full", 1: "sliding"}, meaning="1 for a window"
     )
     moe = deepseek_experts(r, method="noaux_tc")
-    width = r.integer("intermediate_size", meaning="width of the dense FFN")
-    halves = dense_first(r, layers)
-    kinds = {"full": full, "sliding": sliding}
-    return fields | attention_fields(names, kinds) | ffn_fields(halves, moe, width) | mtp(r)
+    attention = attention_fields(names, {"full": full, "sliding": sliding})
+    return fields | attention | dense_then_experts(r, layers, moe) | mtp(r)
 
 
 def _attention(r: Reader, prefix: str, bias: bool, sinks: str) -> dict[str, Any]:
@@ -347,10 +312,7 @@ def _attention(r: Reader, prefix: str, bias: bool, sinks: str) -> dict[str, Any]
     }
 
 
-# -- step --------------------------------------------------------------------------------------------
-# Step 3.5 and 3.7: windows in most layers, a gate for every head, experts behind the first layers.
-
-_LEGAL = {"full_attention": "full", "sliding_attention": "sliding"}
+_WINDOWS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 @family("step3p5", "Step3p5ForCausalLM", "Step3p7FlashForCausalLM", also=("step3p7", "step3p7_text"))
@@ -368,12 +330,24 @@ def step(r: Reader) -> dict[str, Any]:
     gate = "head" if r.config.get("use_head_wise_attn_gate", True) else False
     full = gqa(r, own_head_dim=True, qk_norm=r.config.get("use_qk_norm", True), output_gate=gate)
     window = r.integer("sliding_window", meaning="attention window, tokens")
-    kinds = {"full": full, "sliding": windowed(full | _other_heads(r), window)}
+    heads: dict[str, int] = {}
+    if r.has("attention_other_setting"):
+        o, of_window = (
+            r.inner("attention_other_setting", "heads of the layers with a window"),
+            "with a window",
+        )
+        heads = {
+            "heads": o.integer("num_attention_heads", meaning=f"query heads of layers {of_window}"),
+            "kv_heads": o.integer(
+                "num_attention_groups", meaning=f"key and value heads of layers {of_window}"
+            ),
+            "head_dim": o.integer("head_dim", meaning=f"width of a head in layers {of_window}"),
+        }
+    kinds = {"full": full, "sliding": windowed(full | heads, window)}
     modules = r.integer("num_nextn_predict_layers", meaning="MTP modules", least=0, absent=0, null=0)
     if r.has("layer_types"):
-        names = r.per_layer(
-            "layer_types", layers=layers, legal=_LEGAL, meaning="attention of a layer", further=modules
-        )
+        meaning = "attention of a layer"
+        names = r.per_layer("layer_types", layers=layers, legal=_WINDOWS, meaning=meaning, further=modules)
     else:  # every fourth layer sees all tokens (configuration of the published models, which list the layers)
         names = tuple("sliding" if i % 4 else "full" for i in range(layers))
     r.refuse_unless("scoring_func", "sigmoid", "scores from logits")
@@ -392,19 +366,6 @@ def step(r: Reader) -> dict[str, Any]:
     return fields | {"mtp_layers": modules, "mtp_layer": layer_kind(DENSE, last if several else None)}
 
 
-def _other_heads(r: Reader) -> dict[str, int]:
-    if not r.has("attention_other_setting"):
-        return {}
-    other = r.inner("attention_other_setting", "heads of the layers with a window")
-    return {
-        "heads": other.integer("num_attention_heads", meaning="query heads of layers with a window"),
-        "kv_heads": other.integer(
-            "num_attention_groups", meaning="key and value heads of layers with a window"
-        ),
-        "head_dim": other.integer("head_dim", meaning="width of a head in layers with a window"),
-    }
-
-
 def _halves(r: Reader, layers: int) -> tuple[str, ...]:
     if not r.has("moe_layers_enum"):
         first = r.integer("first_k_dense_replace", meaning="first layers that stay dense", least=0)
@@ -414,27 +375,19 @@ def _halves(r: Reader, layers: int) -> tuple[str, ...]:
     return tuple(ROUTED if i in chosen else DENSE for i in range(layers))
 
 
-# -- gpt oss -----------------------------------------------------------------------------------------
-# gpt-oss: alternating windows, attention sinks, and biases everywhere.
-
-
 @family("gpt_oss", "GptOssForCausalLM")
 def gpt_oss(r: Reader) -> dict[str, Any]:
     """gpt-oss 20B and 120B; sinks, router bias and expert biases are fixed in the modelling code (GptOss)."""
     fields = core(r)
     attention = gqa(r, own_head_dim=True, bias_key="attention_bias", sinks=True)
     window = r.integer("sliding_window", meaning="attention window, tokens")
-    legal = {"sliding_attention": "sliding", "full_attention": "full"}
-    names = r.per_layer("layer_types", layers=fields["n_layers"], legal=legal, meaning="attention of a layer")
+    layers, meaning = fields["n_layers"], "attention of a layer"
+    names = r.per_layer("layer_types", layers=layers, legal=_WINDOWS, meaning=meaning)
     kinds = {"sliding": windowed(attention, window), "full": attention}
     moe = routed(r, "softmax", width=("intermediate_size",), router_bias=True, expert_bias=True)
     if "numerics" in fields and r.has("swiglu_limit"):
         r.take(("swiglu_limit",), "clamp of the experts' activation; for trainers only")
     return fields | attention_fields(names, kinds) | {"moe": moe}
-
-
-# -- bailing -----------------------------------------------------------------------------------------
-# Ling and Ring (Bailing): grouped-query attention with experts; Ling 3.0 has delta attention too.
 
 
 @family("bailing_moe", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", also=("bailing_moe_v2",))
@@ -488,5 +441,4 @@ def bailing_hybrid(r: Reader) -> dict[str, Any]:
     names = r.per_layer("layer_types", layers=layers, legal=legal, meaning="attention of a layer")
     moe = routed(r, "sigmoid", score_bias=True)
     moe |= shared(r, moe["expert_ffn"]) | groups(r, "top2-sum", "num_expert_group", "topk_group")
-    width = r.integer("intermediate_size", meaning="width of the dense FFN")
-    return fields | attention_fields(names, kinds) | ffn_fields(dense_first(r, layers), moe, width) | mtp(r)
+    return fields | attention_fields(names, kinds) | dense_then_experts(r, layers, moe) | mtp(r)
