@@ -65,8 +65,13 @@ def parse_values(text: str, key: str) -> tuple[Any, ...]:
         match = _RANGE.fullmatch(part)
         if match is None and ".." in part and re.match(r"-?\d", part):
             raise InputError(f"{key}={text!r}: cannot read {part!r}; {_FORMS}")
-        values = [_scalar(part, text, key)] if match is None else _range(match, text, key)
-        all_values.extend(values)
+        if match is not None:
+            all_values.extend(_range(match, text, key))
+        else:
+            try:
+                all_values.append(parse_mapping(f"value: {part}", key)["value"])
+            except InputError as error:
+                raise InputError(f"{key}={text!r}: cannot read {part!r} ({error}); {_FORMS}") from None
         if len(all_values) > MOST_VALUES:
             raise InputError(f"{key}={text!r} stands for more than {MOST_VALUES:,} values; {_FORMS}")
     unique: dict[str, Any] = {}
@@ -130,13 +135,6 @@ def _parts(text: str, key: str) -> list[str]:
     if not parts[0][1:-1].strip():
         raise InputError(f"{key}={text!r} is an empty list of values; {_FORMS}")
     return split(parts[0][1:-1], key)
-
-
-def _scalar(part: str, text: str, key: str) -> Any:
-    try:
-        return parse_mapping(f"value: {part}", key)["value"]
-    except InputError as error:
-        raise InputError(f"{key}={text!r}: cannot read {part!r} ({error}); {_FORMS}") from None
 
 
 def _range(match: re.Match[str], text: str, key: str) -> list[int | float]:

@@ -64,25 +64,17 @@ class Precision(Section):
     """Format of the parameters that are gathered after the optimizer (ZeRO)."""
 
     @model_validator(mode="after")
-    def _head_as_linear(self) -> Self:
+    def _consistent(self) -> Self:
         if self.head == "fp8" and self.linear != "fp8":
             raise ValueError(
                 f"head=fp8 needs linear=fp8, got linear={self.linear}: the head is cast as they are; "
                 "set head=bf16, or linear=fp8"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _attention_as_linear(self) -> Self:
         if self.attention == "fp8" and (self.linear != "fp8" or self.scaling == "tile"):
             raise ValueError(
                 f"attention=fp8 needs linear=fp8 with scaling=mx or tensor, got linear={self.linear} and "
                 f"scaling={self.scaling}: kernels of attention have no other scales; set attention=bf16"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _scales_fit_the_format(self) -> Self:
         if self.linear == "fp4" and self.scaling != "tile":
             raise ValueError(f"scaling={self.scaling} scales FP8; leave it out, NVFP4 has scales of its own")
         if self.scaling == "mx" and self.linear != "fp8":

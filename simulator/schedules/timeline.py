@@ -247,7 +247,13 @@ def draw(schedule: Schedule, width: int = 100, durations: Durations | None = Non
     total = makespan(times)
     margin = len(f"rank {schedule.pp - 1} ")
     columns = max(20, width - margin)
-    scale = _readable_scale(schedule, times)
+    needed = 1.0  # columns per unit of time that fit every label and one blank
+    for rank, own in enumerate(times):
+        with_stage = len(schedule.stages_on_rank(rank)) > 1
+        for step, (start, end) in zip(schedule.ranks[rank], own, strict=True):
+            if end > start:
+                needed = max(needed, (len(_label(step, with_stage)) + 1) / (end - start))
+    scale = float(-(-needed // 1))
     if total * scale > columns * _MAX_PANELS:
         scale = columns / total
         rows = [
@@ -282,17 +288,6 @@ def _label(step: Step, with_stage: bool) -> str:
     if isinstance(step, Overlap):
         return f"{_label(step.first, with_stage)}&{_label(step.second, with_stage)}"
     return str(step) if with_stage else f"{step.kind}{step.microbatch}"
-
-
-def _readable_scale(schedule: Schedule, times: Times) -> float:
-    """Columns per unit of time that fit every label and one blank."""
-    needed = 1.0
-    for rank, own in enumerate(times):
-        with_stage = len(schedule.stages_on_rank(rank)) > 1
-        for step, (start, end) in zip(schedule.ranks[rank], own, strict=True):
-            if end > start:
-                needed = max(needed, (len(_label(step, with_stage)) + 1) / (end - start))
-    return float(-(-needed // 1))
 
 
 def _blocks(

@@ -11,10 +11,8 @@ from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, Validat
 
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA, BlockSparse
-from moesim.simulator.model.attention.gated_delta import KDA, GatedDelta
 from moesim.simulator.model.attention.grouped_query import GQA, ChunkedAttention, SlidingAttention
-from moesim.simulator.model.attention.lightning import Lightning
-from moesim.simulator.model.attention.mamba import Mamba, Mamba2
+from moesim.simulator.model.attention.mixers import KDA, GatedDelta, Lightning, Mamba, Mamba2
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
 

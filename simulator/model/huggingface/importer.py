@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -52,35 +52,23 @@ NEEDED = "give the config.json beside it, which has hidden_size and num_hidden_l
 _MOST_NAMED = 6
 
 
-def _has(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda data: any(key in data for key in keys)
-
-
-def _all(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda data: all(key in data for key in keys)
-
-
-_FILES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
-    ("the index of safetensors files", _has("weight_map")),
-    ("the configuration of an adapter such as LoRA, not of its base model", _has("peft_type", "lora_alpha")),
-    ("the configuration of a diffusers pipeline or part", _has("_diffusers_version")),
-    ("a tokenizer's vocabulary and rules (tokenizer.json)", _all("pre_tokenizer", "model")),
-    ("a tokenizer's configuration", _has("tokenizer_class", "added_tokens_decoder", "chat_template")),
-    (
-        "the configuration of an image, video or audio preprocessor",
-        _has("image_processor_type", "feature_extractor_type", "processor_class", "image_mean"),
-    ),
-    ("a DeepSpeed configuration", _has("train_micro_batch_size_per_gpu", "zero_optimization")),
-    ("a quantisation section alone", _all("producer", "quantization")),
-    ("a quantisation section alone", _has("quant_method", "quant_algo", "config_groups", "quantization")),
-    ("a trainer's state", _all("global_step", "log_history")),
-    (
-        "a generation configuration",
-        _has("max_new_tokens", "do_sample", "temperature", "top_p", "_from_model_config", "eos_token_id"),
-    ),
-    ("a map of special tokens", _has("bos_token", "eos_token", "unk_token", "pad_token")),
-)
-"""Files that lie beside a config.json, and how each is recognised, the surest first."""
+_FILES = (
+    ("the index of safetensors files", "weight_map"),
+    ("the configuration of an adapter such as LoRA, not of its base model", "peft_type lora_alpha"),
+    ("the configuration of a diffusers pipeline or part", "_diffusers_version"),
+    ("a tokenizer's vocabulary and rules (tokenizer.json)", "pre_tokenizer+model"),
+    ("a tokenizer's configuration", "tokenizer_class added_tokens_decoder chat_template"),
+    ("the configuration of an image, video or audio preprocessor",
+     "image_processor_type feature_extractor_type processor_class image_mean"),
+    ("a DeepSpeed configuration", "train_micro_batch_size_per_gpu zero_optimization"),
+    ("a quantisation section alone", "quant_method quant_algo config_groups quantization"),
+    ("a trainer's state", "global_step+log_history"),
+    ("a generation configuration",
+     "max_new_tokens do_sample temperature top_p _from_model_config eos_token_id"),
+    ("a map of special tokens", "bos_token eos_token unk_token pad_token"),
+)  # fmt: skip
+"""Files that lie beside a config.json, with keys (`+` joins those that come together) of which any tells
+them, the surest first."""
 
 _SIZES = ("hidden_size", "num_hidden_layers", "d_model", "n_embd", "n_layer", "n_layers", "num_layers")
 _ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining")
@@ -94,7 +82,10 @@ def what_else(data: Mapping[str, Any]) -> str | None:
         return None
     if "model_type" in data and "_diffusers_version" not in data:
         return None
-    return next((title for title, matches in _FILES if matches(data)), None)
+    return next(
+        (title for title, keys in _FILES if any(set(key.split("+")) <= data.keys() for key in keys.split())),
+        None,
+    )
 
 
 def refuse_other_files(data: Mapping[str, Any], place: str) -> None:
