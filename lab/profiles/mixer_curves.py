@@ -20,10 +20,7 @@ from typing import Any
 from lab import packed
 
 from moesim.hwmodels.calibration_entry import Curve
-from moesim.simulator.model.attention.gated_delta import GatedDelta
-from moesim.simulator.model.attention.gated_delta import KDA
-from moesim.simulator.model.attention.lightning import Lightning
-from moesim.simulator.model.attention.mamba import Mamba2
+from moesim.simulator.model.attention import KDA, GatedDelta, Lightning, Mamba2
 from moesim.simulator.model.attention.recurrent import Scan
 
 Row = dict[str, Any]

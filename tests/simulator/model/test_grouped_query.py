@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from model_kinds import GPT_OSS, LONGCAT, MAVERICK, shape_of
+from model_kinds import GPT_OSS, LONGCAT
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.memory.activations import cached_tensors
-from moesim.simulator.model.attention import GQA, MLA, ChunkedAttention, SlidingAttention
+from moesim.simulator.model.attention import GQA, ChunkedAttention, SlidingAttention
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.softmax import FULL, Reach
 from moesim.simulator.model.counts import attention_flop_per_token
@@ -99,13 +99,6 @@ def test_scores_in_memory_are_the_whole_square_and_count_the_window() -> None:
     assert counted[1] / counted[0] == pytest.approx((512 - 512**2 / 8192) / 2048)
 
 
-def test_a_gate_a_head_has_a_column_a_head() -> None:
-    plain, gated = GQA(**PLAIN), GQA(**PLAIN, output_gate="head")
-    assert gated.parameters(1024) - plain.parameters(1024) == 16 * 1024
-    mla = {k: v for k, v in LONGCAT["attention"].items() if k != "kind"}
-    assert MLA(**mla, output_gate="element").parameters(6144) - MLA(**mla).parameters(6144) == 6144 * 64 * 128
-
-
 def test_key_is_value_has_no_projection_of_values_but_keeps_them() -> None:
     plain = plain_model({"kind": "gqa", **PLAIN, "qk_norm": True})
     shared = plain_model({"kind": "gqa", **PLAIN, "qk_norm": True, "key_is_value": True})
@@ -150,15 +143,3 @@ def test_bytes_of_heads_follow_both_sizes() -> None:
     assert core.bytes_read == 4096 * 2 * (8 * 192 + 2 * (192 + 128))
     assert core.bytes_written == 4096 * 2 * 8 * 128
     assert core.flop == 4096 * 8 * 4096 * (192 + 128)
-
-
-def test_tensor_parallelism_splits_the_core_evenly() -> None:
-    shape = shape_of(MAVERICK)
-    whole, split = (
-        [op for op in operators(shape, "dense/chunked", tp=tp) if op.name.startswith("attention")]
-        for tp in (1, 8)
-    )
-    for one, part in zip(whole, split, strict=True):
-        assert part.flop == one.flop / 8 and part.bytes_written == one.bytes_written / 8
-    with pytest.raises(InputError, match="kv_heads=8"):
-        operators(shape, "dense/chunked", tp=5)

@@ -100,10 +100,3 @@ def test_any_csv_is_a_valid_schedule_or_an_input_error(content: str | list[list[
         assert "\n" not in str(error)
         return
     assert from_csv(to_csv(schedule)) == schedule
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=60).map(lambda raw: raw.decode("latin-1")))
-def test_any_json_is_refused_in_one_paragraph(text: str) -> None:
-    with pytest.raises(InputError):
-        from_json(text)
