@@ -20,6 +20,10 @@ from moesim.simulator.model.parameters import Parameters
 V3 = load_model("deepseek-v3")
 
 
+def test_deepseek_v3_total_is_that_of_the_checkpoint() -> None:
+    assert parameters_total(V3) == 671_026_419_200
+
+
 def test_deepseek_v3_components() -> None:
     parts = parameters_by_component(V3)
     assert parts.attention / 61 / 1e6 == pytest.approx(187.105, abs=0.001)
