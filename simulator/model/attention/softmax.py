@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.protocol import Attention
-from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, Work
+from moesim.simulator.model.operator import Direction, GemmShape, Operator, Work
 from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
@@ -192,7 +192,7 @@ def core_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operato
         "attention",
         "attention_forward",
         "F",
-        _dtype(w),
+        "fp8" if w.attention else "bf16",
         flop=w.tokens * heads * 2.0 * reach.mean_keys(w.sequence) * (qk + v),
         bytes_read=(queries + keys_values) * element,
         bytes_written=w.tokens * heads * v * BF16,
@@ -200,10 +200,6 @@ def core_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operato
         variant=kernel_variant(w, sizes, reach),
     )
     return [*operand_casts(w, "attention.cast", "F", queries + keys_values), core]
-
-
-def _dtype(w: Work) -> Dtype:
-    return "fp8" if w.attention else "bf16"
 
 
 def operand_casts(w: Work, name: str, d: Direction, elements: float) -> list[Operator]:
@@ -250,7 +246,7 @@ def core_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operat
         "attention.backward",
         "attention_backward",
         "I",
-        _dtype(w),
+        "fp8" if w.attention else "bf16",
         flop=scores * (3 * qk_dim + 2 * v_dim),
         uncounted_flop=uncounted,
         bytes_read=(q + v) * element + kv * element + q * FP32,
@@ -283,21 +279,14 @@ def gate_columns(gate: OutputGate, heads: int, v_head_dim: int) -> int:
     return {"none": 0, "element": heads * v_head_dim, "head": heads}[gate]
 
 
-def gate_forward(w: Work, columns: int, width: int) -> list[Operator]:
-    """Multiplication of `width` elements of this rank's heads by the sigmoids of `columns` gates."""
-    if not columns:
-        return []
-    read, written = w.tokens * (width + columns) * BF16, w.tokens * width * BF16
-    return [move("attention.gate", "elementwise", "F", read, written, variant="add")]
+def gate(w: Work, name: str, d: Direction, columns: int, width: int) -> list[Operator]:
+    """Multiplication of `width` elements of this rank's heads by the sigmoids of `columns` gates.
 
-
-def gate_backward(w: Work, columns: int, width: int) -> list[Operator]:
-    """Gradients of the gates and of the core attention's output, from that of their product."""
-    if not columns:
-        return []
-    read = w.tokens * (2 * width + columns) * BF16
-    written = w.tokens * (width + columns) * BF16
-    return [move("attention.gate.backward", "elementwise", "I", read, written, variant="add")]
+    Its backward reads the elements' gradients too, and writes gradients of the gates beside theirs.
+    """
+    own, gates = w.tokens * width * BF16, w.tokens * columns * BF16
+    read, written = (own + gates, own) if d == "F" else (2 * own + gates, own + gates)
+    return [move(name, "elementwise", d, read, written, variant="add")] if columns else []
 
 
 def sink_forward(w: Work, heads: int, width: int) -> list[Operator]:
@@ -451,7 +440,7 @@ class SoftmaxAttention(Attention):
             *self.inputs_forward(w),
             *self.core_forward(w),
             *sink_forward(w, self.sink_heads // w.tp, width),
-            *gate_forward(w, self.gates // w.tp, width),
+            *gate(w, "attention.gate", "F", self.gates // w.tp, width),
             *output_projection(w, width),
         ]
 
@@ -460,7 +449,7 @@ class SoftmaxAttention(Attention):
         width = self._width(w)
         return [
             *output_projection_gradient(w, width),
-            *gate_backward(w, self.gates // w.tp, width),
+            *gate(w, "attention.gate.backward", "I", self.gates // w.tp, width),
             *self.recomputed_inputs(w),
             *self.core_again(w),
             *sink_backward(w, self.sink_heads // w.tp, width),

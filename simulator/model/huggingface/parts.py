@@ -78,28 +78,17 @@ def windowed(attention: dict[str, Any], window: int) -> dict[str, Any]:
     return attention | {"kind": "sliding", "window": window}
 
 
-def chunked(attention: dict[str, Any], chunk: int) -> dict[str, Any]:
-    """The same attention inside chunks of `chunk` tokens."""
-    return attention | {"kind": "chunked", "chunk": chunk}
-
-
-def window_of(r: Reader, *keys: str, switch: str | None = "use_sliding_window") -> int | None:
-    """Attention window in tokens; None where the file has none or switches it off."""
-    keys = keys or ("sliding_window",)
-    if switch is not None and r.flag(switch, "sliding-window attention is used", True) is False:
-        r.seen.update(keys)
-        return None
-    window: int | None = r.integer(*keys, meaning="attention window, tokens", absent=None, null=None, least=0)
-    return window or None
-
-
 def with_windows(r: Reader, attention: dict[str, Any], layers: int) -> dict[str, Any]:
     """Fields of an attention that has a window where the file states one (Mistral, Mixtral, Qwen).
 
     `layer_types` names the layers that have it; else those from `max_window_layers` on (Qwen), else all. A
     window that is not below the longest position reaches all tokens, so it is no window.
     """
-    window = window_of(r)
+    window, none = None, {"absent": None, "null": None}
+    if r.flag("use_sliding_window", "sliding-window attention is used", True):
+        window = r.integer("sliding_window", meaning="attention window, tokens", least=0, **none) or None
+    else:
+        r.seen.add("sliding_window")
     if r.has("layer_types"):
         r.seen.add("max_window_layers")
         legal = {"full_attention": "full"} | ({"sliding_attention": "sliding"} if window else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.simulator.model.block import DENSE, ROUTED
-from moesim.simulator.model.huggingface.parts import chunked, gqa, routed, with_windows
+from moesim.simulator.model.huggingface.parts import gqa, routed, with_windows
 from moesim.simulator.model.huggingface.reader import (
     MOST,
     Reader,
@@ -63,29 +63,25 @@ def llama4(r: Reader) -> dict[str, Any]:
     chunk = r.integer("attention_chunk_size", meaning="tokens of one attention chunk", null=None, absent=None)
     kinds = {
         "full": attention | {"rotary": False},
-        "chunked": chunked(attention, chunk) if chunk else attention,
+        "chunked": attention | {"kind": "chunked", "chunk": chunk} if chunk else attention,
     }
     if r.config.get("no_rope_layers"):
         legal = {0: "full", 1: "chunked"}
         names = r.per_layer("no_rope_layers", layers=layers, legal=legal, meaning="1 for rotary embedding")
     else:
         r.seen.add("no_rope_layers")
-        interval = r.integer(
-            "no_rope_layer_interval", meaning="every n-th layer has no rotary embedding", absent=4
-        )
+        meaning = "every n-th layer has no rotary embedding"
+        interval = r.integer("no_rope_layer_interval", meaning=meaning, absent=4)
         names = tuple("full" if (i + 1) % interval == 0 else "chunked" for i in range(layers))
     moe = routed(r, "sigmoid", width=("intermediate_size",))
     moe |= {"shared_experts": 1, "shared_ffn": moe["expert_ffn"]}
     width = r.integer("intermediate_size_mlp", meaning="width of the dense FFN")
-    return fields | attention_fields(names, kinds) | ffn_fields(_interleaved(r, layers), moe, width)
-
-
-def _interleaved(r: Reader, layers: int) -> tuple[str, ...]:
     step = r.integer("interleave_moe_layer_step", meaning="every n-th layer has experts")
+    chosen = {i for i in range(layers) if (i + 1) % step == 0}
     if r.has("moe_layers"):
         chosen = set(r.indices("moe_layers", layers=layers, meaning="layers with experts"))
-        return tuple(ROUTED if i in chosen else DENSE for i in range(layers))
-    return tuple(ROUTED if (i + 1) % step == 0 else DENSE for i in range(layers))
+    halves = [ROUTED if i in chosen else DENSE for i in range(layers)]
+    return fields | attention_fields(names, kinds) | ffn_fields(halves, moe, width)
 
 
 @family("nemotron-nas", "DeciLMForCausalLM")

@@ -30,15 +30,11 @@ def qwen3(r: Reader) -> dict[str, Any]:
     return fields | attention | {"dense_ffn": dense_ffn(r)}
 
 
-def _sparse_layers(r: Reader, layers: int, **absent: Any) -> tuple[str, ...]:
-    step = r.integer("decoder_sparse_step", meaning="every n-th layer has experts")
-    only = r.indices("mlp_only_layers", layers=layers, meaning="layers that stay dense", **absent)
-    return tuple(DENSE if i in only or (i + 1) % step else ROUTED for i in range(layers))
-
-
 def _feed_forward(r: Reader, layers: int, moe: dict[str, Any], **absent: Any) -> dict[str, Any]:
     width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
-    return ffn_fields(_sparse_layers(r, layers, **absent), moe, width)
+    step = r.integer("decoder_sparse_step", meaning="every n-th layer has experts")
+    only = r.indices("mlp_only_layers", layers=layers, meaning="layers that stay dense", **absent)
+    return ffn_fields([DENSE if i in only or (i + 1) % step else ROUTED for i in range(layers)], moe, width)
 
 
 def _with_gated_shared(r: Reader, moe: dict[str, Any]) -> dict[str, Any]:
