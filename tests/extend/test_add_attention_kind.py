@@ -6,12 +6,13 @@ stands in a hybrid model beside grouped-query attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
 
 import pytest
-from pydantic import PositiveInt
+from recipes import recipes
 
 import moesim
 from moesim.hwmodels.errors import InputError
@@ -21,12 +22,6 @@ from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.memory.activations import activation_bytes, cached_tensors
 from moesim.simulator.model.attention import ATTENTION_KINDS, Attention
-from moesim.simulator.model.attention.softmax import (
-    output_projection,
-    output_projection_gradient,
-    output_projection_weight_gradient,
-    recomputed_attention_norm,
-)
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import (
     attention_flop_per_token,
@@ -36,11 +31,10 @@ from moesim.simulator.model.counts import (
     parameters_total,
 )
 from moesim.simulator.model.huggingface import to_yaml
-from moesim.simulator.model.operator import Operator, Work
+from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import RECOMPUTE, block_operators, model_flop
-from moesim.simulator.model.precision import PRECISIONS, Precision, row_bytes
-from moesim.simulator.model.primitives import gemm, linear_forward, linear_input_gradient, weight_gradient
-from moesim.simulator.model.recompute import CachedTensor, GemmOutput, Recompute
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.step import prepare
@@ -48,72 +42,18 @@ from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 
-# -- the new kind: simulator/model/attention/linear.py, and a line "linear": LinearAttention ------------
+
+def printed() -> type[Attention]:
+    """The class of `simulator/model/attention/linear.py`, as the recipe prints it."""
+    blocks = recipes()["An attention kind"].blocks
+    module = ModuleType("linear_attention_of_the_recipe")
+    sys.modules[module.__name__] = module
+    exec(next(block.text for block in blocks if block.path.endswith("/linear.py")), module.__dict__)
+    kind: type[Attention] = module.LinearAttention
+    return kind
 
 
-class LinearAttention(Attention):
-    """Heads with a [head_dim, head_dim] state each, updated and read by every token."""
-
-    kind: Literal["linear"] = "linear"
-    heads: PositiveInt
-    head_dim: PositiveInt
-
-    @property
-    def width(self) -> int:
-        return self.heads * self.head_dim
-
-    def parameters(self, hidden: int) -> int:
-        return 4 * hidden * self.width
-
-    def flop_per_token(self, sequence: int, causal: bool) -> float:
-        return 3.0 * 2 * (2.0 * self.width * self.head_dim)
-
-    def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        return self.width * self.head_dim * element_bytes
-
-    def forward(self, w: Work) -> list[Operator]:
-        qkv = linear_forward(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden)
-        return [*qkv, *self._state(w, "F", 2), *output_projection(w, self.width // w.tp)]
-
-    def _state(self, w: Work, direction: Literal["F", "I"], count: int) -> list[Operator]:
-        rows = w.tokens * self.heads / w.tp
-        name = f"linear_attention.{direction}"
-        return [gemm(name, direction, rows, self.head_dim, self.head_dim, "bf16") for _ in range(count)]
-
-    def input_gradient(self, w: Work) -> list[Operator]:
-        return [
-            *output_projection_gradient(w, self.width // w.tp),
-            *self._state(w, "I", 4),
-            *recomputed_attention_norm(w),
-            *linear_input_gradient(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden),
-        ]
-
-    def weight_gradient(self, w: Work) -> list[Operator]:
-        qkv = weight_gradient(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden)
-        return [output_projection_weight_gradient(w, self.width // w.tp), qkv]
-
-    def cached_tensors(
-        self, precision: Precision, policy: Recompute, unfused: bool
-    ) -> Iterator[CachedTensor]:
-        yield CachedTensor("q, k, v", row_bytes(3 * self.width, "bf16"), "kept", "width")
-        yield CachedTensor(
-            "attention output", row_bytes(self.width, "bf16"), "kept", "width", kept_by_op=True
-        )
-
-    def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
-        for name in ("q", "k", "v"):
-            yield GemmOutput(name, self.width, "width")
-        yield GemmOutput("o_proj", hidden, "tokens")
-
-    def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
-        return ((self.heads, f"linear attention heads={self.heads}"),)
-
-    def context_elements(self, sequence: int) -> float:
-        return self.width * self.head_dim / sequence
-
-
-# -- its test -----------------------------------------------------------------------------------------
-
+LinearAttention = printed()
 LINEAR = {"kind": "linear", "heads": 16, "head_dim": 128}
 PATTERN = ("linear*3", "full")
 FULL = load_model("qwen3-30b-a3b")

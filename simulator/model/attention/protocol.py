@@ -156,7 +156,13 @@ class NoAttention(Attention):
         """No operators."""
         return []
 
-    input_gradient = weight_gradient = forward
+    def input_gradient(self, w: Work) -> list[Operator]:
+        """No operators."""
+        return []
+
+    def weight_gradient(self, w: Work) -> list[Operator]:
+        """No operators."""
+        return []
 
     def cached_tensors(
         self, precision: Precision, policy: Recompute, unfused: bool
