@@ -164,10 +164,9 @@ def block_operators(
     rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
     routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
     `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
-    `flex_attention` is the compiled kernel of PyTorch. `expert_tp` ranks split an expert's FFN, each for the
-    received rows of all of them. With `sequence_parallel` the tensor-parallel ranks split element-wise work;
-    with `own_latents` a rank forms MLA's latents from its own tokens. The result is cached. Raises InputError
-    for an unknown recompute policy, a MoE block without rows, and a TP that does not divide heads or widths.
+    `flex_attention` is the compiled kernel of PyTorch. The other options are those of `Work`. The result is
+    cached. Raises InputError for an unknown recompute policy, a MoE block without rows, and a TP that does
+    not divide heads or widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -195,8 +194,7 @@ def block_operators(
         blocks=precision.blocks,
         attention=precision.attention_variant,
     )
-    phases = _phases(shape, block, w, precision)
-    return {phase: tuple(operators) for phase, operators in phases.items()}
+    return {phase: tuple(found) for phase, found in _phases(shape, block, w, precision).items()}
 
 
 def _phases(
