@@ -163,8 +163,7 @@ def block_operators(
     the tokens of one sequence, for the causal core attention. `received_rows` are the expert rows that this
     rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
     routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
-    `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own;
-    `flex_attention` is the compiled kernel of PyTorch. The other options are those of `Work`. The result is
+    `unfused_attention` the scores go through memory; the other options are those of `Work`. The result is
     cached. Raises InputError for an unknown recompute policy, a MoE block without rows, and a TP that does
     not divide heads or widths.
     """
