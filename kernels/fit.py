@@ -52,12 +52,6 @@ def minimise(residual: Callable[[FloatArray], FloatArray], start: FloatArray) ->
     return x
 
 
-def saturate(n: float, slope: float, limit: float, sharpness: float) -> float:
-    """((slope n)^-p + limit^-p)^(-1/p) with p = sharpness."""
-    low, high = sorted((slope * n, limit))
-    return float(low * (1.0 + (low / high) ** sharpness) ** (-1.0 / sharpness))
-
-
 def log_saturate(log_n: FloatArray, p: FloatArray) -> FloatArray:
     """log y for p = log slope, log limit, log sharpness (sharpness between 0.5 and 50)."""
     sharp = _sharpness(p[2])
@@ -118,31 +112,6 @@ class LatencyBandwidth:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """t = latency_s + bytes / bytes_per_s from `from_bytes` up to the next piece."""
-
-    from_bytes: float
-    latency_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Piecewise:
-    """Latency and bandwidth by range of sizes (protocol changes); the first also serves smaller sizes."""
-
-    pieces: tuple[Piece, ...]
-    quality: Quality
-
-    def seconds(self, size_bytes: float) -> float:
-        """Time of a transfer of `size_bytes`."""
-        piece = self.pieces[0]
-        for candidate in self.pieces[1:]:
-            if size_bytes >= candidate.from_bytes:
-                piece = candidate
-        return piece.latency_s + size_bytes / piece.bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
 class Saturating:
     """y(n) = ((slope n)^-p + limit^-p)^(-1/p), linear in n up to a limit; `sharpness` p shapes the knee."""
 
@@ -153,7 +122,8 @@ class Saturating:
 
     def at(self, n: float) -> float:
         """The rate with n SMs."""
-        return saturate(n, self.slope, self.limit, self.sharpness)
+        low, high = sorted((self.slope * n, self.limit))
+        return float(low * (1.0 + (low / high) ** self.sharpness) ** (-1.0 / self.sharpness))
 
     def sms_for(self, share: float) -> float:
         """SMs that reach `share` (0 to 1) of the limit."""
@@ -192,26 +162,6 @@ def interpolate(points: Sequence[Pair], x: float) -> float:
     return float(np.interp(x, [p[0] for p in points], [p[1] for p in points]))
 
 
-__all__ = [
-    "LatencyBandwidth",
-    "Pair",
-    "Piece",
-    "Piecewise",
-    "Quality",
-    "Saturating",
-    "SlowDownFit",
-    "TransferFit",
-    "fit_latency_bandwidth",
-    "fit_piecewise",
-    "fit_saturating",
-    "fit_slow_down",
-    "fit_transfer",
-    "interpolate",
-    "isotonic",
-    "medians",
-]
-
-
 def medians(rows: Iterable[Pair]) -> tuple[tuple[Pair, ...], float]:
     """Median y of every distinct x, in order of x, and the median relative spread within one x.
 
@@ -226,8 +176,7 @@ def medians(rows: Iterable[Pair]) -> tuple[tuple[Pair, ...], float]:
             )
         groups[float(x)].append(float(y))
     points = tuple((x, float(np.median(groups[x]))) for x in sorted(groups))
-    half = [(max(v) - min(v)) / 2.0 / float(np.median(v)) for v in groups.values() if len(v) > 1]
-    return points, float(np.median(half)) if half else 0.0
+    return points, _spread(groups.values())
 
 
 def fit_latency_bandwidth(rows: Iterable[Pair], what: str = "transfer") -> LatencyBandwidth:
@@ -240,25 +189,8 @@ def fit_latency_bandwidth(rows: Iterable[Pair], what: str = "transfer") -> Laten
     _enough(points, 3, what, "sizes")
     latency, rate = _line(points, what)
     found = LatencyBandwidth(latency, rate, NO_QUALITY)
-    left_out = _left_out(points, 4, lambda rest: _line_predictor(rest, what))
+    left_out = _left_out(points, 4, lambda rest: LatencyBandwidth(*_line(rest, what), NO_QUALITY).seconds)
     return LatencyBandwidth(latency, rate, _quality(rows, found.seconds, left_out, spread))
-
-
-def fit_piecewise(rows: Iterable[Pair], what: str = "transfer", max_pieces: int = 3) -> Piecewise:
-    """Latency and bandwidth of (bytes, seconds) rows by range of sizes, each range with three sizes or more.
-
-    A further range, up to `max_pieces`, is added when it lowers the Bayesian information criterion of the log
-    errors. Raises InputError as `fit_latency_bandwidth` does.
-    """
-    rows = list(rows)
-    points, spread = medians(rows)
-    _enough(points, 3, what, "sizes")
-    pieces = _best_pieces(points, what, max_pieces)
-    found = Piecewise(pieces, NO_QUALITY)
-    left_out = _left_out(
-        points, 5, lambda rest: Piecewise(_best_pieces(rest, what, max_pieces), NO_QUALITY).seconds
-    )
-    return Piecewise(pieces, _quality(rows, found.seconds, left_out, spread))
 
 
 def fit_saturating(rows: Iterable[Pair], what: str = "rate against SMs") -> Saturating:
@@ -368,41 +300,6 @@ def _line(points: Sequence[Pair], what: str) -> Pair:
     return float(np.exp(best[0])), float(np.exp(best[1]))
 
 
-def _line_predictor(points: Sequence[Pair], what: str) -> Callable[[float], float]:
-    latency, rate = _line(points, what)
-    return lambda size: latency + size / rate
-
-
-def _best_pieces(points: Sequence[Pair], what: str, max_pieces: int) -> tuple[Piece, ...]:
-    """The best break points by the information criterion; the search is exhaustive, as sizes are few."""
-    n = len(points)
-    segments: dict[tuple[int, int], tuple[float, Piece]] = {}
-    for i in range(n - 2):
-        for j in range(i + 3, n + 1):
-            try:
-                latency, rate = _line(points[i:j], what)
-            except InputError:
-                if (i, j) == (0, n):
-                    raise
-                continue
-            squares = sum(math.log((latency + x / rate) / y) ** 2 for x, y in points[i:j])
-            segments[i, j] = squares, Piece(points[i][0], latency, rate)
-    chosen: dict[tuple[int, int], tuple[float, tuple[Piece, ...]]] = {(0, 0): (0.0, ())}
-    for count in range(1, max_pieces + 1):
-        for (i, j), (squares, piece) in segments.items():
-            if (before := chosen.get((count - 1, i))) is not None:
-                total = before[0] + squares
-                if (count, j) not in chosen or total < chosen[count, j][0]:
-                    chosen[count, j] = total, (*before[1], piece)
-    scored = []
-    for count in range(1, max_pieces + 1):
-        if (count, n) in chosen:
-            squares, pieces = chosen[count, n]
-            variance = max(squares / n, MIN_SCALE**2)
-            scored.append((n * math.log(variance) + 3 * count * math.log(n), count, pieces))
-    return min(scored)[2]
-
-
 def _saturating(points: Sequence[Pair]) -> tuple[float, float, float]:
     ns, ys = (np.log(np.array(column)) for column in zip(*points, strict=True))
     best, best_cost = None, math.inf
@@ -423,12 +320,7 @@ def _transfer(
     logs, log_n = np.log(seconds), np.log(ns)
     if start_from is None:
         rates = sizes / seconds
-        first = (
-            math.log(float(np.min(seconds)) / 2),
-            math.log(float(np.max(rates / ns))),
-            math.log(float(np.max(rates))),
-        )
-        start = np.array([*first, math.log(4.0)])
+        start = np.log([float(np.min(seconds)) / 2, float(np.max(rates / ns)), float(np.max(rates)), 4.0])
     else:
         r = start_from.rate
         start = np.log([start_from.latency_s, r.slope, r.limit, r.sharpness])
@@ -449,13 +341,10 @@ def _left_out(
     points: Sequence[Pair], needed: int, refit: Callable[[Sequence[Pair]], Callable[[float], float]]
 ) -> list[float]:
     """Relative errors of every inner point predicted from the others; ends would be extrapolated."""
-    errors: list[float] = []
     if len(points) < needed:
-        return errors
-    for i in range(1, len(points) - 1):
-        x, y = points[i]
-        errors.append(abs(refit([*points[:i], *points[i + 1 :]])(x) / y - 1.0))
-    return errors
+        return []
+    inner = range(1, len(points) - 1)
+    return [abs(refit([*points[:i], *points[i + 1 :]])(points[i][0]) / points[i][1] - 1.0) for i in inner]
 
 
 def _quality(

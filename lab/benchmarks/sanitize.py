@@ -24,9 +24,9 @@ import numpy as np
 
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
-from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
+from lab.benchmarks.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
-from moesim.kernels.references import bf16_rows, routing
+from tests.kernels.kernel_references import bf16_rows, routing
 from moesim.kernels.launch import GpuGroup, address
 from moesim.kernels.launch import cupy
 from moesim.kernels.expert_parallel import LowLatency

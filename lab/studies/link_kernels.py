@@ -18,7 +18,7 @@ from moesim.kernels.expert_parallel import (
     ExpertParallel,
     Shape,
 )
-from moesim.kernels.references import bf16_rows, routing
+from tests.kernels.kernel_references import bf16_rows, routing
 from moesim.kernels.launch import GpuGroup, address
 from moesim.kernels.launch import cupy
 

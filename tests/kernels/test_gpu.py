@@ -6,16 +6,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import kernel_references as ref
 import numpy as np
 import pytest
+from kernel_references import bf16_rows, routing
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels import references as ref
 from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, dequantize, make_pairs, quantize
-from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import DispatchTuning, ExpertParallel, Shape
 from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, GpuUnavailableError, address, cupy
-from moesim.kernels.references import bf16_rows, routing
 
 POISON = 0xEE
 
@@ -83,8 +82,8 @@ def many_gpus(ranks: int) -> GpuGroup:
 SHORT_RING = DispatchTuning(warps=3, stages=3, depth=1, group=4)
 
 
-def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = False) -> None:
-    """Two rounds of layout, notify, dispatch, combine; `cuda` takes dispatch and combine in CUDA C++."""
+def check_expert_parallel(group: GpuGroup, case: Case, seed: int) -> None:
+    """Two rounds of layout, notify, dispatch and combine."""
     shape = Shape(case.tokens, case.hidden, case.k, case.experts, case.fp8)
     ep, rng = ExpertParallel(group, shape), np.random.default_rng(seed)
     per, ranks = ep.per_rank, case.ranks
@@ -96,26 +95,14 @@ def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = F
         side = [np.zeros((case.tokens, shape.side_bytes), np.uint8) for _ in range(ranks)]
         for record, scale in zip(side, scales, strict=True):
             record[:, : shape.scale_bytes] = scale.view(np.uint8)
-        for arrays in (
-            ep.slots,
-            ep.lists,
-            ep.bases,
-            ep.rank_counts,
-            ep.expert_counts,
-            ep.received,
-            ep.recv_x,
-        ):
-            group.fill(arrays, POISON)
-        for arrays in (ep.recv_side, ep.out, ep.results, ep.experts_received):
+        poisoned = (ep.slots, ep.lists, ep.bases, ep.rank_counts, ep.expert_counts, ep.received, ep.recv_x)
+        for arrays in (*poisoned, ep.recv_side, ep.out, ep.results, ep.experts_received):
             group.fill(arrays, POISON)
         for target, value in ((ep.x, x), (ep.topk_idx, ids), (ep.topk_w, topk_w), (ep.side, side)):
             group.write(target, value)
         ep.layout()
         ep.notify()
-        if cuda:
-            dispatch_cuda(ep, case.sms)
-        else:
-            ep.dispatch(case.sms, tuning=SHORT_RING if repeat else None)
+        ep.dispatch(case.sms, tuning=SHORT_RING if repeat else None)
         group.synchronize()
 
         layouts = [ref.layout(idx, ranks, per) for idx in ids]
@@ -145,10 +132,7 @@ def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = F
         group.write(ep.weights, weights)
         for weighted in (False, True):
             group.fill(ep.out, POISON)
-            if cuda:
-                combine_cuda(ep, case.sms, weighted)
-            else:
-                ep.combine(case.sms, weighted)
+            ep.combine(case.sms, weighted)
             group.synchronize()
             for r in range(ranks):
                 where = f"{case} seed {seed} round {repeat} rank {r} weighted {weighted}"
@@ -188,12 +172,6 @@ def test_own_rows_can_stay_where_they_are(tuning: DispatchTuning | None) -> None
         np.testing.assert_array_equal(ep.recv_x[rank].get()[: len(rows)], rows)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES[:4], ids=str)
-def test_the_cuda_counterparts_agree(case: Case) -> None:
-    check_expert_parallel(one_gpu(case.ranks), case, seed=3, cuda=True)
-
-
 @pytest.mark.multigpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_expert_parallel_across_gpus(case: Case) -> None:
@@ -213,7 +191,6 @@ def test_copies_move_every_byte_and_no_other(n_bytes: int, ctas: int) -> None:
     runs: list[Callable[[], None]] = [
         lambda: copy_ldst(group, 0, pairs, ctas),
         lambda: copy_ldst(group, 0, pairs, ctas, threads=128),
-        lambda: copy_cuda(group, 0, pairs, ctas),
         lambda: copy_bulk(group, 0, pairs, ctas),
         lambda: copy_bulk(group, 0, pairs, ctas, BulkShape(4, 12, 4, 4096, 3)),
         lambda: copy_bulk(group, 0, pairs, ctas, small),

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import kernel_references as ref
 import numpy as np
 import pytest
+from kernel_references import bf16_rows, routing
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels import references as ref
 from moesim.kernels.expert_parallel import HopTuning, LowLatency, Shape, TwoHop
 from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, GpuUnavailableError, cupy
-from moesim.kernels.references import bf16_rows, routing
 
 POISON = 0xEE
 Devices = Callable[[int], list[int]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import kernel_references as ref
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moesim.kernels import references as ref
 
 finite = st.floats(float(np.float32(-3e38)), float(np.float32(3e38)), width=32, allow_nan=False)
 

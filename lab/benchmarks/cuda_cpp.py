@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ CYCLES_PER_NS = 2  # converts time limits; Hopper clocks stay below 2 GHz, so no
 
 def source(name: str) -> str:
     """The CUDA C++ text."""
-    return files("moesim.kernels").joinpath("cuda", f"{name}.cu").read_text(encoding="utf-8")
+    return (Path(__file__).parent / "cuda" / f"{name}.cu").read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=16)
