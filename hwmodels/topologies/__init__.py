@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.topologies.base import Inventory, Topology
+from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.faults import LinkFault
 from moesim.hwmodels.topologies.registry import build_topology
 from moesim.hwmodels.topologies.tables import (
@@ -14,7 +14,7 @@ from moesim.hwmodels.topologies.tables import (
     route_bytes_per_s,
     route_latency_s,
 )
-from moesim.hwmodels.topologies.wiring import gpu_name
+from moesim.hwmodels.topologies.wiring import Inventory, gpu_name
 
 __all__ = [
     "Inventory",

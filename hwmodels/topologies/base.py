@@ -3,103 +3,43 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.price import FabricPrices, load_fabric_prices
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.price import load_fabric_prices
 from moesim.hwmodels.topologies.description import NodeFigures
 from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_factors
-from moesim.hwmodels.topologies.spreading import single_routes, spread_routes
-from moesim.hwmodels.topologies.tables import Link, LinkTable, Route, RouteSet, Spreading
-from moesim.hwmodels.topologies.wiring import Wiring
+from moesim.hwmodels.topologies.tables import (
+    IDEAL_CHUNK,
+    Link,
+    LinkTable,
+    Route,
+    RouteSet,
+    Spreading,
+    in_order,
+    joined,
+    pair_hash,
+    placed,
+    single_paths,
+    spread_paths,
+    widened,
+)
+from moesim.hwmodels.topologies.wiring import Inventory, Wiring, count_inventory, gpu_name
 from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.validation import nearest
 
 if TYPE_CHECKING:
     import networkx
-
-
-# -- counts and cost -------------------------------------------------------------------------------
-
-NIC_KIND = "nic"
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """Counts of a topology, and the cost of its scale-out network.
-
-    `endpoints` are NIC ports. `switches` and `cables` count physical ones by kind; `scale_out_switches` are
-    those of the scale-out network. `switch_ports` are those in use. `inter_switch_links` are scale-out cables
-    between switches ("links" of arXiv 2505.09343, Table 3). Each optical cable has two `transceivers`.
-    `cost_usd` is by part, and empty where no prices are known.
-    """
-
-    endpoints: int
-    switches: dict[str, int]
-    scale_out_switches: int
-    switch_ports: int
-    cables: dict[str, int]
-    inter_switch_links: int
-    transceivers: int
-    cost_usd: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def total_usd(self) -> float | None:
-        """Cost of the scale-out network; None where no prices are known."""
-        return sum(self.cost_usd.values()) if self.cost_usd else None
-
-    @property
-    def usd_per_endpoint(self) -> float | None:
-        """Cost per NIC port; None without prices or endpoints."""
-        total = self.total_usd
-        return None if total is None or not self.endpoints else total / self.endpoints
-
-
-def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
-    """Count a wiring; every chip of a striped switch and every strand of a cable counts.
-
-    Cost: docs/model.md, eq. N1.
-    """
-    switches: dict[str, int] = {}
-    outer = 0
-    for block in wiring.vertices:
-        if block.kind != "gpu" and block.count:
-            switches[block.kind] = switches.get(block.kind, 0) + block.count * block.chips
-            outer += 0 if block.scale_up else block.count * block.chips
-    cables: dict[str, int] = {}
-    endpoints = inter_switch = transceivers = ports = 0
-    for run in wiring.cables:
-        n = len(run.tails) * run.strands
-        if not n:
-            continue
-        cables[run.kind] = cables.get(run.kind, 0) + n
-        transceivers += 2 * n if run.optical else 0
-        at_switch = int(np.sum(run.tails >= wiring.n_gpus) + np.sum(run.heads >= wiring.n_gpus))
-        if run.scale_up:
-            continue
-        ports += at_switch * run.strands
-        if run.kind == NIC_KIND:
-            endpoints += n
-        else:
-            inter_switch += (
-                int(np.sum((run.tails >= wiring.n_gpus) & (run.heads >= wiring.n_gpus))) * run.strands
-            )
-    cost: dict[str, float] = {}
-    if prices is not None:
-        cost = {
-            "switches": outer * prices.switch.value,
-            "inter-switch links": inter_switch * prices.link.value,
-            "endpoint links": endpoints * prices.link.value,
-        }
-    return Inventory(endpoints, switches, outer, ports, cables, inter_switch, transceivers, cost)
 
 
 # -- topologies ------------------------------------------------------------------------------------
@@ -259,14 +199,112 @@ class Topology(ABC):
         if src.shape != dst.shape:
             raise InputError(f"routes: {len(src)} sources but {len(dst)} destinations; give one for each")
         _ = self.wiring  # it comes first, since it sets where the cables of each part start
-        if spreading == "ideal":
-            return spread_routes(self, src, dst)
         if spreading not in get_args(Spreading):
             known = list(get_args(Spreading))
             raise InputError(
                 f"spreading {spreading!r} is not one of {', '.join(known)}{nearest(str(spreading), known)}"
             )
-        return single_routes(self, src, dst, spreading, seed)
+        fanout = self.fanout(src, dst)
+        if spreading == "ideal":
+            return self._spread_routes(src, dst, fanout)
+        by_hash = pair_hash(src, dst, seed)
+        choice = by_hash % fanout if spreading == "ecmp" else self.preferred(src, dst)
+        paths = self.paths(src, dst, choice)
+        if self.left is not None:
+            # Destination-modulo tables know the destination only, and so does their way around a fault.
+            mixed = by_hash if spreading == "ecmp" else pair_hash(dst, dst, seed)
+            paths = self._around_faults(src, dst, paths, (choice, fanout), mixed)
+        return single_paths(paths, self.wiring.latency_s)
+
+    def _around_faults(
+        self,
+        src: IntArray,
+        dst: IntArray,
+        paths: IntArray,
+        choices: tuple[IntArray, IntArray],
+        mixed: IntArray,
+    ) -> IntArray:
+        """The paths, with those over dead links replaced by the next live one in an order mixed by hash."""
+        broken = np.flatnonzero(self.live(paths) <= 0)
+        choice, fanout = choices
+        hopeless = self.live(self.unavoidable(src[broken], dst[broken])) <= 0
+        detour_only, broken = broken[hopeless], broken[~hopeless]
+        # A stride coprime to the number of paths visits all of them; the hash spreads the load.
+        stride = np.ones(len(broken), np.int64)
+        for value in np.unique(fanout[broken]).tolist():
+            steps = np.array([s for s in range(1, value) if math.gcd(s, value) == 1] or [1])
+            rows = fanout[broken] == value
+            stride[rows] = steps[mixed[broken][rows] % len(steps)]
+        for step in range(1, int(fanout[broken].max(initial=1))):
+            if not len(broken):
+                break
+            ask = (choice[broken] + step * stride) % fanout[broken]
+            tried = self.paths(src[broken], dst[broken], ask)
+            good = self.live(tried) > 0
+            paths[broken[good]] = tried[good]
+            broken, stride = broken[~good], stride[~good]
+        broken = np.sort(np.concatenate([detour_only, broken]))
+        ways, turns = self.detours()
+        for turn, way in itertools.product(range(turns), range(ways)):
+            if not len(broken):
+                return paths
+            have, tried = self.detour_paths(src[broken], dst[broken], way, turn)
+            good = self.live(tried) > 0
+            paths = placed(paths, broken[have[good]], tried[good])
+            broken = np.delete(broken, have[good])
+        require_no_unrouted_pair(src[broken], dst[broken])
+        return paths
+
+    def _spread_routes(self, src: IntArray, dst: IntArray, fanout: IntArray) -> RouteSet:
+        """Routes over all equally good live paths, in proportion to the bandwidth that faults leave."""
+        latency_s = self.wiring.latency_s
+        hops = self.paths(src[:1], dst[:1], np.zeros(min(1, len(src)), np.int64)).shape[1]
+        step = max(1, IDEAL_CHUNK // max(1, int(fanout.max(initial=1)) * hops))
+        parts: list[RouteSet] = []
+        for start in range(0, max(1, len(src)), step):
+            s, d, n = (x[start : start + step] for x in (src, dst, fanout))
+            choices = [self.paths(s, d, np.minimum(c, n - 1)) for c in range(int(n.max(initial=1)))]
+            paths = np.stack(choices, axis=1)
+            weight = np.stack([self.live(path) * (c < n) for c, path in enumerate(choices)], axis=1)
+            broken = np.flatnonzero(weight.sum(axis=1) <= 0)
+            if len(broken):
+                healthy = np.delete(np.arange(len(s)), broken)
+                detours = self._spread_detours(s[broken], d[broken])
+                direct = spread_paths(paths[healthy], weight[healthy], latency_s)
+                parts.append(in_order([direct, detours], [healthy, broken]))
+            else:
+                parts.append(spread_paths(paths, weight, latency_s))
+        return joined(parts)
+
+    def _spread_detours(self, src: IntArray, dst: IntArray) -> RouteSet:
+        """Routes over all live paths of the first way that has one, in proportion to their bandwidth."""
+        rows: list[IntArray] = []
+        parts: list[RouteSet] = []
+        left = np.arange(len(src))
+        ways, turns = self.detours()
+        for way in range(ways):
+            if not len(left):
+                break
+            weight = np.zeros((len(left), turns))
+            by_turn: list[IntArray] = []
+            for turn in range(turns):
+                have, tried = self.detour_paths(src[left], dst[left], way, turn)
+                path = np.full((len(left), tried.shape[1]), -1, np.int64)
+                path[have] = tried
+                weight[have, turn] = self.live(tried)
+                by_turn.append(path)
+                if not len(have):  # in that case no pair has a further path either
+                    by_turn += [path] * (turns - 1 - turn)
+                    break
+            good = weight.sum(axis=1) > 0
+            if good.any():
+                width = max(path.shape[1] for path in by_turn)
+                stacked = np.stack([widened(path, width) for path in by_turn], axis=1)
+                rows.append(left[good])
+                parts.append(spread_paths(stacked[good], weight[good], self.wiring.latency_s))
+                left = left[~good]
+        require_no_unrouted_pair(src[left], dst[left])
+        return in_order(parts, rows)
 
     def route(self, src_gpu: int, dst_gpu: int) -> Route:
         """The links from one GPU to another, in order; empty for a GPU to itself.
@@ -364,6 +402,17 @@ class Topology(ABC):
 
 
 # -- picture ---------------------------------------------------------------------------------------
+
+
+def require_no_unrouted_pair(src: IntArray, dst: IntArray) -> None:
+    """Raise InfeasibleError, which names the first pair, where any pair is given: none has a route."""
+    if len(src):
+        raise InfeasibleError(
+            f"no route is left from rank {gpu_name(int(src[0]))} to rank {gpu_name(int(dst[0]))}"
+            + (f" (and for {len(src) - 1} more pairs)" if len(src) > 1 else "")
+            + ": every path and detour crosses a link that is down; take the rank out or repair a link"
+        )
+
 
 MOST_PER_LAYER = 32
 """Most vertices of one kind that are drawn side by side."""

@@ -8,7 +8,7 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.description import NodeFigures
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
-from moesim.hwmodels.topologies.tables import pair_hash
+from moesim.hwmodels.topologies.tables import pair_hash, placed, widened
 from moesim.hwmodels.topologies.wiring import Wiring
 
 
@@ -78,9 +78,9 @@ class ClusterTopology(Topology):
             if self.scale_out.forwards:
                 out = np.hstack([self.scale_up.paths(s, sender, c // n_out), out])
             pieces.append((across, out))
-        paths = np.full((len(src), max(piece.shape[1] for _, piece in pieces)), -1, np.int64)
+        paths = np.full((len(src), 1), -1, np.int64)
         for rows, piece in pieces:
-            paths[rows, : piece.shape[1]] = piece
+            paths = placed(paths, rows, piece)
         return paths
 
     # -- detours -------------------------------------------------------------------------------------
@@ -129,8 +129,7 @@ class ClusterTopology(Topology):
         if not rows:
             return nothing
         width = max(paths.shape[1] for paths in pieces)
-        wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in pieces]
-        return np.concatenate(rows), np.vstack(wide)
+        return np.concatenate(rows), np.vstack([widened(paths, width) for paths in pieces])
 
     def _by_rail(self, src: IntArray, dst: IntArray, order: int, turn: int) -> tuple[IntArray, IntArray]:
         """Paths that forward to a rail, take its path number `turn` across, and forward to dst."""
@@ -154,17 +153,8 @@ class ClusterTopology(Topology):
         if len(beyond):
             for offset in np.unique(turn - n[beyond]):
                 rows = beyond[turn - n[beyond] == offset]
-                out = _placed(out, rows, self.scale_out.detour_paths(a[rows], b[rows], int(offset)))
+                out = placed(out, rows, self.scale_out.detour_paths(a[rows], b[rows], int(offset)))
         return have, np.hstack([self._inside(s, a), out, self._inside(b, d)])
 
     def _inside(self, src: IntArray, dst: IntArray) -> IntArray:
         return self.scale_up.paths(src, dst, self.scale_up.preferred(src, dst))
-
-
-def _placed(paths: IntArray, rows: IntArray, new: IntArray) -> IntArray:
-    width = max(paths.shape[1], new.shape[1])
-    wide = np.full((len(paths), width), -1, np.int64)
-    wide[:, : paths.shape[1]] = paths
-    wide[rows] = -1
-    wide[rows, : new.shape[1]] = new
-    return wide

@@ -12,11 +12,10 @@ import numpy as np
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.ranges import BY_DIMENSION
-from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.base import Topology, require_no_unrouted_pair
 from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.faults import check_connected
 from moesim.hwmodels.topologies.part import ScaleOutSpec
-from moesim.hwmodels.topologies.spreading import require_no_unrouted_pair
 from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 

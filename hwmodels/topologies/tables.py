@@ -152,3 +152,16 @@ def pair_hash(src: IntArray, dst: IntArray, seed: int) -> IntArray:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
         return ((x ^ (x >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
+
+
+def widened(paths: IntArray, width: int) -> IntArray:
+    """Paths [n, hops] padded with -1 to `width` hops."""
+    return np.pad(paths, ((0, 0), (0, width - paths.shape[1])), constant_values=-1)
+
+
+def placed(paths: IntArray, rows: IntArray, new: IntArray) -> IntArray:
+    """`paths` with some rows replaced, and widened where the new ones are longer."""
+    width = max(paths.shape[1], new.shape[1])
+    paths = widened(paths, width)
+    paths[rows] = widened(new, width)
+    return paths

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-
 finite = st.floats(float(np.float32(-3e38)), float(np.float32(3e38)), width=32, allow_nan=False)
 
 
