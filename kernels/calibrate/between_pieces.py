@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,22 @@ class Make:
         return torch.randn(sides, device=self.device, dtype=dtype).requires_grad_(grad)
 
 
+def pieces_of(size: float, at: dict[str, Any]) -> Callable[..., TimedPiece]:
+    """Makes pieces of the sizes `at`, whose bytes are stated as multiples of `size`."""
+
+    def piece(
+        name: str,
+        call: Callable[[], Any],
+        passes: float,
+        leaves: Sequence[torch.Tensor] = (),
+        backward_passes: float = 0.0,
+        compiled: bool = False,
+    ) -> TimedPiece:
+        return TimedPiece(name, call, passes * size, list(leaves), backward_passes * size, compiled, at)
+
+    return piece
+
+
 # --- norms, residuals, casts -------------------------------------------------------------------------
 
 
@@ -87,59 +103,24 @@ def norms(make: Make) -> Iterator[TimedPiece]:
         for rows in (TOKENS, TOKENS // 2, TOKENS // 8):
             x, r = make.normal(rows, hidden, grad=True), make.normal(rows, hidden, grad=True)
             gain, bias = make.normal(hidden, grad=True), make.normal(hidden, grad=True)
-            size, width = 2.0 * x.numel(), (x.shape[-1],)
-            at = {"rows": x.shape[0], "hidden": x.shape[1]}
-            yield TimedPiece(
-                "rms_norm", lambda: F.rms_norm(x, width, gain, 1e-6), 2 * size, [x, gain], 3 * size, sizes=at
-            )
-            yield TimedPiece(
-                "layer_norm",
-                lambda: F.layer_norm(x, width, gain, bias),
-                2 * size,
-                [x, gain, bias],
-                3 * size,
-                sizes=at,
-            )
-            yield TimedPiece("residual add", lambda: x.detach() + r.detach(), 3 * size, sizes=at)
+            width = (x.shape[-1],)
+            piece = pieces_of(2.0 * x.numel(), {"rows": x.shape[0], "hidden": x.shape[1]})
+            yield piece("rms_norm", lambda: F.rms_norm(x, width, gain, 1e-6), 2, [x, gain], 3)
+            yield piece("layer_norm", lambda: F.layer_norm(x, width, gain, bias), 2, [x, gain, bias], 3)
+            yield piece("residual add", lambda: x.detach() + r.detach(), 3)
             if hidden == 5120:
-                yield TimedPiece(
-                    "rms_norm of plain operators",
-                    lambda: plain_rms(x, gain),
-                    2 * size,
-                    [x, gain],
-                    3 * size,
-                    sizes=at,
-                )
+                plain = "rms_norm of plain operators"
+                yield piece(plain, lambda: plain_rms(x, gain), 2, [x, gain], 3)
                 if rows != TOKENS // 2:
-                    yield TimedPiece(
-                        "rms_norm of plain operators",
-                        lambda: plain_rms(x, gain),
-                        2 * size,
-                        [x, gain],
-                        3 * size,
-                        True,
-                        at,
-                    )
-                    yield TimedPiece(
-                        "residual and rms_norm",
-                        lambda: add_norm(x, r, gain),
-                        4 * size,
-                        [x, r, gain],
-                        5 * size,
-                        True,
-                        at,
+                    yield piece(plain, lambda: plain_rms(x, gain), 2, [x, gain], 3, True)
+                    yield piece(
+                        "residual and rms_norm", lambda: add_norm(x, r, gain), 4, [x, r, gain], 5, True
                     )
     for heads in (48, 8):
         q, gain = make.normal(TOKENS, heads, HEAD, grad=True), make.normal(HEAD, grad=True)
-        size, width = 2.0 * q.numel(), (q.shape[-1],)
-        yield TimedPiece(
-            "rms_norm of heads",
-            lambda: F.rms_norm(q, width, gain, 1e-6),
-            2 * size,
-            [q, gain],
-            3 * size,
-            sizes={"rows": q.shape[0] * q.shape[1], "hidden": q.shape[2]},
-        )
+        width = (q.shape[-1],)
+        piece = pieces_of(2.0 * q.numel(), {"rows": q.shape[0] * q.shape[1], "hidden": q.shape[2]})
+        yield piece("rms_norm of heads", lambda: F.rms_norm(q, width, gain, 1e-6), 2, [q, gain], 3)
 
 
 def casts(make: Make) -> Iterator[TimedPiece]:
@@ -147,11 +128,11 @@ def casts(make: Make) -> Iterator[TimedPiece]:
     for hidden in (3072, 6144, 12288):
         x = make.normal(TOKENS, hidden)
         wide = make.normal(TOKENS, hidden, dtype=FP32)
-        n, at = float(x.numel()), {"elements": x.numel()}
-        yield TimedPiece("cast to fp32", lambda: x.to(FP32), 6 * n, sizes=at)
-        yield TimedPiece("cast to bf16", lambda: wide.to(BF16), 6 * n, sizes=at)
-        yield TimedPiece("fp32 gradient += bf16", lambda: wide.add_(x), 10 * n, sizes=at)
-        yield TimedPiece("bf16 gradient += bf16", lambda: x.add_(x), 6 * n, sizes=at)
+        piece = pieces_of(float(x.numel()), {"elements": x.numel()})
+        yield piece("cast to fp32", lambda: x.to(FP32), 6)
+        yield piece("cast to bf16", lambda: wide.to(BF16), 6)
+        yield piece("fp32 gradient += bf16", lambda: wide.add_(x), 10)
+        yield piece("bf16 gradient += bf16", lambda: x.add_(x), 6)
 
 
 # --- rope ---------------------------------------------------------------------------------------------
@@ -184,14 +165,10 @@ def ropes(make: Make) -> Iterator[TimedPiece]:
         turn = torch.polar(torch.ones_like(angle), angle)
         both = torch.cat((angle, angle), -1)
         cosine, sine = both.cos().to(BF16), both.sin().to(BF16)
-        n, at = float(q.numel() + k.numel()), {"heads": 48 // tp, "rows": q.shape[0]}
+        piece = pieces_of(float(q.numel() + k.numel()), {"heads": 48 // tp, "rows": q.shape[0]})
         for compiled in (False, True) if tp != 2 else (False,):
-            yield TimedPiece(
-                "rope complex", lambda: rope_complex(q, k, turn), 4 * n, [q, k], 4 * n, compiled, at
-            )
-            yield TimedPiece(
-                "rope halves", lambda: rope_halves(q, k, cosine, sine), 4 * n, [q, k], 4 * n, compiled, at
-            )
+            yield piece("rope complex", lambda: rope_complex(q, k, turn), 4, [q, k], 4, compiled)
+            yield piece("rope halves", lambda: rope_halves(q, k, cosine, sine), 4, [q, k], 4, compiled)
 
 
 # --- activations --------------------------------------------------------------------------------------
@@ -208,17 +185,16 @@ def activations(make: Make) -> Iterator[TimedPiece]:
     """SwiGLU of dense FFNs at TP 1, 2 and 8 and of experts; clamped with biases, as gpt-oss' experts."""
     for width in (13824, 6912, 1728):
         g, u = make.normal(TOKENS, width, grad=True), make.normal(TOKENS, width, grad=True)
-        size, at = 2.0 * g.numel(), {"rows": g.shape[0], "width": g.shape[1]}
+        piece = pieces_of(2.0 * g.numel(), {"rows": g.shape[0], "width": g.shape[1]})
         for compiled in (False, True) if width != 6912 else (False,):
-            yield TimedPiece("swiglu", lambda: F.silu(g) * u, 3 * size, [g, u], 5 * size, compiled, at)
+            yield piece("swiglu", lambda: F.silu(g) * u, 3, [g, u], 5, compiled)
     for width in (2560, 3072):
         rows, experts = TOKENS * 4, 32
         x = make.normal(rows, 2 * width, grad=True)
-        size, at = float(x.numel()), {"rows": x.shape[0], "width": x.shape[1] // 2}  # bytes of the output
+        # The size is the bytes of the output.
+        piece = pieces_of(float(x.numel()), {"rows": x.shape[0], "width": x.shape[1] // 2})
         for compiled in (False, True) if width == 3072 else (False,):
-            yield TimedPiece(
-                "clamped swiglu", lambda: clamped_swiglu(x), 3 * size, [x], 5 * size, compiled, at
-            )
+            yield piece("clamped swiglu", lambda: clamped_swiglu(x), 3, [x], 5, compiled)
         bias = make.normal(experts, 2 * width, grad=True)
         counts = torch.full((experts,), x.shape[0] // experts, device=make.device)
         total = int(x.shape[0] // experts * experts)
@@ -226,18 +202,10 @@ def activations(make: Make) -> Iterator[TimedPiece]:
         def biased() -> torch.Tensor:
             return x[:total] + bias.repeat_interleave(counts, dim=0, output_size=total)
 
-        yield TimedPiece(
-            "biases of experts repeated and added", biased, 4 * size, [x, bias], 4 * size, sizes=at
-        )
+        yield piece("biases of experts repeated and added", biased, 4, [x, bias], 4)
         out, score = make.normal(rows, width, grad=True), make.normal(rows, 1, dtype=FP32, grad=True)
-        yield TimedPiece(
-            "rows times routing weights in fp32",
-            lambda: (out.float() * score).to(BF16),
-            2 * size,
-            [out, score],
-            3 * size,
-            sizes=at,
-        )
+        weighted = lambda: (out.float() * score).to(BF16)  # noqa: E731
+        yield piece("rows times routing weights in fp32", weighted, 2, [out, score], 3)
 
 
 # --- loss ---------------------------------------------------------------------------------------------
@@ -291,14 +259,12 @@ def losses(make: Make) -> Iterator[TimedPiece]:
     for tokens, vocabulary in ((4096, 100352), (8192, 64000)):
         x = make.normal(tokens, vocabulary, grad=True)
         labels = torch.randint(0, x.shape[1], (x.shape[0],), device=make.device)
-        size, at = 2.0 * x.numel(), {"tokens": x.shape[0], "vocabulary": x.shape[1]}
-        yield TimedPiece("loss eager", lambda: plain_loss(x, labels), size, [x], 2 * size, sizes=at)
+        piece = pieces_of(2.0 * x.numel(), {"tokens": x.shape[0], "vocabulary": x.shape[1]})
+        yield piece("loss eager", lambda: plain_loss(x, labels), 1, [x], 2)
         if tokens == 4096:
-            yield TimedPiece("loss eager", lambda: plain_loss(x, labels), size, [x], 2 * size, True, at)
-            yield TimedPiece(
-                "loss in 8 chunks", lambda: chunked_loss(x, labels), size, [x], 2 * size, sizes=at
-            )
-        yield TimedPiece("logits to fp32", lambda: x.detach().float(), 3 * size, sizes=at)
+            yield piece("loss eager", lambda: plain_loss(x, labels), 1, [x], 2, True)
+            yield piece("loss in 8 chunks", lambda: chunked_loss(x, labels), 1, [x], 2)
+        yield piece("logits to fp32", lambda: x.detach().float(), 3)
     for tp in (1, 2, 8):
         whole = 100352 if tp > 1 else 50176
         x = make.normal(4096, whole // tp, grad=True)
@@ -349,15 +315,12 @@ def _gathered(
     outputs = [torch.empty(count * world, device=make.device, dtype=BF16) for count in counts]
     views = [out.view(world, -1) for out in outputs]
     at = {"group": title, "shards": world, "parameters": total * world, "tensors": len(counts)}
+    piece = pieces_of(float(total), at)
+    copy_out = lambda: torch.split_with_sizes_copy(gathered.view(world, -1), counts, dim=1, out=views)  # noqa: E731
 
-    yield TimedPiece("fsdp cast of shards to bf16", lambda: torch._foreach_copy_(slots, shards), 6.0 * total,
-                sizes=at)  # fmt: skip
-    yield TimedPiece("fsdp copy in", lambda: torch._foreach_copy_(parts, slots), 4.0 * total, sizes=at)
-    yield TimedPiece(
-        "fsdp copy out",
-        lambda: torch.split_with_sizes_copy(gathered.view(world, -1), counts, dim=1, out=views),
-        4.0 * total * world, sizes=at,
-    )  # fmt: skip
+    yield piece("fsdp cast of shards to bf16", lambda: torch._foreach_copy_(slots, shards), 6)
+    yield piece("fsdp copy in", lambda: torch._foreach_copy_(parts, slots), 4)
+    yield piece("fsdp copy out", copy_out, 4 * world)
 
 
 def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world: int) -> Iterator[TimedPiece]:
@@ -368,71 +331,58 @@ def _reduced(make: Make, title: str, shapes: tuple[tuple[int, ...], ...], world:
     real = float(sum(g.numel() for g in grads))
     wide = torch.empty(padded, device=make.device)
     narrow = torch.empty(padded, device=make.device, dtype=BF16)
-    shard, total = (
-        torch.randn(padded // world, device=make.device),
-        torch.zeros(padded // world, device=make.device),
-    )
+    shard = torch.randn(padded // world, device=make.device)
+    total = torch.zeros(padded // world, device=make.device)
     at = {"group": title, "shards": world, "parameters": padded, "tensors": len(grads)}
+    piece = pieces_of(float(padded), at)
 
     def pack(out: torch.Tensor) -> Callable[[], Any]:
         return lambda: torch._chunk_cat(grads, dim=0, num_chunks=world, out=out.view(world, -1))
 
     yield TimedPiece("fsdp packing of gradients to fp32", pack(wide), 2 * real + 4.0 * padded, sizes=at)
     yield TimedPiece("fsdp packing of gradients in bf16", pack(narrow), 2 * real + 2.0 * padded, sizes=at)
-    yield TimedPiece("fsdp division of the buffer", lambda: wide.div_(8.0), 8.0 * padded, sizes=at)
-    yield TimedPiece(
-        "fsdp accumulation of the shard", lambda: total.add_(shard), 12.0 * padded / world, sizes=at
-    )
+    yield piece("fsdp division of the buffer", lambda: wide.div_(8.0), 8)
+    yield piece("fsdp accumulation of the shard", lambda: total.add_(shard), 12 / world)
     if world == 1:
         out = torch.empty_like(wide)
-        yield TimedPiece("fsdp copy of one member", lambda: out.copy_(wide), 8.0 * padded, sizes=at)
-        yield TimedPiece("fsdp division and copy of one member", lambda: out.copy_(wide / 8.0), 16.0 * padded,
-                    sizes=at)  # fmt: skip
+        yield piece("fsdp copy of one member", lambda: out.copy_(wide), 8)
+        yield piece("fsdp division and copy of one member", lambda: out.copy_(wide / 8.0), 16)
 
 
 def steps(make: Make) -> Iterator[TimedPiece]:
     """Global norm, clipping and Adam: few large tensors, and many small shards of 64 members."""
-    for title, layers, world in (
-        ("one layer whole", 1, 1),
-        ("four layers whole", 4, 1),
-        ("32 layers of 64 shards", 32, 64),
-    ):
+    plans = (("one layer whole", 1, 1), ("four layers whole", 4, 1), ("32 layers of 64 shards", 32, 64))
+    for title, layers, world in plans:
         shapes = [tuple(make.size(n) for n in shape) for shape in LAYER * layers]
         counts = [math.ceil(math.prod(shape) / world) for shape in shapes]
         values = [torch.randn(count, device=make.device) for count in counts]
         for value in values:
             value.grad = torch.randn_like(value)
         grads = [value.grad for value in values]
-        n = float(sum(counts))
-        at = {"tensors": len(counts), "parameters": int(n), "title": title}
+        n = sum(counts)
+        piece = pieces_of(float(n), {"tensors": len(counts), "parameters": n, "title": title})
         one = torch.ones((), device=make.device)
 
         def norm() -> torch.Tensor:
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
 
-        yield TimedPiece("global norm", norm, 4 * n, sizes=at)
-        yield TimedPiece("clipping", lambda: torch._foreach_mul_(grads, one), 8 * n, sizes=at)
-        yield TimedPiece("zero gradients", lambda: torch._foreach_zero_(grads), 4 * n, sizes=at)
+        yield piece("global norm", norm, 4)
+        yield piece("clipping", lambda: torch._foreach_mul_(grads, one), 8)
+        yield piece("zero gradients", lambda: torch._foreach_zero_(grads), 4)
         for kind in ("fused", "foreach"):
             if kind == "foreach" and layers == 4:
                 continue  # its temporaries would take 20 GB
             adam = torch.optim.AdamW(values, lr=1e-5, fused=kind == "fused", foreach=kind == "foreach")
-            yield TimedPiece(f"adamw {kind} fp32", adam.step, 28 * n, sizes=at)
+            yield piece(f"adamw {kind} fp32", adam.step, 28)
             adam.state.clear()
         if layers != 4:
             narrow = [torch.empty_like(value, dtype=BF16) for value in values]
-            yield TimedPiece("masters to bf16", lambda: torch._foreach_copy_(narrow, values), 6 * n, sizes=at)
-        if layers == 1:
-            yield from _narrow_adam(make, counts, at)
-
-
-def _narrow_adam(make: Make, counts: list[int], at: dict[str, Any]) -> Iterator[TimedPiece]:
-    """Fused Adam with weights, gradients and moments in BF16."""
-    values = [torch.randn(count, device=make.device, dtype=BF16) for count in counts]
-    for value in values:
-        value.grad = torch.randn_like(value)
-    adam = torch.optim.AdamW(values, lr=1e-5, fused=True)
-    yield TimedPiece("adamw fused bf16", adam.step, 14.0 * sum(counts), sizes=at)
+            yield piece("masters to bf16", lambda: torch._foreach_copy_(narrow, values), 6)
+        if layers == 1:  # weights, gradients and moments in BF16
+            values = [torch.randn(count, device=make.device, dtype=BF16) for count in counts]
+            for value in values:
+                value.grad = torch.randn_like(value)
+            yield piece("adamw fused bf16", torch.optim.AdamW(values, lr=1e-5, fused=True).step, 14)
 
 
 if triton is not None:

@@ -35,32 +35,16 @@ def _chain(call: Callable[[], Any]) -> list[Any]:
 
 def machine() -> dict[str, Any]:
     """The hardware and software of the measurement."""
-    cpu = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    lines = [line.split(":") for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    models = [value.strip() for key, value, *_ in lines if key.startswith("model name")]
+    mhz = [float(value) for key, value, *_ in lines if key.startswith("cpu MHz")]
     query = "name,driver_version,clocks.sm,clocks.max.sm,power.draw"
-    smi = (
-        subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
-        )
-        .stdout.strip()
-        .splitlines()
-    )
-    mhz = [
-        float(line.split(":")[1])
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("cpu MHz")
-    ]
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     return {
-        "cpu": cpu,
+        "cpu": models[0] if models else platform.processor(),
         "cpu_mhz_max_now": max(mhz, default=0.0),
         "cores": len(mhz),
-        "gpu": smi,
+        "gpu": subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -86,12 +70,23 @@ def host_seconds(run: Callable[[], Any], per: int) -> dict[str, float]:
     return {"us": statistics.median(times) * 1e6, "min_us": min(times) * 1e6, "max_us": max(times) * 1e6}
 
 
+def chain_of(step: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """CHAIN operators, each on the result of the one before."""
+
+    def chain(y: torch.Tensor) -> torch.Tensor:
+        for j in range(CHAIN):
+            y = step(y, j)
+        return y
+
+    return chain
+
+
 def forward_backward(
-    step: Callable[[torch.Tensor, int], torch.Tensor],
+    chain: Callable[[torch.Tensor], torch.Tensor],
     start: Callable[[], torch.Tensor],
     parameters: list[torch.Tensor],
 ) -> dict[str, Any]:
-    """Host time of the forward and backward of one operator, measured on a chain of CHAIN operators."""
+    """Host time of the forward and backward of one operator of a chain of CHAIN operators."""
     forward, backward = [], []
     for i in range(REPEATS + 2):
         for p in parameters:
@@ -99,9 +94,7 @@ def forward_backward(
         x = start()
         torch.cuda.synchronize()
         t0 = time.perf_counter()
-        y = x
-        for j in range(CHAIN):
-            y = step(y, j)
+        y = chain(x)
         t1 = time.perf_counter()
         g = torch.ones_like(y)
         torch.cuda.synchronize()
@@ -171,7 +164,7 @@ def host_part() -> dict[str, Any]:
     }
     for name, (step, start, parameters) in chains.items():
         try:
-            out[name] = forward_backward(step, start, parameters)
+            out[name] = forward_backward(chain_of(step), start, parameters)
         except Exception as error:
             out[name] = {"failed": repr(error)[:300]}
     a, b = randn(n, n), torch.randn(n, n, device=DEV)
@@ -274,14 +267,11 @@ def compiled() -> dict[str, Any]:
     """Host time of one compiled call: two pointwise operators, or a norm with a GEMM and an addition."""
     weight, gain = randn(128, 128, grad=True), randn(128, grad=True)
     pointwise = torch.compile(lambda x: F.silu(x) * x)
+    start = lambda: randn(128, 128, grad=True)  # noqa: E731
     block = torch.compile(lambda x: F.linear(F.rms_norm(x, (128,), gain), weight) + x)
     return {
-        "compiled silu_mul": forward_backward(
-            lambda y, j: pointwise(y), lambda: randn(128, 128, grad=True), []
-        ),
-        "compiled norm linear add": forward_backward(
-            lambda y, j: block(y), lambda: randn(128, 128, grad=True), [weight, gain]
-        ),
+        "compiled silu_mul": forward_backward(chain_of(lambda y, j: pointwise(y)), start, []),
+        "compiled norm linear add": forward_backward(chain_of(lambda y, j: block(y)), start, [weight, gain]),
     }
 
 
@@ -295,46 +285,27 @@ def checkpointed() -> dict[str, Any]:
         keep = op == torch.ops.aten.mm.default
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(policy)
+
     def piece(x: torch.Tensor, first: int) -> torch.Tensor:
         for w in weights[first : first + 10]:
             x = F.silu(F.linear(x, w))
         return x
 
     def run(mode: str) -> dict[str, float]:
-        forward, backward = [], []
-        for i in range(REPEATS + 2):
-            for w in weights:
-                w.grad = None
-            x = randn(128, 128, grad=True)
-            torch.cuda.synchronize()
-            t0 = time.perf_counter()
+        def chain(x: torch.Tensor) -> torch.Tensor:
             for first in range(0, CHAIN, 10):
                 if mode == "none":
                     x = piece(x, first)
                 elif mode == "full":
                     x = checkpoint(piece, x, first, use_reentrant=False)
                 else:
-                    x = checkpoint(
-                        piece,
-                        x,
-                        first,
-                        use_reentrant=False,
-                        context_fn=lambda: create_selective_checkpoint_contexts(policy),
-                    )
-            t1 = time.perf_counter()
-            g = torch.ones_like(x)
-            torch.cuda.synchronize()
-            t2 = time.perf_counter()
-            x.backward(g)
-            t3 = time.perf_counter()
-            torch.cuda.synchronize()
-            if i >= 2:
-                forward.append((t1 - t0) / CHAIN)
-                backward.append((t3 - t2) / CHAIN)
-        return {
-            "forward_us": statistics.median(forward) * 1e6,
-            "backward_us": statistics.median(backward) * 1e6,
-        }
+                    x = checkpoint(piece, x, first, use_reentrant=False, context_fn=contexts)
+            return x
+
+        times = forward_backward(chain, lambda: randn(128, 128, grad=True), weights)
+        return {key: times[key] for key in ("forward_us", "backward_us")}
 
     return {f"linear+silu, checkpoint {mode}": run(mode) for mode in ("none", "full", "selective")}
 
