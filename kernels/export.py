@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,7 +20,6 @@ from moesim.hwmodels.calibration import (
     Duty,
     Entry,
     GemmClass,
-    GemmRow,
     GemmTable,
     Law,
     MeasuredCurve,
@@ -119,26 +118,23 @@ def curve(
 
     Raises InputError for points that are not a function of x, or a unit that the schema does not know.
     """
-    rounded = tuple((significant(px, 8), significant(py)) for px, py in sorted(points))
-    try:
-        return MeasuredCurve(
-            id=id_,
-            x_name=x[0],
-            x_unit=x[1],
-            y_name=y[0],
-            y_unit=y[1],
-            points=rounded,
-            interpolation=interpolation,
-            used_for=tuple(used_for),
-            source=origin.source(what),
-            kind=origin.kind,
-            date=origin.date,
-            residual=error,
-            conditions=conditions or origin.conditions(),
-            note=note,
-        )
-    except ValidationError as problem:
-        raise _unusable(f"curve {id_!r}", problem) from None
+    return _entry(
+        MeasuredCurve,
+        f"curve {id_!r}",
+        origin,
+        what,
+        id=id_,
+        x_name=x[0],
+        x_unit=x[1],
+        y_name=y[0],
+        y_unit=y[1],
+        points=tuple((significant(px, 8), significant(py)) for px, py in sorted(points)),
+        interpolation=interpolation,
+        used_for=tuple(used_for),
+        residual=error,
+        conditions=conditions or origin.conditions(),
+        note=note,
+    )
 
 
 def law(
@@ -152,20 +148,9 @@ def law(
     note: str | None = None,
 ) -> Law:
     """A slow-down law from (communication SMs, time over time alone); raises InputError as `curve` does."""
-    try:
-        return Law(
-            id=id_,
-            group=group,
-            points=tuple((n, significant(s)) for n, s in points),
-            source=origin.source(what),
-            kind=origin.kind,
-            date=origin.date,
-            residual=error,
-            conditions=origin.conditions(),
-            note=note,
-        )
-    except ValidationError as problem:
-        raise _unusable(f"law {id_!r}", problem) from None
+    slower = tuple((n, significant(s)) for n, s in points)
+    fields = {"residual": error, "conditions": origin.conditions(), "note": note}
+    return _entry(Law, f"law {id_!r}", origin, what, id=id_, group=group, points=slower, **fields)
 
 
 def gemm_table(
@@ -181,23 +166,34 @@ def gemm_table(
     conditions: Conditions,
 ) -> GemmTable:
     """A table of GEMM rates with rows (m, n, k, groups, FLOP/s); raises InputError as `curve` does."""
-    table: list[GemmRow] = [(m, n, k, g, significant(rate / 1e12)) for m, n, k, g, rate in rows]
+    return _entry(
+        GemmTable,
+        f"table {id_!r}",
+        origin,
+        what,
+        id=id_,
+        cls=cls,
+        dtype=dtype,
+        sm_aware=sm_aware,
+        unit="TFLOP/s",
+        points=tuple((m, n, k, g, significant(rate / 1e12)) for m, n, k, g, rate in rows),
+        residual=error,
+        conditions=conditions,
+    )
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+def _entry(kind: type[EntryT], name: str, origin: Origin, what: str, **fields: Any) -> EntryT:
+    """An entry with the provenance of `origin`; raises InputError, with its name, for what is refused."""
     try:
-        return GemmTable(
-            id=id_,
-            cls=cls,
-            dtype=dtype,
-            sm_aware=sm_aware,
-            unit="TFLOP/s",
-            points=tuple(table),
-            source=origin.source(what),
-            kind=origin.kind,
-            date=origin.date,
-            residual=error,
-            conditions=conditions,
-        )
+        return kind(source=origin.source(what), kind=origin.kind, date=origin.date, **fields)
     except ValidationError as problem:
-        raise _unusable(f"table {id_!r}", problem) from None
+        reasons = "; ".join(
+            item["msg"].removeprefix("Value error, ") for item in problem.errors(include_url=False)
+        )
+        raise InputError(f"{name} cannot stand in a calibration profile: {reasons}") from None
 
 
 def carried(entry: Entry, profile_name: str) -> Entry:
@@ -247,13 +243,6 @@ def write_profile(profile: CalibrationProfile, path: Path) -> Path:
         raise InputError(f"{path}: a profile is a .yaml, .yml or .json file; choose such a name")
     write_atomically(path, [profile_text(profile, as_json=path.suffix.lower() == ".json")])
     return path
-
-
-def _unusable(what: str, problem: ValidationError) -> InputError:
-    reasons = "; ".join(
-        item["msg"].removeprefix("Value error, ") for item in problem.errors(include_url=False)
-    )
-    return InputError(f"{what} cannot stand in a calibration profile: {reasons}")
 
 
 def _plain(value: Any) -> Any:

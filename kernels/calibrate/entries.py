@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,16 +96,16 @@ def gemms(rows: Rows) -> Iterable[GemmTable]:
         ]
         if not found:
             continue
-        table = [
-            (*(float(r.parameters[key]) for key in ("m", "n", "k", "groups")), r.values["flop"] / r.seconds)
-            for r in found
-        ]
+        shape = [[float(r.parameters[key]) for key in ("m", "n", "k", "groups")] for r in found]
         scales = "row-wise scales" if dtype == "fp8" else "cuBLAS"
         yield gemm_table(
             f"{rows.name}.{cls}_{dtype}",
             "gemm" if cls == "gemm" else "grouped_gemm",
             "bf16" if dtype == "bf16" else "fp8",
-            [(row[0], row[1], row[2], row[3], row[4]) for row in table],
+            [
+                (m, n, k, g, r.values["flop"] / r.seconds)
+                for (m, n, k, g), r in zip(shape, found, strict=True)
+            ],
             sm_aware=dtype == "fp8",
             origin=rows.origin,
             what=f"PyTorch {dtype} products, {scales}, random inputs beyond L2, graph replay",
@@ -245,7 +245,9 @@ def expert_parallel(rows: Rows) -> Iterable[MeasuredCurve]:
         form = str(found[0].parameters["operation"])
         most = max(int(r.parameters["ranks"]) for r in found)
         found = [r for r in found if r.parameters["ranks"] == most]
-        tokens = _reference_tokens(found)
+        # The number of tokens measured with the most SM counts; of equals, the larger number.
+        counts = Counter(int(r.parameters["tokens"]) for r in found)
+        tokens = max(counts, key=lambda tokens: (counts[tokens], tokens))
         at = [r for r in found if r.parameters["tokens"] == tokens]
         points = [(float(r.parameters["sms"]), r.values["bytes"] / r.seconds) for r in at]
         error, fitted = _transfer_quality(found, points)
@@ -391,14 +393,6 @@ def _transfer_quality(found: Sequence[TimedRow], points: Sequence[tuple[float, f
         f"up to {rate.limit / 1e9:.5g} GB/s (sharpness {rate.sharpness:.2g}), {stated_quality(fit.quality)}"
     )
     return max(repeats, fit.quality.relative), note
-
-
-def _reference_tokens(found: Sequence[TimedRow]) -> int:
-    """The number of tokens measured with the most SM counts; of equals, the larger number."""
-    counts: dict[int, int] = defaultdict(int)
-    for row in found:
-        counts[int(row.parameters["tokens"])] += 1
-    return max(counts, key=lambda tokens: (counts[tokens], tokens))
 
 
 def _bus_bytes_per_s(row: TimedRow) -> float:

@@ -36,7 +36,11 @@ class PersistentCopy:
             self._kernel = cp.RawModule(path=str(path)).get_function("copy_sys_v1")
         self._device = cp.cuda.Device(source)
         with self._device:
-            _enable(cp, target)
+            try:
+                cp.cuda.runtime.deviceEnablePeerAccess(target)
+            except cp.cuda.runtime.CUDARuntimeError as error:
+                if "AlreadyEnabled" not in str(error):
+                    raise
             self._source = cp.random.randint(0, 2**31 - 1, size=SIZE_BYTES // 4, dtype=cp.int32)
             self._control = cp.zeros(_PLACES + 256, dtype=cp.int64)
             self._stream, self._aside = (cp.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -108,14 +112,6 @@ def _pinned(cp: Any, words: int) -> Any:
     return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * words), dtype=np.int64, count=words)
 
 
-def _enable(cp: Any, target: int) -> None:
-    try:
-        cp.cuda.runtime.deviceEnablePeerAccess(target)
-    except cp.cuda.runtime.CUDARuntimeError as error:
-        if "AlreadyEnabled" not in str(error):
-            raise
-
-
 SMS = (20, 8, 32, 16, 24, 12, 4, 48)
 QUICK_SMS = (8, 20)
 MARGINS = (0, 2, 4)
@@ -140,18 +136,18 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
 def _build(operator: str) -> Any:
     from moesim.kernels.calibrate import compute
 
-    if operator == "attention":
-        return compute.attention(128, 4096, 192, 128, backward=False)
-    if operator == "memory":
-        return compute.memory_copy(1 << 30)
-    if operator == "bf16":
-        return compute.gemm("bf16", 4096, 4096, 7168)
-    m, n, k, groups = {
-        "fp8_wide": (4096, 24576, 1536, 1),
-        "fp8_deep": (4096, 4096, 7168, 1),
-        "fp8_grouped": (32768, 4096, 7168, 8),
-    }[operator]
-    return compute.gemm("fp8", m, n, k, groups)
+    match operator:
+        case "attention":
+            return compute.attention(128, 4096, 192, 128, backward=False)
+        case "memory":
+            return compute.memory_copy(1 << 30)
+        case "bf16":
+            return compute.gemm("bf16", 4096, 4096, 7168)
+        case "fp8_wide":
+            return compute.gemm("fp8", 4096, 24576, 1536)
+        case "fp8_deep":
+            return compute.gemm("fp8", 4096, 4096, 7168)
+    return compute.gemm("fp8", 32768, 4096, 7168, 8)
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:

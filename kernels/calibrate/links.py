@@ -140,17 +140,17 @@ class Communicator:
             a, b = ctypes.c_void_p(send[rank]), ctypes.c_void_p(receive[rank])
             tail = (self._comm(rank), ctypes.c_void_p(streams[rank]))
             if operation == "all_reduce":
-                self._call("ncclAllReduce", a, b, _size(size_bytes // 2), _BF16, _SUM, *tail)
+                self._call("ncclAllReduce", a, b, ctypes.c_size_t(size_bytes // 2), _BF16, _SUM, *tail)
             elif operation == "all_gather":
-                self._call("ncclAllGather", a, b, _size(size_bytes // 2), _BF16, *tail)
+                self._call("ncclAllGather", a, b, ctypes.c_size_t(size_bytes // 2), _BF16, *tail)
             elif operation == "reduce_scatter":
-                self._call("ncclReduceScatter", a, b, _size(part // 2), _BF16, _SUM, *tail)
+                self._call("ncclReduceScatter", a, b, ctypes.c_size_t(part // 2), _BF16, _SUM, *tail)
             else:
                 for peer in range(self.ranks):
                     there = ctypes.c_void_p(send[rank] + peer * part)
                     back = ctypes.c_void_p(receive[rank] + peer * part)
-                    self._call("ncclSend", there, _size(part), _INT8, peer, *tail)
-                    self._call("ncclRecv", back, _size(part), _INT8, peer, *tail)
+                    self._call("ncclSend", there, ctypes.c_size_t(part), _INT8, peer, *tail)
+                    self._call("ncclRecv", back, ctypes.c_size_t(part), _INT8, peer, *tail)
         self._call("ncclGroupEnd")
 
     def close(self) -> None:
@@ -167,10 +167,6 @@ class Communicator:
             say = self._library.ncclGetErrorString
             say.restype = ctypes.c_char_p
             raise TaskFailed(f"{name}: {say(code).decode()}")
-
-
-def _size(count: int) -> Any:
-    return ctypes.c_size_t(count)
 
 
 HIDDEN, TOP_K, EXPERTS = 7168, 8, 256
@@ -217,22 +213,10 @@ def _all_to_all_set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tupl
     Received bytes count every row once with its scales, rows from the own rank included.
     """
     from moesim.kernels.expert_parallel import ExpertParallel, Shape
-    from moesim.kernels.launch import cupy
 
-    group = session.group(ranks)
-    experts = EXPERTS // ranks * ranks
-    shape = Shape(tokens, HIDDEN, TOP_K, experts, fp8)
-    ep = ExpertParallel(group, shape)
-    rng = np.random.default_rng(20261120)
-    for rank in range(ranks):
-        chosen = rng.random((tokens, experts)).argpartition(-TOP_K, axis=1)[:, -TOP_K:]
-        with cupy().cuda.Device(session.devices[rank]):
-            ep.topk_idx[rank].set(np.ascontiguousarray(chosen, dtype=np.int32))
-            ep.topk_w[rank].set(rng.random((tokens, TOP_K), dtype=np.float32))
-            ep.weights[rank].set(rng.random((tokens, ranks), dtype=np.float32))
-        for array in (ep.x[rank], ep.results[rank]):
-            fill_numbers(session, rank, array)
-    group.synchronize()
+    shape = Shape(tokens, HIDDEN, TOP_K, EXPERTS // ranks * ranks, fp8)
+    ep = ExpertParallel(session.group(ranks), shape)
+    _fill(session, ep, ep.topk_w, ep.weights)
     ep.layout()
     ep.notify()
     ep.dispatch(20)
@@ -240,15 +224,22 @@ def _all_to_all_set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tupl
     return ep, rows * (shape.row_bytes + shape.scale_bytes)
 
 
-def fill_numbers(session: Any, rank: int, array: Any) -> None:
-    """Fill with random bits that read as BF16 between 1e-9 and 2, never infinite or NaN."""
+def _fill(session: Any, ep: Any, *factors: Any) -> None:
+    """Random balanced routing and `factors` (0 to 1), and rows that read as BF16 between 1e-9 and 2."""
     from moesim.kernels.launch import cupy
 
-    cp = cupy()
-    with cp.cuda.Device(session.devices[rank]):
-        words = array.reshape(-1).view(cp.uint16)
-        words[...] = cp.random.randint(0x3000, 0x4000, size=words.size, dtype=cp.uint16)
-        cp.cuda.Device().synchronize()
+    cp, rng, s = cupy(), np.random.default_rng(20261120), ep.shape
+    for rank in range(ep.group.ranks):
+        chosen = rng.random((s.tokens, s.experts)).argpartition(-TOP_K, axis=1)[:, -TOP_K:]
+        with cp.cuda.Device(session.devices[rank]):
+            ep.topk_idx[rank].set(np.ascontiguousarray(chosen, dtype=np.int32))
+            for arrays in factors:
+                arrays[rank].set(rng.random(arrays[rank].shape, dtype=np.float32))
+            for rows in (ep.x[rank], ep.results[rank]):
+                words = rows.reshape(-1).view(cp.uint16)
+                words[...] = cp.random.randint(0x3000, 0x4000, size=words.size, dtype=cp.uint16)
+                cp.cuda.Device().synchronize()
+    ep.group.synchronize()
 
 
 def _push(session: Any, p: Mapping[str, Any]) -> Sample:
@@ -329,20 +320,10 @@ def _two_hop_set_up(session: Any, tokens: int, ranks: int, node_size: int) -> tu
     included; the combine reduces as many.
     """
     from moesim.kernels.expert_parallel import Shape, TwoHop
-    from moesim.kernels.launch import cupy
 
-    group = session.group(ranks)
-    experts = EXPERTS // ranks * ranks
-    hops = TwoHop(group, Shape(tokens, HIDDEN, TOP_K, experts, fp8=True), node_size)
-    ep, rng = hops.ep, np.random.default_rng(20261120)
-    for rank in range(ranks):
-        chosen = rng.random((tokens, experts)).argpartition(-TOP_K, axis=1)[:, -TOP_K:]
-        with cupy().cuda.Device(session.devices[rank]):
-            ep.topk_idx[rank].set(np.ascontiguousarray(chosen, dtype=np.int32))
-            ep.weights[rank].set(rng.random((tokens, ranks), dtype=np.float32))
-        for array in (ep.x[rank], ep.results[rank]):
-            fill_numbers(session, rank, array)
-    group.synchronize()
+    shape = Shape(tokens, HIDDEN, TOP_K, EXPERTS // ranks * ranks, fp8=True)
+    hops = TwoHop(session.group(ranks), shape, node_size)
+    _fill(session, hops.ep, hops.ep.weights)
     hops.layout()
     hops.notify()
     hops.dispatch(20)

@@ -100,7 +100,10 @@ class TimedRow:
     def from_json(cls, data: Any, where: str) -> TimedRow:
         """The row of one parsed line; raises InputError for anything else."""
         try:
-            row = cls(**{key: _renamed(value) for key, value in data.items()})
+            for key in ("parameters", "values"):  # rows of earlier releases have former names
+                if isinstance(data.get(key), dict):
+                    data[key] = {FORMER_KEYS.get(name, name): value for name, value in data[key].items()}
+            row = cls(**data)
             numbers = [*row.values.values()] + ([] if row.failed else [row.seconds, row.low_s, row.high_s])
             if not row.measurement or not all(
                 isinstance(n, int | float) and math.isfinite(n) for n in numbers
@@ -113,11 +116,6 @@ class TimedRow:
                 f"{where}: not a row of a calibration; remove the file to measure from the beginning"
             ) from None
         return row
-
-
-def _renamed(value: Any) -> Any:
-    """Parameters or values under their present names."""
-    return {FORMER_KEYS.get(k, k): v for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class Context(Protocol):
@@ -134,37 +132,13 @@ class Context(Protocol):
     def wanted(self, task: TimingTask) -> bool:
         """Whether this task is still to be done: not in the journal, and with time left."""
 
-    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
+    def sample(self, measurement: Grid, task: TimingTask) -> Sample:
         """Do one task; raises TaskFailed where this machine cannot."""
-
-
-class Measurement(Protocol):
-    """One kind of measurement. Implementations are data (`Grid`), so that planning is cheap."""
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line and in the journal."""
-
-    @property
-    def title(self) -> str:
-        """What it measures, in words."""
-
-    def needs(self, facts: Facts) -> str:
-        """What is missing to run it at all, or nothing."""
-
-    def tasks(self, facts: Facts, quick: bool) -> list[TimingTask]:
-        """Its tasks, the most important first."""
-
-    def estimate_s(self, facts: Facts, quick: bool) -> float:
-        """Estimated seconds of the measurement."""
-
-    def run(self, context: Context) -> Iterator[TimedRow]:
-        """Do every wanted task and yield its row when it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A measurement over a grid of parameters; `on_gpu` does one task with a `gpu_session.Session`.
+    """A measurement over a grid of parameters; `on_gpu` does one task with a `Session`.
 
     `task_s` and `setup_s` are the seconds of a task and of the set-up on 8 H200, for the estimate.
     """
@@ -316,22 +290,28 @@ class GpuContext:
         self.machine, self.quick = machine, quick
         self._devices, self._wanted = tuple(devices), wanted
         self._session = Session(devices, quick)
-        self.facts = Facts(usable_gpus(machine), libraries(), machine.gpus[0].sms or 132)
+        # The largest number of chosen GPUs, from the first on and at most 8, that all reach each other.
+        gpus = 1
+        while gpus < min(8, len(machine.gpus)) and machine.reachable(gpus + 1):
+            gpus += 1
+        libraries = {name for name in ("cupy", "torch") if importlib.util.find_spec(name) is not None}
+        if "cupy" in libraries and find_library():
+            libraries.add("nccl")
+        self.facts = Facts(gpus, frozenset(libraries), machine.gpus[0].sms or 132)
 
     def wanted(self, task: TimingTask) -> bool:
         """Whether this task is still to be done."""
         return self._wanted(task)
 
-    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
+    def sample(self, measurement: Grid, task: TimingTask) -> Sample:
         """Do one task and note the clock and power just after it."""
         try:
-            sample: Sample = measurement.on_gpu(self._session, task.parameters)  # type: ignore[attr-defined]
+            sample = measurement.on_gpu(self._session, task.parameters)
         except TaskFailed:
             raise
-        except DeviceTimeoutError as error:
-            self._session = Session(self._devices, self.quick)
-            raise TaskFailed(str(error)) from None
         except MoesimError as error:
+            if isinstance(error, DeviceTimeoutError):
+                self._session = Session(self._devices, self.quick)
             raise TaskFailed(str(error)) from None
         except Exception as error:  # a library's own error: out of memory, an unsupported format
             raise TaskFailed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
@@ -350,22 +330,6 @@ def find_library() -> str:
         if path.is_file():
             return str(path)
     return ctypes.util.find_library("nccl") or ""
-
-
-def libraries() -> frozenset[str]:
-    """Names of the optional libraries that can be imported; nothing is imported here."""
-    found = {name for name in ("cupy", "torch") if importlib.util.find_spec(name) is not None}
-    if "cupy" in found:
-        found |= {"nccl"} if find_library() else set()
-    return frozenset(found)
-
-
-def usable_gpus(machine: MeasuredMachine) -> int:
-    """The largest number of chosen GPUs, from the first on and at most 8, that all reach each other."""
-    count = 1
-    while count < min(8, len(machine.gpus)) and machine.reachable(count + 1):
-        count += 1
-    return count
 
 
 def cuda_devices(machine: MeasuredMachine) -> list[int]:

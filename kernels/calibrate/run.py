@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, load_profile
@@ -20,7 +20,7 @@ from moesim.hwmodels.validation import nearest
 from moesim.kernels.calibrate import compute, interference, links
 from moesim.kernels.calibrate.entries import Rows, as_profile, entries
 from moesim.kernels.calibrate.links import settings
-from moesim.kernels.calibrate.protocol import Context, Facts, Measurement, TimedRow, TimingTask
+from moesim.kernels.calibrate.protocol import Context, Facts, Grid, TimedRow, TimingTask
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.export import Origin, carried, write_profile
 from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
@@ -125,7 +125,7 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
 QUICK_BUDGET_S, BUDGET_S = 115.0, 350.0
 """Seconds after which a run begins no further task; it reports the rest, which a resumed run measures."""
 
-MEASUREMENTS: tuple[Measurement, ...] = (
+MEASUREMENTS: tuple[Grid, ...] = (
     links.COPY_MEASUREMENT,
     links.ALL_TO_ALL_MEASUREMENT,
     links.TWO_HOP_MEASUREMENT,
@@ -144,7 +144,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 class CalibrationPlan:
     """The measurements that can run here, and the reasons why others cannot."""
 
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[Grid, ...]
     facts: Facts
     quick: bool
     not_measured: tuple[str, ...]
@@ -236,15 +236,6 @@ class CalibrationProgress:
 ProgressCallback = Callable[[CalibrationProgress], None]
 
 
-class ContextFactory(Protocol):
-    """Makes the context once the machine is known; tests pass a stand-in."""
-
-    def __call__(
-        self, machine: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]
-    ) -> Context:
-        """The context of a machine's chosen GPUs."""
-
-
 @dataclass(slots=True)
 class _CalibrationRun:
     """The state around the tasks: journal, clock and progress."""
@@ -280,7 +271,7 @@ def calibrate(
     progress: ProgressCallback | None = None,
     *,
     machine: MeasuredMachine | None = None,
-    context: ContextFactory | None = None,
+    context: Callable[..., Context] | None = None,
     today: datetime.date | None = None,
 ) -> Path:
     """Measure this machine and write its calibration profile; returns the profile's path.
@@ -304,7 +295,15 @@ def calibrate(
 
     here = (context or _gpu_context)(found, quick=options.quick, wanted=wanted)
     plan = build_plan(here.facts, quick=options.quick, only=options.only)
-    journal = Journal(options.rows_path, _header(found, accelerator, plan))
+    conditions = {  # equal for all rows of one run
+        "machine": found.title,
+        "driver": found.driver,
+        "cuda": found.cuda,
+        "accelerator": accelerator.name,
+        "kernels": kernels_hash(),
+        "gpus": plan.facts.gpus,
+    }
+    journal = Journal(options.rows_path, conditions)
     total_s = plan.estimate_s
     if journal.resumed:
         tell(CalibrationProgress(0.0, total_s, "", f"resuming: {journal.resumed} tasks were measured before"))
@@ -337,6 +336,9 @@ def make_profile(
     Entries that were not measured are carried from the shipped Hopper profiles, each with its own source.
     """
     name = options.output.stem
+    marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
+    marks += ["quick run"] if options.quick else []
+    marks += [settings()] if settings() else []
     origin = Origin(
         title=f"moesim calibrate on {machine.title}",
         date=date,
@@ -346,7 +348,7 @@ def make_profile(
         cuda=machine.cuda,
         kernels_hash=kernels_hash(),
         command=options.command,
-        note=_marks(machine, options) or None,
+        note="; ".join(marks) or None,
     )
     own = entries(Rows(rows, accelerator, origin, name))
     if not own:
@@ -397,37 +399,17 @@ def kernels_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def _marks(machine: MeasuredMachine, options: Options) -> str:
-    """Caveats of this run, in words: busy GPUs, a quick run, NCCL settings."""
-    marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
-    marks += ["quick run"] if options.quick else []
-    marks += [settings()] if settings() else []
-    return "; ".join(marks)
-
-
 def _missing(plan: CalibrationPlan, rows: Sequence[TimedRow], out_of_time: int) -> list[str]:
     """The measurements that the profile lacks, with the reasons."""
     missing = list(plan.not_measured)
-    failed = [row for row in rows if not row.ok]
     reasons: dict[str, list[TimedRow]] = {}
-    for row in failed:
-        reasons.setdefault(row.failed, []).append(row)
+    for row in rows:
+        if not row.ok:
+            reasons.setdefault(row.failed, []).append(row)
     missing += [f"{len(group)} tasks of {group[0].measurement} ({why})" for why, group in reasons.items()]
     if out_of_time:
         missing.append(f"{out_of_time} tasks, out of time: run the same command again to measure them")
     return missing
-
-
-def _header(machine: MeasuredMachine, accelerator: Accelerator, plan: CalibrationPlan) -> dict[str, Any]:
-    """The conditions that must be equal for rows to belong to one run."""
-    return {
-        "machine": machine.title,
-        "driver": machine.driver,
-        "cuda": machine.cuda,
-        "accelerator": accelerator.name,
-        "kernels": kernels_hash(),
-        "gpus": plan.facts.gpus,
-    }
 
 
 def _accelerator(options: Options, machine: MeasuredMachine) -> Accelerator:

@@ -110,64 +110,43 @@ def _judge(entry: Entry, source: Accelerator, target: Accelerator) -> Statement:
     link = target.scale_up_bytes_per_s / source.scale_up_bytes_per_s
     memory = target.hbm_bytes_per_s / source.hbm_bytes_per_s
 
-    def say(verdict: Verdict, factor: float, error: float, reason: str) -> Statement:
-        return Statement(entry.id, verdict, factor, error, reason)
+    def carries(error: float, reason: str) -> Statement:
+        return Statement(entry.id, "carries over", 1.0, error, reason)
 
-    if entry.kind in ("published", "assumed") or _of_another_device(entry, source):
-        return say("carries over", 1.0, 0.0, "not measured on the source: stands as it stood")
+    def scales(factor: float, error: float, reason: str) -> Statement:
+        return Statement(entry.id, "scales", factor, error, reason)
+
+    def cannot(reason: str) -> Statement:
+        return Statement(entry.id, "cannot", 1.0, 0.0, reason)
+
+    device, family = (entry.conditions.device or "").upper(), source.name.split("-")[0].upper()
+    if entry.kind in ("published", "assumed") or (device and family not in device):
+        return carries(0.0, "not measured on the source: stands as it stood")
     if isinstance(entry, GemmTable):
-        return say(
-            "carries over",
-            1.0,
-            SAME_DIE_ERROR,
-            "same SMs and clock; rows that memory bounds slow down with it",
-        )
+        return carries(SAME_DIE_ERROR, "same SMs and clock; rows that memory bounds slow down with it")
     if isinstance(entry, Prior):
-        return say("carries over", 1.0, 0.0, "a share of the accelerator's own figure")
+        return carries(0.0, "a share of the accelerator's own figure")
     if isinstance(entry, Law):
-        return say(
-            "carries over", 1.0, INTERFERENCE_ERROR, "same SMs; the link and memory beside them differ"
-        )
+        return carries(INTERFERENCE_ERROR, "same SMs; the link and memory beside them differ")
     assert isinstance(entry, MeasuredCurve)
     if "nic_fraction" in entry.id:
-        return say("cannot", 1.0, 0.0, "a share of the source's own NICs; measure the target's network")
+        return cannot("a share of the source's own NICs; measure the target's network")
     if entry.y_unit == "1":
-        return say(
-            "carries over",
-            1.0,
-            LINK_ERROR,
-            f"a share of the nominal link, whose rate is {link:.3g} of the source's",
-        )
+        share = f"a share of the nominal link, whose rate is {link:.3g} of the source's"
+        return carries(LINK_ERROR, share)
     if any(use.startswith("attention_") and "pre_post" not in use for use in entry.used_for):
-        return say("carries over", 1.0, SAME_DIE_ERROR, "same SMs and clock, bound by compute")
+        return carries(SAME_DIE_ERROR, "same SMs and clock, bound by compute")
     if entry.used_for or entry.id.startswith("copy.local"):
-        return say(
-            "scales",
-            memory,
-            MEMORY_ERROR,
-            f"bound by memory: the nominal bandwidth is {memory:.3g} of the source's",
-        )
+        bound = f"bound by memory: the nominal bandwidth is {memory:.3g} of the source's"
+        return scales(memory, MEMORY_ERROR, bound)
     if entry.id.endswith(".sm_rate") and entry.id.startswith(("ep.", "quantise", "dequantise")):
-        return say(
-            "carries over",
-            1.0,
-            SAME_DIE_ERROR,
-            "rate an SM reaches by itself; the link share limits it on top",
-        )
+        return carries(SAME_DIE_ERROR, "rate an SM reaches by itself; the link share limits it on top")
     if entry.id.startswith(("copy.", "nccl.")) and entry.y_unit.endswith("B/s"):
-        return say(
-            "scales", link, LINK_ERROR, f"bound by the link with enough SMs: {link:.3g} of the source's rate"
-        )
+        bound = f"bound by the link with enough SMs: {link:.3g} of the source's rate"
+        return scales(link, LINK_ERROR, bound)
     if entry.y_unit in ("us", "s", "ms"):
-        return say("carries over", 1.0, LINK_ERROR, "latency of the same links and switches, fewer of them")
-    return say("cannot", 1.0, 0.0, "no rule says what bounds it")
-
-
-def _of_another_device(entry: Entry, source: Accelerator) -> bool:
-    """Whether the entry's conditions name a device of another family than `source`."""
-    device = (entry.conditions.device or "").upper()
-    family = source.name.split("-")[0].upper()
-    return bool(device) and family not in device
+        return carries(LINK_ERROR, "latency of the same links and switches, fewer of them")
+    return cannot("no rule says what bounds it")
 
 
 def _applied(entry: Entry, statement: Statement, source: Accelerator, target: Accelerator) -> Entry:
@@ -183,19 +162,15 @@ def _applied(entry: Entry, statement: Statement, source: Accelerator, target: Ac
     if isinstance(entry, GemmTable):
         update["points"] = tuple(_memory_bounded(entry, source, target))
     elif isinstance(entry, MeasuredCurve) and statement.factor != 1.0:
+        # Over SMs only the limit scales, because few SMs limit their own rate.
+        limit = max(p[1] for p in entry.points) * statement.factor
+        by_sms = entry.id.endswith(".sm_rate")
+        scaled = [min(p[1], limit) if by_sms else p[1] * statement.factor for p in entry.points]
         update["points"] = tuple(
-            (p[0], float(f"{_scaled(entry, p, statement.factor):.5g}"), *p[2:]) for p in entry.points
+            (p[0], float(f"{y:.5g}"), *p[2:]) for p, y in zip(entry.points, scaled, strict=True)
         )
     fields = {name: getattr(entry, name) for name in type(entry).model_fields}
     return type(entry).model_validate({**fields, **update})
-
-
-def _scaled(entry: MeasuredCurve, point: Any, factor: float) -> float:
-    """A scaled point of a curve; over SMs only the limit scales, because few SMs limit their own rate."""
-    if entry.id.endswith(".sm_rate"):
-        limit = max(p[1] for p in entry.points) * factor
-        return float(min(point[1], limit))
-    return float(point[1] * factor)
 
 
 def _memory_bounded(table: GemmTable, source: Accelerator, target: Accelerator) -> Iterator[tuple[Any, ...]]:

@@ -23,7 +23,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate, statements, transfer
 from moesim.kernels.calibrate.protocol import (
     Facts,
-    Measurement,
+    Grid,
     Sample,
     TaskFailed,
     TimedRow,
@@ -67,7 +67,7 @@ class Synthetic:
     def wanted(self, task: TimingTask) -> bool:
         return self._wanted(task)
 
-    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
+    def sample(self, measurement: Grid, task: TimingTask) -> Sample:
         if len(self.done) >= self.stop_after:
             raise KeyboardInterrupt
         self.done.append(task)

@@ -10,7 +10,7 @@ import pytest
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate import Options, calibrate
-from moesim.kernels.calibrate.protocol import Measurement, row_of
+from moesim.kernels.calibrate.protocol import Grid, row_of
 from moesim.kernels.calibrate.run import MEASUREMENTS
 from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
 
@@ -29,7 +29,7 @@ def quiet_machine() -> MeasuredMachine:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
-def test_first_and_last_task_of_every_measurement_give_a_time(measurement: Measurement) -> None:
+def test_first_and_last_task_of_every_measurement_give_a_time(measurement: Grid) -> None:
     machine = quiet_machine()
     from moesim.kernels.calibrate.protocol import GpuContext, cuda_devices
 
