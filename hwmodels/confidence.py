@@ -39,7 +39,10 @@ def confidence(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16
 def _confidence(accelerator: Accelerator, profile: CalibrationProfile, dtype: str) -> Confidence:
     tables = rate_tables(profile, dtype)
     if tables:
-        return "measured" if all(_measured_on(accelerator, profile, t) for t in tables) else "published"
+        devices = [table.conditions.device for table in tables]  # as far as the conditions state it
+        here = all(d is None or accelerator.name.split("-")[0] in d.lower() for d in devices)
+        ours = profile.accelerator == accelerator.name and all(table.kind == "measured" for table in tables)
+        return "measured" if ours and here else "published"
     prior = efficiency_prior(accelerator, profile, dtype)
     return "published" if prior is not None and prior.of == "gemm_achievable" else "peak-only"
 
@@ -51,13 +54,6 @@ def rate_tables(profile: CalibrationProfile, dtype: str) -> tuple[GemmTable, ...
         if table.dtype == dtype:
             first.setdefault(table.cls, table)
     return tuple(first.values()) if "gemm" in first else ()
-
-
-def _measured_on(accelerator: Accelerator, profile: CalibrationProfile, table: GemmTable) -> bool:
-    """Whether a table was measured on this accelerator, as far as its conditions state the device."""
-    device = table.conditions.device
-    here = device is None or accelerator.name.split("-")[0] in device.lower()
-    return table.kind == "measured" and here and profile.accelerator == accelerator.name
 
 
 def efficiency_prior(

@@ -77,14 +77,23 @@ _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel
 
 def hardware_rows() -> list[HardwareRow]:
     """One row for every shipped description and price list, by kind."""
-    rows = [
-        _accelerator_row(load_accelerator(name))
-        if what == "accelerator"
-        else HardwareRow(what, name, _summary(load(name)))
-        for what, (names, load) in _KINDS.items()
-        for name in names()
-    ]
-    return rows + [HardwareRow("prices", name, _price_summary(name)) for name in list_prices()]
+    rows = []
+    for what, (names, load) in _KINDS.items():
+        for name in names():
+            model = load(name)
+            if isinstance(model, Accelerator):
+                level, profile = best_profile(model)
+                missing = [*missing_figures(model), *([] if name in list_prices() else ["price"])]
+                summary = f"{_summary(model)}, {compute_units_text(model)}"
+                rows.append(HardwareRow(what, name, summary, f"{level} ({profile})", ", ".join(missing)))
+            else:
+                rows.append(HardwareRow(what, name, _summary(model)))
+    for name in list_prices():
+        values = [offer.value for offer in load_prices(name).offers]
+        low, high = (format_quantity(value, "usd_per_hour") for value in (min(values), max(values)))
+        offers = f"{len(values)} dated offers, {low} to {high}" if len(values) > 1 else f"one figure, {low}"
+        rows.append(HardwareRow("prices", name, offers))
+    return rows
 
 
 def describe(name: str) -> list[FigureRow]:
@@ -107,50 +116,25 @@ def describe(name: str) -> list[FigureRow]:
 
 
 def _figures(model: BaseModel) -> list[FigureRow]:
-    return [
-        FigureRow(path, number.text, number.kind, number.source, number.date, _note(number))
-        for path, number in sourced_numbers(model)
-    ]
+    rows = []
+    for path, number in sourced_numbers(model):
+        note = "; ".join(text for text in (getattr(number, "terms", ""), number.note) if text)
+        rows.append(FigureRow(path, number.text, number.kind, number.source, number.date, note))
+    return rows
 
 
 def _beside_figures(chip: Accelerator) -> list[FigureRow]:
     """Rows for an accelerator's communication engine and for its missing figures."""
     engine, rows = chip.communication_engine, []
     if engine is not None:
-        rows.append(
-            FigureRow(
-                "communication_engine",
-                engine.name,
-                engine.kind,
-                engine.source,
-                engine.date,
-                engine.note or "",
-            )
-        )
+        provenance = (engine.kind, engine.source, engine.date, engine.note or "")
+        rows.append(FigureRow("communication_engine", engine.name, *provenance))
     return rows + [
         FigureRow(name, "not found", "missing", "no public source was found", "", "")
         for name in missing_figures(chip)
     ]
 
 
-def _accelerator_row(chip: Accelerator) -> HardwareRow:
-    level, profile = best_profile(chip)
-    missing = [*missing_figures(chip), *([] if chip.name in list_prices() else ["price"])]
-    summary = f"{_summary(chip)}, {compute_units_text(chip)}"
-    return HardwareRow("accelerator", chip.name, summary, f"{level} ({profile})", ", ".join(missing))
-
-
-def _note(number: BaseModel) -> str:
-    terms = getattr(number, "terms", "")
-    return "; ".join(text for text in (terms, getattr(number, "note", None)) if text)
-
-
 def _summary(model: BaseModel) -> str:
     title: str = getattr(model, "title", "")
     return title
-
-
-def _price_summary(name: str) -> str:
-    values = [offer.value for offer in load_prices(name).offers]
-    low, high = (format_quantity(value, "usd_per_hour") for value in (min(values), max(values)))
-    return f"{len(values)} dated offers, {low} to {high}" if len(values) > 1 else f"one figure, {low}"

@@ -9,7 +9,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
-from moesim.hwmodels.price import FabricPrices, load_fabric_prices
+from moesim.hwmodels.price import load_fabric_prices
 from moesim.hwmodels.provenance import DateText, Kind, Source
 from moesim.hwmodels.topologies import build_topology
 from moesim.hwmodels.validation import validate_model
@@ -94,8 +94,15 @@ def compare_networks() -> list[ComparedFigure]:
     """
     prices, cells = load_fabric_prices(PRICES), []
     for row in published_table().rows:
-        endpoints, switches, links = _counts(row.name)
-        cost = _cost_usd(prices, endpoints, switches, links)
+        if row.name == "SF":
+            endpoints, switches, links = slim_fly_counts(SLIM_FLY_Q)
+        else:
+            network, nodes = FULL_SIZE[row.name]
+            counted = build_topology(load_node("hgx-h800"), nodes, load_network(network)).inventory()
+            endpoints, switches = counted.endpoints, counted.scale_out_switches
+            links = counted.inter_switch_links
+        # docs/model.md, eq. N1
+        cost = switches * prices.switch.value + (endpoints + links) * prices.link.value
         ours = {
             "endpoints": float(endpoints),
             "switches": float(switches),
@@ -107,16 +114,3 @@ def compare_networks() -> list[ComparedFigure]:
             ComparedFigure(row.name, name, float(getattr(row, name)), value) for name, value in ours.items()
         ]
     return cells
-
-
-def _counts(name: str) -> tuple[int, int, int]:
-    if name == "SF":
-        return slim_fly_counts(SLIM_FLY_Q)
-    network, nodes = FULL_SIZE[name]
-    counted = build_topology(load_node("hgx-h800"), nodes, load_network(network)).inventory()
-    return counted.endpoints, counted.scale_out_switches, counted.inter_switch_links
-
-
-def _cost_usd(prices: FabricPrices, endpoints: int, switches: int, links: int) -> float:
-    """Cost of switches, endpoint links and links between switches (docs/model.md, eq. N1)."""
-    return switches * prices.switch.value + (endpoints + links) * prices.link.value

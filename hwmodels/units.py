@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
+from annotated_types import GroupedMetadata
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 from moesim.hwmodels.errors import InputError
@@ -164,11 +166,6 @@ def _table(dimension: str) -> DimensionTable:
     return DIMENSIONS[dimension]
 
 
-def _clean_unit(unit: str) -> str:
-    """The unit without spaces and with u for either micro sign."""
-    return re.sub(r"\s+", "", unit).replace("µ", "u").replace("μ", "u")
-
-
 def parse_quantity(text: str, dimension: str) -> float:
     """The SI value of a string such as "50 GB/s", "80 GiB", "400 Gb/s", "3.7 us" or "$2/h".
 
@@ -182,7 +179,7 @@ def parse_quantity(text: str, dimension: str) -> float:
         raise InputError(
             f"{_shown(text)} is not a quantity; write {table.what} as, for example, {table.example!r}"
         )
-    unit = _clean_unit(match["unit"])
+    unit = re.sub(r"\s+", "", match["unit"]).replace("µ", "u").replace("μ", "u")  # both micro signs
     if match["dollar"]:
         unit = "$" + unit
     if not unit and "" not in table.units:
@@ -192,7 +189,16 @@ def parse_quantity(text: str, dimension: str) -> float:
         )
     factor = table.units.get(unit)
     if factor is None:
-        raise InputError(_wrong_unit(text, unit, dimension))
+        others = [other.what for other in DIMENSIONS.values() if unit in other.units]
+        if others:
+            cause = f"{_shown(text)} is {others[0]}, but {table.what} is expected here"
+        else:
+            written = unit.lstrip("$") or unit
+            cause = f"{_shown(text)} has the unknown unit {written!r}, where {table.what} is expected"
+        near = [known for known in table.units if known.lower() == unit.lower()]
+        near = near or difflib.get_close_matches(unit, list(table.units), n=2, cutoff=0.5)
+        hint = f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
+        raise InputError(f"{cause}{hint}; write, for example, {table.example!r}")
     number = match["number"].replace("_", "")
     digits = len(number.lower().partition("e")[2].lstrip("+-0"))
     value = math.inf if digits > _EXPONENT_DIGITS else float(Decimal(number) * factor)
@@ -201,29 +207,8 @@ def parse_quantity(text: str, dimension: str) -> float:
     return value
 
 
-def _float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _wrong_unit(text: str, unit: str, dimension: str) -> str:
-    table = _table(dimension)
-    others = [other.what for other in DIMENSIONS.values() if unit in other.units]
-    written = unit.lstrip("$") or unit
-    if others:
-        cause = f"{_shown(text)} is {others[0]}, but {table.what} is expected here"
-    else:
-        cause = f"{_shown(text)} has the unknown unit {written!r}, where {table.what} is expected"
-    near = [known for known in table.units if known.lower() == unit.lower()]
-    near = near or difflib.get_close_matches(unit, list(table.units), n=2, cutoff=0.5)
-    hint = f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
-    return f"{cause}{hint}; write, for example, {table.example!r}"
 
 
 @lru_cache(maxsize=4096)
@@ -273,73 +258,63 @@ def quantity_text(value: float, dimension: str) -> str:
     return _join(repr(float(value)), table.base)
 
 
-def _validator(dimension: str) -> BeforeValidator:
-    def validate(value: Any, info: ValidationInfo) -> Any:
+@dataclass(frozen=True, slots=True)
+class Quantity(GroupedMetadata):
+    """Marks a float of a dimension: a text with a unit in files, an SI value in Python code."""
+
+    dimension: str
+
+    def __iter__(self) -> Iterator[object]:
+        """What pydantic checks, reads, writes and describes such a field with."""
+        table = _table(self.dimension)
+        yield BeforeValidator(self._read)
+        if "" in table.units:
+            yield PlainSerializer(lambda value: value, return_type=float, when_used="json")
+            number = [{"type": "number"}, {"type": "string"}]
+            yield WithJsonSchema({"anyOf": number, "description": table.what})
+        else:
+            text = partial(quantity_text, dimension=self.dimension)
+            yield PlainSerializer(text, return_type=str, when_used="json")
+            example = {"description": table.what, "examples": [table.example]}
+            yield WithJsonSchema({"type": "string", **example})
+
+    def _read(self, value: Any, info: ValidationInfo) -> Any:
         """Parses strings; accepts a plain SI float from Python code only, never from a file."""
-        table = _table(dimension)
+        table = _table(self.dimension)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"expected {table.what} such as {table.example!r}")
         from_file = info.mode == "json" or bool((info.context or {}).get("place"))
         if isinstance(value, str) or (from_file and "" not in table.units):
             try:
-                return parse_quantity(str(value), dimension)
+                return parse_quantity(str(value), self.dimension)
             except InputError as error:
                 raise ValueError(str(error)) from None
-        return _float(value)
-
-    return BeforeValidator(validate)
-
-
-def _serializer(dimension: str) -> PlainSerializer:
-    if "" in _table(dimension).units:
-        return PlainSerializer(lambda value: value, return_type=float, when_used="json")
-    return PlainSerializer(lambda value: quantity_text(value, dimension), return_type=str, when_used="json")
-
-
-def _schema(dimension: str) -> WithJsonSchema:
-    """JSON Schema of a quantity in a file, where it is a string with a unit."""
-    table = _table(dimension)
-    if "" in table.units:
-        return WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "description": table.what})
-    return WithJsonSchema({"type": "string", "description": table.what, "examples": [table.example]})
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
 
 
 _FINITE = Field(ge=0, allow_inf_nan=False)
 
-Bytes = Annotated[float, _FINITE, _validator("bytes"), _serializer("bytes"), _schema("bytes")]
-BytesPerSecond = Annotated[
-    float, _FINITE, _validator("bytes_per_s"), _serializer("bytes_per_s"), _schema("bytes_per_s")
-]
-Seconds = Annotated[float, _FINITE, _validator("s"), _serializer("s"), _schema("s")]
-Flop = Annotated[float, _FINITE, _validator("flop"), _serializer("flop"), _schema("flop")]
-FlopPerSecond = Annotated[
-    float, _FINITE, _validator("flop_per_s"), _serializer("flop_per_s"), _schema("flop_per_s")
-]
-Hertz = Annotated[float, _FINITE, _validator("hz"), _serializer("hz"), _schema("hz")]
-Watts = Annotated[float, _FINITE, _validator("w"), _serializer("w"), _schema("w")]
-Joules = Annotated[float, _FINITE, _validator("j"), _serializer("j"), _schema("j")]
-Usd = Annotated[float, _FINITE, _validator("usd"), _serializer("usd"), _schema("usd")]
-UsdPerHour = Annotated[
-    float, _FINITE, _validator("usd_per_hour"), _serializer("usd_per_hour"), _schema("usd_per_hour")
-]
-UsdPerKwh = Annotated[
-    float, _FINITE, _validator("usd_per_kwh"), _serializer("usd_per_kwh"), _schema("usd_per_kwh")
-]
-UsdPerWatt = Annotated[
-    float, _FINITE, _validator("usd_per_w"), _serializer("usd_per_w"), _schema("usd_per_w")
-]
-UsdPerWattYear = Annotated[
-    float, _FINITE, _validator("usd_per_w_year"), _serializer("usd_per_w_year"), _schema("usd_per_w_year")
-]
-GpuHours = Annotated[float, _FINITE, _validator("gpu_hours"), _serializer("gpu_hours"), _schema("gpu_hours")]
-KgPerKwh = Annotated[
-    float, _FINITE, _validator("kg_per_kwh"), _serializer("kg_per_kwh"), _schema("kg_per_kwh")
-]
-PerNodeDay = Annotated[
-    float, _FINITE, _validator("per_node_day"), _serializer("per_node_day"), _schema("per_node_day")
-]
-Fraction = Annotated[float, _FINITE, _validator("fraction"), _serializer("fraction"), _schema("fraction")]
-Count = Annotated[float, _FINITE, _validator("count"), _serializer("count"), _schema("count")]
+Bytes = Annotated[float, _FINITE, Quantity("bytes")]
+BytesPerSecond = Annotated[float, _FINITE, Quantity("bytes_per_s")]
+Seconds = Annotated[float, _FINITE, Quantity("s")]
+Flop = Annotated[float, _FINITE, Quantity("flop")]
+FlopPerSecond = Annotated[float, _FINITE, Quantity("flop_per_s")]
+Hertz = Annotated[float, _FINITE, Quantity("hz")]
+Watts = Annotated[float, _FINITE, Quantity("w")]
+Joules = Annotated[float, _FINITE, Quantity("j")]
+Usd = Annotated[float, _FINITE, Quantity("usd")]
+UsdPerHour = Annotated[float, _FINITE, Quantity("usd_per_hour")]
+UsdPerKwh = Annotated[float, _FINITE, Quantity("usd_per_kwh")]
+UsdPerWatt = Annotated[float, _FINITE, Quantity("usd_per_w")]
+UsdPerWattYear = Annotated[float, _FINITE, Quantity("usd_per_w_year")]
+GpuHours = Annotated[float, _FINITE, Quantity("gpu_hours")]
+KgPerKwh = Annotated[float, _FINITE, Quantity("kg_per_kwh")]
+PerNodeDay = Annotated[float, _FINITE, Quantity("per_node_day")]
+Fraction = Annotated[float, _FINITE, Quantity("fraction")]
+Count = Annotated[float, _FINITE, Quantity("count")]
 
 
 # -- units of measured curves ----------------------------------------------------------------------

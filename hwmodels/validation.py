@@ -34,16 +34,23 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base:
         return cls.model_validate(dict(data), context={"place": place, "base": base})
     except ValidationError as error:
         items = error.errors(include_url=False)
-    problems = _problems(cls, data, items[:_READ_PROBLEMS])
+    read = [item for item in items[:_READ_PROBLEMS] if not _is_other_branch(item, items[:_READ_PROBLEMS])]
+    # Unknown keys come first, since they explain missing keys, which come last.
+    others = sorted((item for item in read if item["type"] != "missing"), key=_is_known)
+    problems = [_describe(cls, _path(item["loc"], data), item) for item in others]
+    if missing := [_path(item["loc"], data) for item in read if item["type"] == "missing"]:
+        noun, verb = ("the key", "is") if len(missing) == 1 else ("the keys", "are")
+        problems.append(f"{noun} {', '.join(missing)} {verb} missing")
     shown = "; ".join(
         problem if len(problem) <= 400 else f"{problem[:397]}..." for problem in problems[:_SHOWN_PROBLEMS]
     )
     left = len(problems) - _SHOWN_PROBLEMS + max(0, len(items) - _READ_PROBLEMS)
-    key, legal = _legal_values(data, items[:_READ_PROBLEMS])
     unknown = any(not _is_known(item) for item in items[:_READ_PROBLEMS])
-    raise (UnknownKeyError if unknown else InputError)(
-        f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}", key=key, nearest=legal
-    )
+    text = f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}"
+    cause = read[0].get("ctx", {}).get("error") if len(read) == 1 else None
+    known = isinstance(cause, LegalValuesError)  # the only problem is one with known legal values
+    key, legal = (_path((*read[0]["loc"], cause.key), data), cause.nearest) if known else (None, ())
+    raise (UnknownKeyError if unknown else InputError)(text, key=key, nearest=legal)
 
 
 def nearest(word: str, allowed: list[str]) -> str:
@@ -53,27 +60,6 @@ def nearest(word: str, allowed: list[str]) -> str:
     folded = {candidate.lower(): candidate for candidate in allowed}
     close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.5)
     return f" (nearest: {folded[close[0]]!r})" if close else ""
-
-
-def _legal_values(data: Any, items: Sequence[Any]) -> tuple[str | None, tuple[object, ...]]:
-    """(key, nearest legal values) where the only problem is a LegalValuesError; else (None, ())."""
-    own = [item for item in items if not _is_other_branch(item, items)]
-    cause = own[0].get("ctx", {}).get("error") if len(own) == 1 else None
-    if not isinstance(cause, LegalValuesError):
-        return None, ()
-    return _path((*own[0]["loc"], cause.key), data), cause.nearest
-
-
-def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str]:
-    """One text per problem; unknown keys come first, since they explain missing keys, which come last."""
-    items = [item for item in items if not _is_other_branch(item, items)]
-    missing = [_path(item["loc"], data) for item in items if item["type"] == "missing"]
-    others = sorted((item for item in items if item["type"] != "missing"), key=_is_known)
-    problems = [_describe(cls, _path(item["loc"], data), item) for item in others]
-    if missing:
-        noun = "the key" if len(missing) == 1 else "the keys"
-        problems.append(f"{noun} {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    return problems
 
 
 def _is_other_branch(item: Any, items: Sequence[Any]) -> bool:
@@ -116,7 +102,8 @@ def _describe(cls: type[BaseModel], path: str, item: Any) -> str:
         hint = nearest(str(location[-1]), allowed)
         return f"{path}: unknown key{hint}; the keys here are {', '.join(allowed)}"
     if kind == "literal_error":
-        allowed = _literals(item["ctx"]["expected"])
+        words = item["ctx"]["expected"].replace(" or ", ", ").split(", ")  # "'a', 'b' or 'c'"
+        allowed = [word.strip().strip("'") for word in words]
         return f"{path}={_short(value)} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}"
     if kind in ("value_error", "assertion_error"):
         reason = item["msg"].split(", ", 1)[-1]
@@ -130,35 +117,24 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _literals(expected: str) -> list[str]:
-    """pydantic's "'a', 'b' or 'c'" as a list."""
-    return [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(", ")]
-
-
 def _keys_at(cls: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
     """Names of the fields that a mapping at this location may have (over all members of a union)."""
     models: list[Any] = [cls]
     for part in location:
         # A union tag, such as a kind, selects the one model that has it.
-        models = [m for m in models if _has_tag(m, part)] or models
+        tagged = [
+            m for m in models if any(get_args(f.annotation) == (part,) for f in m.model_fields.values())
+        ]
+        models = (tagged if isinstance(part, str) else []) or models
         step: list[Any] = []
         for model in models:
-            field = model.model_fields.get(part) or _by_alias(model, part)
+            by_alias = {field.alias: field for field in model.model_fields.values()}
+            field = model.model_fields.get(part) or by_alias.get(part)
             annotation = field.annotation if field is not None else None
             # A part that is no field is a list index, a mapping key or the tag, and the models stay the same.
             step.extend(_models_in(annotation) if annotation is not None else [model])
         models = step or models
     return {field.alias or name for model in models for name, field in model.model_fields.items()}
-
-
-def _has_tag(model: type[BaseModel], part: object) -> bool:
-    return isinstance(part, str) and any(
-        get_args(field.annotation) == (part,) for field in model.model_fields.values()
-    )
-
-
-def _by_alias(model: type[BaseModel], part: object) -> Any:
-    return next((field for field in model.model_fields.values() if field.alias == part), None)
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -10,7 +10,6 @@ from xml.parsers import expat
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, ImportedMachine, MachineForm, rate_text
-from moesim.hwmodels.node import Node
 
 # -- safe XML --------------------------------------------------------------------------------------
 
@@ -114,11 +113,7 @@ def read_nccl_xml(text: str, name: str) -> ImportedMachine:
                 )
     speeds = sorted({_integer(net, "speed", name) for net in root.all("net")})
     nets = len({net.attributes.get("name", str(i)) for i, net in enumerate(root.all("net"))})
-    notes = []
-    if len(speeds) > 1:
-        notes.append(
-            f"NICs of {speeds[0] / 1000:g} to {speeds[-1] / 1000:g} Gb/s: the fastest is taken for all"
-        )
+    mixed = "NICs of {:g} to {:g} Gb/s: the fastest is taken for all"
     machine = ImportedMachine(
         form="NCCL topology XML",
         gpus=len(gpus),
@@ -126,7 +121,7 @@ def read_nccl_xml(text: str, name: str) -> ImportedMachine:
         switch_links=tuple(switch) if any(switch) else (),
         nics=nets,
         nic_bytes_per_s=speeds[-1] * 1e6 / 8 if speeds and speeds[-1] else None,
-        notes=tuple(notes),
+        notes=(mixed.format(speeds[0] / 1000, speeds[-1] / 1000),) if len(speeds) > 1 else (),
     )
     if machine.shape in ("pcie", "partial"):  # only then, for virtual machines often hide the PCIe speeds
         return replace(machine, edges=tuple(_pcie_edges(root, by_bus, name)))
@@ -135,11 +130,12 @@ def read_nccl_xml(text: str, name: str) -> ImportedMachine:
 
 def _gpus(root: Element, name: str) -> list[tuple[str, Element]]:
     """(bus id, element) of every GPU, in the order of their device numbers."""
-    gpus = []
-    for pci in root.all("pci"):
-        for gpu in pci.children:
-            if gpu.tag == "gpu":
-                gpus.append((_integer(gpu, "dev", name), pci.attributes.get("busid", ""), gpu))
+    gpus = [
+        (_integer(gpu, "dev", name), pci.attributes.get("busid", ""), gpu)
+        for pci in root.all("pci")
+        for gpu in pci.children
+        if gpu.tag == "gpu"
+    ]
     if not gpus:
         raise InputError(f"{name}: there is no <gpu> inside a <pci>; dump it with NCCL_TOPO_DUMP_FILE")
     if len(gpus) > MOST_GPUS:
@@ -177,7 +173,13 @@ def _pcie_edges(root: Element, by_bus: dict[str, int], name: str) -> list[str]:
             here = f"gpu:{by_bus[bus]}" if is_gpu else f"pci:{bus}"
             if not re.fullmatch(r"[\w.:-]{1,40}", here):
                 raise InputError(f"{name}: busid {bus[:40]!r} is no PCI bus id")
-            rate = _pcie_bytes_per_s(child, name)
+            # GT/s times lanes times the line code (128/130 from 8 GT/s on, 8/10 below); Gen5 x16: 63.0 GB/s
+            match = re.fullmatch(r"(\d{1,3}(?:\.\d)?) ?GT/s.{0,20}", child.attributes.get("link_speed", ""))
+            lanes = _integer(child, "link_width", name)
+            if match is None or lanes == 0:
+                raise InputError(f"{name}: <pci busid={bus[:40]!r}> has no usable link_speed and link_width")
+            speed = float(match[1])
+            rate = speed * 1e9 * lanes / 8 * (128 / 130 if speed >= 8 else 8 / 10)
             fastest = max(fastest, rate)
             edges.append(f"{here} {parent} {rate_text(rate)}")
             walk(child, here)
@@ -191,24 +193,8 @@ def _pcie_edges(root: Element, by_bus: dict[str, int], name: str) -> list[str]:
     return edges
 
 
-def _pcie_bytes_per_s(pci: Element, name: str) -> float:
-    """GT/s times lanes times the line code (128/130 from 8 GT/s on, 8/10 below); Gen5 x16 is 63.0 GB/s."""
-    match = re.fullmatch(r"(\d{1,3}(?:\.\d)?) ?GT/s.{0,20}", pci.attributes.get("link_speed", ""))
-    lanes = _integer(pci, "link_width", name)
-    if match is None or lanes == 0:
-        bus = pci.attributes.get("busid", "")[:40]
-        raise InputError(f"{name}: <pci busid={bus!r}> has no usable link_speed and link_width")
-    speed = float(match[1])
-    return speed * 1e9 * lanes / 8 * (128 / 130 if speed >= 8 else 8 / 10)
-
-
-def _is_xml(text: str) -> bool:
-    return text.lstrip().startswith("<")
-
-
-def _read(text: str, name: str, like: Node) -> ImportedMachine:
-    del like  # the file is complete
-    return read_nccl_xml(text, name)
-
-
-NCCL_XML = MachineForm("NCCL topology XML", _is_xml, _read)
+NCCL_XML = MachineForm(
+    "NCCL topology XML",
+    lambda text: text.lstrip().startswith("<"),
+    lambda text, name, like: read_nccl_xml(text, name),  # the file is complete
+)

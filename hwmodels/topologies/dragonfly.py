@@ -11,7 +11,7 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount
 from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
-from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, columns, link
+from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, link
 from moesim.hwmodels.topologies.wiring import Wiring
 
 MOST_DETOURS = 128
@@ -181,8 +181,8 @@ class Dragonfly(ScaleOutPart):
         cable = self.local + group * (a * (a - 1) // 2) + i * (2 * a - i - 1) // 2 + j - i - 1
         return absent_where(x == y, np.where(x > y, link(cable, back=True), link(cable)))
 
-    def _between(self, here: IntArray, there: IntArray, choice: IntArray) -> IntArray:
-        """[n, 3] local, global and local link between two switches; inside a group only the first."""
+    def _between(self, here: IntArray, there: IntArray, choice: IntArray) -> tuple[IntArray, ...]:
+        """Local, global and local link between two switches; inside a group only the first."""
         a = self.a
         one, other = here // a, there // a
         out = one * a + self._port(one, other, choice) % a
@@ -192,16 +192,11 @@ class Dragonfly(ScaleOutPart):
         middle = absent_where(inside, 2 * cable + back)
         first = np.where(inside, self._local(here, there), self._local(here, out))
         last = absent_where(inside, self._local(into, there))
-        return columns(first, middle, last)
+        return first, middle, last
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
         """Links of each path: NIC, (local,) (global,) (local,) NIC."""
-        return self._with_nics(src, dst, self._between(self.switch(src), self.switch(dst), choice))
-
-    def _with_nics(self, src: IntArray, dst: IntArray, between: IntArray) -> IntArray:
-        first = absent_where(src == dst, link(self.nics + src))
-        last = absent_where(src == dst, link(self.nics + dst, back=True))
-        return np.hstack([first[:, None], between, last[:, None]])
+        return self.between_nics(src, dst, *self._between(self.switch(src), self.switch(dst), choice))
 
     def detours(self) -> int:
         """Number of detours over a third switch, at most MOST_DETOURS; one per group comes first."""
@@ -214,9 +209,8 @@ class Dragonfly(ScaleOutPart):
         inside = here // a == there // a
         group = (here // a + there // a + number) % g
         via = np.where(inside, here // a * a + (here + there + number) % a, group * a + number // g % a)
-        first = self._between(here, via, np.zeros(len(src), np.int64))
-        second = self._between(via, there, np.zeros(len(src), np.int64))
-        return self._with_nics(src, dst, np.hstack([first, second]))
+        zero = np.zeros(len(src), np.int64)
+        return self.between_nics(src, dst, *self._between(here, via, zero), *self._between(via, there, zero))
 
 
 DRAGONFLY = ScaleOutSpec("dragonfly", DragonflyFabric, Dragonfly, "dragonfly-ib-400g")

@@ -15,11 +15,10 @@ from moesim.hwmodels.topologies.part import (
     ScaleOutPart,
     ScaleOutSpec,
     absent_where,
-    columns,
     endpoints_of_leaf,
     link,
 )
-from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
+from moesim.hwmodels.topologies.two_layer import Trees, TwoLayerPart
 from moesim.hwmodels.topologies.wiring import Wiring
 
 # -- fat trees -------------------------------------------------------------------------------------
@@ -63,8 +62,8 @@ class FatTree(TwoLayerPart):
         down, up = fabric.leaf_ports()
         self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         self.leaves_per_rail = -(-nodes // self.down)
-        shape = TreeShape.for_leaves(self.leaves_per_rail * self.per_node, fabric.switch_ports.n, up)
-        self.trees = Trees(1, shape)
+        leaves = self.leaves_per_rail * self.per_node
+        self.trees = Trees.for_leaves(1, leaves, fabric.switch_ports.n, up)
 
     def number(self, gpu: IntArray) -> IntArray:
         """The GPU's endpoint number; each rail starts a new leaf, so its last leaf may have free ports."""
@@ -99,7 +98,7 @@ class ThreeLayerFatTree(ScaleOutPart):
                 f"({ports * self.pod_leaves * down} endpoints), but {self.pods} are needed: use fewer nodes "
                 f"or switches with more ports"
             )
-        self.cores = Trees(self.middles, TreeShape.for_leaves(self.pods, ports))
+        self.cores = Trees.for_leaves(self.middles, self.pods, ports)
 
     def leaf(self, gpu: IntArray) -> IntArray:
         """The leaf of a GPU; a unit has one leaf for each rail."""
@@ -111,7 +110,7 @@ class ThreeLayerFatTree(ScaleOutPart):
         middles = wiring.add_vertices(
             "middle", self.pods * self.middles, lambda i: f"middle:{i // self.middles}.{i % self.middles}"
         )
-        per_group = self.cores.shape.spines
+        per_group = self.cores.spines
         cores = wiring.add_vertices(
             "core", self.middles * per_group, lambda i: f"core:{i // per_group}.{i % per_group}"
         )
@@ -133,7 +132,7 @@ class ThreeLayerFatTree(ScaleOutPart):
 
     def size(self) -> tuple[int, int]:
         """(switches of all layers, cables); the cables are the trunks of both layers and the NICs."""
-        cores = self.middles * self.cores.shape.spines
+        cores = self.middles * self.cores.spines
         cables = self.leaves * self.middles + self.cores.cables + self.n_gpus
         return self.leaves + self.pods * self.middles + cores, cables
 
@@ -141,7 +140,7 @@ class ThreeLayerFatTree(ScaleOutPart):
         """One path on a leaf, one per middle switch inside a pod, one per core cable between pods."""
         here, there = self.leaf(src), self.leaf(dst)
         in_pod = here // self.pod_leaves == there // self.pod_leaves
-        across = self.middles * self.cores.shape.choices
+        across = self.middles * self.cores.choices
         return np.where(here == there, 1, np.where(in_pod, self.middles, across))
 
     def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
@@ -155,13 +154,13 @@ class ThreeLayerFatTree(ScaleOutPart):
         pods = here // self.pod_leaves, there // self.pod_leaves
         same, in_pod = here == there, pods[0] == pods[1]
         middle, up = choice % self.middles, choice // self.middles
-        return columns(
-            absent_where(src == dst, link(self.nics + src)),
+        return self.between_nics(
+            src,
+            dst,
             absent_where(same, link(self.trunks + here * self.middles + middle)),
             absent_where(in_pod, link(self.cores.trunk(middle, pods[0], up))),
             absent_where(in_pod, link(self.cores.trunk(middle, pods[1], up), back=True)),
             absent_where(same, link(self.trunks + there * self.middles + middle, back=True)),
-            absent_where(src == dst, link(self.nics + dst, back=True)),
         )
 
 
@@ -205,7 +204,7 @@ class MultiPlaneFatTree(TwoLayerPart):
         down, up = fabric.leaf_ports()
         self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         leaves = -(-(self.n_gpus // self.planes) // self.down)
-        self.trees = Trees(self.planes, TreeShape.for_leaves(leaves, fabric.switch_ports.n, up))
+        self.trees = Trees.for_leaves(self.planes, leaves, fabric.switch_ports.n, up)
 
     def plane(self, gpu: IntArray) -> IntArray:
         """The plane of a GPU's NIC."""
@@ -268,7 +267,7 @@ class RailOptimised(TwoLayerPart):
         down, up = fabric.leaf_ports()
         self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         units = -(-nodes // self.down)
-        self.trees = Trees(1, TreeShape.for_leaves(units * self.per_node, fabric.switch_ports.n, up))
+        self.trees = Trees.for_leaves(1, units * self.per_node, fabric.switch_ports.n, up)
 
     def leaf(self, gpu: IntArray) -> IntArray:
         """The leaf of a GPU; a unit has one leaf for each rail."""

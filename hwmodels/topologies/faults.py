@@ -58,23 +58,36 @@ def link_factors(wiring: Wiring, faults: Sequence[LinkFault]) -> FloatArray:
 
 def _touched(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
     """The cables that a fault affects, and the factor on their bandwidth."""
-    if fault.kind == "link":
-        return _cables_of_link(wiring, fault.target), fault.factor
-    if fault.kind == "nic":
-        gpu = _number(fault.target, "nic", wiring.n_gpus)
-        return _gpu_cables(wiring, gpu, scale_up=False), fault.factor
-    if fault.kind == "gpu-links":
-        gpu = _number(fault.target, "gpu", wiring.n_gpus)
-        return _gpu_cables(wiring, gpu, scale_up=True), fault.factor
-    if fault.kind == "plane":
-        return _plane(wiring, fault)
-    name, dot, chip = fault.target.rpartition(".")
-    if dot and name in wiring.vertex_by_name:
-        return _chip(wiring, wiring.vertex(name), chip, fault.factor)
-    vertex = wiring.vertex(fault.target)
+    target, factor = fault.target, fault.factor
+    match fault.kind:
+        case "link":
+            ends, _, copy = target.partition("#")
+            tail, arrow, head = ends.partition("->")
+            if not arrow:
+                raise InputError("a link is written tail->head, such as gpu:0->leaf:0 or leaf:0->spine:1#0")
+            a, b = wiring.vertex(tail), wiring.vertex(head)
+            joins = ((wiring.tails == a) & (wiring.heads == b)) | ((wiring.tails == b) & (wiring.heads == a))
+            if copy:
+                joins &= wiring.copies == (int(copy) if copy.isdecimal() else -2)
+            if not joins.any():
+                raise InputError("there is no such link")
+            return np.flatnonzero(joins), factor
+        case "nic":
+            return _gpu_cables(wiring, _number(target, "nic", wiring.n_gpus), scale_up=False), factor
+        case "gpu-links":
+            return _gpu_cables(wiring, _number(target, "gpu", wiring.n_gpus), scale_up=True), factor
+        case "plane":
+            return _plane(wiring, fault)
+    name, dot, chip = target.rpartition(".")
+    if dot and name in wiring.vertex_by_name:  # every port of a striped switch keeps the other chips' part
+        vertex = wiring.vertex(name)
+        chips = wiring.block_of(vertex).chips
+        _number(f"chip:{chip}", "chip", chips)
+        return _at(wiring, np.array([vertex])), (chips - 1 + factor) / chips
+    vertex = wiring.vertex(target)
     if vertex < wiring.n_gpus:
         raise InputError("this is a GPU, not a switch; use gpu-links or nic")
-    return _at(wiring, np.array([vertex])), fault.factor
+    return _at(wiring, np.array([vertex])), factor
 
 
 def _at(wiring: Wiring, vertices: IntArray) -> IntArray:
@@ -91,20 +104,6 @@ def _gpu_cables(wiring: Wiring, gpu: int, *, scale_up: bool) -> IntArray:
     if not len(cables):
         raise InputError(f"{gpu_name(gpu)} has no {'scale-up ports' if scale_up else 'NIC'} in this topology")
     return cables
-
-
-def _cables_of_link(wiring: Wiring, target: str) -> IntArray:
-    ends, _, copy = target.partition("#")
-    tail, arrow, head = ends.partition("->")
-    if not arrow:
-        raise InputError("a link is written tail->head, such as gpu:0->leaf:0 or leaf:0->spine:1#0")
-    a, b = wiring.vertex(tail), wiring.vertex(head)
-    match = ((wiring.tails == a) & (wiring.heads == b)) | ((wiring.tails == b) & (wiring.heads == a))
-    if copy:
-        match &= wiring.copies == (int(copy) if copy.isdecimal() else -2)
-    if not match.any():
-        raise InputError("there is no such link")
-    return np.flatnonzero(match)
 
 
 def _plane(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
@@ -125,13 +124,6 @@ def _plane(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
         raise InputError("this topology has no planes")
     plane = _number(fault.target, "plane", int(planes.max()) + 1)
     return _at(wiring, np.flatnonzero(planes == plane)), fault.factor
-
-
-def _chip(wiring: Wiring, vertex: int, chip: str, factor: float) -> tuple[IntArray, float]:
-    """A fault of one chip of a striped switch; every port of the switch keeps the other chips' part."""
-    chips = wiring.block_of(vertex).chips
-    _number(f"chip:{chip}", "chip", chips)
-    return _at(wiring, np.array([vertex])), (chips - 1 + factor) / chips
 
 
 def _number(target: str, word: str, count: int) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import numpy as np
 from pydantic import Field
 
-from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.topologies.base import Topology
@@ -101,7 +101,12 @@ class ScaleOutPart(Part):
 
     def nic_links(self, src: IntArray, dst: IntArray) -> IntArray:
         """[n, 2] the link out of src's NIC and the one into dst's."""
-        return np.stack([2 * (self.nics + src), 2 * (self.nics + dst) + 1], axis=1)
+        return columns(link(self.nics + src), link(self.nics + dst, back=True))
+
+    def between_nics(self, src: IntArray, dst: IntArray, *hops: IntArray) -> IntArray:
+        """[n, hops] paths out of src's NIC, over `hops` between switches, and into dst's; -1 to itself."""
+        first, last = absent_where((src == dst)[:, None], self.nic_links(src, dst)).T
+        return columns(first, *hops, last)
 
     def wire_nics(self, wiring: Wiring, switch_of_gpu: IntArray) -> int:
         """Add one cable per GPU to its switch, with a strand per NIC; returns the number of the first."""
@@ -128,9 +133,7 @@ def link(cable: IntArray, *, back: bool = False) -> IntArray:
     return 2 * cable + int(back)
 
 
-def absent_where(
-    condition: IntArray | np.ndarray[tuple[int], np.dtype[np.bool_]], links: IntArray
-) -> IntArray:
+def absent_where(condition: IntArray | BoolArray, links: IntArray) -> IntArray:
     """The links, with -1 where the condition holds."""
     return np.where(condition, -1, links)
 

@@ -16,15 +16,17 @@ from fuzz_targets import TARGETS
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
+CASES = 300
+"""`make proof` runs tens of thousands; these see that every kind of reader still stands."""
 
-@pytest.mark.parametrize(("seed", "cases"), [(1, 1000), (2, 1000)])
-def test_two_thousand_cases_are_understood_or_refused(seed: int, cases: int) -> None:
+
+def test_some_hundred_cases_are_understood_or_refused() -> None:
     whole = fuzz.Report()
-    for report in fuzz.run(seed, 0, cases):
+    for report in fuzz.run(1, 0, CASES):
         whole.add(report)
-    assert whole.cases == cases
-    assert not whole.findings, "\n".join(f"case {f.number} of seed {seed}: {f}" for f in whole.findings)
-    assert sum(n for (_, outcome), n in whole.outcomes.items() if outcome == "legal") > cases / 20
+    assert whole.cases == CASES
+    assert not whole.findings, "\n".join(f"case {f.number}: {f}" for f in whole.findings)
+    assert sum(n for (_, outcome), n in whole.outcomes.items() if outcome == "legal") > CASES / 20
 
 
 def test_every_reader_is_drawn() -> None:
@@ -52,26 +54,21 @@ def outcome_of(
     return {outcome for _, outcome in report.outcomes}, report.findings
 
 
-@pytest.mark.parametrize("error", [InputError("no"), InfeasibleError("no")])
-def test_a_refusal_is_right(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
-        raise error
-
-    assert outcome_of(read, tmp_path, monkeypatch) == ({"refused"}, [])
-
-
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), OSError("no"), MemoryError(), RecursionError(), AssertionError()]
+    "error", [InputError("no"), InfeasibleError("no"), OSError("no"), MemoryError(), RecursionError()]
 )
-def test_any_other_exception_is_wrong(
+def test_a_refusal_is_right_and_any_other_exception_wrong(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: object) -> None:
         raise error
 
     outcomes, findings = outcome_of(read, tmp_path, monkeypatch)
-    assert outcomes == {"wrong"}
-    assert findings[0].number == 7 and findings[0].what.startswith(type(error).__name__)
+    if isinstance(error, InputError | InfeasibleError):
+        assert (outcomes, findings) == ({"refused"}, [])
+    else:
+        assert outcomes == {"wrong"}
+        assert findings[0].number == 7 and findings[0].what.startswith(type(error).__name__)
 
 
 def test_a_case_that_does_not_end_is_wrong(

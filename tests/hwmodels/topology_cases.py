@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
 from moesim.hwmodels import Node, load_network, load_node, validate_model
 from moesim.hwmodels.network import Network, ScaleUp, load_scale_up
-from moesim.hwmodels.topologies import Topology, build_topology
+from moesim.hwmodels.topologies import RouteSet, Topology, build_topology
 
 RATE = {"link_bandwidth": "50 GB/s", "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}
 
@@ -97,3 +99,27 @@ EDGES = [
     "inside:0 spine:0 50GB/s",
     "# a comment",
 ]
+
+SPREADINGS = ("modulo", "ecmp", "ideal")
+
+
+def pairs(topo: Topology, most: int = 48) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of `most` evenly chosen GPUs."""
+    picked = np.unique(np.linspace(0, topo.n_gpus - 1, min(topo.n_gpus, most)).astype(np.int64))
+    src, dst = (x.ravel() for x in np.meshgrid(picked, picked))
+    return src, dst
+
+
+def check_flow(topo: Topology, src: np.ndarray, dst: np.ndarray, routes: RouteSet) -> None:
+    """What leaves every vertex entered it: 1 more leaves the source, 1 more enters the destination."""
+    wiring, each = topo.wiring, np.arange(len(src))
+    tails = np.stack([wiring.tails, wiring.heads], axis=1).ravel()
+    heads = np.stack([wiring.heads, wiring.tails], axis=1).ravel()
+    pair = np.repeat(each, np.diff(routes.indptr))
+    net = np.zeros((len(src), wiring.n_vertices))
+    np.add.at(net, (pair, tails[routes.links]), routes.share)
+    np.add.at(net, (pair, heads[routes.links]), -routes.share)
+    np.add.at(net, (each, src), -1.0)
+    np.add.at(net, (each, dst), 1.0)
+    assert np.abs(net).max() < 1e-9
+    assert (routes.share > 0).all() and (routes.share <= 1 + 1e-12).all()

@@ -6,8 +6,6 @@ import datetime
 import itertools
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +164,16 @@ def run(
     return load_fresh(path), contexts, seen
 
 
+def interrupted(path: Path, after: int, **options: Any) -> Path:
+    """The rows of a quick run that was stopped after so many tasks."""
+    with pytest.raises(KeyboardInterrupt):
+        run(path, set_up=lambda c: setattr(c, "stop_after", after), quick=True, **options)
+    return path.with_name(f"{path.stem}.rows.jsonl")
+
+
+QUICK_TASKS = len(build_plan(Facts(8, ALL), quick=True).tasks)
+
+
 def load_fresh(path: Path) -> CalibrationProfile:
     """`load_profile` remembers files by path; a copy under another name is read anew."""
     copy = path.with_name(f"{path.stem}-{random.random()}{path.suffix}")
@@ -192,6 +200,9 @@ def test_expert_parallel_curves_come_back(full: CalibrationProfile) -> None:
         assert not share.extrapolated
         assert share.value == pytest.approx(curve.curve.at(20).value * 7 / 8 / 450e9, rel=1e-3)
         assert curve.residual.relative < 0.05 and "left-out median" in (curve.note or "")
+        relay = full.curve(f"ep.forward.{operation}.sm_rate")
+        assert "2 virtual nodes of 4" in relay.source
+        assert relay.curve.at(4).value == pytest.approx(60e9, rel=0.1)  # latency included
 
 
 def test_sends_and_collectives_are_shares_of_the_nominal_link(full: CalibrationProfile) -> None:
@@ -232,23 +243,11 @@ def test_every_law_is_measured_and_monotone(full: CalibrationProfile) -> None:
         assert values == sorted(values, reverse=group == "communication")
 
 
-def test_every_curve_that_the_simulator_reads_is_there(full: CalibrationProfile) -> None:
-    shipped = load_profile("hopper-communication")
-    for curve in shipped.curves:
-        assert full.curve(curve.id)
+def test_entries_carry_the_conditions_of_the_run(full: CalibrationProfile) -> None:
+    for curve in load_profile("hopper-communication").curves:
+        assert full.curve(curve.id)  # what the simulator reads, carried where it was not measured
     assert "carried unchanged" in (full.curve("p2p.nic_fraction").note or "")
     assert full.curve("p2p.nic_fraction").kind == "published"
-    assert full.curve("ep.dispatch.sm_rate").kind == "measured"
-
-
-@pytest.mark.parametrize("operation", ["dispatch", "combine"])
-def test_what_a_relay_forwards_an_sm_comes_back_out(full: CalibrationProfile, operation: str) -> None:
-    entry = full.curve(f"ep.forward.{operation}.sm_rate")
-    assert "2 virtual nodes of 4" in entry.source
-    assert entry.curve.at(4).value == pytest.approx(60e9, rel=0.1)  # latency included
-
-
-def test_entries_carry_the_conditions_of_the_run(full: CalibrationProfile) -> None:
     entry = full.curve("copy.push.sm_rate")
     for part in ("8x NVIDIA H200", "driver 580.159.04", "CUDA 13.0", "kernels ", "moesim calibrate"):
         assert part in entry.source
@@ -258,18 +257,10 @@ def test_entries_carry_the_conditions_of_the_run(full: CalibrationProfile) -> No
     assert "between nodes" in full.evidence
 
 
-def test_the_file_is_the_same_each_time(tmp_path: Path) -> None:
-    paths = [tmp_path / name / "p.yaml" for name in "ab"]
-    for path in paths:
-        path.parent.mkdir()
-        run(path, quick=True)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
 # --- plans ---
 
 
-@pytest.mark.parametrize("gpus", range(1, 9))
+@pytest.mark.parametrize("gpus", [1, 2, 3, 8])
 @pytest.mark.parametrize("quick", [True, False])
 def test_plans_fit_their_time_on_any_number_of_gpus(gpus: int, quick: bool) -> None:
     plan = build_plan(Facts(gpus, ALL), quick=quick)
@@ -279,21 +270,13 @@ def test_plans_fit_their_time_on_any_number_of_gpus(gpus: int, quick: bool) -> N
     assert ("copy" in names) == (gpus > 1) and "gemm" in names
     assert any("between nodes" in text for text in plan.not_measured)
     for task in plan.tasks:
-        assert int(task.parameters.get("ranks", 1)) <= gpus and int(task.parameters.get("peer", 1)) < max(
-            2, gpus
-        )
+        ranks, peer = (int(task.parameters.get(key, 1)) for key in ("ranks", "peer"))
+        assert ranks <= gpus and peer < max(2, gpus)
 
 
 def test_missing_libraries_are_said_and_the_rest_is_measured() -> None:
     plan = build_plan(Facts(8, frozenset({"cupy"})))
-    assert {m.name for m in plan.measurements} == {
-        "copy",
-        "all_to_all",
-        "two_hop",
-        "hbm",
-        "quantise",
-        "barrier",
-    }
+    assert {m.name for m in plan.measurements} == set(TRUTH) - {"gemm", "attention", "interference", "nccl"}
     assert "matrix products (needs torch)" in plan.not_measured
     assert any("NCCL collectives (needs nccl)" in text for text in plan.not_measured)
 
@@ -307,7 +290,7 @@ def test_impossible_or_unknown_plans_are_input_errors() -> None:
         build_plan(Facts(8, frozenset()))
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4])
+@pytest.mark.parametrize("gpus", [1, 2])
 def test_fewer_gpus_still_give_a_profile_that_loads(tmp_path: Path, gpus: int) -> None:
     profile, _, _ = run(tmp_path / "p.yaml", gpus, quick=True)
     name = "ep.dispatch.sm_rate" if gpus > 1 else "ep.dispatch.sm_rate.deepep"
@@ -319,58 +302,34 @@ def test_fewer_gpus_still_give_a_profile_that_loads(tmp_path: Path, gpus: int) -
 # --- interruption ---
 
 
-def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_rows_and_resumes_after_a_cut_line(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-
-    def stop(context: Synthetic) -> None:
-        context.stop_after = 30
-
-    with pytest.raises(KeyboardInterrupt):
-        run(path, set_up=stop, quick=True)
+    journal = interrupted(path, 30)
     assert not path.exists()
-    rows = (tmp_path / "p.rows.jsonl").read_text().splitlines()
-    assert len(rows) == 31  # a header and what was done
+    assert len(journal.read_text().splitlines()) == 31  # a header and what was done
+    journal.write_bytes(journal.read_bytes()[:-20])  # a crash cut the last line off
     _, (context,), seen = run(path, quick=True)
-    plan = build_plan(Facts(8, ALL), quick=True)
-    assert len(context.done) == len(plan.tasks) - 30
-    assert seen[0].message == "resuming: 30 tasks were measured before"
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    run(whole / "p.yaml", quick=True)
-    assert path.read_bytes() == (whole / "p.yaml").read_bytes()
+    assert len(context.done) == QUICK_TASKS - 29
+    assert seen[0].message == "resuming: 29 tasks were measured before"
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+    done = [progress.done_s for progress in seen]
+    assert done == sorted(done) and seen[-1].done_s == seen[-1].total_s
+    assert any("all_to_all operation=combine" in progress.text for progress in seen)
+    first = path.read_bytes()
+    _, (context,), _ = run(path, quick=True)  # a finished run is set aside and measured anew
+    assert len(context.done) == QUICK_TASKS and path.read_bytes() == first
+    assert (tmp_path / "p.rows.jsonl.previous").exists()
 
 
 def test_a_run_that_an_earlier_release_began_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-    plan = build_plan(Facts(8, ALL), quick=True)
-    with pytest.raises(KeyboardInterrupt):
-        run(path, set_up=lambda c: setattr(c, "stop_after", len(plan.tasks) - 1), quick=True)
-    journal = tmp_path / "p.rows.jsonl"
+    journal = interrupted(path, QUICK_TASKS - 1)
     text = journal.read_text()
     assert '"left_free"' in text
     former = text.replace('"left_free"', '"told"').replace('"aware_alone_ratio"', '"told_alone_ratio"')
     journal.write_text(former)
     _, (context,), _ = run(path, quick=True)
     assert len(context.done) == 1
-
-
-def test_a_line_cut_by_a_crash_is_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    with pytest.raises(KeyboardInterrupt):
-        run(path, set_up=lambda c: setattr(c, "stop_after", 5), quick=True)
-    journal = tmp_path / "p.rows.jsonl"
-    journal.write_bytes(journal.read_bytes()[:-20])
-    _, (context,), _ = run(path, quick=True)
-    assert len(context.done) == len(build_plan(Facts(8, ALL), quick=True).tasks) - 4
-    assert all(json.loads(line) for line in journal.read_text().splitlines())
-
-
-def test_a_finished_run_is_set_aside_and_measured_anew(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    run(path, quick=True)
-    _, (context,), _ = run(path, quick=True)
-    assert len(context.done) == len(build_plan(Facts(8, ALL), quick=True).tasks)
-    assert (tmp_path / "p.rows.jsonl.previous").exists()
 
 
 def test_a_run_out_of_time_says_so_and_is_completed_by_the_next(
@@ -380,7 +339,7 @@ def test_a_run_out_of_time_says_so_and_is_completed_by_the_next(
     clock = itertools.count()
     monkeypatch.setattr("moesim.kernels.calibrate.run.time", SimpleNamespace(monotonic=lambda: next(clock)))
     profile, (first,), seen = run(path, quick=True, budget_s=30)  # a second passes with every question
-    rest = len(build_plan(Facts(8, ALL), quick=True).tasks) - len(first.done)
+    rest = QUICK_TASKS - len(first.done)
     assert len(first.done) == 30
     assert f"{rest} tasks, out of time" in profile.evidence and "out of time" in seen[-1].message
     monkeypatch.undo()
@@ -390,11 +349,9 @@ def test_a_run_out_of_time_says_so_and_is_completed_by_the_next(
 
 def test_another_machine_or_garbage_cannot_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-    with pytest.raises(KeyboardInterrupt):
-        run(path, set_up=lambda c: setattr(c, "stop_after", 5))
+    journal = interrupted(path, 5)
     with pytest.raises(InputError, match="cannot be resumed"):
         run(path, gpus=4)
-    journal = tmp_path / "p.rows.jsonl"
     for text in ('"hello"\n', "{}\n", '{"header": 3}\n', "\x00\n", '{"header": {}}\n{"seconds": 3}\n'):
         journal.write_text(text)
         with pytest.raises(InputError, match=r"remove the file|cannot be resumed"):
@@ -464,13 +421,6 @@ def test_only_some_measurements(tmp_path: Path) -> None:
     assert profile.curve("ep.dispatch.sm_rate.deepep").kind == "derived"  # carried
 
 
-def test_progress_goes_forward_and_names_what_is_measured(tmp_path: Path) -> None:
-    _, _, seen = run(tmp_path / "p.yaml", quick=True)
-    done = [p.done_s for p in seen]
-    assert done == sorted(done) and seen[-1].done_s == seen[-1].total_s
-    assert any("all_to_all operation=dispatch_fp8" in p.text for p in seen)
-
-
 def test_rows_refuse_what_is_no_time() -> None:
     task = TimingTask("copy", {"size_bytes": 1})
     for times in ((), (float("nan"),), (0.0,), (-1.0,)):
@@ -481,17 +431,7 @@ def test_rows_refuse_what_is_no_time() -> None:
     assert TimedRow.from_json(json.loads(row.to_json()), "here") == row
 
 
-def test_importing_needs_no_gpu_library() -> None:
-    code = "import sys, moesim.kernels.calibrate; print({'cupy', 'torch', 'pynvml'} & sys.modules.keys())"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"
-
-
 # --- drift ---
-
-
-def test_equal_profiles_do_not_drift(full: CalibrationProfile) -> None:
-    assert all(row.median == 0.0 and not row.drifted for row in compare(full, full))
 
 
 def test_drift_names_the_entry_and_the_point(full: CalibrationProfile) -> None:
@@ -500,6 +440,7 @@ def test_drift_names_the_entry_and_the_point(full: CalibrationProfile) -> None:
     changed = type(slower).model_validate({**slower.model_dump(), "points": points})
     curves = [changed if c.id == slower.id else c for c in full.curves if c.id != "barrier.latency"]
     new = full.model_copy(update={"curves": tuple(curves)})
+    assert all(row.median == 0.0 and not row.drifted for row in compare(full, full))
     first, *_, last = compare(full, new)
     assert first.id == "copy.push.sm_rate" and first.drifted
     assert first.median == pytest.approx(-0.2, abs=1e-6) and first.worst == pytest.approx(-0.5)
@@ -512,6 +453,7 @@ def test_drift_names_the_entry_and_the_point(full: CalibrationProfile) -> None:
 
 def test_transfer_to_h800_carries_scales_and_drops(full: CalibrationProfile) -> None:
     h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
+    assert all(row.worst == 0.0 for row in compare(full, transfer(full, h200, h200)))  # to itself
     said = {s.id: s for s in statements(full, h200, h800)}
     moved = transfer(full, h200, h800)
     assert moved.name == "h800-from-h200" and moved.accelerator == "h800-sxm"
@@ -519,10 +461,8 @@ def test_transfer_to_h800_carries_scales_and_drops(full: CalibrationProfile) -> 
     assert moved.curve("ep.dispatch.sm_rate").points == full.curve("ep.dispatch.sm_rate").points
     assert said["ep.dispatch.sm_rate"].verdict == "carries over"
     # A share of a nominal link stays a share; a rate that the link bounds follows 200/450.
-    assert (
-        moved.curve("ep.dispatch.scale_up_fraction").points
-        == full.curve("ep.dispatch.scale_up_fraction").points
-    )
+    share = "ep.dispatch.scale_up_fraction"
+    assert moved.curve(share).points == full.curve(share).points
     push, before = moved.curve("copy.push.sm_rate").curve, full.curve("copy.push.sm_rate").curve
     assert said["copy.push.sm_rate"].verdict == "scales"
     assert push.at(64).value == pytest.approx(before.at(64).value * 200 / 450, rel=0.02)
@@ -552,24 +492,15 @@ def test_a_nic_measured_on_the_source_cannot_be_transferred(full: CalibrationPro
 
 def test_only_products_that_memory_bounds_slow_down_with_it(full: CalibrationProfile) -> None:
     h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
-    before = {row[:4]: row[4] for t in full.gemm_tables if t.dtype == "bf16" for row in t.points}
-    after = {
-        row[:4]: row[4]
-        for t in transfer(full, h200, h800).gemm_tables
-        if t.dtype == "bf16"
-        for row in t.points
-    }
+    before, after = (
+        {row[:4]: row[4] for t in profile.gemm_tables if t.dtype == "bf16" for row in t.points}
+        for profile in (full, transfer(full, h200, h800))
+    )
     assert after[4096, 4096, 7168, 1] == before[4096, 4096, 7168, 1]
     slow = [shape for shape in before if after[shape] < before[shape]]
     assert slow and all(shape[0] <= 128 for shape in slow)
     for shape in slow:
         assert after[shape] == pytest.approx(before[shape] * 3.35 / 4.8, rel=1e-3)
-
-
-def test_transfer_to_itself_changes_no_number(full: CalibrationProfile) -> None:
-    h200 = load_accelerator("h200-sxm")
-    same = transfer(full, h200, h200)
-    assert all(row.median == 0.0 and row.worst == 0.0 for row in compare(full, same))
 
 
 def test_other_dies_are_refused(full: CalibrationProfile) -> None:
@@ -579,11 +510,3 @@ def test_other_dies_are_refused(full: CalibrationProfile) -> None:
             transfer(full, h200, load_accelerator(other))
     with pytest.raises(InputError, match="transfer from h200-sxm"):
         transfer(full, load_accelerator("h800-sxm"), h200)
-
-
-def test_shipped_h200_profile_transfers_and_loads(tmp_path: Path) -> None:
-    from moesim.kernels.export import write_profile
-
-    h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
-    moved = transfer(load_profile("h200-measured"), h200, h800)
-    assert load_profile(write_profile(moved, tmp_path / "h800.yaml")) == moved

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.fit import (
     fit_latency_bandwidth,
-    fit_piecewise,
     fit_saturating,
     fit_slow_down,
     fit_transfer,
     isotonic,
     medians,
 )
-
-SIZES = [2**k for k in range(16, 31, 2)]
-SMS = [1, 2, 4, 6, 8, 12, 16, 20, 24, 32]
 
 # DeepEP dispatch of an 8-GPU H200 node in microseconds, by tokens and SMs: ai-dynamo/aiconfigurator@095f58a
 # (Apache-2.0), h200_sxm; rounded. Hidden 7168 in FP8 with scales, top-8 of 256: 5.295 GPUs a token.
@@ -43,7 +39,7 @@ def deepep_rows() -> list[tuple[float, float, float]]:
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     latency_us=st.floats(1.0, 200.0),
     rate_gb_per_s=st.floats(10.0, 5000.0),
@@ -67,40 +63,18 @@ def test_latency_and_bandwidth_come_back_from_noisy_times(
     assert found.quality.median < 0.03 and found.quality.left_out_median < 0.04
 
 
-def test_one_outlier_does_not_move_the_line() -> None:
-    rows = [(x, 20e-6 + x / 300e9) for x in SIZES]
-    rows[3] = rows[3][0], rows[3][1] * 3
-    found = fit_latency_bandwidth(rows)
-    assert found.bytes_per_s == pytest.approx(300e9, rel=0.02)
-    assert found.quality.worst > 0.5  # the outlier is reported, not hidden
-
-
-@pytest.mark.parametrize("bad", [0, -1])
-def test_an_outlier_at_an_end_does_not_move_the_line_either(bad: int) -> None:
+@pytest.mark.parametrize("bad", [0, 3, -1])
+def test_one_outlier_does_not_move_the_line(bad: int) -> None:
     rng = random.Random(5)
     rows = [(x, (20e-6 + x / 300e9) * (1 + rng.gauss(0, 0.002))) for x in [2**k for k in range(18, 31)]]
-    rows[bad] = rows[bad][0], rows[bad][1] * 1.4
+    rows[bad] = rows[bad][0], rows[bad][1] * 1.6
     found = fit_latency_bandwidth(rows)
     assert found.bytes_per_s == pytest.approx(300e9, rel=0.02)
     assert found.latency_s == pytest.approx(20e-6, rel=0.05)
+    assert found.quality.worst > 0.3  # the outlier is reported, not hidden
 
 
-def test_a_protocol_change_becomes_a_second_piece() -> None:
-    rows = [(x, 10e-6 + x / 50e9 if x < 3e6 else 60e-6 + x / 350e9) for x in [2**k for k in range(14, 31)]]
-    found = fit_piecewise(rows)
-    assert len(found.pieces) == 2
-    assert found.pieces[0].bytes_per_s == pytest.approx(50e9, rel=0.05)
-    assert found.pieces[1].bytes_per_s == pytest.approx(350e9, rel=0.05)
-    assert found.seconds(2**30) == pytest.approx(60e-6 + 2**30 / 350e9, rel=0.02)
-
-
-def test_a_straight_line_stays_one_piece() -> None:
-    rng = random.Random(1)
-    rows = [(x, (30e-6 + x / 200e9) * (1 + rng.gauss(0, 0.005))) for x in SIZES for _ in range(3)]
-    assert len(fit_piecewise(rows).pieces) == 1
-
-
-@pytest.mark.parametrize("sharpness", [1.5, 4.0, 12.0])
+@pytest.mark.parametrize("sharpness", [1.5, 12.0])
 def test_slope_and_limit_of_a_saturating_rate(sharpness: float) -> None:
     rng = random.Random(2)
     rows = [
@@ -122,12 +96,12 @@ def test_a_rate_that_never_saturates_keeps_its_slope() -> None:
 
 def test_transfer_predicts_sms_and_tokens_left_out_of_the_fit_within_five_percent() -> None:
     rows = deepep_rows()
-    for held_sms in (8, 12, 16, 20):
+    for held_sms in (8, 20):
         found = fit_transfer([r for r in rows if r[1] != held_sms])
         errors = sorted(abs(found.seconds(b, n) / t - 1) for b, n, t in rows if n == held_sms)
         assert errors[len(errors) // 2] < 0.05
     sizes = sorted({r[0] for r in rows})
-    for held in sizes[1:-1]:
+    for held in sizes[1:-1:2]:
         found = fit_transfer([r for r in rows if r[0] != held])
         errors = sorted(abs(found.seconds(b, n) / t - 1) for b, n, t in rows if b == held)
         assert errors[len(errors) // 2] < 0.05
@@ -140,13 +114,9 @@ def test_slow_down_pools_what_falls_and_starts_at_one() -> None:
     found = fit_slow_down([(8, 1.25), (16, 1.19), (20, 1.31), (24, 1.31), (32, 1.41)])
     assert found.points == ((0.0, 1.0), (8.0, 1.22), (16.0, 1.22), (20.0, 1.31), (24.0, 1.31), (32.0, 1.41))
     assert found.raw[1] == (16.0, 1.19)
+    falling = fit_slow_down([(8, 1.5), (16, 1.1), (20, 1.12), (32, 1.03)], falling=True)
+    assert falling.points == ((8.0, 1.5), (16.0, 1.11), (20.0, 1.11), (32.0, 1.03))
     assert found.at(0) == 1.0 and found.at(18) == pytest.approx(1.265) and found.at(99) == pytest.approx(1.41)
-
-
-def test_slow_down_of_communication_falls_with_its_sms() -> None:
-    found = fit_slow_down([(8, 1.5), (16, 1.1), (20, 1.12), (32, 1.03)], falling=True)
-    values = [y for _, y in found.points]
-    assert values == sorted(values, reverse=True) and found.points[0] == (8.0, 1.5)
 
 
 def test_slow_down_takes_medians_and_never_falls_below_one() -> None:
@@ -173,7 +143,6 @@ def test_medians_and_spread() -> None:
     [
         (lambda: fit_latency_bandwidth([(1e6, 1e-5), (2e6, 2e-5)]), "at least 3"),
         (lambda: fit_latency_bandwidth([(1e6, 1e-5), (2e6, 1e-5), (3e6, 0.9e-5)]), "larger sizes"),
-        (lambda: fit_piecewise([]), "at least 3"),
         (lambda: fit_saturating([(1, 1.0), (2, 2.0), (4, 4.0)]), "at least 4"),
         (lambda: fit_saturating([(0, 1.0), (2, 2.0), (4, 4.0), (8, 8.0)]), "start at 1"),
         (lambda: fit_transfer([(1e6, 4, 1e-3)] * 20), "too few"),

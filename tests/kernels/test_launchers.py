@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,8 @@ def test_importing_kernels_does_not_import_cupy() -> None:
     code = (
         "import sys; sys.modules['cupy'] = None\n"
         "import moesim.kernels.launch, moesim.kernels.expert_parallel\n"
-        "import moesim.kernels.calibrate"
+        "import moesim.kernels.calibrate\n"
+        "assert not {'torch', 'pynvml'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -97,7 +99,6 @@ def test_misaligned_and_strided_arrays_are_refused() -> None:
         ({"hidden": 7000}, "hidden=7000 must be a positive multiple of 512; nearest: 6656"),
         ({"hidden": 1000, "fp8": False}, "multiple of 128"),
         ({"experts": 12}, "experts=12 must be a positive multiple of 8 ranks"),
-        ({"k": 0}, "k=0 must be 1 to 32"),
         ({"k": 33}, "k=33 must be 1 to 32"),
         ({"tokens": 0}, "tokens=0"),
     ],
@@ -108,8 +109,8 @@ def test_shapes_that_the_kernels_cannot_serve_are_refused(change: dict[str, int]
         Shape(**fields).check(8)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("hidden", [512, 1024, 2560, 4096, 5120, 7168, 8192, 16384])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("hidden", [512, 2560, 7168, 16384])
+@pytest.mark.parametrize("ranks", [1, 8, 16])
 def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
     for fp8 in (True, False):
         shape = Shape(tokens=5, hidden=hidden, k=8, experts=256, fp8=fp8)
@@ -132,29 +133,13 @@ def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
     assert combine_tuning(V3, 4, 2) == CombineTuning(14336, 7168, 8, 8, 8)
 
 
-@pytest.mark.parametrize(
-    ("warps", "stages", "depth", "group", "words"),
-    [
-        (4, 5, 4, 1, "depth=4 must be 1, 2, 4 or 8 and stages=5 at least 6"),
-        (4, 18, 3, 1, "depth=3"),
-        (8, 40, 1, 1, "warps=8"),
-        (2, 8, 1, 5, "group=5"),
-    ],
-)
-def test_dispatch_tunings_outside_the_kernel_are_refused(
-    warps: int, stages: int, depth: int, group: int, words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        DispatchTuning(warps, stages, depth, group)
-
-
 def test_more_tokens_and_ranks_than_a_warp_has_lanes_are_refused() -> None:
     assert V3.dispatch_sizes(DispatchTuning(2, 8, 2, 4), 16)["group"] == 4
     with pytest.raises(InputError, match="at most 3 with 2 sending warps"):
         V3.dispatch_sizes(DispatchTuning(2, 8, 2, 4), 20)
 
 
-@pytest.mark.parametrize("hidden", [512, 1024, 2560, 5120, 7168, 8192, 16384])
+@pytest.mark.parametrize("hidden", [512, 2560, 7168, 16384])
 @pytest.mark.parametrize(("node_size", "nodes"), [(1, 1), (1, 2), (2, 2), (4, 2), (8, 4), (16, 2), (1, 32)])
 def test_rings_of_the_two_hops_fit_the_kernels(hidden: int, node_size: int, nodes: int) -> None:
     for fp8 in (True, False):
@@ -172,15 +157,6 @@ def test_rings_of_the_two_hops_fit_the_kernels(hidden: int, node_size: int, node
     assert KERNELS["combine_2hop"].shared_bytes(asdict(rings)) <= SHARED_MEMORY_LIMIT_BYTES
 
 
-@pytest.mark.parametrize(
-    ("tuning", "words"),
-    [((9, 1, 20), "chunk=9"), ((4, 5, 40), "forwarders=5"), ((4, 2, 7), "stages=7 at least 8")],
-)
-def test_two_hop_tunings_outside_the_kernel_are_refused(tuning: tuple[int, int, int], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        HopTuning(*tuning)
-
-
 def test_a_row_that_does_not_fit_shared_memory_is_refused() -> None:
     with pytest.raises(InputError, match="do not fit an SM"):
         dispatch_tuning(replace(V3, hidden=65536, fp8=False), 2)
@@ -189,17 +165,24 @@ def test_a_row_that_does_not_fit_shared_memory_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("make", "words"),
     [
-        ({"depth": 3}, "depth=3"),
-        ({"stages": 2, "depth": 2}, "below stages=2"),
-        ({"chunk_bytes": 100}, "chunk_bytes=100 must be a positive multiple of 128"),
-        ({"warps": 9}, "warps=9"),
+        (lambda: DispatchTuning(4, 5, 4, 1), "depth=4 must be 1, 2, 4 or 8 and stages=5 at least 6"),
+        (lambda: DispatchTuning(4, 18, 3, 1), "depth=3"),
+        (lambda: DispatchTuning(8, 40, 1, 1), "warps=8"),
+        (lambda: DispatchTuning(2, 8, 1, 5), "group=5"),
+        (lambda: HopTuning(9, 1, 20), "chunk=9"),
+        (lambda: HopTuning(4, 5, 40), "forwarders=5"),
+        (lambda: HopTuning(4, 2, 7), "stages=7 at least 8"),
+        (lambda: BulkShape(depth=3), "depth=3"),
+        (lambda: BulkShape(stages=2, depth=2), "below stages=2"),
+        (lambda: BulkShape(chunk_bytes=100), "chunk_bytes=100 must be a positive multiple of 128"),
+        (lambda: BulkShape(warps=9), "warps=9"),
     ],
 )
-def test_bulk_shapes_outside_the_kernel_are_refused(change: dict[str, int], words: str) -> None:
+def test_tunings_outside_the_kernels_are_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        BulkShape(**change)
+        make()
 
 
 def test_a_timeout_says_kernel_rank_peer_expected_and_found() -> None:

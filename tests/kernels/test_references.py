@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import kernel_references as ref
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -24,12 +23,6 @@ def test_bf16_is_the_nearest_value_with_ties_to_even(values: np.ndarray) -> None
         assert ((near < far) | (bits[ok] % 2 == 0) | (near == 0)).all()
 
 
-@given(hnp.arrays(np.uint16, 64))
-def test_bf16_bits_survive_a_round_trip(bits: np.ndarray) -> None:
-    number = ~np.isnan(ref.bf16_to_f32(bits))
-    assert (ref.f32_to_bf16(ref.bf16_to_f32(bits))[number] == bits[number]).all()
-
-
 def test_e4m3_table_has_the_published_landmarks() -> None:
     # OCP 8-bit floating point specification: largest 448, smallest normal 2^-6, smallest subnormal 2^-9.
     assert ref.E4M3[0x7E] == 448 and ref.E4M3[0x08] == 2.0**-6 and ref.E4M3[0x01] == 2.0**-9
@@ -37,17 +30,11 @@ def test_e4m3_table_has_the_published_landmarks() -> None:
     assert (ref.E4M3[0x80:0xFF] == -ref.E4M3[:0x7F]).all()
 
 
-def test_e4m3_bits_survive_a_round_trip_and_large_values_saturate() -> None:
+def test_e4m3_is_the_nearest_value_with_ties_to_even_and_saturates() -> None:
     numbers = np.array([b for b in range(256) if b & 0x7F != 0x7F], np.uint8)
     assert (ref.f32_to_e4m3(ref.E4M3[numbers]) == numbers).all()
-    assert ref.f32_to_e4m3(np.array([1e9, -1e9, 464.0], np.float32)).tolist() == [0x7E, 0xFE, 0x7E]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(17.0, 16.0), (19.0, 20.0), (2.0**-10, 0.0), (3 * 2.0**-10, 2.0**-8)]
-)
-def test_e4m3_ties_go_to_even(value: float, expected: float) -> None:
-    assert ref.E4M3[ref.f32_to_e4m3(np.array([value], np.float32))][0] == expected
+    values = np.array([17.0, 19.0, 2.0**-10, 3 * 2.0**-10, 1e9, -1e9], np.float32)
+    assert ref.E4M3[ref.f32_to_e4m3(values)].tolist() == [16.0, 20.0, 0.0, 2.0**-8, 448.0, -448.0]
 
 
 @given(hnp.arrays(np.float32, (3, 256), elements=st.floats(-1e4, 1e4, width=32)))
@@ -104,20 +91,6 @@ def test_dispatch_then_combine_returns_every_token_times_its_number_of_ranks(
         assert (ref.bf16_to_f32(out) == expected).all() and (bound >= 0).all()
 
 
-def test_each_source_keeps_its_token_order_in_its_block() -> None:
-    idx = np.array([[0, 1], [2, 3], [0, 3], [-1, -1]], np.int32)
-    layout = ref.layout(idx, 2, 2)
-    assert layout.slots.tolist() == [[0, -1], [-1, 0], [1, 1], [-1, -1]]
-    assert layout.rank_counts.tolist() == [2, 2] and layout.expert_counts.tolist() == [2, 1, 1, 2]
-
-
-def test_combine_weights_each_rank_and_rounds_once() -> None:
-    rows = [ref.f32_to_bf16(np.full((1, 8), v, np.float32)) for v in (1.0, 3.0)]
-    slots, bases = np.zeros((1, 2), np.int32), np.zeros(2, np.int32)
-    out, _ = ref.combine(rows, slots, bases, np.array([[0.5, 1 / 3]], np.float32))
-    assert (ref.bf16_to_f32(out) == 1.5).all()
-
-
 def test_two_hops_round_each_node_and_then_the_sum() -> None:
     # 256 + 1 needs nine bits: a node that adds them loses the 1, two nodes that hold them do not add before.
     rows = [ref.f32_to_bf16(np.full((1, 8), v, np.float32)) for v in (256.0, 1.0, 1.0, -256.0)]
@@ -129,15 +102,3 @@ def test_two_hops_round_each_node_and_then_the_sum() -> None:
     slots[0, 2:] = -1
     weights = np.array([[0.5, 2.0, 9.0, 9.0]], np.float32)
     assert (ref.bf16_to_f32(ref.combine_2hop(rows, slots, bases, weights, 2)[0]) == 130.0).all()
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 4]))
-def test_two_hops_without_rounding_are_one_hop(seed: int, node_size: int) -> None:
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(-1, 8, (5, 3)).astype(np.int32)
-    item = ref.layout(ids, 4, 2)
-    results = [ref.f32_to_bf16(rng.integers(-8, 8, (5, 8)).astype(np.float32)) for _ in range(4)]
-    bases = np.zeros(4, np.int32)
-    one, _ = ref.combine(results, item.slots, bases, None)
-    two, _ = ref.combine_2hop(results, item.slots, bases, None, node_size)
-    assert (ref.bf16_to_f32(one) == ref.bf16_to_f32(two)).all()
