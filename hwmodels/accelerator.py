@@ -161,10 +161,7 @@ def list_accelerators() -> tuple[str, ...]:
 
 
 def load_accelerator(name: str, base: Path | None = None) -> Accelerator:
-    """The accelerator of a shipped name or a file path (relative to the file `base`, if given).
-
-    Raises InputError for an unknown name or a malformed file.
-    """
+    """The accelerator of a shipped name or a file path; raises InputError for an unknown or malformed one."""
     return load_described(Accelerator, FOLDER, name, "accelerator", base)
 
 

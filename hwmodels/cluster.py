@@ -116,8 +116,5 @@ def list_clusters() -> tuple[str, ...]:
 
 
 def load_cluster(name: str, base: Path | None = None) -> Cluster:
-    """The cluster of a shipped name or a file path (relative to the file `base`, if given).
-
-    Raises InputError for an unknown name or a malformed file.
-    """
+    """The cluster of a shipped name or a file path; raises InputError for an unknown or malformed one."""
     return load_described(Cluster, FOLDER, name, "cluster", base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erfc, hypot, inf, sqrt
 
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve, Prior
@@ -56,13 +56,35 @@ def compare(old: CalibrationProfile, new: CalibrationProfile) -> list[Drift]:
     Pure. Profiles of two accelerators can be compared too; the rows then show how far they are apart.
     """
     before, after = entries_by_id(old), entries_by_id(new)
-    rows = [_drift(id_, before[id_], after[id_]) for id_ in after if id_ in before]
-    rows += _numbers(old, new)
+    rows = [
+        _row(id_, change_by_point, sum(errors), note)
+        for id_, change_by_point, errors, note, _ in _common(old, new)
+    ]
     rows.sort(key=lambda row: (not row.drifted, -abs(row.worst), row.id))
     for id_ in sorted(after.keys() ^ before.keys()):
         where = "only in the new profile" if id_ in after else "only in the old profile"
         rows.append(Drift(id_, 0, 0.0, 0.0, "", 0.0, note=where))
     return rows
+
+
+Errors = tuple[float, float]
+Common = tuple[str, dict[str, float], Errors, str, bool]
+
+
+def _common(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[Common]:
+    """(id, change by point, both errors, note, whether nothing differs) of what both profiles state."""
+    before, after = entries_by_id(old), entries_by_id(new)
+    for id_, entry in after.items():
+        if (first := before.get(id_)) is not None:
+            alone = len(_points(first).keys() ^ _points(entry).keys())
+            note = f"{alone} points in one profile only" if alone else ""
+            errors = first.residual.relative, entry.residual.relative
+            yield id_, changes(first, entry), errors, note, first == entry
+    for name in NUMBERS:
+        one, other = getattr(old, name), getattr(new, name)
+        if one is not None and other is not None and one.value:
+            change = {"value": other.value / one.value - 1.0}
+            yield name, change, (stated_error(one), stated_error(other)), "", one == other
 
 
 def verdict(rows: Sequence[Drift]) -> str:
@@ -91,29 +113,14 @@ def entries_by_id(profile: CalibrationProfile) -> dict[str, Entry]:
     return {entry.id if bare[entry.id] in ids else bare[entry.id]: entry for entry in entries}
 
 
-def _drift(id_: str, old: Entry, new: Entry) -> Drift:
-    allowed = old.residual.relative + new.residual.relative
-    change_by_point = changes(old, new)
+def _row(id_: str, change_by_point: Mapping[str, float], allowed: float, note: str = "") -> Drift:
     if not change_by_point:
         return Drift(id_, 0, 0.0, 0.0, "", allowed, note="no common points")
-    alone = len(_points(old).keys() ^ _points(new).keys())
-    return _row(id_, change_by_point, allowed, f"{alone} points in one profile only" if alone else "")
-
-
-def _row(id_: str, change_by_point: Mapping[str, float], allowed: float, note: str = "") -> Drift:
     ranked = sorted(change_by_point.items(), key=lambda item: (-abs(item[1]), item[0]))
     changed = tuple((key, change) for key, change in ranked if abs(change) > allowed)
     worst_at, worst = ranked[0]
     median = statistics.median(change_by_point.values())
     return Drift(id_, len(change_by_point), median, worst, worst_at, allowed, changed, note)
-
-
-def _numbers(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[Drift]:
-    for name in NUMBERS:
-        before, after = getattr(old, name), getattr(new, name)
-        if before is not None and after is not None and before.value:
-            change = after.value / before.value - 1.0
-            yield _row(name, {"value": change}, stated_error(before) + stated_error(after))
 
 
 def stated_error(number: Sourced) -> float:
@@ -196,16 +203,18 @@ def compare_points(old: CalibrationProfile, new: CalibrationProfile) -> tuple[Po
     The correction is Holm's: the n-th clearest of N changes counts as clear where its chance is at most
     LEVEL / (N - n + 1), and all clearer ones are.
     """
-    found = sorted(_all(old, new), key=lambda p: (-p.significance, -abs(p.change), p.entry, p.point))
+    found = [
+        PointDrift(id_, point, change, *errors)
+        for id_, change_by_point, errors, _, same in _common(old, new)
+        if not same
+        for point, change in change_by_point.items()
+    ]
+    found.sort(key=lambda p: (-p.significance, -abs(p.change), p.entry, p.point))
     kept: list[PointDrift] = []
     clear = True
     for number, point in enumerate(found):
         clear = clear and point.is_beyond and point.chance <= LEVEL / (len(found) - number)
-        kept.append(
-            PointDrift(
-                point.entry, point.point, point.change, point.old_error, point.new_error, is_clear=clear
-            )
-        )
+        kept.append(replace(point, is_clear=clear))
     return tuple(kept)
 
 
@@ -242,17 +251,3 @@ CAUTION = (
     "Entries state errors of different meaning (largest, median or rms error, spread of repeats), which the "
     "last table lists. Shapes of one entry were fitted together, so that their errors are not independent."
 )
-
-
-def _all(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[PointDrift]:
-    before, after = entries_by_id(old), entries_by_id(new)
-    for id_, entry in after.items():
-        if id_ in before and before[id_] != entry:
-            errors = before[id_].residual.relative, entry.residual.relative
-            for point, change in changes(before[id_], entry).items():
-                yield PointDrift(id_, point, change, *errors)
-    for name in NUMBERS:
-        first, other = getattr(old, name), getattr(new, name)
-        if first is not None and other is not None and first.value and first != other:
-            change = other.value / first.value - 1.0
-            yield PointDrift(name, "value", change, stated_error(first), stated_error(other))

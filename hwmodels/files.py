@@ -252,28 +252,19 @@ def write_atomically(path: Path, chunks: Iterable[str]) -> None:
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as raw:
+            text = (chunk.encode() for chunk in chunks)
             if path.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
-                    _write(packed, chunks)
+                    packed.writelines(text)
             else:
-                _write(raw, chunks)
+                raw.writelines(text)
             raw.flush()
             os.fsync(raw.fileno())  # the content must be on disk before the name is
-        temporary.chmod(0o666 & ~_umask())
+        mask = os.umask(0o077)  # it can only be read by setting it, so it is restored at once
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"output file {path}: cannot be written: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _write(file: IO[bytes] | gzip.GzipFile, chunks: Iterable[str]) -> None:
-    for chunk in chunks:
-        file.write(chunk.encode())
-
-
-def _umask() -> int:
-    """The mask of permission bits. It can only be read by setting it, so it is restored at once."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

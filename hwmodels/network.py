@@ -73,10 +73,7 @@ def list_scale_ups() -> tuple[str, ...]:
 
 
 def load_scale_up(name: str, base: Path | None = None) -> ScaleUp:
-    """The scale-up network of a shipped name or a file path (relative to the file `base`, if given).
-
-    Raises InputError for an unknown name or a malformed file.
-    """
+    """The scale-up network of a shipped name or a file path; raises InputError for an unknown one."""
     return load_described(ScaleUp, SCALE_UPS, name, "scale-up network", base)
 
 
@@ -129,10 +126,7 @@ def list_networks() -> tuple[str, ...]:
 
 
 def load_network(name: str, base: Path | None = None) -> Network:
-    """The network of a shipped name or a file path (relative to the file `base`, if given).
-
-    Raises InputError for an unknown name or a malformed file.
-    """
+    """The network of a shipped name or a file path; raises InputError for an unknown or malformed one."""
     return load_described(Network, NETWORKS, name, "network", base)
 
 

@@ -151,10 +151,7 @@ def list_nodes() -> tuple[str, ...]:
 
 
 def load_node(name: str, base: Path | None = None) -> Node:
-    """The node of a shipped name or a file path (relative to the file `base`, if given).
-
-    Raises InputError for an unknown name or a malformed file.
-    """
+    """The node of a shipped name or a file path; raises InputError for an unknown or malformed one."""
     return load_described(Node, FOLDER, name, "node", base)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -84,9 +84,9 @@ def parse_mapping(
     if data is None:
         raise InputError(f"{name}: the file holds no data; a mapping of keys to values is expected")
     if not isinstance(data, dict):
-        raise InputError(
-            f"{name}: the top level is {_kind(data)}, but a mapping of keys to values is expected"
-        )
+        kinds = {"list": "a list", "str": "a text", "int": "a number", "float": "a number"}
+        kind = kinds.get(type(data).__name__, f"a {type(data).__name__}")
+        raise InputError(f"{name}: the top level is {kind}, but a mapping of keys to values is expected")
     return data
 
 
@@ -100,12 +100,6 @@ def _kind_of(name: str) -> str:
 
 def _is_json(name: str) -> bool:
     return name.lower().endswith(".json")
-
-
-def _kind(data: object) -> str:
-    return {"list": "a list", "str": "a text", "int": "a number", "float": "a number"}.get(
-        type(data).__name__, f"a {type(data).__name__}"
-    )
 
 
 # -- JSON --------------------------------------------------------------------------------------------
@@ -191,7 +185,10 @@ def _built(events: Any) -> Any:
         if kind is yaml.ScalarEvent:
             value = _scalar(event)
         elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
-            value = _collection(event, {} if kind is yaml.MappingStartEvent else [])
+            value = {} if kind is yaml.MappingStartEvent else []
+            tag = str(event.tag or "").removeprefix(_TAG)
+            if tag not in ("", "seq" if value == [] else "map"):  # only that of its own kind
+                raise _wrong(line, f"the tag {tag[:40]!r} is not known; leave tags out")
         elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
             holders.pop()
             keys.pop()
@@ -213,7 +210,11 @@ def _built(events: Any) -> Any:
         if isinstance(holder, list):
             holder.append(value)
         elif keys[-1] is _NO_KEY:
-            keys[-1] = _key(value, holder, line)
+            if isinstance(value, bool) or not isinstance(value, str | int):
+                raise _wrong(line, "a key must be a text or a whole number; put quotes around it")
+            if value in holder:
+                raise _wrong(line, f"the duplicate key {cut(repr(value))}; keep one of them")
+            keys[-1] = value
             continue
         else:
             holder[keys[-1]] = value
@@ -235,22 +236,6 @@ def _check_document(event: Any, document: list[Any]) -> None:
         raise _wrong(event.start_mark.line, "a second document starts here; keep one of them in the file")
 
 
-def _key(value: Any, mapping: dict[Any, Any], line: int) -> Hashable:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _wrong(line, "a key must be a text or a whole number; put quotes around it")
-    if value in mapping:
-        raise _wrong(line, f"the duplicate key {cut(repr(value))}; keep one of them")
-    return value
-
-
-def _collection(event: Any, empty: Any) -> Any:
-    """The empty mapping or list of an event; only the tag of its own kind is accepted."""
-    tag = str(event.tag or "").removeprefix(_TAG)
-    if tag not in ("", "map" if isinstance(empty, dict) else "seq"):
-        raise _wrong(event.start_mark.line, f"the tag {tag[:40]!r} is not known; leave tags out")
-    return empty
-
-
 def _scalar(event: Any) -> Any:
     """A scalar as text, number, boolean or null: by its form where it is plain, as YAML 1.2 has it."""
     text, tag = event.value, event.tag
@@ -258,12 +243,21 @@ def _scalar(event: Any) -> Any:
         return text
     line = event.start_mark.line
     if tag is not None:
-        return _tagged(text, str(tag).removeprefix(_TAG), line)
-    if text[:1] in _NUMBER_STARTS and text:
-        return _number(text, line)
+        name = str(tag).removeprefix(_TAG)
+        if name in ("str", "timestamp", "!"):
+            return text
+        value = _plain(text, line)
+        if {"null": "NoneType"}.get(name, name) != type(value).__name__:  # only tags of JSON's types
+            raise _wrong(line, f"{cut(repr(text))} cannot have the tag {name[:40]!r}; leave tags out")
+        return value
     if text == "<<":
         raise _wrong(line, "the merge key << is refused; write the keys out, or put quotes around it")
-    return _WORDS.get(text, text)
+    return _plain(text, line)
+
+
+def _plain(text: str, line: int) -> Any:
+    """What a plain scalar means."""
+    return _number(text, line) if text[:1] in _NUMBER_STARTS and text else _WORDS.get(text, text)
 
 
 _NUMBER_STARTS = frozenset("-+.0123456789")
@@ -290,16 +284,6 @@ def _number(text: str, line: int) -> Any:
         line,
         f"{cut(repr(text))} is no number of at most {MOST_NUMBER_CHARACTERS} characters (16 if hexadecimal)",
     )
-
-
-def _tagged(text: str, tag: str, line: int) -> Any:
-    """A scalar whose kind is written out; only the tags of JSON's types are accepted."""
-    if tag in ("str", "timestamp", "!"):
-        return text
-    value = _number(text, line) if text[:1] in _NUMBER_STARTS and text else _WORDS.get(text, text)
-    if {"null": "NoneType"}.get(tag, tag) != type(value).__name__:
-        raise _wrong(line, f"{cut(repr(text))} cannot have the tag {tag[:40]!r}; leave tags out")
-    return value
 
 
 def _too_deep(line: int) -> InputError:
@@ -359,7 +343,7 @@ def dump_mapping(data: dict[str, Any], width: int = 100, compact: frozenset[str]
 def _tag_of(plain: str) -> str | None:
     """The tag of a plain scalar that is read as something else than text, or refused."""
     try:
-        value = _number(plain, 0) if plain[:1] in _NUMBER_STARTS and plain else _WORDS.get(plain, plain)
+        value = _plain(plain, 0)
     except InputError:
         return _TAG + "int"
     kind = {"NoneType": "null"}.get(type(value).__name__, type(value).__name__)
@@ -383,7 +367,16 @@ def check(data: Any, most_values: int, most_keys: int) -> None:
         elif isinstance(value, list):
             inside = value
         else:
-            _check_value(value)
+            if isinstance(value, str):
+                check_text(value)
+            elif isinstance(value, int):
+                if not -_INTEGERS <= value < _INTEGERS:
+                    raise InputError(
+                        f"{cut(hex(value))} is out of range: whole numbers are from -2^63 to 2^63-1; "
+                        f"nearest: {_INTEGERS - 1 if value > 0 else -_INTEGERS}"
+                    )
+            elif value is not None and not math.isfinite(value):
+                raise InputError(f"{value} is out of range: numbers are finite, below 1.8e308")
             continue
         left -= len(inside)
         if left < 0 or keys < 0:
@@ -392,21 +385,6 @@ def check(data: Any, most_values: int, most_keys: int) -> None:
         if depth >= MAX_DEPTH:
             raise InputError(f"nested too deeply, more than {MAX_DEPTH} levels")
         todo.extend((item, depth + 1) for item in inside)
-
-
-def _check_value(value: Any) -> None:
-    if isinstance(value, str):
-        check_text(value)
-    elif isinstance(value, bool) or value is None:
-        return
-    elif isinstance(value, int):
-        if not -_INTEGERS <= value < _INTEGERS:
-            raise InputError(
-                f"{cut(hex(value))} is out of range: whole numbers are from -2^63 to 2^63-1; nearest: "
-                f"{_INTEGERS - 1 if value > 0 else -_INTEGERS}"
-            )
-    elif not math.isfinite(value):
-        raise InputError(f"{value} is out of range: numbers are finite, below 1.8e308")
 
 
 def check_text(text: str) -> None:

@@ -73,7 +73,18 @@ def import_topology(
         raise InputError(f"--network {network!r}: the edge list {path} is the network already")
     else:
         parts = _from_edges(text, base, nodes, (str(path), day))
-    return _finish(parts, name, path, nodes, base.name, day)
+    data = {
+        "name": name,
+        "title": f"imported from {path.name}",
+        "kind": "derived",
+        "source": f"moesim import topology: {path.name} like node {base.name}, {nodes} node(s) as stated",
+        "date": day,
+        "node": parts.node,
+        "nodes": nodes,
+        "network": parts.network,
+    }
+    cluster = validate_model(Cluster, data, str(path))
+    return ImportedTopology(cluster, dump_mapping(data), parts.understood, parts.assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +95,10 @@ class _Parts:
     assumed: tuple[str, ...]
 
 
-def _figure(value: Any, place: tuple[str, str], kind: str = "measured") -> dict[str, Any]:
-    return {"value": value, "kind": kind, "source": f"read from {place[0]}", "date": place[1]}
-
-
-def _derived(value: Any, how: str, place: tuple[str, str]) -> dict[str, Any]:
-    """A figure that the file does not state, computed from what it states and from the node it is like."""
-    return {"value": value, "kind": "derived", "source": f"{how} in {place[0]}", "date": place[1]}
+def _figure(value: Any, place: tuple[str, str], how: str = "") -> dict[str, Any]:
+    """A figure read from the file, or derived, as `how` says, from it and the node that it is like."""
+    kind, source = ("derived", f"{how} in {place[0]}") if how else ("measured", f"read from {place[0]}")
+    return {"value": value, "kind": kind, "source": source, "date": place[1]}
 
 
 def _base_node(base: Node, gpus: int, place: tuple[str, str]) -> dict[str, Any]:
@@ -125,7 +133,14 @@ def _from_machine(
                 f"such a server is read as a graph of its own: use --nodes 1 and no --network, or write "
                 f"an edge list of the whole cluster"
             )
-        edges = _direct_edges(machine, base) + list(machine.edges)
+        # Of a partial mesh: a GPU's bandwidth is divided by the most links that any GPU has.
+        totals = [1]
+        totals += [
+            sum(n for pair, n in machine.pair_links.items() if gpu in pair) for gpu in range(machine.gpus)
+        ]
+        each = base.scale_up_achievable_bytes_per_s / max(totals)
+        direct = sorted(machine.pair_links.items())
+        edges = [f"gpu:{i} gpu:{j} {rate_text(each * n)}" for (i, j), n in direct] + list(machine.edges)
         joined = _edge_network(edges, base, machine.form, place[0])
         node["scale_up_switch"] = "as its edge list says"
         understood.append(f"a graph of {len(edges)} links")
@@ -148,20 +163,10 @@ def _mesh(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tup
         "kind": FULLY_CONNECTED.kind,
         "title": "a link for every pair of GPUs",
         "fabric": {
-            "link_bandwidth": _derived(f"{pair / 1e9:.6g} GB/s", rate, place),
-            "link_bandwidth_effective": _derived(f"{effective / 1e9:.6g} GB/s", rate, place),
+            "link_bandwidth": _figure(f"{pair / 1e9:.6g} GB/s", place, rate),
+            "link_bandwidth_effective": _figure(f"{effective / 1e9:.6g} GB/s", place, rate),
         },
     }
-
-
-def _direct_edges(machine: ImportedMachine, base: Node) -> list[str]:
-    """Scale-up links of a partial mesh; a GPU's bandwidth is divided by the most links any GPU has."""
-    totals = [0] * machine.gpus
-    for (i, j), count in machine.pair_links.items():
-        totals[i] += count
-        totals[j] += count
-    each = base.scale_up_achievable_bytes_per_s / max(1, *totals)
-    return [f"gpu:{i} gpu:{j} {rate_text(each * n)}" for (i, j), n in sorted(machine.pair_links.items())]
 
 
 def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tuple[str, str]) -> list[str]:
@@ -175,7 +180,7 @@ def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tup
     rate, node["nic_bandwidth"] = _nic_rate(machine, base, share, place)
     payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
     how = f"payload share {payload:.3g} of a NIC of node {base.name}, times nic_bandwidth of the NICs"
-    node["nic_bandwidth_effective"] = _derived(f"{rate * payload / 1e9:.6g} GB/s", how, place)
+    node["nic_bandwidth_effective"] = _figure(f"{rate * payload / 1e9:.6g} GB/s", place, how)
     whence = "" if machine.nic_bytes_per_s else f", the rate of node {base.name!r}: the file states none"
     return [f"{each} NIC a GPU of {rate * 8 / 1e9:g} Gb/s{whence}"]
 
@@ -197,7 +202,7 @@ def _nic_rate(
     if share < 1.0:
         whose = "" if machine.nic_bytes_per_s else f" of node {base.name} (--like)"
         shared = f"nic_bandwidth{whose}, shared: {machine.nics} NICs for {machine.gpus} GPUs"
-        return rate * share, _derived(value, shared, place)
+        return rate * share, _figure(value, place, shared)
     if machine.nic_bytes_per_s is not None or like is None:
         return rate, _figure(value, place)
     source = f"as node {base.name} (--like), not stated in {place[0]}: {like.source}"
@@ -245,18 +250,3 @@ def _edge_network(edges: list[str], base: Node, form: str, place: str) -> dict[s
         "kind": EDGE_LIST.kind,
         "fabric": {"link_bandwidth": nic, **latencies, "edges": edges},
     }
-
-
-def _finish(parts: _Parts, name: str, path: Path, nodes: int, like: str, day: str) -> ImportedTopology:
-    data = {
-        "name": name,
-        "title": f"imported from {path.name}",
-        "kind": "derived",
-        "source": f"moesim import topology: {path.name} like node {like}, {nodes} node(s) as stated",
-        "date": day,
-        "node": parts.node,
-        "nodes": nodes,
-        "network": parts.network,
-    }
-    cluster = validate_model(Cluster, data, str(path))
-    return ImportedTopology(cluster, dump_mapping(data), parts.understood, parts.assumed)
