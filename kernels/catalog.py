@@ -62,11 +62,6 @@ def _quantized(sizes: Sizes) -> tuple[int, int]:
     return 2 * values, values + values // 32
 
 
-def _dequantized(sizes: Sizes) -> tuple[int, int]:
-    values = sizes["rows"] * sizes["columns"]
-    return values + values // 32, 2 * values
-
-
 def _layout(sizes: Sizes) -> tuple[int, int]:
     tokens, k, ranks = sizes["tokens"], sizes["k"], sizes["ranks"]
     written = tokens * (8 * ranks + 8 * k + 4) + 4 * ranks * (1 + sizes["experts_per_rank"])
@@ -91,11 +86,6 @@ def _dispatched_ll(sizes: Sizes) -> tuple[int, int]:
 def _combined(sizes: Sizes) -> tuple[int, int]:
     row = sizes["parts"] * sizes["part_bytes"]
     return sizes["copies"] * row + 4 * sizes["tokens"] * sizes["ranks"], sizes["tokens"] * row
-
-
-def _combined_ll(sizes: Sizes) -> tuple[int, int]:
-    row = 2 * sizes["hidden"]
-    return sizes["copies"] * row + 8 * sizes["tokens"] * sizes["ranks"], sizes["tokens"] * row
 
 
 def _dispatched_2hop(sizes: Sizes) -> tuple[int, int]:
@@ -172,7 +162,7 @@ KERNELS: dict[str, Kernel] = {
             parameters=_parameters("u64 q scales y; u32 rows columns scale_stride"),
             block=(32, 1024),
             registers=64,
-            moved_bytes=_dequantized,
+            moved_bytes=lambda s: _quantized(s)[::-1],
         ),
         Kernel(
             name="layout",
@@ -244,7 +234,10 @@ KERNELS: dict[str, Kernel] = {
             ),
             block=(512, 512),
             registers=96,
-            moved_bytes=_combined_ll,
+            moved_bytes=lambda s: (
+                s["copies"] * 2 * s["hidden"] + 8 * s["tokens"] * s["ranks"],
+                s["tokens"] * 2 * s["hidden"],
+            ),
         ),
         Kernel(
             name="dispatch_2hop",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import re
 import shutil
@@ -52,14 +53,6 @@ def cupy() -> Any:
     return module
 
 
-def ptx_version(source: str) -> tuple[int, int]:
-    """The .version of a PTX text."""
-    found = re.search(r"^\.version\s+(\d+)\.(\d+)", source, re.MULTILINE)
-    if found is None:
-        raise InputError("a PTX file without a .version line cannot be loaded")
-    return int(found[1]), int(found[2])
-
-
 def check_driver(version: tuple[int, int], driver_cuda: int) -> None:
     """Raise GpuUnavailableError if the driver (12040 for CUDA 12.4) is too old for the PTX `version`."""
     needed = CUDA_FOR_PTX.get(version, max(CUDA_FOR_PTX.values()))
@@ -105,7 +98,9 @@ def _prepared(path: str, entry: str, device: int) -> Any:
 def _checked_path(name: str, device: int) -> str:
     """Path of a content-hashed PTX copy (CuPy caches modules by path), after the driver and GPU checks."""
     kernel, cp = KERNELS[name], cupy()
-    check_driver(ptx_version(kernel.source()), cp.cuda.runtime.driverGetVersion())
+    stated = re.search(r"^\.version\s+(\d+)\.(\d+)", kernel.source(), re.MULTILINE)
+    assert stated is not None, f"{kernel.file} states its PTX version"
+    check_driver((int(stated[1]), int(stated[2])), cp.cuda.runtime.driverGetVersion())
     properties = cp.cuda.runtime.getDeviceProperties(device)
     check_capability(kernel, (properties["major"], properties["minor"]), properties["name"].decode())
     path = _folder() / f"{kernel.name}-{kernel.digest()[:16]}.ptx"
@@ -320,19 +315,16 @@ class GpuGroup:
 
 def _enable_peers(devices: Sequence[int]) -> None:
     """Enable peer access between all ordered pairs; InputError names the first pair without it."""
-    cp, distinct = cupy(), sorted(set(devices))
-    for a in distinct:
-        for b in distinct:
-            if a == b:
-                continue
-            if not cp.cuda.runtime.deviceCanAccessPeer(a, b):
-                raise InputError(
-                    f"GPU {a} has no peer access to GPU {b} (no NVLink or PCIe path, or MIG is on): choose "
-                    "GPUs of one NVLink domain, or measure one GPU alone."
-                )
-            with cp.cuda.Device(a):
-                try:
-                    cp.cuda.runtime.deviceEnablePeerAccess(b)
-                except cp.cuda.runtime.CUDARuntimeError as error:
-                    if "PeerAccessAlreadyEnabled" not in str(error):
-                        raise
+    cp = cupy()
+    for a, b in itertools.permutations(sorted(set(devices)), 2):
+        if not cp.cuda.runtime.deviceCanAccessPeer(a, b):
+            raise InputError(
+                f"GPU {a} has no peer access to GPU {b} (no NVLink or PCIe path, or MIG is on): choose "
+                "GPUs of one NVLink domain, or measure one GPU alone."
+            )
+        with cp.cuda.Device(a):
+            try:
+                cp.cuda.runtime.deviceEnablePeerAccess(b)
+            except cp.cuda.runtime.CUDARuntimeError as error:
+                if "PeerAccessAlreadyEnabled" not in str(error):
+                    raise

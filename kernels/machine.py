@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ BUSY_UTILISATION = 0.05
 BUSY_MEMORY_BYTES = 1 << 30
 """Memory in use above which a GPU counts as busy; a driver alone takes a few hundred MB."""
 
-_P2P_READ, _P2P_WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
+_READ, _WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
 _CORES_PER_SM = 128  # Ampere GA102 and later; GA100 has 64
 
 _ACCELERATORS = (
@@ -126,13 +127,19 @@ def read_machine(nvml: Any = None) -> MeasuredMachine:
 
     Raises InputError in one sentence without the package, without a driver or without a GPU.
     """
-    with _Nvml(nvml) as api:
+    with _opened(nvml) as api:
         count = api.nvmlDeviceGetCount()
         if count == 0:
             raise InputError("the NVIDIA driver lists no GPU on this machine; run on a machine with one")
         handles = [api.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
         peers = tuple(
-            tuple(i != j and _reaches(api, a, b) for j, b in enumerate(handles))
+            tuple(
+                i != j
+                and all(
+                    _ask(partial(api.nvmlDeviceGetP2PStatus, a, b, what)) == 0 for what in (_READ, _WRITE)
+                )
+                for j, b in enumerate(handles)
+            )
             for i, a in enumerate(handles)
         )
         version = api.nvmlSystemGetCudaDriverVersion()
@@ -146,7 +153,7 @@ def read_machine(nvml: Any = None) -> MeasuredMachine:
 
 def read_state(bus_id: str, nvml: Any = None) -> State:
     """Clock, power and temperature now of the GPU at a PCI bus id; raises InputError as `read_machine`."""
-    with _Nvml(nvml) as api:
+    with _opened(nvml) as api:
         handle = api.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
         clock = _ask(lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM))
         power = _ask(lambda: api.nvmlDeviceGetPowerUsage(handle))
@@ -179,32 +186,28 @@ def refusals(machine: MeasuredMachine, *, allow_busy: bool = False) -> list[str]
     return found
 
 
-class _Nvml:
-    """Context manager that initialises NVML and shuts it down."""
-
-    def __init__(self, api: Any) -> None:
-        self.api = api
-
-    def __enter__(self) -> Any:
-        if self.api is None:
-            try:
-                self.api = importlib.import_module("pynvml")
-            except ImportError:
-                raise InputError(
-                    "GPU facts need the package nvidia-ml-py; install moesim[gpu-cu12] or moesim[gpu-cu13], "
-                    "by the CUDA version of the driver"
-                ) from None
+@contextmanager
+def _opened(api: Any) -> Iterator[Any]:
+    """NVML, initialised and shut down afterwards."""
+    if api is None:
         try:
-            self.api.nvmlInit()
-        except Exception as error:  # NVMLError_LibraryNotFound, NVMLError_DriverNotLoaded and others
+            api = importlib.import_module("pynvml")
+        except ImportError:
             raise InputError(
-                f"no working NVIDIA driver on this machine ({_text(error)}); calibration needs an NVIDIA GPU "
-                "(predictions do not: choose a shipped profile)"
+                "GPU facts need the package nvidia-ml-py; install moesim[gpu-cu12] or moesim[gpu-cu13], "
+                "by the CUDA version of the driver"
             ) from None
-        return self.api
-
-    def __exit__(self, *_: object) -> None:
-        _ask(self.api.nvmlShutdown)
+    try:
+        api.nvmlInit()
+    except Exception as error:  # NVMLError_LibraryNotFound, NVMLError_DriverNotLoaded and others
+        raise InputError(
+            f"no working NVIDIA driver on this machine ({_text(error)}); calibration needs an NVIDIA GPU "
+            "(predictions do not: choose a shipped profile)"
+        ) from None
+    try:
+        yield api
+    finally:
+        _ask(api.nvmlShutdown)
 
 
 def _read_gpu(api: Any, handle: Any, index: int) -> Gpu:
@@ -216,6 +219,8 @@ def _read_gpu(api: Any, handle: Any, index: int) -> Gpu:
     cores = _ask(lambda: api.nvmlDeviceGetNumGpuCores(handle))
     others = _ask(lambda: [p.pid for p in api.nvmlDeviceGetComputeRunningProcesses(handle)]) or []
     mig = _ask(lambda: api.nvmlDeviceGetMigMode(handle)[0])
+    states = [_ask(partial(api.nvmlDeviceGetNvLinkState, handle, link)) for link in range(18)]
+    links = [state for state in states if state is not None]
     return Gpu(
         index=index,
         name=name,
@@ -228,19 +233,8 @@ def _read_gpu(api: Any, handle: Any, index: int) -> Gpu:
         sms=None if cores is None else cores // (64 if "A100" in name else _CORES_PER_SM),
         sm_clock_max_hz=None if clock is None else clock * 1e6,
         power_limit_w=None if limit is None else limit / 1e3,
-        nvlinks=_count_nvlinks(api, handle),
+        nvlinks=sum(links) if links else None,
     )
-
-
-def _count_nvlinks(api: Any, handle: Any) -> int | None:
-    states = [_ask(partial(api.nvmlDeviceGetNvLinkState, handle, link)) for link in range(18)]
-    known = [state for state in states if state is not None]
-    return sum(known) if known else None
-
-
-def _reaches(api: Any, a: Any, b: Any) -> bool:
-    status = [_ask(partial(api.nvmlDeviceGetP2PStatus, a, b, what)) for what in (_P2P_READ, _P2P_WRITE)]
-    return status == [0, 0]
 
 
 def _ask(question: Callable[[], Any]) -> Any:

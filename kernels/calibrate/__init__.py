@@ -10,7 +10,6 @@ from moesim.kernels.calibrate.run import (
     Options,
     build_plan,
     calibrate,
-    measurement_names,
 )
 from moesim.kernels.calibrate.transfer import Statement, statements, transfer
 
@@ -20,7 +19,6 @@ __all__ = [
     "Statement",
     "build_plan",
     "calibrate",
-    "measurement_names",
     "statements",
     "transfer",
 ]

@@ -171,14 +171,9 @@ class CalibrationPlan:
         return QUICK_BUDGET_S if self.quick else BUDGET_S
 
 
-def measurement_names() -> list[str]:
-    """Names that `only` accepts."""
-    return [m.name for m in MEASUREMENTS]
-
-
 def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -> CalibrationPlan:
     """The plan for a machine. Raises InputError for an unknown name, or where nothing can be measured."""
-    names = measurement_names()
+    names = [m.name for m in MEASUREMENTS]
     for word in only:
         if word not in names:
             raise InputError(

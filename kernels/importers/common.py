@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,11 +183,20 @@ def _replacing(entry: Entry, old: Entry | None, profile: str) -> Entry:
         return entry
     text = f"replaces the entry from {old.source}"
     update: dict[str, Any] = {"note": f"{entry.note}; {text}" if entry.note else text}
-    if isinstance(entry, MeasuredCurve) and isinstance(old, MeasuredCurve) and _same_units(entry, old):
+    curves = isinstance(entry, MeasuredCurve) and isinstance(old, MeasuredCurve)
+    if curves and (entry.x_unit, entry.y_unit) == (old.x_unit, old.y_unit):
         before = ReplacedCurve(profile=profile, source=old.source, date=old.date, points=old.points)
         update["replaces"] = before
     return entry.model_copy(update=update)
 
 
-def _same_units(entry: MeasuredCurve, old: MeasuredCurve) -> bool:
-    return (entry.x_unit, entry.y_unit) == (old.x_unit, old.y_unit)
+def finite(value: object, where: str, most: float = math.inf) -> float:
+    """A number of a log below `most`; raises InputError for anything else."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number < most):
+        limit = f" below {most:g}" if math.isfinite(most) else ""
+        raise InputError(f"{where}: {str(value)[:40]!r} is not a number{limit}")
+    return number

@@ -7,7 +7,6 @@ are logical, that is they count rows that stay on the own rank or node; link sha
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections import defaultdict
@@ -26,6 +25,7 @@ from moesim.kernels.importers.common import (
     CalibrationImporter,
     ImportOption,
     file_date,
+    finite,
     imported_profile,
     meant_accelerator,
     read_log,
@@ -96,7 +96,15 @@ def deepep_profile(
     target = meant_accelerator(accelerator, None, place)
     kept = [r for r in records if r.operation == "combine" or r.dtype in (dispatch_dtype, "")]
     if not local_traffic_counted:
-        kept = [_with_local(r) for r in kept]
+        # Rows that stay on the own rank or node are added to rates without them (--ignore-local-traffic).
+        kept = [
+            replace(
+                r,
+                scale_up_bytes_per_s=r.scale_up_bytes_per_s * _whole_over_rest(r.ranks // r.nodes),
+                scale_out_bytes_per_s=r.scale_out_bytes_per_s * _whole_over_rest(r.nodes),
+            )
+            for r in kept
+        ]
     generations = sorted({r.generation for r in kept})
     origin = Origin(
         title=f"DeepEP's own test, generation {' and '.join(map(str, generations))}",
@@ -118,6 +126,10 @@ def deepep_profile(
         description="Dispatch and combine as DeepEP's own tests print them.",
         dispatchers=(kernels,) if any(c.id.endswith(f".{kernels}") for c in curves) else (),
     )
+
+
+def _whole_over_rest(members: int) -> float:
+    return members / (members - 1) if members > 1 else 1.0
 
 
 def parse(text: str, place: str, ranks: int | None = None) -> list[EpRecord]:
@@ -173,7 +185,7 @@ def _first(match: re.Match[str], ranks: int | None, tokens: int | None, where: s
         nodes=ranks // 8 if rdma else 1,
         scale_up_bytes_per_s=_rate(match["nvl"], where),
         scale_out_bytes_per_s=rdma,
-        seconds=_float(time, where) * 1e-6 if time else None,
+        seconds=finite(time, where, MOST_FIGURE) * 1e-6 if time else None,
         tokens=tokens,
     )
 
@@ -191,7 +203,7 @@ def _second(
         )
     if not 2 <= ranks <= MOST_RANKS:
         raise InputError(f"{where}: {ranks} ranks; an expert-parallel group has 2 to {MOST_RANKS:,}")
-    seconds = _float(match["time"], where) * 1e-6
+    seconds = finite(match["time"], where, MOST_FIGURE) * 1e-6
     size = _whole(match["bytes"], where)
     if seconds <= 0.0 or size <= 0:
         raise InputError(f"{where}: {size} bytes in {seconds * 1e6:g} us is not a measurement")
@@ -204,19 +216,11 @@ def _second(
             ranks=ranks,
             nodes=shape[0],
             scale_up_bytes_per_s=size / seconds,
-            scale_out_bytes_per_s=_float(match["so"], where) * 1e9,
+            scale_out_bytes_per_s=finite(match["so"], where, MOST_FIGURE) * 1e9,
             seconds=seconds,
             tokens=tokens,
         )
     ]
-
-
-def _with_local(record: EpRecord) -> EpRecord:
-    """Add the rows that stay on the own rank or node to a rate without them (--ignore-local-traffic)."""
-    inside = record.ranks // record.nodes
-    up = record.scale_up_bytes_per_s * (inside / (inside - 1) if inside > 1 else 1.0)
-    out = record.scale_out_bytes_per_s * (record.nodes / (record.nodes - 1) if record.nodes > 1 else 1.0)
-    return replace(record, scale_up_bytes_per_s=up, scale_out_bytes_per_s=out)
 
 
 def _inside_node(
@@ -228,7 +232,11 @@ def _inside_node(
         chosen = [r for r in records if r.operation == operation and r.nodes == 1]
         if not chosen:
             continue
-        points, error = _by_sms(chosen)
+        by_sms: dict[int, list[float]] = defaultdict(list)
+        for record in chosen:
+            by_sms[record.sms].append(record.scale_up_bytes_per_s)
+        points = [(float(n), statistics.median(rates)) for n, rates in sorted(by_sms.items())]
+        error = _spread(by_sms.values())
         ranks = {r.ranks for r in chosen}
         if len(ranks) > 1:
             raise InputError(f"{place}: runs of {sorted(ranks)} ranks mixed; import them one by one")
@@ -240,26 +248,14 @@ def _inside_node(
             )
         what = f"{operation}, {_tokens(chosen)}, inside one node, by communication SMs"
         stated = residual(max(0.03, error), "spread between runs and ranks, at least 3 %")
-        curves += [
-            curve(
-                f"ep.{operation}.sm_rate",
-                [(n, rate / 1e9) for n, rate in points],
-                x=("communication SMs", "SMs"),
-                y=("payload, own-rank rows included", "GB/s"),
-                origin=origin,
-                what=what,
-                error=stated,
-            ),
-            curve(
-                f"ep.{operation}.scale_up_fraction",
-                [(n, rate * crossing / nominal) for n, rate in points],
-                x=("communication SMs", "SMs"),
-                y=("payload crossing NVLink over the nominal link rate", "1"),
-                origin=origin,
-                what=what,
-                error=stated,
-            ),
-        ]
+        share = [(n, rate * crossing / nominal) for n, rate in points]
+        for id_, values, y in (
+            ("sm_rate", [(n, rate / 1e9) for n, rate in points], ("payload, own-rank rows included", "GB/s")),
+            ("scale_up_fraction", share, ("payload crossing NVLink over the nominal link rate", "1")),
+        ):
+            x = ("communication SMs", "SMs")
+            named = f"ep.{operation}.{id_}"
+            curves.append(curve(named, values, x=x, y=y, origin=origin, what=what, error=stated))
     return curves
 
 
@@ -282,7 +278,9 @@ def _across_nodes(
         raise InputError(
             f"{place}: {top:.2f} of the stated NIC rate, which cannot be; check --nic and --ranks"
         )
-    spread = max((max(v) - min(v)) / 2 / statistics.median(v) for v in by_nodes.values())
+    error = residual(
+        max(0.03, _spread(by_nodes.values())), "spread between dispatch, combine and ranks, at least 3 %"
+    )
     return [
         curve(
             f"ep.nic_fraction.{kernels}",
@@ -291,17 +289,13 @@ def _across_nodes(
             y=("payload on the wire over the nominal NIC rate", "1"),
             origin=origin,
             what=f"dispatch and combine, {_tokens(chosen)}, by nodes",
-            error=residual(max(0.03, spread), "spread between dispatch, combine and ranks, at least 3 %"),
+            error=error,
         )
     ]
 
 
-def _by_sms(records: list[EpRecord]) -> tuple[list[tuple[float, float]], float]:
-    groups: dict[int, list[float]] = defaultdict(list)
-    for record in records:
-        groups[record.sms].append(record.scale_up_bytes_per_s)
-    points = [(float(n), statistics.median(rates)) for n, rates in sorted(groups.items())]
-    return points, max((max(v) - min(v)) / 2 / statistics.median(v) for v in groups.values())
+def _spread(groups: Iterable[list[float]]) -> float:
+    return max((max(v) - min(v)) / 2 / statistics.median(v) for v in groups)
 
 
 def _tokens(records: list[EpRecord]) -> str:
@@ -316,7 +310,7 @@ def _sms(value: int, where: str) -> int:
 
 
 def _rate(text: str, where: str) -> float:
-    value = _float(text, where) * 1e9
+    value = finite(text, where, MOST_FIGURE) * 1e9
     if value <= 0.0:
         raise InputError(f"{where}: a bandwidth of {text} GB/s is not a measurement")
     return value
@@ -326,16 +320,6 @@ def _whole(text: str, where: str) -> int:
     if len(text) > MOST_DIGITS:
         raise InputError(f"{where}: {text[:40]!r} has more than {MOST_DIGITS} digits")
     return int(text)
-
-
-def _float(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value < MOST_FIGURE:
-        raise InputError(f"{where}: {text[:40]!r} is not a number below {MOST_FIGURE:g}")
-    return value
 
 
 DEEPEP = CalibrationImporter(

@@ -7,7 +7,6 @@ counted but not stored.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from moesim.kernels.importers.common import (
     CalibrationImporter,
     ImportOption,
     file_date,
+    finite,
     imported_profile,
     meant_accelerator,
     read_log,
@@ -70,9 +70,8 @@ class NcclRun:
 def bus_factor(operation: str, ranks: int) -> float:
     """Ratio of busbw to algbw (doc/PERFORMANCE.md of nccl-tests)."""
     share = (ranks - 1) / ranks
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "alltoall": share}.get(
-        operation, 1.0
-    )
+    factors = {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "alltoall": share}
+    return factors.get(operation, 1.0)
 
 
 def nccl_tests_profile(
@@ -120,16 +119,22 @@ def parse_json(text: str, place: str, operation: str | None = None) -> NcclRun:
             "write it with -J file.json"
         )
     seen = _inside(devices[0])
-    per_process = max(1, _count(_inside(config).get("nthreads"), 1)) * max(
-        1, _count(_inside(config).get("ngpus"), 1)
-    )
-    rows = [_json_row(_inside(item), f"{place}: results[{i}]") for i, item in enumerate(results)]
+    threads, gpus = (max(1, _count(_inside(config).get(key), 1)) for key in ("nthreads", "ngpus"))
+    rows = []
+    for i, item in enumerate(results):
+        where, times = f"{place}: results[{i}]", []
+        for key in ("out_of_place", "in_place"):
+            if part := _inside(_inside(item).get(key)):
+                wrong = part.get("nwrong")
+                _refuse_wrong(wrong if isinstance(wrong, int | float) else 0, where)
+                times.append(_positive(part.get("time"), f"{where}.{key}.time"))
+        rows.append(_row(_count(_inside(item).get("size"), 0), times))
     program = args[0] if isinstance(args, list) and args and isinstance(args[0], str) else ""
     start = data.get("start_time")
     return _run(
         place,
         operation or _operation(program),
-        ranks=len(devices) * per_process,
+        ranks=len(devices) * threads * gpus,
         nodes=len({str(_inside(d).get("hostname")) for d in devices}),
         device=seen.get("device_info") if isinstance(seen.get("device_info"), str) else None,
         version=_version(data.get("nccl_version")),
@@ -215,19 +220,6 @@ def _run(
     return NcclRun(operation, ranks, max(1, nodes), device, version, date, usable)
 
 
-def _json_row(item: dict[str, Any], where: str) -> NcclRow | None:
-    size = _count(item.get("size"), 0)
-    times = []
-    for key in ("out_of_place", "in_place"):
-        place = _inside(item.get(key))
-        if not place:
-            continue
-        wrong = place.get("nwrong")
-        _refuse_wrong(wrong if isinstance(wrong, int | float) else 0, where)
-        times.append(_positive(place.get("time"), f"{where}.{key}.time"))
-    return _row(size, times)
-
-
 def _text_row(header: list[str], cells: list[str], where: str) -> NcclRow | None:
     columns = [i for i, name in enumerate(header) if name == "time"]
     if len(columns) != 2:
@@ -243,7 +235,7 @@ def _text_row(header: list[str], cells: list[str], where: str) -> NcclRow | None
     for start in starts:
         block = dict(zip(header[start : start + width], cells[start : start + width], strict=False))
         wrong = block.get("#wrong", block.get("error", "0"))
-        _refuse_wrong(0.0 if wrong == "N/A" else _number(wrong, where), where)
+        _refuse_wrong(0.0 if wrong == "N/A" else finite(wrong, where), where)
         times.append(_positive(cells[start], where))
     return _row(_count(cells[header.index("size")], 0), times)
 
@@ -273,10 +265,12 @@ def _curves(
     what = f"{run.operation} over {run.ranks} ranks on {run.nodes} node(s)"
     # An all-gather's size is the array of all ranks together; that of the others is one rank's.
     parts = run.ranks if run.operation == "all_gather" else 1
+    # The group stands in the entry's id, so that curves of several groups stand beside each other.
+    size_of_group = f"{run.ranks}-ranks-{run.nodes}-node{'' if run.nodes == 1 else 's'}"
     group = origin.conditions().model_copy(update={"ranks": run.ranks, "nodes": run.nodes})
     curves = [
         curve(
-            f"nccl.{ENTRY_NAMES.get(run.operation, run.operation)}.busbw.{_group(run)}",
+            f"nccl.{ENTRY_NAMES.get(run.operation, run.operation)}.busbw.{size_of_group}",
             [(size / parts / MIB, run.bus_bytes_per_s(row) / 1e9) for size, row in by_size.items()],
             x=("bytes that a rank contributes", "MiB"),
             y=("bus bandwidth", "GB/s"),
@@ -320,11 +314,6 @@ def _curves(
     return [extra, *curves]
 
 
-def _group(run: NcclRun) -> str:
-    """The group of a run in an entry's id, so that curves of several groups stand beside each other."""
-    return f"{run.ranks}-ranks-{run.nodes}-node{'' if run.nodes == 1 else 's'}"
-
-
 def _operation(text: str) -> str | None:
     match = _OPERATION.search(text.rsplit("/", 1)[-1].replace("all_to_all", "alltoall"))
     return match[1] if match else None
@@ -349,18 +338,8 @@ def _count(value: object, otherwise: int) -> int:
     return int(number) if 0 <= number < 2**53 else otherwise
 
 
-def _number(value: object, where: str) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{where}: {str(value)[:40]!r} is not a number")
-    return number
-
-
 def _positive(value: object, where: str) -> float:
-    number = _number(value, where)
+    number = finite(value, where)
     if number <= 0.0:
         raise InputError(f"{where}: a time of {number:g} us is not a measurement")
     return number
