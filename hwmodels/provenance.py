@@ -33,6 +33,7 @@ from moesim.hwmodels.units import (
     Hertz,
     KgPerKwh,
     PerNodeDay,
+    Quantity,
     Seconds,
     Usd,
     UsdPerHour,
@@ -168,6 +169,12 @@ class Sourced(Frozen, str_strip_whitespace=True):
         short = {"type": ["number", "string"] if "" in DIMENSIONS[cls.dimension].units else "string"}
         return {"anyOf": [handler(schema), short]}
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """The dimension of a subclass is that of its value."""
+        value = cls.model_fields["value"].metadata
+        cls.dimension = next(part.dimension for part in value if isinstance(part, Quantity))
+
     @property
     def text(self) -> str:
         """The value with its unit, for people."""
@@ -177,112 +184,96 @@ class Sourced(Frozen, str_strip_whitespace=True):
 class SourcedBytes(Sourced):
     """A size in bytes."""
 
-    dimension: ClassVar[str] = "bytes"
     value: Bytes
 
 
 class SourcedBytesPerSecond(Sourced):
     """A bandwidth in bytes/s."""
 
-    dimension: ClassVar[str] = "bytes_per_s"
     value: BytesPerSecond
 
 
 class SourcedSeconds(Sourced):
     """A time in s."""
 
-    dimension: ClassVar[str] = "s"
     value: Seconds
 
 
 class SourcedFlopPerSecond(Sourced):
     """A compute rate in FLOP/s."""
 
-    dimension: ClassVar[str] = "flop_per_s"
     value: FlopPerSecond
 
 
 class SourcedHertz(Sourced):
     """A clock in Hz."""
 
-    dimension: ClassVar[str] = "hz"
     value: Hertz
 
 
 class SourcedWatts(Sourced):
     """A power in W."""
 
-    dimension: ClassVar[str] = "w"
     value: Watts
 
 
 class SourcedUsd(Sourced):
     """An amount in US dollars."""
 
-    dimension: ClassVar[str] = "usd"
     value: Usd
 
 
 class SourcedUsdPerWatt(Sourced):
     """A price of electrical capacity in US dollars per W."""
 
-    dimension: ClassVar[str] = "usd_per_w"
     value: UsdPerWatt
 
 
 class SourcedUsdPerWattYear(Sourced):
     """A running cost in US dollars per W of capacity and year."""
 
-    dimension: ClassVar[str] = "usd_per_w_year"
     value: UsdPerWattYear
 
 
 class SourcedGpuHours(Sourced):
     """A number of GPU-hours."""
 
-    dimension: ClassVar[str] = "gpu_hours"
     value: GpuHours
 
 
 class SourcedUsdPerHour(Sourced):
     """A price in US dollars per (GPU) hour."""
 
-    dimension: ClassVar[str] = "usd_per_hour"
     value: UsdPerHour
 
 
 class SourcedUsdPerKwh(Sourced):
     """A price of electricity in US dollars per kWh."""
 
-    dimension: ClassVar[str] = "usd_per_kwh"
     value: UsdPerKwh
 
 
 class SourcedKgPerKwh(Sourced):
     """A carbon intensity in kg CO2e per kWh."""
 
-    dimension: ClassVar[str] = "kg_per_kwh"
     value: KgPerKwh
 
 
 class SourcedPerNodeDay(Sourced):
     """A failure rate in events per node and day."""
 
-    dimension: ClassVar[str] = "per_node_day"
     value: PerNodeDay
 
 
 class SourcedFraction(Sourced):
     """A number without a dimension, such as an efficiency or a PUE."""
 
-    dimension: ClassVar[str] = "fraction"
     value: Fraction
 
 
 class SourcedCount(Sourced):
     """A whole number of things."""
 
-    dimension: ClassVar[str] = "count"
     value: Annotated[Count, Field(multiple_of=1)]
 
     @property

@@ -48,49 +48,53 @@ MOST_PARTS = 20_000_000
 """Most GPUs, switches and cables of a topology; at about 140 bytes each they take 3 GB."""
 
 
-class Topology(ABC):
-    """`nodes` equal servers and the network between them; GPU g is local GPU g % n of server g // n.
+class Paths(ABC):
+    """Paths between the GPUs of `nodes` equal servers; GPU g is local GPU g % n of server g // n.
 
-    A subclass defines the wiring and, for any pair, the equally good paths (`fanout`, `preferred`, `paths`)
-    and the detours for when all of those are broken (`detours`, `detour_paths`). This class derives
-    spreading, faults, tables and counts from them, in the same way for every kind.
+    Arrays `src`, `dst` and `choice` are [n], one of each for a pair.
+    """
+
+    def __init__(self, node: NodeFigures, nodes: int) -> None:
+        """Raises InputError where the nodes do not fit the network (in subclasses)."""
+        self.node = node
+        self.nodes = nodes
+        self.per_node = self.gpus_per_node = node.n_gpus
+        self.n_gpus = nodes * node.n_gpus
+
+    @abstractmethod
+    def wire(self, wiring: Wiring) -> None:
+        """Add the vertices and cables, and store the numbers of the first ones."""
+
+    @abstractmethod
+    def size(self) -> tuple[int, int]:
+        """(switches, cables) that `wire` adds, from the figures of the description alone."""
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """[n] number of equally good paths of each pair, at least one, which is the default."""
+        return np.ones(len(src), np.int64)
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """[n] the path that destination-modulo routing takes, below the fan-out."""
+        return np.zeros(len(src), np.int64)
+
+    @abstractmethod
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """[n, hops] links of the chosen path in order, padded with -1 anywhere; all -1 where src is dst."""
+
+
+class Topology(Paths):
+    """Servers and the network between them.
+
+    A subclass defines the wiring, the paths and the detours for when all paths of a pair are broken
+    (`detours`, `detour_paths`). This class derives spreading, faults, tables and counts from them.
     """
 
     kind: str = ""
     """Kind of the network; set when the topology is built."""
     prices: str | None = None
     """Name or path of the price list of its parts."""
-
-    def __init__(self, node: NodeFigures, nodes: int) -> None:
-        """Raises InputError where the nodes do not fit the network (in subclasses)."""
-        self.node = node
-        self.nodes = nodes
-        self.gpus_per_node = node.n_gpus
-        self.n_gpus = nodes * node.n_gpus
-        self.left: FloatArray | None = None
-        """[links] part of each link's bandwidth that faults leave; None on a healthy topology."""
-
-    # -- defined by a subclass -----------------------------------------------------------------------
-
-    @abstractmethod
-    def _wire(self, wiring: Wiring) -> None:
-        """Add every vertex and cable."""
-
-    @abstractmethod
-    def size(self) -> tuple[int, int]:
-        """(switches, cables) from the figures of the description, without building anything."""
-
-    @abstractmethod
-    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """[n] number of equally good paths of each pair, at least 1."""
-
-    @abstractmethod
-    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """[n] the path that destination-modulo routing takes, below the fan-out."""
-
-    @abstractmethod
-    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """[n, hops] links of the chosen path in order, padded with -1 anywhere; all -1 where src is dst."""
+    left: FloatArray | None = None
+    """[links] part of each link's bandwidth that faults leave; None on a healthy topology."""
 
     def unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
         """[n, k] links that all equally good paths of a pair use (-1: none); a dead one rules out all."""
@@ -114,7 +118,7 @@ class Topology(ABC):
         """Vertices and cables; raises InputError for more than MOST_PARTS."""
         self.check_size(MOST_PARTS)
         wiring = Wiring(self.n_gpus)
-        self._wire(wiring)
+        self.wire(wiring)
         return wiring
 
     def check_size(self, most_parts: int) -> None:

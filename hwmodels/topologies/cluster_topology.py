@@ -27,7 +27,8 @@ class ClusterTopology(Topology):
         super().__init__(node, nodes)
         self.scale_up, self.scale_out = parts
 
-    def _wire(self, wiring: Wiring) -> None:
+    def wire(self, wiring: Wiring) -> None:
+        """Add the vertices and cables of both parts."""
         with wiring.scale_up():
             self.scale_up.wire(wiring)
         if self.scale_out is not None:

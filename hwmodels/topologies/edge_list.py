@@ -119,7 +119,8 @@ class EdgeList(Topology):
         except InfeasibleError as error:
             raise InputError(f"the graph is not connected: {error}") from None
 
-    def _wire(self, wiring: Wiring) -> None:
+    def wire(self, wiring: Wiring) -> None:
+        """Add the vertices and cables of the graph."""
         wiring.add_vertices("switch", len(self.switches), lambda i: self.switches[i])
         number = wiring.vertex_by_name
         seen: dict[tuple[str, str], int] = {}

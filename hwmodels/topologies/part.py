@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -15,42 +14,15 @@ from pydantic import Field
 from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.base import Paths, Topology
 from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.wiring import Wiring
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
-class Part(ABC):
-    """Paths between GPUs through one network; GPU numbers are global, arrays are [n] pairs."""
-
-    def __init__(self, node: NodeFigures, nodes: int) -> None:
-        """Takes the node and the number of nodes."""
-        self.node = node
-        self.nodes = nodes
-        self.per_node = node.n_gpus
-        self.n_gpus = nodes * node.n_gpus
-
-    @abstractmethod
-    def wire(self, wiring: Wiring) -> None:
-        """Add the switches and cables, and store the numbers of the first ones."""
-
-    @abstractmethod
-    def size(self) -> tuple[int, int]:
-        """(switches, cables) that `wire` adds; nothing is added here."""
-
-    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """[n] number of equally good paths of each pair; one by default."""
-        return np.ones(len(src), np.int64)
-
-    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """[n] the path that destination-modulo routing takes."""
-        return np.zeros(len(src), np.int64)
-
-    @abstractmethod
-    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """[n, hops] links of each path in order, padded with -1; all -1 where src is dst."""
+class Part(Paths):
+    """Paths between GPUs through one network, with detours beyond the equally good ones."""
 
     def detours(self) -> int:
         """Most detours of a pair, which are paths beyond the equally good ones."""
