@@ -94,19 +94,14 @@ def test_both_forms_of_nccl_tests_give_the_same_shares(tmp_path: Path, name: str
     assert profile.curve("nccl.all_gather.busbw.8-ranks-1-node").y_unit == "GB/s"
 
 
-def test_the_environment_of_the_run_never_reaches_the_profile(tmp_path: Path) -> None:
-    profile = nccl_tests_profile(write(tmp_path, "a.json", nccl_json()))
-    text = profile_text(profile)
-    for secret in ("hunter2", "AWS_SECRET", "PATH=", HOST, "4711"):
-        assert secret not in text
-
-
-def test_secrets_stay_out_of_error_messages(tmp_path: Path) -> None:
-    broken: list[dict[str, Any]] = [{"results": []}, {"args": []}, {"config": {}}, {"results": [{"size": 1}]}]
-    for changes in broken:
+def test_the_environment_of_a_run_reaches_neither_profile_nor_messages(tmp_path: Path) -> None:
+    text = profile_text(nccl_tests_profile(write(tmp_path, "a.json", nccl_json())))
+    for changes in ({"results": []}, {"args": []}, {"config": {}}, {"results": [{"size": 1}]}):
         with pytest.raises(InputError) as error:
             nccl_tests_profile(write(tmp_path, "a.json", nccl_json(**changes)))
-        assert "hunter2" not in str(error.value) and HOST not in str(error.value)
+        text += str(error.value)
+    for secret in ("hunter2", "AWS_SECRET", "PATH=", HOST, "4711"):
+        assert secret not in text
 
 
 def test_imported_profiles_load_again(tmp_path: Path) -> None:
@@ -131,24 +126,12 @@ def test_nodes_are_counted_and_need_the_rate_of_the_nic(tmp_path: Path) -> None:
     assert share.points[0][1] == pytest.approx(344.08 / 1.01 / 4 / 100, rel=1e-2)
 
 
-def test_processes_times_gpus_are_the_ranks() -> None:
+def test_bus_factors_and_ranks_of_the_documentation() -> None:
+    operations = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
+    assert [bus_factor(name, 8) for name in operations] == [1.75, 0.875, 0.875, 0.875, 1]
     data = nccl_json()
     data["config"] = {"nthreads": 1, "ngpus": 1, "devices": data["config"]["devices"] * 8}
-    assert parse_json(json.dumps(data), "a.json").ranks == 8
-
-
-@pytest.mark.parametrize(
-    ("operation", "factor"),
-    [
-        ("all_reduce", 1.75),
-        ("all_gather", 0.875),
-        ("reduce_scatter", 0.875),
-        ("alltoall", 0.875),
-        ("broadcast", 1),
-    ],
-)
-def test_bus_factors_of_the_documentation(operation: str, factor: float) -> None:
-    assert bus_factor(operation, 8) == factor
+    assert parse_json(json.dumps(data), "a.json").ranks == 8  # processes times GPUs
 
 
 def test_columns_are_found_by_their_header() -> None:
@@ -168,10 +151,7 @@ def test_columns_are_found_by_their_header() -> None:
     ("name", "content", "message"),
     [
         ("a.json", "{", "not valid JSON"),
-        ("a.json", "[]", "mapping"),
-        ("a.json", '{"results": NaN}', "NaN"),
         ("a.json", nccl_json(results={}), "not the JSON of nccl-tests"),
-        ("a.json", nccl_json(config={"devices": []}), "not the JSON of nccl-tests"),
         ("a.json", nccl_json(args=["./mystery"]), "--operation"),
         ("a.json", nccl_json(results=[{"size": 8, "out_of_place": {"time": "nan"}}]), "not a number"),
         ("a.json", nccl_json(results=[{"size": 8, "out_of_place": {"time": -1}}]), "not a measurement"),
@@ -180,33 +160,23 @@ def test_columns_are_found_by_their_header() -> None:
         ("a.json", nccl_json(results=[{"size": 2**40, "out_of_place": {"time": 1}}]), "to 10 PB/s"),
         ("a.txt", "hello", "no table"),
         ("a.txt", "", "empty"),
-        ("a.txt", "\0\0", "zero byte"),
-        ("a.txt", NCCL_TEXT.replace("all_gather", "mystery"), "--operation"),
         ("a.txt", NCCL_TEXT.replace("NVIDIA H200", "Some Board"), "--accelerator"),
         ("a.txt", NCCL_TEXT.replace("5461.00", "abc"), "not a number"),
-        ("a.txt", NCCL_TEXT.replace("  337.34     N/A", ""), None),
         ("a.txt", NCCL_TEXT.replace("  time  ", " cputime  "), "CPU time"),
     ],
 )
 def test_hostile_nccl_files_are_input_errors(
-    tmp_path: Path, name: str, content: object, message: str | None
+    tmp_path: Path, name: str, content: object, message: str
 ) -> None:
-    path = write(tmp_path, name, content)
-    if message is None:
-        assert nccl_tests_profile(path)  # a cut last column is harmless
-        return
     with pytest.raises(InputError, match=message):
-        nccl_tests_profile(path)
+        nccl_tests_profile(write(tmp_path, name, content))
 
 
-def test_a_profile_is_not_renamed_to_another_accelerator(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--accelerator h200-sxm"):
-        nccl_tests_profile(write(tmp_path, "a.txt", NCCL_TEXT), accelerator="h800-sxm")
-
-
-def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
+def test_a_missing_file_and_another_accelerator_are_input_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         nccl_tests_profile(tmp_path / "no.txt")
+    with pytest.raises(InputError, match="--accelerator h200-sxm"):  # a profile is not renamed
+        nccl_tests_profile(write(tmp_path, "a.txt", NCCL_TEXT), accelerator="h800-sxm")
 
 
 @given(st.text(max_size=300))
@@ -238,6 +208,9 @@ def test_first_generation_inside_a_node(tmp_path: Path) -> None:
 def test_first_generation_across_nodes_gives_the_share_of_the_nic_without_local_traffic(
     tmp_path: Path,
 ) -> None:
+    records = parse_deepep(FIRST_INTERNODE, "a.txt", 64)
+    assert records[0].seconds == pytest.approx(1450e-6) and records[0].scale_up_bytes_per_s == 95.31e9
+    assert records[1].seconds is None and records[1].dtype == ""
     path = write(tmp_path, "a.txt", FIRST_INTERNODE)
     profile = deepep_profile([path], accelerator="h800-sxm", ranks=64, kernels="mine", nic_bytes_per_s=50e9)
     assert profile.dispatchers == ("mine",)
@@ -250,12 +223,6 @@ def test_first_generation_across_nodes_gives_the_share_of_the_nic_without_local_
         deepep_profile([path], accelerator="h800-sxm", ranks=8, nic_bytes_per_s=50e9)
     with pytest.raises(InputError, match="cannot be"):
         deepep_profile([path], accelerator="h800-sxm", ranks=64, nic_bytes_per_s=25e9)
-
-
-def test_the_notify_and_transfer_times_are_read() -> None:
-    records = parse_deepep(FIRST_INTERNODE, "a.txt", 64)
-    assert records[0].seconds == pytest.approx(1450e-6) and records[0].scale_up_bytes_per_s == 95.31e9
-    assert records[1].seconds is None and records[1].dtype == ""
 
 
 def test_second_generation_takes_the_median_rank_and_ignores_variants(tmp_path: Path) -> None:
@@ -344,7 +311,7 @@ def test_profiles_of_two_accelerators_do_not_merge(tmp_path: Path) -> None:
         merge(load_profile("h200-measured"), load_profile("hopper-launch"))
 
 
-@pytest.mark.parametrize("ranks", [-8, 0, 1, 65_537, 10**30])
+@pytest.mark.parametrize("ranks", [-8, 1, 65_537])
 def test_ranks_that_no_group_has(tmp_path: Path, ranks: int) -> None:
     path = write(tmp_path, "a.txt", "[tuning] Best dispatch (FP8): SMs 24, NVL chunk 12, 100.00 GB/s (NVL)")
     with pytest.raises(InputError, match=rf"--ranks {ranks}: an expert-parallel group has 2 to 65,536 ranks"):
@@ -357,12 +324,7 @@ def test_ranks_that_no_group_has(tmp_path: Path, ranks: int) -> None:
         "> Ranks: 1 x 0\n> #SM: 8\nEP: 0/0 | dispatch: 1 GB/s (SO), 2 GB/s (SU), 3.0 us, 4 bytes",
         "> Ranks: 9" + "9" * 400 + " x 8",
         "> #SM: " + "9" * 400,
-        "> Ranks: 1 x 8\n> #SM: 8\nEP: 0/8 | dispatch: 1 GB/s (SO), 2 GB/s (SU), 3.0 us, "
-        + "9" * 400
-        + " bytes",
-        "> Ranks: 1 x 8\n> #SM: 8\nEP: 0/8 | dispatch: 1 GB/s (SO), 2 GB/s (SU), "
-        + "9" * 400
-        + " us, 9 bytes",
+        f"> Ranks: 1 x 8\n> #SM: 8\nEP: 0/8 | dispatch: 1 GB/s (SO), 2 GB/s (SU), {'9' * 400} us, 9 bytes",
     ],
 )
 def test_hostile_numbers_of_deepep_are_input_errors(tmp_path: Path, line: str) -> None:
