@@ -47,7 +47,6 @@ class Gpu:
     sms: int | None = None
     sm_clock_max_hz: float | None = None
     power_limit_w: float | None = None
-    nvlinks: int | None = None
 
     @property
     def busy(self) -> str:
@@ -108,7 +107,6 @@ class State:
     sm_clock_hz: float | None
     power_w: float | None
     temperature_c: float | None
-    throttled: bool = False
 
 
 def accelerator_name(gpu_name: str) -> str | None:
@@ -157,12 +155,10 @@ def read_state(bus_id: str, nvml: Any = None) -> State:
         handle = api.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
         clock = _ask(lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM))
         power = _ask(lambda: api.nvmlDeviceGetPowerUsage(handle))
-        reasons = _ask(lambda: api.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
         return State(
             sm_clock_hz=None if clock is None else clock * 1e6,
             power_w=None if power is None else power / 1e3,
             temperature_c=_ask(lambda: api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU)),
-            throttled=bool(reasons & ~0x3),  # idle and application clocks do not count as throttling
         )
 
 
@@ -219,8 +215,6 @@ def _read_gpu(api: Any, handle: Any, index: int) -> Gpu:
     cores = _ask(lambda: api.nvmlDeviceGetNumGpuCores(handle))
     others = _ask(lambda: [p.pid for p in api.nvmlDeviceGetComputeRunningProcesses(handle)]) or []
     mig = _ask(lambda: api.nvmlDeviceGetMigMode(handle)[0])
-    states = [_ask(partial(api.nvmlDeviceGetNvLinkState, handle, link)) for link in range(18)]
-    links = [state for state in states if state is not None]
     return Gpu(
         index=index,
         name=name,
@@ -233,7 +227,6 @@ def _read_gpu(api: Any, handle: Any, index: int) -> Gpu:
         sms=None if cores is None else cores // (64 if "A100" in name else _CORES_PER_SM),
         sm_clock_max_hz=None if clock is None else clock * 1e6,
         power_limit_w=None if limit is None else limit / 1e3,
-        nvlinks=sum(links) if links else None,
     )
 
 

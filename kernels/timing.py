@@ -1,41 +1,14 @@
-"""Times device work, with warm-up, CUDA events on every rank, repeats, medians and spread."""
+"""Times device work, with warm-up, repeats and CUDA events on every rank."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from moesim.hwmodels.errors import InputError
 from moesim.kernels.launch import GpuGroup, cupy
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Times of one repeated operation, in seconds."""
-
-    median_s: float
-    quartile_low_s: float
-    quartile_high_s: float
-    least_s: float
-    repeats: int
-
-    @property
-    def iqr_s(self) -> float:
-        """Inter-quartile range."""
-        return self.quartile_high_s - self.quartile_low_s
-
-
-def summarize(times_s: Sequence[float]) -> Summary:
-    """Median, quartiles and minimum of one or more times."""
-    if not times_s:
-        raise InputError("no measurement was kept: nothing to summarize")
-    low, high = np.percentile(times_s, [25, 75])
-    return Summary(statistics.median(times_s), float(low), float(high), min(times_s), len(times_s))
 
 
 class StartGate:
@@ -96,11 +69,6 @@ def time_group(
     group.synchronize()
     elapsed = cupy().cuda.get_elapsed_time
     return [[elapsed(a, b) * 1e-3 for a, b in zip(first, last, strict=True)] for first, last in marks]
-
-
-def time_collective(group: GpuGroup, work: Callable[[int], None], **options: Any) -> Summary:
-    """Summary of the slowest rank's times over the repeats."""
-    return summarize([max(row) for row in time_group(group, work, **options)])
 
 
 def _mark(group: GpuGroup, rank: int) -> Any:

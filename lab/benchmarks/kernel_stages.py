@@ -17,7 +17,7 @@ from moesim.kernels.launch import GpuGroup
 from moesim.kernels.launch import cupy
 from moesim.kernels.expert_parallel import LowLatency
 from moesim.kernels.copy import dequantize, quantize
-from moesim.kernels.timing import Summary
+from lab.benchmarks.collective_times import Summary
 from moesim.kernels.expert_parallel import CombineTuning, HopTuning, TwoHop
 
 COPY_SMS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)

@@ -27,7 +27,8 @@ from lab.benchmarks import kernel_stages as stages
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.launch import cupy
-from moesim.kernels.timing import StartGate, Summary, time_collective
+from lab.benchmarks.collective_times import Summary, time_collective
+from moesim.kernels.timing import StartGate
 
 
 class Bench:

@@ -32,7 +32,8 @@ from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.launch import cupy
-from moesim.kernels.timing import StartGate, time_collective
+from lab.benchmarks.collective_times import time_collective
+from moesim.kernels.timing import StartGate
 
 REPEATS = 15
 

@@ -43,7 +43,8 @@ from moesim.kernels.expert_parallel import CombineRing, DispatchTuning, ExpertPa
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.launch import cupy
 from moesim.kernels.machine import read_machine
-from moesim.kernels.timing import StartGate, time_collective
+from lab.benchmarks.collective_times import time_collective
+from moesim.kernels.timing import StartGate
 
 SMS = (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32)
 TUNINGS = {

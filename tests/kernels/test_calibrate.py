@@ -35,7 +35,7 @@ TODAY = datetime.date(2026, 11, 20)
 
 
 def machine(gpus: int = 8, **changes: Any) -> MeasuredMachine:
-    one = Gpu(0, "NVIDIA H200", "0000:00:00.0", 141 << 30, 0, 0.0, False, 0, 132, 1980e6, 700.0, 18)
+    one = Gpu(0, "NVIDIA H200", "0000:00:00.0", 141 << 30, 0, 0.0, False, 0, 132, 1980e6, 700.0)
     peers = tuple(tuple(i != j for j in range(gpus)) for i in range(gpus))
     return MeasuredMachine(
         tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers

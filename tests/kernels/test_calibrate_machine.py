@@ -70,7 +70,6 @@ def test_what_nvml_says_becomes_a_machine() -> None:
     assert machine.title == "8x NVIDIA H200" and machine.accelerator == "h200-sxm"
     assert (machine.driver, machine.cuda) == ("580.159.04", "13.0")
     assert machine.gpus[3].sms == 132 and machine.gpus[3].power_limit_w == 700.0
-    assert machine.gpus[3].nvlinks is None  # not supported by this fake: unknown, not zero
     assert machine.reachable(8) and not machine.reachable(9)
     assert not refusals(machine) and nvml.shut == 1
 

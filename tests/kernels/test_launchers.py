@@ -27,7 +27,6 @@ from moesim.kernels.expert_parallel import (
     dispatch_tuning,
 )
 from moesim.kernels.launch import DeviceTimeoutError
-from moesim.kernels.timing import summarize
 
 V3 = Shape(tokens=4096, hidden=7168, k=8, experts=256, fp8=True)
 
@@ -219,14 +218,6 @@ def test_moved_bytes_over_two_nodes_of_two() -> None:
     assert read == 3 * 4082 * 7552 and written == 4082 * 7680 + 14_791 * 7552
     read, written = KERNELS["combine_2hop"].moved_bytes(rows)
     assert read == (14_791 + 8164) * 14336 and written == (8164 + 4096) * 14336
-
-
-def test_summary_is_the_median_with_quartiles() -> None:
-    summary = summarize([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert (summary.median_s, summary.quartile_low_s, summary.quartile_high_s) == (3.0, 2.0, 4.0)
-    assert summary.iqr_s == 2.0 and summary.least_s == 1.0 and summary.repeats == 5
-    with pytest.raises(InputError, match="nothing to summarize"):
-        summarize([])
 
 
 def test_shared_fixtures_import_nothing_of_the_simulator() -> None:
