@@ -20,7 +20,6 @@ from pydantic import (
 )
 
 from moesim.hwmodels import ranges
-from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.units import (
     DIMENSIONS,
@@ -42,7 +41,6 @@ from moesim.hwmodels.units import (
     UsdPerWattYear,
     Watts,
     format_quantity,
-    parse_quantity,
     quantity_text,
 )
 
@@ -118,15 +116,7 @@ class Sourced(Frozen, str_strip_whitespace=True):
             return ends
         if any(isinstance(end, bool) or not isinstance(end, str | int | float) for end in ends):
             raise ValueError("between must be two values, the low and the high one, such as [0.1, 0.2]")
-        bare = "" not in DIMENSIONS[cls.dimension].units
-        from_file = bare and (info.mode == "json" or bool((info.context or {}).get("place")))
-        try:
-            return [
-                parse_quantity(str(end), cls.dimension) if from_file or isinstance(end, str) else end
-                for end in ends
-            ]
-        except InputError as error:
-            raise ValueError(str(error)) from None
+        return [Quantity(cls.dimension).read(end, info) for end in ends]
 
     @field_serializer("between", when_used="json")
     def _texts(self, ends: tuple[float, float] | None) -> list[float] | list[str] | None:

@@ -267,7 +267,7 @@ class Quantity(GroupedMetadata):
     def __iter__(self) -> Iterator[object]:
         """What pydantic checks, reads, writes and describes such a field with."""
         table = _table(self.dimension)
-        yield BeforeValidator(self._read)
+        yield BeforeValidator(self.read)
         if "" in table.units:
             yield PlainSerializer(lambda value: value, return_type=float, when_used="json")
             number = [{"type": "number"}, {"type": "string"}]
@@ -278,7 +278,7 @@ class Quantity(GroupedMetadata):
             example = {"description": table.what, "examples": [table.example]}
             yield WithJsonSchema({"type": "string", **example})
 
-    def _read(self, value: Any, info: ValidationInfo) -> Any:
+    def read(self, value: Any, info: ValidationInfo) -> Any:
         """Parses strings; accepts a plain SI float from Python code only, never from a file."""
         table = _table(self.dimension)
         if isinstance(value, bool) or not isinstance(value, str | int | float):

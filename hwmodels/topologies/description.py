@@ -31,7 +31,6 @@ class ScaleUpShares:
 
     def all_to_all(self, group: int) -> float:
         """Share of a uniform all-to-all of `group` GPUs."""
-        del group
         return 1.0
 
     def pair(self) -> float:
@@ -40,7 +39,6 @@ class ScaleUpShares:
 
     def ring(self, group: int) -> float:
         """Share of a reduce-scatter or all-gather of `group` GPUs."""
-        del group
         return 1.0
 
     def groups(self, group: int, gpus: int) -> IntArray | None:
@@ -48,12 +46,10 @@ class ScaleUpShares:
 
         Raises InputError where no group of this size can be placed.
         """
-        del group, gpus
         return None
 
     def busiest_link(self, source: IntArray, target: IntArray) -> int:
         """Number of messages from `source` to `target` GPUs [n] on the busiest link, at least one."""
-        del source, target
         return 1
 
 
@@ -69,7 +65,6 @@ class ScaleUpFabric(Frozen):
 
     def shares(self, node: NodeFigures) -> ScaleUpShares:
         """Shares of the scale-up rate that groups inside the node can use; the full rate by default."""
-        del node
         return SWITCHED
 
 

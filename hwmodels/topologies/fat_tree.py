@@ -11,13 +11,7 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount
 from moesim.hwmodels.topologies.description import NodeFigures, SwitchedFabric
-from moesim.hwmodels.topologies.part import (
-    ScaleOutPart,
-    ScaleOutSpec,
-    absent_where,
-    endpoints_of_leaf,
-    link,
-)
+from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, endpoints_of_leaf, link
 from moesim.hwmodels.topologies.two_layer import Trees, TwoLayerPart
 from moesim.hwmodels.topologies.wiring import Wiring
 

@@ -30,7 +30,6 @@ def no_network(node: NodeFigures, nodes: int, fabric: None) -> None:
 
     Raises InputError for more of them.
     """
-    del node, fabric
     if nodes != 1:
         raise InputError(
             f"nodes={nodes}: a network of kind {SINGLE_NODE.kind!r} joins exactly 1 node; "

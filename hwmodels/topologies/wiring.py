@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -124,30 +126,28 @@ class Wiring:
     @cached_property
     def tails(self) -> IntArray:
         """[cables] the tail vertex of each; cached, so read it only after the last cable was added."""
-        return np.concatenate([block.tails for block in self.cables] or [np.zeros(0, np.int64)])
+        return self.per_cable(lambda block: block.tails, np.int64)
 
     @cached_property
     def heads(self) -> IntArray:
         """[cables] the head vertex of each."""
-        return np.concatenate([block.heads for block in self.cables] or [np.zeros(0, np.int64)])
+        return self.per_cable(lambda block: block.heads, np.int64)
 
     @cached_property
     def copies(self) -> IntArray:
         """[cables] number among parallel cables; -1 where cables are not numbered."""
-        return np.concatenate(
-            [np.full(len(b.tails), -1) if b.copies is None else b.copies for b in self.cables]
-            or [np.zeros(0, np.int64)]
-        )
+        plain = lambda block: np.full(len(block.tails), -1)  # noqa: E731
+        return self.per_cable(lambda b: plain(b) if b.copies is None else b.copies, np.int64)
 
-    def per_cable(self, what: Callable[[Cables], FloatArray]) -> FloatArray:
-        """[cables] a figure of each cable."""
-        return np.concatenate([what(block) for block in self.cables] or [np.zeros(0)])
+    def per_cable(self, what: Callable[[Cables], Any], kind: Any = np.float64) -> Any:
+        """[cables] a figure of each cable, as an array of this kind of numbers."""
+        return np.concatenate([what(block) for block in self.cables] or [np.zeros(0, kind)])
 
     @cached_property
     def scale_up_links(self) -> BoolArray:
         """[links] whether each belongs to the inside of a node or scale-up domain."""
-        blocks = [np.full(2 * len(block.tails), block.scale_up) for block in self.cables]
-        return np.concatenate(blocks or [np.zeros(0, bool)])
+        inside: BoolArray = self.per_cable(lambda block: np.full(len(block.tails), block.scale_up), bool)
+        return np.repeat(inside, 2)
 
     @cached_property
     def latency_s(self) -> FloatArray:
@@ -235,30 +235,22 @@ def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
 
     Cost: docs/model.md, eq. N1.
     """
-    switches: dict[str, int] = {}
-    outer = 0
+    switches, cables = Counter[str](), Counter[str]()
+    outer = endpoints = inter_switch = transceivers = ports = 0
     for block in wiring.vertices:
         if block.kind != "gpu" and block.count:
-            switches[block.kind] = switches.get(block.kind, 0) + block.count * block.chips
+            switches[block.kind] += block.count * block.chips
             outer += 0 if block.scale_up else block.count * block.chips
-    cables: dict[str, int] = {}
-    endpoints = inter_switch = transceivers = ports = 0
     for run in wiring.cables:
-        n = len(run.tails) * run.strands
-        if not n:
+        if not (n := len(run.tails) * run.strands):
             continue
-        cables[run.kind] = cables.get(run.kind, 0) + n
+        cables[run.kind] += n
         transceivers += 2 * n if run.optical else 0
-        at_switch = int(np.sum(run.tails >= wiring.n_gpus) + np.sum(run.heads >= wiring.n_gpus))
-        if run.scale_up:
-            continue
-        ports += at_switch * run.strands
-        if run.kind == NIC_KIND:
-            endpoints += n
-        else:
-            inter_switch += (
-                int(np.sum((run.tails >= wiring.n_gpus) & (run.heads >= wiring.n_gpus))) * run.strands
-            )
+        if not run.scale_up:
+            tails, heads = run.tails >= wiring.n_gpus, run.heads >= wiring.n_gpus
+            ports += (int(np.sum(tails)) + int(np.sum(heads))) * run.strands
+            endpoints += n if run.kind == NIC_KIND else 0
+            inter_switch += 0 if run.kind == NIC_KIND else int(np.sum(tails & heads)) * run.strands
     cost: dict[str, float] = {}
     if prices is not None:
         cost = {
@@ -266,4 +258,5 @@ def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
             "inter-switch links": inter_switch * prices.link.value,
             "endpoint links": endpoints * prices.link.value,
         }
-    return Inventory(endpoints, switches, outer, ports, cables, inter_switch, transceivers, cost)
+    counted = (endpoints, dict(switches), outer, ports, dict(cables), inter_switch, transceivers)
+    return Inventory(*counted, cost)
