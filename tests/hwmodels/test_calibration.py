@@ -73,15 +73,6 @@ def test_profiles_include_each_fact_once() -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_the_trace_profile_prices_the_optimizer_as_the_h100_does() -> None:
-    trace, h100 = load_profile("h800-trace"), load_profile("h100-layers")
-    for use in ("optimizer/norm", "optimizer/adamw"):
-        first = [next(c for c in profile.curves if use in c.used_for) for profile in (trace, h100)]
-        assert first[0] == first[1] and first[0].kind == "derived"
-    between = [c.id for c in trace.curves if c.id.startswith("h100-between")]
-    assert all("optimizer" in one for one in between)  # casts and copies keep the timeline's own rates
-
-
 def test_includes_come_after_own_entries_and_are_counted(tmp_path: Path) -> None:
     write(tmp_path, "inner", LAW.format(id="inner.law", value=1.5))
     outer = write(tmp_path, "own", "include: [inner]\n" + LAW.format(id="outer.law", value=1.2))

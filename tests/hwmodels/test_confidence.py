@@ -31,18 +31,13 @@ def cluster_of(accelerator: str) -> Cluster:
         ("h800-sxm", "h800-trace", "fp8", "measured"),
         ("h800-sxm", "h800-trace", "bf16", "published"),  # these products were measured on H200
         ("h800-sxm", "h800-published", "fp8", "published"),  # derived from published tables
-        ("h800-sxm", "h800-from-h200", "fp8", "published"),  # carried over by rule
         ("h200-sxm", "h200-measured", "bf16", "measured"),
         ("h100-sxm", "h200-measured", "bf16", "published"),  # argued from a sibling
         ("a100-sxm", "a100-layers", "bf16", "measured"),
-        ("gb200", "gb200-layers", "bf16", "measured"),
         ("gb200", "gb200-layers", "fp8", "published"),  # the quantisation was subtracted
         ("mi300x", GENERIC, "bf16", "published"),  # its best product was measured
-        ("mi355x", GENERIC, "bf16", "published"),
         ("mi355x", GENERIC, "fp8", "peak-only"),  # in BF16 only
-        ("h20", GENERIC, "fp8", "peak-only"),
         ("tpu-v5p", GENERIC, "bf16", "peak-only"),
-        ("ascend-910c", GENERIC, "bf16", "peak-only"),
     ],
 )
 def test_levels(accelerator: str, profile: str, dtype: str, level: str) -> None:

@@ -13,11 +13,8 @@ from moesim.hwmodels.topologies import LinkFault, Spreading
 
 CASES = [
     ("multi-plane", "plane", "plane:2"),
-    ("two-planes", "plane", "plane:1"),
     ("multi-plane", "nic", "nic:6"),
     ("multi-plane", "switch", "plane1.leaf:0"),
-    ("multi-plane", "switch", "plane3.spine:1"),
-    ("fat-tree-2", "nic", "nic:9"),
     ("fat-tree-2", "switch", "spine:0"),
     ("fat-tree-2", "switch", "leaf:3"),
     ("fat-tree-2", "link", "leaf:0->spine:1#0"),
@@ -26,14 +23,11 @@ CASES = [
     ("fat-tree-3", "switch", "middle:0.1"),
     ("fat-tree-3", "switch", "core:2.0"),
     ("fat-tree-3", "switch", "leaf:4"),
-    ("fat-tree-3", "nic", "nic:100"),
     ("rails", "switch", "leaf:2"),
-    ("rails", "nic", "nic:3"),
     ("rails-spine", "switch", "spine:0"),
     ("dragonfly-9", "nic", "nic:4"),
     ("dragonfly-9", "switch", "router:2.1"),
     ("dragonfly-9", "link", "router:0.0->router:0.1"),
-    ("dragonfly-7", "switch", "router:6.0"),
     ("mesh", "link", "gpu:2->gpu:6"),
     ("mesh-rails", "gpu-links", "gpu:9"),
     ("torus-4x3x2", "link", "gpu:0->gpu:1"),
@@ -79,16 +73,6 @@ def test_a_lost_plane_is_forwarded_to_evenly() -> None:
         assert nics.max() / nics.mean() < 1.15
     forwarded = topo.route(1, 6)  # plane 1 to plane 2: received on plane 1, forwarded there
     assert [link.kind for link in forwarded] == ["nic", "nic", "nvlink", "nvlink"]
-
-
-def test_a_lost_spine_is_shared_by_the_others() -> None:
-    topo = cases()["fat-tree-3"].degraded([LinkFault("switch", "middle:0.0")])
-    src, dst = pairs(topo, 120)
-    routes = topo.routes(src, dst, "ideal")
-    ids = np.array(topo.links().ids)
-    load = np.bincount(routes.links, weights=routes.share, minlength=len(ids))
-    up = np.array([load[np.flatnonzero(ids == f"leaf:0->middle:0.{j}")[0]] for j in range(4)])
-    assert up[0] == 0 and np.allclose(up[1:], up[1])
 
 
 def test_degraded_links_carry_less_and_keep_their_routes() -> None:

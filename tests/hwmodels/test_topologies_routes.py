@@ -181,25 +181,17 @@ def test_a_torus_spreads_a_shift_along_one_ring() -> None:
     assert load(topo, src, tie, "modulo").max() == 2.0
 
 
-def test_supernode_adds_the_second_level_across_hosts_only() -> None:
-    topo = cases()["supernode"]
-    inside, across = topo.route(0, 3), topo.route(0, 4)
-    assert [link.kind for link in inside] == ["nvlink", "nvlink"]
-    assert [link.kind for link in across] == ["nvlink", "scale-up-trunk", "scale-up-trunk", "nvlink"]
-    assert sum(x.latency_s for x in across) - sum(x.latency_s for x in inside) == pytest.approx(1e-6)
-    trunk = of_kind(topo, topo.links().nominal_bytes_per_s, "scale-up-trunk")
-    assert np.allclose(trunk * 4, 4 * topo.node.scale_up_bytes_per_s)  # 4 second-level switches, 4 GPUs
-
-
-def test_rails_forward_inside_the_node_first() -> None:
-    kinds = [link.kind for link in cases()["rails"].route(0, 5)]
-    assert kinds == ["nvlink", "nvlink", "nic", "nic"]
-    assert [link.kind for link in cases()["rails-spine"].route(0, 5)] == [
-        "nic",
-        "leaf-spine",
-        "leaf-spine",
-        "nic",
-    ]
+@pytest.mark.parametrize(
+    ("name", "target", "kinds"),
+    [
+        ("supernode", 3, "nvlink nvlink"),
+        ("supernode", 4, "nvlink scale-up-trunk scale-up-trunk nvlink"),
+        ("rails", 5, "nvlink nvlink nic nic"),
+        ("rails-spine", 5, "nic leaf-spine leaf-spine nic"),
+    ],
+)
+def test_what_a_route_crosses(name: str, target: int, kinds: str) -> None:
+    assert [link.kind for link in cases()[name].route(0, target)] == kinds.split()
 
 
 @pytest.mark.parametrize("name", ["dragonfly-4", "dragonfly-7", "dragonfly-9"])

@@ -72,6 +72,11 @@ def test_what_nvml_says_becomes_a_machine() -> None:
     assert machine.gpus[3].sms == 132 and machine.gpus[3].power_limit_w == 700.0
     assert machine.reachable(8) and not machine.reachable(9)
     assert not refusals(machine) and nvml.shut == 1
+    state = read_state("0000:00:00.0", nvml)
+    assert state.sm_clock_hz == 1725e6 and state.power_w == 512.0 and state.temperature_c is None
+    other = replace(machine.gpus[1], name="NVIDIA A100")
+    mixed = MeasuredMachine((machine.gpus[0], other), "1", "13.0", machine.peers)
+    assert mixed.accelerator is None and any("differ" in text for text in refusals(mixed))
 
 
 def test_a_missing_peer_is_seen() -> None:
@@ -93,15 +98,6 @@ def test_busy_and_split_gpus_are_refused_with_the_way_out() -> None:
     assert any("MIG" in text for text in refusals(read_machine(nvml), allow_busy=True))
 
 
-def test_different_gpus_are_refused() -> None:
-    machine = read_machine(FakeNvml(2))
-    mixed = MeasuredMachine(
-        (machine.gpus[0], replace(machine.gpus[1], name="NVIDIA A100")), "1", "13.0", machine.peers
-    )
-    assert mixed.accelerator is None
-    assert any("differ" in text for text in refusals(mixed))
-
-
 def test_a_machine_without_driver_package_or_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(0)
     with pytest.raises(InputError, match="no GPU"):
@@ -112,12 +108,6 @@ def test_a_machine_without_driver_package_or_gpu_says_so(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(InputError, match=r"moesim\[gpu-cu12\]"):
         read_machine()
-
-
-def test_clocks_and_power_now() -> None:
-    state = read_state("0000:00:00.0", FakeNvml())
-    assert state.sm_clock_hz == 1725e6 and state.power_w == 512.0
-    assert state.temperature_c is None
 
 
 @pytest.mark.parametrize("indices", [[8], [-1], [], [1, 1]])

@@ -23,14 +23,10 @@ def test_bf16_is_the_nearest_value_with_ties_to_even(values: np.ndarray) -> None
         assert ((near < far) | (bits[ok] % 2 == 0) | (near == 0)).all()
 
 
-def test_e4m3_table_has_the_published_landmarks() -> None:
-    # OCP 8-bit floating point specification: largest 448, smallest normal 2^-6, smallest subnormal 2^-9.
-    assert ref.E4M3[0x7E] == 448 and ref.E4M3[0x08] == 2.0**-6 and ref.E4M3[0x01] == 2.0**-9
-    assert np.isnan(ref.E4M3[[0x7F, 0xFF]]).all() and not np.isnan(ref.E4M3[:0x7F]).any()
-    assert (ref.E4M3[0x80:0xFF] == -ref.E4M3[:0x7F]).all()
-
-
 def test_e4m3_is_the_nearest_value_with_ties_to_even_and_saturates() -> None:
+    # OCP 8-bit floating point specification: largest 448, smallest normal 2^-6, smallest subnormal 2^-9.
+    assert ref.E4M3[[0x7E, 0x08, 0x01]].tolist() == [448, 2.0**-6, 2.0**-9]
+    assert np.isnan(ref.E4M3[[0x7F, 0xFF]]).all()
     numbers = np.array([b for b in range(256) if b & 0x7F != 0x7F], np.uint8)
     assert (ref.f32_to_e4m3(ref.E4M3[numbers]) == numbers).all()
     values = np.array([17.0, 19.0, 2.0**-10, 3 * 2.0**-10, 1e9, -1e9], np.float32)
@@ -49,13 +45,6 @@ def test_quantisation_error_stays_within_half_a_step(values: np.ndarray) -> None
     large = amax > 1e-15
     assert (np.abs(ref.E4M3[q]).reshape(3, 2, 128).max(axis=2)[large] == 448).all()
     assert np.allclose(ref.bf16_to_f32(ref.dequantize_e4m3(q, scales)).reshape(3, 2, 128), back, rtol=2**-8)
-
-
-def test_a_tile_with_infinity_or_nan_comes_back_as_nan_and_zeros_as_zeros() -> None:
-    x = np.zeros((1, 384), np.float32)
-    x[0, 5], x[0, 130] = np.inf, np.nan
-    back = ref.bf16_to_f32(ref.dequantize_e4m3(*ref.quantize_e4m3(ref.f32_to_bf16(x))))
-    assert np.isnan(back[0, :256]).all() and (back[0, 256:] == 0).all()
 
 
 @st.composite
