@@ -55,7 +55,16 @@ class Cluster(Section):
             self.topology()
         except InputError as error:
             networks = [name for name in list_networks() if _joins(self.node, self.nodes, load_network(name))]
-            fewer = _fewer_nodes(self.node, self.nodes, self.network)
+            fewer, most = (
+                0,
+                self.nodes,
+            )  # bisection: the network joins `fewer` nodes (or none), but not `most`
+            while most - fewer > 1:
+                middle = (fewer + most) // 2
+                if _joins(self.node, middle, self.network):
+                    fewer = middle
+                else:
+                    most = middle
             hints = (
                 [f"networks that join {self.nodes} of these nodes: {', '.join(networks)}"] if networks else []
             )
@@ -99,15 +108,6 @@ def _joins(node: Node, nodes: int, network: Network) -> bool:
     except InputError:
         return False
     return True
-
-
-def _fewer_nodes(node: Node, nodes: int, network: Network) -> int | None:
-    """The largest number below `nodes` that a network can join, by bisection; None where there is none."""
-    least, most = 0, nodes  # the network joins `least` nodes (or least is 0), but not `most`
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if _joins(node, middle, network) else (least, middle)
-    return least or None
 
 
 def list_clusters() -> tuple[str, ...]:

@@ -107,7 +107,11 @@ def describe(name: str) -> list[FigureRow]:
             model = load(name)
             rows = _figures(model)
             if isinstance(model, Accelerator):
-                rows += _beside_figures(model)
+                if (engine := model.communication_engine) is not None:
+                    provenance = (engine.kind, engine.source, engine.date, engine.note or "")
+                    rows.append(FigureRow("communication_engine", engine.name, *provenance))
+                why = ("not found", "missing", "no public source was found", "", "")
+                rows += [FigureRow(figure, *why) for figure in missing_figures(model)]
             return rows + (_figures(load_prices(name)) if name in list_prices() else [])
     known = [known for names, _ in _KINDS.values() for known in names()]
     raise InputError(
@@ -121,18 +125,6 @@ def _figures(model: BaseModel) -> list[FigureRow]:
         note = "; ".join(text for text in (getattr(number, "terms", ""), number.note) if text)
         rows.append(FigureRow(path, number.text, number.kind, number.source, number.date, note))
     return rows
-
-
-def _beside_figures(chip: Accelerator) -> list[FigureRow]:
-    """Rows for an accelerator's communication engine and for its missing figures."""
-    engine, rows = chip.communication_engine, []
-    if engine is not None:
-        provenance = (engine.kind, engine.source, engine.date, engine.note or "")
-        rows.append(FigureRow("communication_engine", engine.name, *provenance))
-    return rows + [
-        FigureRow(name, "not found", "missing", "no public source was found", "", "")
-        for name in missing_figures(chip)
-    ]
 
 
 def _summary(model: BaseModel) -> str:

@@ -307,7 +307,7 @@ def sourced_numbers(value: object, path: str = "") -> Iterator[tuple[str, Source
         return
     for name, item in parts:
         if type(item) not in PLAIN_TYPES:
-            yield from sourced_numbers(item, _join(path, str(name)))
+            yield from sourced_numbers(item, f"{path}.{name}" if path else str(name))
 
 
 PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
@@ -326,7 +326,3 @@ def with_value(value: Any, path: str, number: float) -> Any:
     items = list(value)
     items[int(name)] = with_value(items[int(name)], rest, number)
     return type(value)(items)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

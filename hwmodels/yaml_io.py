@@ -198,7 +198,10 @@ def _built(events: Any) -> Any:
                 f"line {line + 1}: the YAML alias *{event.anchor} is refused; write the value out"
             )
         else:
-            _check_document(event, document)
+            if getattr(event, "version", None) or getattr(event, "tags", None):
+                raise InputError(f"line {line + 1}: a directive (%YAML, %TAG) is refused; delete the line")
+            if document and hasattr(event, "version"):
+                raise _wrong(line, "a second document starts here; keep one of them in the file")
             continue
         values += 1
         if values > MAX_YAML_VALUES:
@@ -225,15 +228,6 @@ def _built(events: Any) -> Any:
             holders.append(value)
             keys.append(_NO_KEY)
     return document[0] if document else None
-
-
-def _check_document(event: Any, document: list[Any]) -> None:
-    """Refuse directives and a second document where one starts."""
-    if getattr(event, "version", None) or getattr(event, "tags", None):
-        line = event.start_mark.line + 1
-        raise InputError(f"line {line}: a directive (%YAML, %TAG) is refused; delete the line")
-    if document and hasattr(event, "version"):
-        raise _wrong(event.start_mark.line, "a second document starts here; keep one of them in the file")
 
 
 def _scalar(event: Any) -> Any:

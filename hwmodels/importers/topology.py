@@ -177,36 +177,29 @@ def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tup
     if each == 0 or rest:  # some are storage NICs, or GPUs share them: count whole NICs per GPU
         each, share = max(1, each), min(1.0, machine.nics / machine.gpus)
     node["nics_per_gpu"] = _figure(each, place)
-    rate, node["nic_bandwidth"] = _nic_rate(machine, base, share, place)
+    like = base.nic_bandwidth
+    if like is None and machine.nic_bytes_per_s is None:
+        raise InputError(f"node {base.name!r} has no figure nic_bandwidth: name a node that has one")
+    rate = machine.nic_bytes_per_s if machine.nic_bytes_per_s or like is None else like.value
+    assert rate is not None
+    value = f"{rate * share * 8 / 1e9:.6g} Gb/s"
+    # The figure is read from the file only if the file states the rate; otherwise it keeps the provenance of
+    # the node that the machine is like.
+    if share < 1.0:
+        whose = "" if machine.nic_bytes_per_s else f" of node {base.name} (--like)"
+        shared = f"nic_bandwidth{whose}, shared: {machine.nics} NICs for {machine.gpus} GPUs"
+        rate *= share
+        node["nic_bandwidth"] = _figure(value, place, shared)
+    elif machine.nic_bytes_per_s is not None or like is None:
+        node["nic_bandwidth"] = _figure(value, place)
+    else:
+        source = f"as node {base.name} (--like), not stated in {place[0]}: {like.source}"
+        node["nic_bandwidth"] = {"value": value, "kind": like.kind, "source": source, "date": like.date}
     payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
     how = f"payload share {payload:.3g} of a NIC of node {base.name}, times nic_bandwidth of the NICs"
     node["nic_bandwidth_effective"] = _figure(f"{rate * payload / 1e9:.6g} GB/s", place, how)
     whence = "" if machine.nic_bytes_per_s else f", the rate of node {base.name!r}: the file states none"
     return [f"{each} NIC a GPU of {rate * 8 / 1e9:g} Gb/s{whence}"]
-
-
-def _nic_rate(
-    machine: ImportedMachine, base: Node, share: float, place: tuple[str, str]
-) -> tuple[float, dict[str, Any]]:
-    """Bytes/s of a NIC as one GPU has it, and the figure with its provenance.
-
-    The figure is read from the file only if the file states the rate; otherwise it keeps the provenance of
-    the node that the machine is like. `share`: NICs of a GPU where GPUs share them, else 1.
-    """
-    like = base.nic_bandwidth
-    if machine.nic_bytes_per_s is None and like is None:
-        raise InputError(f"node {base.name!r} has no figure nic_bandwidth: name a node that has one")
-    rate = machine.nic_bytes_per_s if machine.nic_bytes_per_s or like is None else like.value
-    assert rate is not None
-    value = f"{rate * share * 8 / 1e9:.6g} Gb/s"
-    if share < 1.0:
-        whose = "" if machine.nic_bytes_per_s else f" of node {base.name} (--like)"
-        shared = f"nic_bandwidth{whose}, shared: {machine.nics} NICs for {machine.gpus} GPUs"
-        return rate * share, _figure(value, place, shared)
-    if machine.nic_bytes_per_s is not None or like is None:
-        return rate, _figure(value, place)
-    source = f"as node {base.name} (--like), not stated in {place[0]}: {like.source}"
-    return rate, {"value": value, "kind": like.kind, "source": source, "date": like.date}
 
 
 def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _Parts:

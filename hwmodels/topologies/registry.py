@@ -11,7 +11,7 @@ from moesim.hwmodels.topologies.description import NetworkFigures, NodeFigures
 from moesim.hwmodels.topologies.dragonfly import DRAGONFLY
 from moesim.hwmodels.topologies.edge_list import EDGE_LIST
 from moesim.hwmodels.topologies.fat_tree import FAT_TREE, MULTI_PLANE_FAT_TREE, RAIL_OPTIMISED
-from moesim.hwmodels.topologies.part import ScaleOutSpec, ScaleUpPart, ScaleUpSpec
+from moesim.hwmodels.topologies.part import ScaleOutSpec, ScaleUpSpec
 from moesim.hwmodels.topologies.scale_up_parts import (
     FULLY_CONNECTED,
     NVSWITCH,
@@ -49,16 +49,6 @@ SCALE_OUT: Mapping[str, ScaleOutSpec] = registry(
 # -- building --------------------------------------------------------------------------------------
 
 
-def scale_up_part(node: NodeFigures, nodes: int) -> ScaleUpPart:
-    """The scale-up part of every node, by the kind of its `scale_up`; one switch where it has none.
-
-    Raises InputError where the description does not fit the node.
-    """
-    if node.scale_up is None:
-        return NVSWITCH.build(node, nodes, None)
-    return SCALE_UP[node.scale_up.kind].build(node, nodes, node.scale_up.fabric)
-
-
 def build_topology(node: NodeFigures, nodes: int, network: NetworkFigures) -> Topology:
     """The topology of `nodes` servers on a network.
 
@@ -69,7 +59,12 @@ def build_topology(node: NodeFigures, nodes: int, network: NetworkFigures) -> To
         if isinstance(outside, Topology):
             built = outside
         else:
-            built = ClusterTopology(node, nodes, (scale_up_part(node, nodes), outside))
+            inside = (  # one switch where the node states nothing
+                NVSWITCH.build(node, nodes, None)
+                if node.scale_up is None
+                else SCALE_UP[node.scale_up.kind].build(node, nodes, node.scale_up.fabric)
+            )
+            built = ClusterTopology(node, nodes, (inside, outside))
     except InputError as error:
         raise InputError(f"network {network.name!r}: {error}") from None
     built.kind, built.prices = network.kind, network.prices

@@ -39,7 +39,7 @@ def gemm(dtype: str, m: int, n: int, k: int, groups: int = 1) -> TorchWork:
     """A GEMM of [m, k] and [k, n] in "bf16" (cuBLAS) or "fp8" (row-wise scales, optionally grouped)."""
     t = torch()
     size = 1 if dtype == "fp8" else 2
-    sets = _sets(size * (m * k + groups * n * k) + 2 * m * n)
+    sets = max(2, math.ceil(BEYOND_L2_BYTES / (size * (m * k + groups * n * k) + 2 * m * n)))
     if dtype == "bf16":
         data = [(_normal(m, k), _normal(n, k).t()) for _ in range(sets)]
         run: Callable[[int], Any] = lambda i: t.mm(*data[i])  # noqa: E731
@@ -190,10 +190,6 @@ def _carve_out(t: Any, sms: int) -> Iterator[None]:
 def _normal(*shape: int) -> Any:
     t = torch()
     return t.randn(shape, device="cuda", dtype=t.bfloat16)
-
-
-def _sets(size_bytes: float) -> int:
-    return max(2, math.ceil(BEYOND_L2_BYTES / size_bytes))
 
 
 HEADS, DQK, DV = 128, 192, 128
