@@ -63,21 +63,19 @@ def test_a_changed_copy_reads_its_own_points() -> None:
 def test_out_of_range_is_held_and_said() -> None:
     c = curve([(2, 10.0), (8, 40.0)])
     assert c.at(5).value == 25.0
+    assert curve([(1, 0.0), (100, 2.0)], "log").at(10).value == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="not a number"):
+        c.at(math.nan)
     below, above = c.at(1), c.at(132)
     assert (below.value, above.value) == (10.0, 40.0)
     assert below.extrapolated and above.extrapolated
     assert above.note == "copy: SMs 132 SM is outside the measured 2 to 8; the end value is held"
 
 
-def test_log_interpolation_is_linear_in_log_x() -> None:
-    assert curve([(1, 0.0), (100, 2.0)], "log").at(10).value == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("points", "interpolation", "message"),
     [
         ([(1, 1.0), (1, 2.0)], "linear", "increase strictly"),
-        ([(2, 1.0), (1, 2.0)], "linear", "increase strictly"),
         ([(0, 1.0), (1, 2.0)], "log", "needs x > 0"),
         ([(1, math.inf)], "linear", "not finite"),
         ([], "linear", "at least 1"),
@@ -89,8 +87,3 @@ def test_no_curve_from_bad_points(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         curve(points, interpolation)
-
-
-def test_nan_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a number"):
-        curve([(1, 1.0)]).at(math.nan)

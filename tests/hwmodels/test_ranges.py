@@ -17,15 +17,12 @@ HOME = "deepseek-v3-2048xh800"
     ("override", "words"),
     [
         ("variation.jitter_cv=1e300", r"variation\.jitter_cv: 1e\+300 is outside 0 to 1; nearest: 1$"),
-        ("variation.clock_cv=0.9", r"variation\.clock_cv: 0\.9 is outside 0 to 0\.5; nearest: 0\.5$"),
         ("routing.expert_load_cv=11", r"routing\.expert_load_cv: 11 is outside 0 to 10; nearest: 10$"),
-        ("routing.capacity={factor: 0.001}", r"factor: 0\.001 is outside 0\.01 to 1000; nearest: 0\.01$"),
         ("routing.load={kind: zipf, exponent: 11}", r"exponent: 11 is outside 0 to 10; nearest: 10$"),
         (
             "cluster.node.nic_bandwidth=0 GB/s",
             r"nic_bandwidth: 0 B/s is outside 1 MB/s to 10 PB/s; nearest: 1 MB/s$",
         ),
-        ("cluster.node.nic_bandwidth=1e-300 GB/s", r"nic_bandwidth: 1e-291 B/s is outside 1 MB/s"),
         ("cluster.node.nics_per_gpu=0", r"nics_per_gpu: 0 is outside 1 to"),
         ("cluster.node.scale_up_latency=2 s", r"scale_up_latency: 2 s is outside 0 ns to 1 s; nearest: 1 s$"),
         (
@@ -36,7 +33,6 @@ HOME = "deepseek-v3-2048xh800"
             "faults=[{kind: slow-gpu, gpu: 0, speed: 1.0e-9}]",
             r"speed=1e-09: should be greater than or equal to 0\.001",
         ),
-        ("faults=[{kind: slow-link, link: 'nic:0', bandwidth: 1.0e-9}]", r"bandwidth=1e-09: .*0\.001"),
         (
             "variation.clock_cv={value: 0.01, kind: assumed, source: a guess, date: undated, "
             "between: [0.01, 0.8]}",

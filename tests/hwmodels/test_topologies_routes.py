@@ -96,19 +96,14 @@ def test_the_inventory_counts_what_the_graph_shows(name: str) -> None:
     for *_, edge in drawn.edges(data=True):
         cables[edge["kind"]] = cables.get(edge["kind"], 0) + edge["cables"] * strands[edge["kind"]]
     assert counted.cables == cables
+    if name in ("fat-tree-2", "fat-tree-3", "dragonfly-9", "two-nics"):  # of switches with 8 ports
+        for vertex, data in drawn.nodes(data=True):
+            if data["kind"] not in ("gpu", "nvswitch"):
+                at = [edge for *_, edge in drawn.edges(vertex, data=True)]
+                assert sum(e["cables"] * strands[e["kind"]] for e in at) <= 8
     nics = topo.node.n_nics_per_gpu
     if any(kind == "nic" for kind in cables):
         assert counted.endpoints == topo.n_gpus * nics
-
-
-@pytest.mark.parametrize("name", ["fat-tree-2", "fat-tree-3", "dragonfly-9", "two-nics"])
-def test_small_switches_do_not_overflow(name: str) -> None:
-    topo, drawn = cases()[name], graph(name)
-    for vertex, data in drawn.nodes(data=True):
-        if data["kind"] not in ("gpu", "nvswitch"):
-            at = drawn.edges(vertex, data=True)
-            ports = sum(e["cables"] * (topo.node.n_nics_per_gpu if e["kind"] == "nic" else 1) for *_, e in at)
-            assert ports <= 8
 
 
 # -- closed forms ------------------------------------------------------------------------------------
@@ -149,8 +144,6 @@ def test_hashing_collides_where_modulo_does_not() -> None:
     dst = (src + 16) % topo.n_gpus
     worst = [load(topo, src, dst, "ecmp", seed).max() for seed in range(5)]
     assert max(worst) >= 2 and len({load(topo, src, dst, "ecmp", s).tobytes() for s in range(5)}) == 5
-    same = (load(topo, src, dst, "ecmp", 1), load(topo, src, dst, "ecmp", 1))
-    assert np.array_equal(*same)
 
 
 def test_ideal_spreading_balances_an_oversubscribed_spine_exactly() -> None:
