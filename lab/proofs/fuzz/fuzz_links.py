@@ -160,7 +160,7 @@ def upload(m: Mutator) -> tuple[str, str, bytes]:
     ending = m.rng.choice(uploads.ENDINGS[kind])
     name = f"file{ending}" if m.rng.random() < 0.8 else str(m.value(f"file{ending}"))
     if m.rng.random() < 0.15:
-        name, data = f"file{ending}.gz", gzip.compress(data, 1)[: m.rng.choice((10**6, 20))]
+        name, data = f"file{ending}.gz", gzip.compress(data, 1, mtime=0)[: m.rng.choice((10**6, 20))]
     return kind, name, data
 
 
