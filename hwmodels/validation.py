@@ -48,8 +48,10 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base:
     unknown = any(not _is_known(item) for item in items[:_READ_PROBLEMS])
     text = f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}"
     cause = read[0].get("ctx", {}).get("error") if len(read) == 1 else None
-    known = isinstance(cause, LegalValuesError)  # the only problem is one with known legal values
-    key, legal = (_path((*read[0]["loc"], cause.key), data), cause.nearest) if known else (None, ())
+    key: str | None = None
+    legal: tuple[object, ...] = ()
+    if isinstance(cause, LegalValuesError):  # the only problem is one with known legal values
+        key, legal = _path((*read[0]["loc"], cause.key), data), cause.nearest
     raise (UnknownKeyError if unknown else InputError)(text, key=key, nearest=legal)
 
 

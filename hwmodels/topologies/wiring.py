@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -126,28 +125,30 @@ class Wiring:
     @cached_property
     def tails(self) -> IntArray:
         """[cables] the tail vertex of each; cached, so read it only after the last cable was added."""
-        return self.per_cable(lambda block: block.tails, np.int64)
+        return self._numbers(lambda block: block.tails)
 
     @cached_property
     def heads(self) -> IntArray:
         """[cables] the head vertex of each."""
-        return self.per_cable(lambda block: block.heads, np.int64)
+        return self._numbers(lambda block: block.heads)
 
     @cached_property
     def copies(self) -> IntArray:
         """[cables] number among parallel cables; -1 where cables are not numbered."""
-        plain = lambda block: np.full(len(block.tails), -1)  # noqa: E731
-        return self.per_cable(lambda b: plain(b) if b.copies is None else b.copies, np.int64)
+        return self._numbers(lambda b: np.full(len(b.tails), -1) if b.copies is None else b.copies)
 
-    def per_cable(self, what: Callable[[Cables], Any], kind: Any = np.float64) -> Any:
-        """[cables] a figure of each cable, as an array of this kind of numbers."""
-        return np.concatenate([what(block) for block in self.cables] or [np.zeros(0, kind)])
+    def _numbers(self, what: Callable[[Cables], IntArray]) -> IntArray:
+        return np.concatenate([what(block) for block in self.cables] or [np.zeros(0, np.int64)])
+
+    def per_cable(self, what: Callable[[Cables], FloatArray]) -> FloatArray:
+        """[cables] a figure of each cable."""
+        return np.concatenate([what(block) for block in self.cables] or [np.zeros(0)])
 
     @cached_property
     def scale_up_links(self) -> BoolArray:
         """[links] whether each belongs to the inside of a node or scale-up domain."""
-        inside: BoolArray = self.per_cable(lambda block: np.full(len(block.tails), block.scale_up), bool)
-        return np.repeat(inside, 2)
+        blocks = [np.full(2 * len(block.tails), block.scale_up) for block in self.cables]
+        return np.concatenate(blocks or [np.zeros(0, bool)])
 
     @cached_property
     def latency_s(self) -> FloatArray:

@@ -183,8 +183,11 @@ def _replacing(entry: Entry, old: Entry | None, profile: str) -> Entry:
         return entry
     text = f"replaces the entry from {old.source}"
     update: dict[str, Any] = {"note": f"{entry.note}; {text}" if entry.note else text}
-    curves = isinstance(entry, MeasuredCurve) and isinstance(old, MeasuredCurve)
-    if curves and (entry.x_unit, entry.y_unit) == (old.x_unit, old.y_unit):
+    if (
+        isinstance(entry, MeasuredCurve)
+        and isinstance(old, MeasuredCurve)
+        and (entry.x_unit, entry.y_unit) == (old.x_unit, old.y_unit)
+    ):
         before = ReplacedCurve(profile=profile, source=old.source, date=old.date, points=old.points)
         update["replaces"] = before
     return entry.model_copy(update=update)

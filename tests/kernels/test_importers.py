@@ -78,7 +78,8 @@ def test_both_forms_of_nccl_tests_give_the_same_shares(tmp_path: Path, name: str
 
 def test_the_environment_of_a_run_reaches_neither_profile_nor_messages(tmp_path: Path) -> None:
     text = profile_text(nccl_tests_profile(write(tmp_path, "a.json", nccl_json())))
-    for changes in ({"results": []}, {"args": []}, {"config": {}}, {"results": [{"size": 1}]}):
+    broken: list[dict[str, Any]] = [{"results": []}, {"args": []}, {"config": {}}, {"results": [{"size": 1}]}]
+    for changes in broken:
         with pytest.raises(InputError) as error:
             nccl_tests_profile(write(tmp_path, "a.json", nccl_json(**changes)))
         text += str(error.value)
