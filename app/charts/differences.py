@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SERIES, styled
+from moesim.app.charts.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SERIES,
+    add_points,
+    bars,
+    styled,
+    whiskers,
+)
 
 
 def waterfall(
@@ -25,7 +39,9 @@ def waterfall(
     whether the difference exceeds its own uncertainty; otherwise its causes are grey.
     """
     ordered = sorted(changes, key=lambda change: -abs(change[1]))
-    digits = _digits(abs(ordered[0][1]) if ordered else 0.0)
+    largest = abs(ordered[0][1]) if ordered else 0.0
+    # Decimal places that show two digits of the largest change.
+    digits = 2 if largest <= 0.0 else min(6, max(2, 1 - math.floor(math.log10(largest))))
     visible = 0.5 * 10.0**-digits
     shown = [change for change in ordered[:most] if abs(change[1]) >= visible]
     rest = sum(seconds for _, seconds in ordered[len(shown) :])
@@ -60,11 +76,6 @@ def waterfall(
     return styled(chart, 420)
 
 
-def _digits(largest: float) -> int:
-    """Decimal places that show two digits of the largest change: at least 2, at most 6."""
-    return 2 if largest <= 0.0 else min(6, max(2, 1 - math.floor(math.log10(largest))))
-
-
 def tornado(rows: Sequence[tuple[str, str, float, float]], now_s: float, most: int = 12) -> go.Figure:
     """Step time with each uncertain source alone at its low and high end.
 
@@ -96,28 +107,12 @@ def side_by_side(
     intervals: Sequence[tuple[float, float]] | None = None,
 ) -> go.Figure:
     """Bars of one figure for several scenarios, the first on top; `intervals` holds P10 and P90 of each."""
-    chart = go.Figure(
-        go.Bar(
-            x=list(values)[::-1],
-            y=list(names)[::-1],
-            orientation="h",
-            marker_color=list(SERIES[: len(names)])[::-1],
-            text=[f"{value:.3f}" for value in values][::-1],
-            textposition="inside",
-            insidetextanchor="start",
-            hovertemplate="%{y}: %{x:.3f}<extra></extra>",
-        )
-    )
+    texts = [f"{value:.3f}" for value in values]
+    more = {"textposition": "inside", "insidetextanchor": "start"}
+    chart = bars(names, values, texts, "%{y}: %{x:.3f}<extra></extra>", SERIES[: len(names)], **more)
     if intervals is not None:
-        chart.update_traces(
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [high - v for v, (_, high) in zip(values, intervals, strict=True)][::-1],
-                "arrayminus": [v - low for v, (low, _) in zip(values, intervals, strict=True)][::-1],
-                "color": INK,
-            }
-        )
+        low, high = zip(*intervals[::-1], strict=True)
+        chart.update_traces(error_x=whiskers(low, values[::-1], high, INK))
         label = f"{label}, whiskers P10 to P90"
     chart.update_xaxes(title=label, rangemode="tozero")
     chart.update_yaxes(title="scenario")
@@ -131,27 +126,14 @@ def pareto(
 
     A point is (plan, step time in s, other value); `own` is the present plan.
     """
-    chart = go.Figure()
-    chart.add_scatter(
-        name="best trade-offs",
-        x=[point[1] for point in points],
-        y=[point[2] for point in points],
-        text=[point[0] for point in points],
-        mode="lines+markers",
-        line={"shape": "hv", "color": GREY, "dash": "dot"},
-        marker={"size": 13, "color": BLUE, "symbol": "circle"},
-        hovertemplate="%{text}<br>%{x:.3f} s, %{y:.1f}<extra></extra>",
-    )
+    chart, hover = go.Figure(), "%{text}<br>%{x:.3f} s, %{y:.1f}<extra></extra>"
+    names, times, values = zip(*points, strict=True) if points else ((), (), ())
+    marker: dict[str, Any] = {"size": 13, "color": BLUE, "symbol": "circle"}
+    line = {"shape": "hv", "color": GREY, "dash": "dot"}
+    add_points(chart, "best trade-offs", times, values, marker, hover, "lines+markers", text=names, line=line)
     if own is not None:
-        chart.add_scatter(
-            name="the present plan",
-            x=[own[1]],
-            y=[own[2]],
-            text=[own[0]],
-            mode="markers",
-            marker={"size": 15, "color": PURPLE, "symbol": "star"},
-            hovertemplate="%{text}<br>%{x:.3f} s, %{y:.1f}<extra></extra>",
-        )
+        marker = {"size": 15, "color": PURPLE, "symbol": "star"}
+        add_points(chart, "the present plan", own[1:2], own[2:3], marker, hover, text=own[:1])
     chart.update_xaxes(title="step time (s)")
     chart.update_yaxes(title=value_label)
     return styled(chart, 380)

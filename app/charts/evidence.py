@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, RED, SERIES, rows_axis, styled
+from moesim.app.charts.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SERIES,
+    add_points,
+    bars,
+    rows_axis,
+    styled,
+)
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.drift import Drift, PointDrift
 from moesim.simulator.scoring.published import Row
@@ -29,17 +40,16 @@ def errors(rows: Sequence[Row], most: int = MOST) -> go.Figure:
         ("calibrated on this figure: no prediction", True, GREY, "circle-open"),
     ):
         own = [row for row in shown if row.used_for_calibration == calibrated]
-        if own:
-            chart.add_scatter(
-                name=name,
-                x=[100.0 * row.relative_error for row in own],
-                y=[names[row.id] for row in own],
-                mode="markers",
-                marker={"color": colour, "size": 10, "symbol": symbol},
-                customdata=[(row.quantity, row.published, row.predicted, row.unit) for row in own],
-                hovertemplate="%{customdata[0]}: published %{customdata[1]:,.4r}, "
-                "predicted %{customdata[2]:,.4r} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
-            )
+        add_points(
+            chart,
+            name,
+            [100.0 * row.relative_error for row in own],
+            [names[row.id] for row in own],
+            {"color": colour, "size": 10, "symbol": symbol},
+            "%{customdata[0]}: published %{customdata[1]:,.4r}, "
+            "predicted %{customdata[2]:,.4r} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
+            customdata=[(row.quantity, row.published, row.predicted, row.unit) for row in own],
+        )
     chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
     chart.update_yaxes(rows_axis([names[row.id] for row in shown]))
     chart.update_xaxes(title="error: predicted against published (%)", ticksuffix=" %")
@@ -58,39 +68,36 @@ def readable(rows: Sequence[Row]) -> dict[str, str]:
 
 def medians(scores: Sequence[KeptScore]) -> go.Figure:
     """Median absolute error of each set of published steps, with the share inside the 80 % interval."""
-    shown = list(scores)[::-1]
-    chart = go.Figure(
-        go.Bar(
-            x=[score.median_absolute_error for score in shown],
-            y=[f"{score.name} ({score.rows})" for score in shown],
-            orientation="h",
-            marker_color=BLUE,
-            text=[f"{score.median_absolute_error:.1%}" for score in shown],
-            textposition="outside",
-            cliponaxis=False,
-            customdata=[(score.median_error, score.covered) for score in shown],
-            hovertemplate="%{y}: median %{x:.1%}, signed %{customdata[0]:+.1%}, inside the interval "
-            "%{customdata[1]:.0%}<extra></extra>",
-        )
+    errors = [score.median_absolute_error for score in scores]
+    chart = bars(
+        [f"{score.name} ({score.rows})" for score in scores],
+        errors,
+        [f"{error:.1%}" for error in errors],
+        "%{y}: median %{x:.1%}, signed %{customdata[0]:+.1%}, inside the interval "
+        "%{customdata[1]:.0%}<extra></extra>",
+        textposition="outside",
+        cliponaxis=False,
+        customdata=[(score.median_error, score.covered) for score in scores][::-1],
     )
-    most = max((score.median_absolute_error for score in scores), default=0.1)
+    most = max(errors, default=0.1)
     chart.update_xaxes(title="median absolute error of the step", tickformat=".0%", range=[0.0, 1.2 * most])
-    return styled(chart, 80 + 26 * max(4, len(shown)))
+    return styled(chart, 80 + 26 * max(4, len(errors)))
 
 
 def coverage(scores: Sequence[KeptScore]) -> go.Figure:
     """Share of the published steps inside the 80 % interval of their prediction; the aim is shaded."""
     shown = list(scores)[::-1]
-    chart = go.Figure(
-        go.Scatter(
-            x=[score.covered for score in shown],
-            y=[f"{score.name} ({score.rows})" for score in shown],
-            mode="markers+text",
-            marker={"color": GREEN, "size": 11, "symbol": "diamond"},
-            text=[f"  {score.covered:.0%}" for score in shown],
-            textposition="middle right",
-            hovertemplate="%{y}: %{x:.0%} inside P10 to P90<extra></extra>",
-        )
+    chart = go.Figure()
+    add_points(
+        chart,
+        None,
+        [score.covered for score in shown],
+        [f"{score.name} ({score.rows})" for score in shown],
+        {"color": GREEN, "size": 11, "symbol": "diamond"},
+        "%{y}: %{x:.0%} inside P10 to P90<extra></extra>",
+        "markers+text",
+        text=[f"  {score.covered:.0%}" for score in shown],
+        textposition="middle right",
     )
     chart.add_vrect(x0=AIM[0], x1=AIM[1], fillcolor=GREY, opacity=0.2, line_width=0)
     chart.update_xaxes(title="published steps inside P10 to P90", tickformat=".0%", range=[0.5, 1.08])
@@ -111,21 +118,19 @@ def collectives(rows: Sequence[CollectiveRow]) -> go.Figure:
         )
     for number, use in enumerate(dict.fromkeys(row.use for row in timed)):
         own = [row for row in timed if row.use == use]
-        chart.add_scatter(
-            name=use,
-            x=[row.measured for row in own],
-            y=[row.predicted for row in own],
-            mode="markers",
-            marker={"color": SERIES[number % len(SERIES)], "size": 7, "symbol": number},
-            customdata=[(row.id, row.how, 100.0 * row.relative_error) for row in own],
-            hovertemplate="%{customdata[0]} (%{customdata[1]}): measured %{x:.3s}s, predicted %{y:.3s}s, "
+        add_points(
+            chart,
+            use,
+            [row.measured for row in own],
+            [row.predicted for row in own],
+            {"color": SERIES[number % len(SERIES)], "size": 7, "symbol": number},
+            "%{customdata[0]} (%{customdata[1]}): measured %{x:.3s}s, predicted %{y:.3s}s, "
             "%{customdata[2]:+.1f} %<extra></extra>",
+            customdata=[(row.id, row.how, 100.0 * row.relative_error) for row in own],
         )
-    for axis, title in (
-        (chart.update_xaxes, "measured time (s)"),
-        (chart.update_yaxes, "predicted time (s)"),
-    ):
-        axis(title=title, type="log", exponentformat="SI", ticksuffix="s", dtick=1)
+    axis = {"type": "log", "exponentformat": "SI", "ticksuffix": "s", "dtick": 1}
+    chart.update_xaxes(title="measured time (s)", **axis)
+    chart.update_yaxes(title="predicted time (s)", **axis)
     return styled(chart, 480)
 
 
@@ -147,16 +152,17 @@ def over_sms(curves: Sequence[MeasuredCurve], title: str) -> go.Figure:
     """Measured points over communication SMs, each curve with its stated error as bars."""
     chart = go.Figure()
     for number, curve in enumerate(curves):
-        values = [point[1] for point in curve.points]
-        chart.add_scatter(
-            name=curve.id,
-            x=[point[0] for point in curve.points],
-            y=values,
-            mode="lines+markers",
+        x, y = zip(*(point[:2] for point in curve.points), strict=True)
+        add_points(
+            chart,
+            curve.id,
+            x,
+            y,
+            {"symbol": MARKERS[number % len(MARKERS)], "size": 8},
+            f"{curve.id}: %{{y:,.4r}} {curve.y_unit} on %{{x}} SMs<extra></extra>",
+            "lines+markers",
             line={"color": SERIES[number % len(SERIES)], "shape": "linear"},
-            marker={"symbol": MARKERS[number % len(MARKERS)], "size": 8},
             error_y={"type": "percent", "value": 100.0 * curve.residual.relative, "thickness": 1},
-            hovertemplate=f"{curve.id}: %{{y:,.4r}} {curve.y_unit} on %{{x}} SMs<extra></extra>",
         )
     chart.update_xaxes(title="communication SMs", rangemode="tozero")
     chart.update_yaxes(title=title, rangemode="tozero")
@@ -167,15 +173,13 @@ def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
     """Slow-down against the number of busy communication SMs, one line per group of operators."""
     chart = go.Figure()
     for number, (name, points) in enumerate(lines.items()):
-        chart.add_scatter(
-            name=name,
-            x=[n for n, _ in points],
-            y=[factor for _, factor in points],
-            mode="lines+markers",
-            line={"color": SERIES[number % len(SERIES)]},
-            marker={"symbol": MARKERS[number % len(MARKERS)], "size": 7},
-            hovertemplate=f"{name}: %{{y:.3f}}x beside %{{x}} SMs<extra></extra>",
+        x, y = zip(*points, strict=True)
+        marker = {"symbol": MARKERS[number % len(MARKERS)], "size": 7}
+        hover, line = (
+            f"{name}: %{{y:.3f}}x beside %{{x}} SMs<extra></extra>",
+            {"color": SERIES[number % len(SERIES)]},
         )
+        add_points(chart, name, x, y, marker, hover, "lines+markers", line=line)
     chart.update_xaxes(title="communication SMs", rangemode="tozero")
     chart.update_yaxes(title="slow-down (time / time alone)")
     return styled(chart, 440)
@@ -187,16 +191,15 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
     chart = go.Figure()
     for number, (kind, colour) in enumerate(KINDS.items()):
         own = [entry for entry in ranked if entry.kind == kind]
-        if own:
-            chart.add_scatter(
-                name=kind,
-                x=[100.0 * entry.residual.relative for entry in own],
-                y=[entry.id for entry in own],
-                mode="markers",
-                marker={"color": colour, "size": 10, "symbol": MARKERS[number]},
-                customdata=[entry.residual.meaning for entry in own],
-                hovertemplate="%{y}: ±%{x:.1f} %, %{customdata}<extra></extra>",
-            )
+        add_points(
+            chart,
+            kind,
+            [100.0 * entry.residual.relative for entry in own],
+            [entry.id for entry in own],
+            {"color": colour, "size": 10, "symbol": MARKERS[number]},
+            "%{y}: ±%{x:.1f} %, %{customdata}<extra></extra>",
+            customdata=[entry.residual.meaning for entry in own],
+        )
     chart.update_yaxes(rows_axis([entry.id for entry in ranked]))
     chart.update_xaxes(title="stated error (±)", rangemode="tozero", ticksuffix=" %")
     return styled(chart, 110 + 22 * max(4, len(ranked)))
@@ -213,23 +216,18 @@ def drift_points(points: Sequence[PointDrift], most: int = MOST) -> go.Figure:
         ("also after correction", RED, "x", [p.is_clear for p in shown]),
     ):
         own = [(name, p) for name, p, yes in zip(names, shown, chosen, strict=True) if yes]
-        if own:
-            chart.add_scatter(
-                name=title,
-                x=[100.0 * p.change for _, p in own],
-                y=[name for name, _ in own],
-                mode="markers",
-                marker={"color": colour, "size": 9, "symbol": symbol},
-                error_x={
-                    "type": "data",
-                    "array": [100.0 * p.error for _, p in own],
-                    "color": colour,
-                    "thickness": 1.5,
-                },
-                customdata=[(100.0 * p.error, 100.0 * p.old_error, 100.0 * p.new_error) for _, p in own],
-                hovertemplate="%{y}: %{x:+.1f} ± %{customdata[0]:.1f} % (stated errors %{customdata[1]:.1f} "
-                "and %{customdata[2]:.1f} %)<extra></extra>",
-            )
+        errors = [100.0 * p.error for _, p in own]
+        add_points(
+            chart,
+            title,
+            [100.0 * p.change for _, p in own],
+            [name for name, _ in own],
+            {"color": colour, "size": 9, "symbol": symbol},
+            "%{y}: %{x:+.1f} ± %{customdata[0]:.1f} % (stated errors %{customdata[1]:.1f} "
+            "and %{customdata[2]:.1f} %)<extra></extra>",
+            error_x={"type": "data", "array": errors, "color": colour, "thickness": 1.5},
+            customdata=[(100.0 * p.error, 100.0 * p.old_error, 100.0 * p.new_error) for _, p in own],
+        )
     chart.add_vline(x=0.0, line={"color": GREY, "dash": "dot"})
     chart.update_yaxes(rows_axis(names))
     chart.update_xaxes(title="change, new over old (%)", ticksuffix=" %")
@@ -245,16 +243,15 @@ def drift(rows: Sequence[Drift]) -> go.Figure:
         ("median of the entry", [(r.id, "median", r.median) for r in shown], BLUE, "circle"),
         ("shape or point beyond the stated errors", moved, RED, "x"),
     ):
-        if points:
-            chart.add_scatter(
-                name=name,
-                x=[100.0 * change for _, _, change in points],
-                y=[id_ for id_, _, _ in points],
-                mode="markers",
-                marker={"color": colour, "size": 9, "symbol": symbol},
-                customdata=[key for _, key, _ in points],
-                hovertemplate="%{y}, %{customdata}: %{x:+.1f} %<extra></extra>",
-            )
+        add_points(
+            chart,
+            name,
+            [100.0 * change for _, _, change in points],
+            [id_ for id_, _, _ in points],
+            {"color": colour, "size": 9, "symbol": symbol},
+            "%{y}, %{customdata}: %{x:+.1f} %<extra></extra>",
+            customdata=[key for _, key, _ in points],
+        )
     chart.add_bar(
         name="stated errors together",
         base=[-100.0 * row.allowed for row in shown],

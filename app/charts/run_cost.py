@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, YELLOW, styled
+from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, YELLOW, bars, styled
 from moesim.simulator.run.report import CauseReport, GpuHours, OutlookRow
 
 OVERHEADS: Mapping[str, tuple[str, str]] = {
@@ -29,20 +29,11 @@ STOPS: Mapping[str, tuple[str, str]] = {
 def overheads(hours: GpuHours) -> go.Figure:
     """GPU-hours that are paid for but are not productive training, one bar per part."""
     parts = [(name, getattr(hours, key), colour) for key, (name, colour) in OVERHEADS.items()]
-    shown = [part for part in parts if part[1] > 0.0][::-1]
-    chart = go.Figure(
-        go.Bar(
-            x=[value for _, value, _ in shown],
-            y=[name for name, _, _ in shown],
-            orientation="h",
-            marker_color=[colour for _, _, colour in shown],
-            text=[f"{value:,.0f}" for _, value, _ in shown],
-            textposition="auto",
-            hovertemplate="%{y}: %{x:,.0f} GPU-hours<extra></extra>",
-        )
-    )
+    names, values, colours = zip(*(part for part in parts if part[1] > 0.0), strict=True)
+    texts = [f"{value:,.0f}" for value in values]
+    chart = bars(names, values, texts, "%{y}: %{x:,.0f} GPU-hours<extra></extra>", colours)
     chart.update_xaxes(title="GPU-hours besides productive ones, predicted")
-    return styled(chart, 110 + 40 * max(1, len(shown)))
+    return styled(chart, 110 + 40 * max(1, len(names)))
 
 
 def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:
@@ -96,17 +87,9 @@ def outlook(rows: Sequence[OutlookRow]) -> go.Figure:
 
 def cost_parts(parts_usd: Mapping[str, float]) -> go.Figure:
     """Predicted cost of each part in dollars."""
-    names = list(parts_usd)[::-1]
-    chart = go.Figure(
-        go.Bar(
-            x=[parts_usd[name] for name in names],
-            y=names,
-            orientation="h",
-            marker_color=[SERIES[number % len(SERIES)] for number in range(len(names))],
-            text=[f"${parts_usd[name]:,.0f}" for name in names],
-            textposition="auto",
-            hovertemplate="%{y}: $%{x:,.0f}<extra></extra>",
-        )
-    )
+    values = list(parts_usd.values())
+    colours = [SERIES[number % len(SERIES)] for number in range(len(values))][::-1]
+    texts = [f"${value:,.0f}" for value in values]
+    chart = bars(list(parts_usd), values, texts, "%{y}: $%{x:,.0f}<extra></extra>", colours)
     chart.update_xaxes(title="predicted cost (US dollars)", tickprefix="$")
-    return styled(chart, 110 + 36 * max(1, len(names)))
+    return styled(chart, 110 + 36 * max(1, len(values)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -23,6 +24,8 @@ from moesim.app.charts.style import (
     TEAL,
     WINE,
     YELLOW,
+    add_points,
+    bars,
     styled,
 )
 from moesim.hwmodels.topologies.base import Picture
@@ -37,21 +40,17 @@ def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
     chart = go.Figure()
     for key, (label, colour) in CATEGORIES.items():
         values = [getattr(rank, key) for rank in ranks]
-        chart.add_bar(
-            name=label,
-            x=names,
-            y=values,
-            marker_color=colour,
-            hovertemplate=label + ": %{y:.3f} s<extra></extra>",
-        )
-    chart.add_scatter(
-        name="of these, waiting for communication",
-        x=names,
-        y=[rank.exposed_communication for rank in ranks],
-        mode="lines+markers",
+        hover = label + ": %{y:.3f} s<extra></extra>"
+        chart.add_bar(name=label, x=names, y=values, marker_color=colour, hovertemplate=hover)
+    add_points(
+        chart,
+        "of these, waiting for communication",
+        names,
+        [rank.exposed_communication for rank in ranks],
+        {"symbol": "diamond", "color": RED},
+        "waiting for communication: %{y:.3f} s<extra></extra>",
+        "lines+markers",
         line={"color": RED, "dash": "dot"},
-        marker={"symbol": "diamond", "color": RED},
-        hovertemplate="waiting for communication: %{y:.3f} s<extra></extra>",
     )
     chart.update_layout(barmode="stack")
     chart.update_xaxes(title="pipeline rank", type="category")
@@ -61,18 +60,9 @@ def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
 
 def critical_path(rows: Sequence[CauseRow], most: int = 10) -> go.Figure:
     """Seconds of the critical path by cause, the longest first."""
-    shown = list(rows[:most])[::-1]
-    chart = go.Figure(
-        go.Bar(
-            x=[row.seconds for row in shown],
-            y=[row.cause for row in shown],
-            orientation="h",
-            marker_color=BLUE,
-            text=[f"{row.seconds:.2f} s" for row in shown],
-            textposition="auto",
-            hovertemplate="%{y}: %{x:.3f} s<extra></extra>",
-        )
-    )
+    seconds = [row.seconds for row in rows[:most]]
+    texts = [f"{value:.2f} s" for value in seconds]
+    chart = bars([row.cause for row in rows[:most]], seconds, texts, "%{y}: %{x:.3f} s<extra></extra>")
     chart.update_xaxes(title="time on the critical path (s)")
     return styled(chart, 340)
 
@@ -104,33 +94,18 @@ def memory(part: MemoryResult) -> go.Figure:
 
 def bounds(step: StepResult, band: tuple[float, float] | None = None) -> go.Figure:
     """The step time between its lower and upper bound; `band` holds its P10 and P90, where known."""
-    chart = go.Figure()
-    chart.add_scatter(
-        x=[step.lower_bound_s, step.upper_bound_s],
-        y=["step", "step"],
-        mode="lines+markers",
-        name="bounds",
-        line={"color": GREY, "width": 4},
-        marker={"symbol": "line-ns-open", "size": 18},
-        hovertemplate="bound: %{x:.3f} s<extra></extra>",
+    chart, rows = go.Figure(), ["step", "step"]
+    ends = [step.lower_bound_s, step.upper_bound_s]
+    tick: dict[str, Any] = {"symbol": "line-ns-open", "size": 18}
+    line = {"color": GREY, "width": 4}
+    add_points(
+        chart, "bounds", ends, rows, tick, "bound: %{x:.3f} s<extra></extra>", "lines+markers", line=line
     )
     if band is not None:
-        chart.add_scatter(
-            x=list(band),
-            y=["step", "step"],
-            mode="lines",
-            name="P10 to P90",
-            line={"color": ORANGE, "width": 12},
-            hovertemplate="%{x:.3f} s<extra></extra>",
-        )
-    chart.add_scatter(
-        x=[step.time_s],
-        y=["step"],
-        mode="markers",
-        name="predicted",
-        marker={"symbol": "diamond", "size": 14, "color": BLUE},
-        hovertemplate="predicted: %{x:.3f} s<extra></extra>",
-    )
+        line = {"color": ORANGE, "width": 12}
+        add_points(chart, "P10 to P90", band, rows, {}, "%{x:.3f} s<extra></extra>", "lines", line=line)
+    diamond = {"symbol": "diamond", "size": 14, "color": BLUE}
+    add_points(chart, "predicted", [step.time_s], ["step"], diamond, "predicted: %{x:.3f} s<extra></extra>")
     chart.update_xaxes(title="step time (s)", rangemode="tozero")
     chart.update_yaxes(showticklabels=False)
     return styled(chart, 150)
@@ -159,18 +134,8 @@ def pair_phases(rows: Sequence[PhaseSpan]) -> go.Figure:
 
 def busy(shares: Mapping[str, float]) -> go.Figure:
     """Busy shares of the resources over the step."""
-    names = list(shares)[::-1]
-    chart = go.Figure(
-        go.Bar(
-            x=[shares[name] for name in names],
-            y=names,
-            orientation="h",
-            marker_color=BLUE,
-            text=[f"{shares[name]:.0%}" for name in names],
-            textposition="auto",
-            hovertemplate="%{y}: %{x:.1%}<extra></extra>",
-        )
-    )
+    texts = [f"{share:.0%}" for share in shares.values()]
+    chart = bars(list(shares), list(shares.values()), texts, "%{y}: %{x:.1%}<extra></extra>")
     chart.update_xaxes(title="busy share of the step", tickformat=".0%", range=[0, 1], dtick=0.25)
     return styled(chart, 320)
 
@@ -288,28 +253,17 @@ def picture(data: Picture) -> go.Figure:
             (x0, y0), (x1, y1) = data.places[cable.tail], data.places[cable.head]
             x += [x0, x1, None]
             y += [y0, y1, None]
-        chart.add_scatter(
-            name=f"{NAMES.get(kind, kind)}: {mine[0].rate} a direction",
-            x=x,
-            y=y,
-            mode="lines",
-            line={"width": 1, "color": GREEN if kind in data.scale_up_kinds else GREY},
-            opacity=0.6,
-            hoverinfo="skip",
-        )
+        name = f"{NAMES.get(kind, kind)}: {mine[0].rate} a direction"
+        line = {"width": 1, "color": GREEN if kind in data.scale_up_kinds else GREY}
+        chart.add_scatter(name=name, x=x, y=y, mode="lines", line=line, opacity=0.6, hoverinfo="skip")
     for layer in data.layers:
-        places = [data.places[name] for name in layer.shown]
+        across, up = zip(*(data.places[name] for name in layer.shown), strict=True)
         colour, symbol = KINDS.get(layer.kind, (GREEN, "circle"))
-        chart.add_scatter(
-            name=f"{layer.count:,} {NAMES.get(layer.kind, layer.kind)}"
-            + (f" ({len(layer.shown)} shown)" if layer.left_out else ""),
-            x=[place[0] for place in places],
-            y=[place[1] for place in places],
-            mode="markers",
-            marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 1, "color": "black"}},
-            text=list(layer.shown),
-            hovertemplate="%{text}<extra></extra>",
-        )
+        marker = {"symbol": symbol, "size": 13, "color": colour, "line": {"width": 1, "color": "black"}}
+        name = f"{layer.count:,} {NAMES.get(layer.kind, layer.kind)}"
+        if layer.left_out:
+            name += f" ({len(layer.shown)} shown)"
+        add_points(chart, name, across, up, marker, "%{text}<extra></extra>", text=list(layer.shown))
     chart.update_xaxes(visible=False)
     chart.update_yaxes(visible=False)
     return styled(chart, 380)

@@ -72,6 +72,48 @@ def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figur
     return figure
 
 
+def bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    texts: Sequence[str],
+    hover: str,
+    colour: str | Sequence[str] = BLUE,
+    **more: Any,
+) -> go.Figure:
+    """One horizontal bar a name with its text, the first name on top."""
+    colours = colour if isinstance(colour, str) else list(colour)[::-1]
+    bar: dict[str, Any] = {"x": list(values)[::-1], "y": list(names)[::-1], "marker_color": colours}
+    words = {"text": list(texts)[::-1], "textposition": "auto", "hovertemplate": hover}
+    return go.Figure(go.Bar(orientation="h", **bar, **(words | more)))
+
+
+def add_points(
+    figure: go.Figure,
+    name: str | None,
+    x: Sequence[Any],
+    y: Sequence[Any],
+    marker: Mapping[str, Any],
+    hover: str,
+    mode: str = "markers",
+    **more: Any,
+) -> None:
+    """Add a series of points; nothing where it has none."""
+    if x:
+        series = {"name": name, "x": list(x), "y": list(y), "mode": mode, "marker": marker}
+        figure.add_scatter(**series, hovertemplate=hover, **more)
+
+
+def whiskers(
+    low: Sequence[float], middle: Sequence[float], high: Sequence[float], colour: str
+) -> dict[str, Any]:
+    """Error bars from P10 to P90."""
+    ends = {
+        "array": [top - value for top, value in zip(high, middle, strict=True)],
+        "arrayminus": [value - bottom for bottom, value in zip(low, middle, strict=True)],
+    }
+    return {"type": "data", "symmetric": False, **ends, "color": colour}
+
+
 def muted(figure: go.Figure, roofline: bool) -> go.Figure:
     """Hatch bars and dot lines of a chart that stands on a roofline, and write that into its corner."""
     if not roofline:
@@ -79,14 +121,7 @@ def muted(figure: go.Figure, roofline: bool) -> go.Figure:
     hatch = {"shape": "/", "size": 6, "solidity": 0.25, "fillmode": "overlay"}
     figure.update_traces(selector={"type": "bar"}, marker={"pattern": hatch, "opacity": 0.75})
     figure.update_traces(selector={"mode": "lines"}, line={"dash": "dot"})
-    figure.add_annotation(
-        text="roofline: no rate was measured here",
-        xref="paper",
-        yref="paper",
-        x=0.0,
-        y=1.0,
-        yanchor="bottom",
-        showarrow=False,
-        font={"size": 11},
-    )
+    corner = {"xref": "paper", "yref": "paper", "x": 0.0, "y": 1.0, "yanchor": "bottom"}
+    words = "roofline: no rate was measured here"
+    figure.add_annotation(text=words, **corner, showarrow=False, font={"size": 11})
     return figure.update_layout(margin={"t": 32})

@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SCALE, rows_axis, styled
+from moesim.app.charts.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SCALE,
+    add_points,
+    rows_axis,
+    styled,
+    whiskers,
+)
 
 Value = str | int | float | bool
 """The value of a key; anything else is shown as text."""
@@ -26,30 +39,19 @@ def line(
     place = [v if numbers else str(v) for v, _, _ in points]
     for name, fits, colour, symbol in (("fits", True, BLUE, "circle"), ("does not fit", False, GREY, "x")):
         own = [(x, y) for x, (_, y, ok) in zip(place, points, strict=True) if ok == fits]
-        if own:
-            chart.add_scatter(
-                name=name,
-                x=[x for x, _ in own],
-                y=[y for _, y in own],
-                mode="lines+markers" if fits and numbers else "markers",
-                line={"color": colour},
-                marker={"color": colour, "symbol": symbol, "size": 9},
-                hovertemplate=f"{key} %{{x}}: %{{y:.4g}}<extra>{name}</extra>",
-            )
+        marker: dict[str, Any] = {"color": colour, "symbol": symbol, "size": 9}
+        hover = f"{key} %{{x}}: %{{y:.4g}}<extra>{name}</extra>"
+        mode, line = "lines+markers" if fits and numbers else "markers", {"color": colour}
+        add_points(chart, name, [x for x, _ in own], [y for _, y in own], marker, hover, mode, line=line)
     for name, value, colour, symbol in (
         ("best", best, ORANGE, "star"),
         ("the scenario now", now, RED, "diamond-open"),
     ):
-        mine = [(x, y) for x, (v, y, _) in zip(place, points, strict=True) if v == value]
-        if value is not None and mine:
-            chart.add_scatter(
-                name=name,
-                x=[mine[0][0]],
-                y=[mine[0][1]],
-                mode="markers",
-                marker={"color": colour, "symbol": symbol, "size": 16, "line": {"width": 2}},
-                hovertemplate=f"{name}: {key} %{{x}}: %{{y:.4g}}<extra></extra>",
-            )
+        mine = [(x, y) for x, (v, y, _) in zip(place, points, strict=True) if v == value][:1]
+        marker = {"color": colour, "symbol": symbol, "size": 16, "line": {"width": 2}}
+        if value is not None:
+            hover = f"{name}: {key} %{{x}}: %{{y:.4g}}<extra></extra>"
+            add_points(chart, name, [x for x, _ in mine], [y for _, y in mine], marker, hover)
     chart.update_xaxes(title=key, type=None if numbers else "category")
     chart.update_yaxes(title=title)
     return styled(chart, 380)
@@ -81,24 +83,15 @@ def grid(
         )
     )
     tight = [(str(x), str(y)) for x, y, z, status in points if status == "does not fit" and z is not None]
-    for name, places, colour, symbol in (
-        ("does not fit", tight, RED, "x"),
-        ("best", [] if best is None else [(str(best[0]), str(best[1]))], ORANGE, "star"),
+    for name, places, colour, symbol, size in (
+        ("does not fit", tight, RED, "x", 8),
+        ("best", [] if best is None else [(str(best[0]), str(best[1]))], ORANGE, "star", 16),
     ):
         if places:
-            chart.add_scatter(
-                name=name,
-                x=[x for x, _ in places],
-                y=[y for _, y in places],
-                mode="markers",
-                marker={
-                    "color": colour,
-                    "symbol": symbol,
-                    "size": 16 if name == "best" else 8,
-                    "line": {"width": 1, "color": "#0e1117"},
-                },
-                hoverinfo="skip",
-            )
+            x, y = ([place[n] for place in places] for n in range(2))
+            edge = {"width": 1, "color": "#0e1117"}
+            marker = {"color": colour, "symbol": symbol, "size": size, "line": edge}
+            chart.add_scatter(name=name, x=x, y=y, mode="markers", marker=marker, hoverinfo="skip")
     chart.update_xaxes(title=keys[0], type="category")
     chart.update_yaxes(title=keys[1], type="category")
     return styled(chart, 180 + 34 * max(5, len(up)))
@@ -143,17 +136,14 @@ def curve(
     """
     places = sorted(marks, key=lambda mark: mark.place)
     legal = [mark for mark in places if mark.figure is not None]
-    low = _low([mark.figure for mark in legal if mark.figure is not None], ends)
+    # Illegal values are marked at the lower end of the chart.
+    low = min((mark.figure for mark in legal if mark.figure is not None), default=0.0)
+    if ends is not None:
+        low = ends[0] + 0.04 * (ends[1] - ends[0])
     now = _marks([m for m in legal if m.place == own], PURPLE, "diamond", 13)
     value = next((m.figure for m in legal if m.place == own), None)
     if band is not None and value is not None:
-        now["error_y"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": [band[1] - value],
-            "arrayminus": [value - band[0]],
-            "color": PURPLE,
-        }
+        now["error_y"] = whiskers(band[:1], [value], band[1:], PURPLE)
     line = {
         "type": "scatter",
         "x": [mark.place for mark in places],
@@ -174,13 +164,11 @@ def curve(
 
 
 def _layout(ticks: Sequence[str], own: int, label: str, ends: tuple[float, float] | None) -> dict[str, Any]:
-    vertical: dict[str, Any] = {
-        "title": {"text": label, "font": {"size": 11}},
-        "automargin": True,
-        "nticks": 5,
-    }
+    title = {"text": label, "font": {"size": 11}}
+    vertical: dict[str, Any] = {"title": title, "automargin": True, "nticks": 5, "tickfont": {"size": 11}}
     if ends is not None:
         vertical["range"] = list(ends)
+    line = {"color": GREY, "dash": "dot", "width": 1}
     return {
         **_common(),
         "showlegend": False,
@@ -195,18 +183,8 @@ def _layout(ticks: Sequence[str], own: int, label: str, ends: tuple[float, float
             "tickangle": 0 if max(map(len, ticks)) <= 4 else -35,
             "range": [-0.5, len(ticks) - 0.5],
         },
-        "yaxis": {**vertical, "tickfont": {"size": 11}},
-        "shapes": [
-            {
-                "type": "line",
-                "x0": own,
-                "x1": own,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "line": {"color": GREY, "dash": "dot", "width": 1},
-            }
-        ],
+        "yaxis": vertical,
+        "shapes": [{"type": "line", "x0": own, "x1": own, "y0": 0, "y1": 1, "yref": "paper", "line": line}],
     }
 
 
@@ -236,13 +214,6 @@ def _marks(marks: Sequence[Mark], colour: str, symbol: str, size: int) -> dict[s
         "selected": {"marker": {"opacity": 1.0}},
         "unselected": {"marker": {"opacity": 0.75}},
     }
-
-
-def _low(values: Sequence[float], ends: tuple[float, float] | None) -> float:
-    """Where illegal values are marked: the lower end of the chart."""
-    if ends is not None:
-        return ends[0] + 0.04 * (ends[1] - ends[0])
-    return min(values, default=0.0)
 
 
 def _cut(reason: str) -> str:
@@ -285,22 +256,15 @@ def intervals(bars: Sequence[ClusterBar], label: str) -> go.Figure:
         own = [bar for bar in bars if bar.confidence == confidence]
         if not own:
             continue
+        values, p10, p90 = zip(*(bar.values for bar in own), strict=True)
+        pattern = {"shape": hatch, "fgcolor": "white", "size": 6, "fillmode": "overlay"}
         chart.add_bar(
             name=confidence,
             orientation="h",
             y=[bar.name for bar in own],
-            x=[bar.values[0] for bar in own],
-            marker={
-                "color": colour,
-                "pattern": {"shape": hatch, "fgcolor": "white", "size": 6, "fillmode": "overlay"},
-            },
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [bar.values[2] - bar.values[0] for bar in own],
-                "arrayminus": [bar.values[0] - bar.values[1] for bar in own],
-                "color": INK,
-            },
+            x=values,
+            marker={"color": colour, "pattern": pattern},
+            error_x=whiskers(p10, values, p90, INK),
             customdata=[[bar.text] for bar in own],
             hovertemplate="%{y}: %{customdata[0]}<extra></extra>",
         )
