@@ -76,7 +76,7 @@ def sources(scenario: Scenario, result: Result, own: Collection[str] = ()) -> li
     if scenario.fleet is None:
         values["cluster.nodes"] = (scenario.machine.nodes, "count")
     chosen = {default.key: default for default in result.defaults}
-    rows = []
+    rows, kind = [], ""
     for key, (value, unit) in values.items():
         if key in chosen:  # by a rule, as nobody stated it
             kind, source = chosen[key].kind, chosen[key].source

@@ -44,32 +44,48 @@ def clear(prefix: str) -> None:
     st.session_state[_FIELDS] = {k: v for k, v in _fields().items() if not k.startswith(prefix)}
 
 
-def one_of(name: str, options: Sequence[Any], default: Any, key: str = "") -> dict[str, Any]:
-    """Keyword arguments of a widget that holds one of several options."""
-    return _held(name, key, default, lambda found: found in options)
+def one_of(
+    widget: Callable[..., Any], label: str, name: str, options: Sequence[Any], default: Any, **more: Any
+) -> Any:
+    """The value of a widget that holds one of several options; `key` among `more` names the widget."""
+    held = _held(name, more.pop("key", ""), default, lambda found: found in options)
+    return widget(label, options, **held, **more)
 
 
-def some_of(name: str, options: Sequence[Any], default: Sequence[Any] = (), key: str = "") -> dict[str, Any]:
-    """Keyword arguments of a widget that holds any number of several options."""
-    return _held(
+def switch(widget: Callable[..., Any], label: str, name: str, key: str, **more: Any) -> bool:
+    """The value of a widget that is on or off, at first off."""
+    return bool(widget(label, **_held(name, key, False, lambda found: found in (False, True)), **more))
+
+
+def some_of(
+    widget: Callable[..., Any], label: str, name: str, options: Sequence[Any], default: Any = (), **more: Any
+) -> Any:
+    """The value of a widget that holds any number of several options."""
+    held = _held(
         name,
-        key,
+        more.pop("key", ""),
         list(default),
         lambda found: isinstance(found, list) and all(item in options for item in found),
     )
+    return widget(label, options, **held, **more)
 
 
-def text(name: str, default: str, most: int, key: str = "") -> dict[str, Any]:
-    """Keyword arguments of a widget that holds a text of at most `most` characters."""
-    return _held(name, key, default, lambda found: isinstance(found, str) and len(found) <= most)
+def text(widget: Callable[..., Any], label: str, name: str, default: str, most: int, **more: Any) -> str:
+    """The value of a widget that holds a text of at most `most` characters."""
+    held = _held(
+        name, more.pop("key", ""), default, lambda found: isinstance(found, str) and len(found) <= most
+    )
+    return str(widget(label, max_chars=most, **held, **more))
 
 
-def number(name: str, least: float, most: float, default: float, key: str = "") -> dict[str, Any]:
-    """Keyword arguments of a widget that holds a number of the type of `default`."""
+def number(
+    widget: Callable[..., Any], label: str, name: str, least: Any, most: Any, default: Any, **more: Any
+) -> Any:
+    """The value of a widget that holds a number of the type of `default`."""
     kind = type(default)
-    return _held(
+    held = _held(
         name,
-        key,
+        more.pop("key", ""),
         default,
         lambda found: (
             isinstance(found, (int, float) if kind is float else int)
@@ -78,6 +94,7 @@ def number(name: str, least: float, most: float, default: float, key: str = "") 
         ),
         convert=kind,
     )
+    return widget(label, least, most, **held, **more)
 
 
 def _held(

@@ -93,11 +93,11 @@ def _run(pipe: Connection) -> None:
     """Compute what the connection requests and send one value or one error."""
     try:
         pipe.send(("process", os.getpid()))
-        niceness, budget_s, function, args, with_progress = pipe.recv()
+        niceness, budget_s, function, args = pipe.recv()
         os.nice(niceness)
         jobs.enforce(budget_s)
-        extra = {"progress": Sender(pipe)} if with_progress else {}
-        value = pickle.dumps(function(*args, **extra))
+        wants_progress = "progress" in getattr(function, "__annotations__", {})
+        value = pickle.dumps(function(*args, **({"progress": Sender(pipe)} if wants_progress else {})))
         if len(value) > jobs.VALUE_BYTES:
             size, most = (n / 1e6 for n in (len(value), jobs.VALUE_BYTES))
             raise InputError(

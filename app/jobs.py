@@ -295,13 +295,12 @@ def submit(
     *args: Any,
     budget_s: float | None = None,
     lane: str = "short",
-    with_progress: bool = False,
     ahead: bool = False,
 ) -> Job:
     """Run `function(*args)` in a process of its own and return the job at once.
 
     `key` names the result: a finished value with the same key is returned from the cache, a running job is
-    shared. `function` must be importable by name. With `with_progress` it gets a keyword `progress`, to be
+    shared. `function` must be importable by name. Where it has an argument `progress`, it is given one to be
     called with a share from 0 to 1 (or None) and a text. A job that is started `ahead` of its need has no
     claim on it until it is submitted again. Raises JobError where too many jobs wait.
     """
@@ -321,9 +320,7 @@ def submit(
         job = _running[key] = Job(key, seconds)
         job._wanted = int(not ahead)
         _lanes[lane].waiting += 1
-    threading.Thread(
-        target=_supervise, args=(job, _lanes[lane], function, args, with_progress), daemon=True
-    ).start()
+    threading.Thread(target=_supervise, args=(job, _lanes[lane], function, args), daemon=True).start()
     return job
 
 
@@ -344,15 +341,13 @@ def known(key: str) -> bool:
     return key in cache or (found is not None and not found.done and not found.cancelled)
 
 
-def _supervise(
-    job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
-) -> None:
+def _supervise(job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     data, error = None, None
     try:
         if lane.take(job):
             try:
                 job.progress = JobProgress(None, "computing")
-                data, error = _run(job, lane, function, args, with_progress)
+                data, error = _run(job, lane, function, args)
             finally:
                 lane.leave()
     except Exception:
@@ -371,14 +366,14 @@ def _supervise(
 
 
 def _run(
-    job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
+    job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[bytes | None, MoesimError | None]:
     job.started = time.monotonic()
     deadline = job.started + job.budget_s
     process, ended = 0, False
     with _started().connect() as pipe:
         try:
-            pipe.send((lane.niceness, job.budget_s, function, args, with_progress))
+            pipe.send((lane.niceness, job.budget_s, function, args))
             while not job.cancelled:
                 if time.monotonic() > deadline:
                     return None, JobError(

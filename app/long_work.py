@@ -32,15 +32,7 @@ NOT_STARTED = "not started"
 """Session key with the reason why the work of the last click was not started."""
 
 
-def long_work(
-    name: str,
-    key: str,
-    label: str,
-    function: Callable[..., Any],
-    *args: Any,
-    with_progress: bool = False,
-    budget_s: float | None = None,
-) -> Any:
+def long_work(name: str, key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:
     """The value of long work, or None while it was not requested or still runs.
 
     Shows a button that starts it, then its progress with a stop button; work that this visitor started
@@ -52,8 +44,7 @@ def long_work(
         return found
     entry = tray.find(visitors.current(), key)
     if (entry is None or not entry.is_open) and st.button(label, key=f"start {name}", type="primary"):
-        title = TITLES.get(name, label)
-        start(name, key, function, *args, with_progress=with_progress, title=title, budget_s=budget_s)
+        start(name, key, function, *args, title=TITLES.get(name, label))
         st.rerun()
     return None
 
@@ -89,26 +80,18 @@ def start(
     key: str,
     function: Callable[..., Any],
     *args: Any,
-    with_progress: bool = False,
     title: str = "",
     budget_s: float | None = None,
 ) -> None:
     """Start the long work of a place on a page; what ran there before goes on, and stands in the tray."""
-    tray.start(
-        visitors.current(),
-        origin(title or TITLES.get(name, name)),
-        key,
-        function,
-        *args,
-        with_progress=with_progress,
-        budget_s=budget_s,
-    )
+    started = origin(title or TITLES.get(name, name))
+    tray.start(visitors.current(), started, key, function, *args, budget_s=budget_s)
 
 
 def start_on_click(name: str, key: str, function: Callable[..., Any], *args: Any) -> None:
-    """Start long work with progress from a click; that too much runs already is said above the page."""
+    """Start long work from a click; that too much runs already is said above the page."""
     try:
-        start(name, key, function, *args, with_progress=True)
+        start(name, key, function, *args)
     except jobs.JobError as error:
         st.session_state[NOT_STARTED] = str(error)
 

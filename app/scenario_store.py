@@ -291,11 +291,6 @@ def remember() -> None:
         put(visitors.current(), number, state.title(), scenario_links.written(preset, texts))
 
 
-def recent_here() -> list[StoredScenario]:
-    """The visitor's scenarios, the one changed last first."""
-    return recent(visitors.current())
-
-
 def notice() -> None:
     """Say in one sentence where the visitor's scenarios cannot be kept; the page works all the same."""
     problem = store_problem()
@@ -305,7 +300,7 @@ def notice() -> None:
 
 def open_recent(number: str) -> None:
     """Make a stored scenario the current one; one that cannot be read is forgotten, and that is said."""
-    found = next((entry for entry in recent_here() if entry.number == number), None)
+    found = next((entry for entry in recent(visitors.current()) if entry.number == number), None)
     if found is None:
         return
     try:
@@ -372,9 +367,14 @@ def synchronise() -> None:
             del st.query_params[PARAMETER]
 
 
+def current() -> Kept:
+    """The current scenario as it would be pinned."""
+    return label(state.preset(), state.overrides()), state.preset(), state.overrides()
+
+
 def pin() -> None:
     """Pin the current scenario."""
-    mine = (label(state.preset(), state.overrides()), state.preset(), state.overrides())
+    mine = current()
     if len(pinned()) < MOST - 1 and mine not in pinned():
         pinned().append(mine)
 
@@ -382,11 +382,6 @@ def pin() -> None:
 def unpin(number: int) -> None:
     """Remove a pinned scenario."""
     del pinned()[number]
-
-
-def is_pinned() -> bool:
-    """Whether the current scenario is pinned as it is."""
-    return any(kept[1:] == (state.preset(), state.overrides()) for kept in pinned())
 
 
 def label(preset: str, texts: tuple[str, ...]) -> str:

@@ -116,7 +116,6 @@ class Tray:
         key: str,
         function: Callable[..., Any],
         *args: Any,
-        with_progress: bool = False,
         budget_s: float | None = None,
     ) -> TrayEntry:
         """Start a job in the long lane, or take up the visitor's own one of the same key.
@@ -134,9 +133,7 @@ class Tray:
                     f"{running} of your computations run or wait already, and {MOST_RUNNING} may: stop one "
                     "of them, or wait until one is done"
                 )
-            job = jobs.submit(
-                key, function, *args, lane="long", with_progress=with_progress, budget_s=budget_s
-            )
+            job = jobs.submit(key, function, *args, lane="long", budget_s=budget_s)
             if before is not None:
                 self._remove(before)
             return self._add(TrayEntry(next(self._numbers), visitor, key, origin, job=job))

@@ -104,17 +104,12 @@ def complain(error: MoesimError) -> None:
         if isinstance(error, InputError) and error.key is not None:
             for value in error.nearest:
                 shown = str(value).lower() if isinstance(value, bool) else str(value)
-                st.button(
-                    escaped(f"Set {error.key} = {shown}"),
-                    key=f"nearest {error.key} {shown}",
-                    type="primary",
-                    on_click=state.set_override,
-                    args=(error.key, value),
-                )
+                label, name = escaped(f"Set {error.key} = {shown}"), f"nearest {error.key} {shown}"
+                button(label, name, state.set_override, error.key, value, type="primary")
         if state.overrides():
-            st.button("Undo the last change", key="undo", on_click=state.undo)
+            button("Undo the last change", "undo", state.undo)
         if state.overrides() or state.preset() != pages.HOME:
-            st.button("Back to the preset", key="reset", on_click=state.reset)
+            button("Back to the preset", "reset", state.reset)
 
 
 def guard(show: Callable[[], None]) -> None:
@@ -123,6 +118,24 @@ def guard(show: Callable[[], None]) -> None:
         show()
     except MoesimError as error:
         complain(error)
+
+
+def button(label: str, key: str, act: Callable[..., None], *args: Any, **options: Any) -> None:
+    """Draw a button that calls a function before the page is drawn again."""
+    st.button(label, key=key, on_click=act, args=args, **options)
+
+
+def download(
+    label: str, data: Any, name: str, kind: str = "text/csv", key: str | None = None, **options: Any
+) -> None:
+    """Offer a file; the page is not drawn again for it."""
+    st.download_button(label, data, name, kind, key=key, on_click="ignore", **options)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], **options: Any) -> Any:
+    """Draw rows below their header over the whole width."""
+    columns = {title: [row[number] for row in rows] for number, title in enumerate(header)}
+    return st.dataframe(columns, width="stretch", hide_index=True, **options)
 
 
 @lru_cache(maxsize=1)

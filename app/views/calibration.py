@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
+from typing import Any
 
 import streamlit as st
 
@@ -51,11 +53,18 @@ def show() -> None:
     def titled(profile: str) -> str:
         return str(titles.get(profile, profile))
 
-    shown = forms.one_of("calibration.profile", names, names[start], "profile shown")
-    name = left.selectbox("Profile", names, format_func=titled, **shown)
+    name = forms.one_of(
+        left.selectbox,
+        "Profile",
+        "calibration.profile",
+        names,
+        names[start],
+        key="profile shown",
+        format_func=titled,
+    )
+    show: dict[str, Any] = {"key": "profile compared", "format_func": titled}
     others = ["nothing", *names]
-    compared = forms.one_of("calibration.compared", others, others[0], "profile compared")
-    other = middle.selectbox("Compare with", others, format_func=titled, **compared)
+    other = forms.one_of(middle.selectbox, "Compare with", "calibration.compared", others, others[0], **show)
     if name != current:
         left.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
     profile = uploads.profile_of(name)
@@ -65,7 +74,10 @@ def show() -> None:
     st.caption(f"{escaped(profile.software)}. {escaped(profile.evidence)} Hash {profile_hash(profile)[:12]}.")
     if other != "nothing":
         _drift(uploads.profile_of(other), profile)
-    _curves(profile, _accelerator(profile, scenario.machines[0].accelerator))
+    accelerator = scenario.machines[0].accelerator  # for a generic profile
+    with suppress(InputError):
+        accelerator = load_accelerator(profile.accelerator)
+    _curves(profile, accelerator)
     _entries(profile)
 
 
@@ -85,14 +97,6 @@ def _upload() -> None:
         return
     st.session_state.setdefault("profiles", {})[kept.token] = kept.name
     st.success(f"{escaped(kept.name)} is in the list below.", icon=":material/check:")
-
-
-def _accelerator(profile: CalibrationProfile, current: Accelerator) -> Accelerator:
-    """The accelerator that the profile is for; the scenario's for a generic profile."""
-    try:
-        return load_accelerator(profile.accelerator)
-    except InputError:
-        return current
 
 
 def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
@@ -151,18 +155,9 @@ def _entries(profile: CalibrationProfile) -> None:
         )
         for entry in shown
     ]
-    st.dataframe(
-        {name: [row[number] for row in rows] for number, name in enumerate(header)},
-        width="stretch",
-        hide_index=True,
-    )
-    st.download_button(
-        "Entries (CSV)",
-        exports.csv_text(header, rows),
-        exports.file_name(f"{profile.name}-entries", "csv"),
-        "text/csv",
-        on_click="ignore",
-    )
+    widgets.table(header, rows)
+    text = exports.csv_text(header, rows)
+    widgets.download("Entries (CSV)", text, exports.file_name(f"{profile.name}-entries", "csv"))
 
 
 def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
@@ -210,22 +205,10 @@ def _points(points: Sequence[PointDrift], name: str) -> None:
         for point in shown
     ]
     percent = st.column_config.NumberColumn(format="percent")
-    st.dataframe(
-        {title: [row[number] for row in rows] for number, title in enumerate(header)},
-        width="stretch",
-        hide_index=True,
-        column_config={
-            **dict.fromkeys(("change", "± error", "old error", "new error"), percent),
-            "change / error": st.column_config.NumberColumn(format="%.1f"),
-        },
-    )
-    st.download_button(
-        "Changes (CSV)",
-        exports.csv_text(header, rows),
-        exports.file_name(name, "csv"),
-        "text/csv",
-        on_click="ignore",
-    )
+    formats = dict.fromkeys(("change", "± error", "old error", "new error"), percent)
+    formats["change / error"] = st.column_config.NumberColumn(format="%.1f")
+    widgets.table(header, rows, column_config=formats)
+    widgets.download("Changes (CSV)", exports.csv_text(header, rows), exports.file_name(name, "csv"))
 
 
 def _by_entry(rows: Sequence[Drift]) -> None:
@@ -235,15 +218,16 @@ def _by_entry(rows: Sequence[Drift]) -> None:
         if row.drifted:
             st.markdown(f"- `{row.id}`: {row.summary}")
     widgets.figure(charts.drift(rows), "Change of every common entry", key="drift by entry")
-    st.dataframe(
-        {
-            "entry": [row.id for row in rows],
-            "points": [row.points for row in rows],
-            "median change": [f"{row.median:+.1%}" if row.points else "" for row in rows],
-            "worst": [f"{row.worst:+.1%} at {row.worst_at}" if row.points else "" for row in rows],
-            "stated errors": [f"{row.allowed:.1%}" if row.points else "" for row in rows],
-            "": [row.summary for row in rows],
-        },
-        width="stretch",
-        hide_index=True,
-    )
+    header = ("entry", "points", "median change", "worst", "stated errors", "")
+    cells = [
+        (
+            row.id,
+            row.points,
+            f"{row.median:+.1%}" if row.points else "",
+            f"{row.worst:+.1%} at {row.worst_at}" if row.points else "",
+            f"{row.allowed:.1%}" if row.points else "",
+            row.summary,
+        )
+        for row in rows
+    ]
+    widgets.table(header, cells)

@@ -34,40 +34,34 @@ STANDS_ON = {
 """The evidence behind the GEMM rates, by confidence."""
 
 
-def price(scenario: Scenario) -> str:
-    """The price of a GPU-hour behind the predicted cost, in words."""
-    stated = scenario.machine.price_per_gpu_hour
-    return "no price" if stated is None else stated.text
-
-
 def unlike(sides: Sequence[Side]) -> list[str]:
     """Sentences on the differences that make totals hard to compare; the first scenario is A."""
+
+    def each(words: Sequence[str]) -> str:
+        """One clause per scenario, such as "A has 1,024, B has 2,048"."""
+        return ", ".join(f"{letter} has {word}" for letter, word in zip("ABCD", words, strict=False))
+
     found = []
     gpus = [f"{scenario.machine.n_gpus:,}" for scenario, _ in sides]
     if len(set(gpus)) > 1:
         found.append(
-            f"Not the same number of GPUs: {_each(gpus)}. Compare what is counted a GPU, a dollar or a "
+            f"Not the same number of GPUs: {each(gpus)}. Compare what is counted a GPU, a dollar or a "
             "token; step time, days and tokens a day are those of the whole cluster."
         )
     kinds = [result.confidence for _, result in sides]
     if len(set(kinds)) > 1:
         words = [f"{STANDS_ON[result.confidence]} (profile {result.profile})" for _, result in sides]
         found.append(
-            f"Not the same kind of profile: {_each(words)}. Part of a difference between them is that of the "
+            f"Not the same kind of profile: {each(words)}. Part of a difference between them is that of the "
             "profiles, not of the plans."
         )
     tokens = [f"{compact(result.run.tokens)} tokens" for _, result in sides]
     if len(set(tokens)) > 1:
-        found.append(f"Not the same run: {_each(tokens)}. Days, GPU-hours and cost are of these.")
+        found.append(f"Not the same run: {each(tokens)}. Days, GPU-hours and cost are of these.")
     models = [scenario.shape.name for scenario, _ in sides]
     if len(set(models)) > 1:
-        found.append(f"Not the same model: {_each(models)}.")
+        found.append(f"Not the same model: {each(models)}.")
     return found
-
-
-def _each(words: Sequence[str]) -> str:
-    """One clause per scenario, such as "A has 1,024, B has 2,048"."""
-    return ", ".join(f"{letter} has {word}" for letter, word in zip("ABCD", words, strict=False))
 
 
 # -- compare table -----------------------------------------------------------------------------------
@@ -103,39 +97,33 @@ class Column:
 def text(columns: Sequence[Column]) -> str:
     """The table as HTML; every text from a scenario is escaped."""
     faint = [muted(column.result.confidence) for column in columns]
+    first = columns[0].result
+    heads, prices, profiles, memories = [], [], [], []
+    for column in columns:
+        stated, level = column.scenario.machine.price_per_gpu_hour, column.result.confidence
+        memory = column.result.memory
+        size = f"{in_unit(memory.total_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
+        fit = "fits" if memory.verdict == "fits" else f"<b>{memory.verdict}</b>"
+        heads.append(f"{escape(column.title)}<small>{headline.badge_of(level, word(level))}</small>")
+        prices.append(
+            "no price"
+            if stated is None
+            else escape(stated.text) + headline.note(f"{stated.kind}, {stated.date}")
+        )
+        profiles.append(escape(column.result.profile) + headline.note(meaning(level)))
+        memories.append(fit + headline.note(size))
     body = [
         headline.line("GPUs", [f"{c.scenario.machine.n_gpus:,}" for c in columns], faint),
-        headline.line("Price of a GPU-hour", [_price(c) for c in columns], faint),
-        headline.line("Profile", [_profile(c) for c in columns], faint),
-        headline.line("Memory", [_memory(c) for c in columns], faint),
+        headline.line("Price of a GPU-hour", prices, faint),
+        headline.line("Profile", profiles, faint),
+        headline.line("Memory", memories, faint),
         headline.group("Figures", len(columns)),
     ]
-    labels = {name: label for label, _, name in headline.tiles(columns[0].result)} | PER
+    labels = {name: label for label, _, name in headline.tiles(first)} | PER
     for name, label in labels.items():
         cells = [_figure(column, columns[0], name) for column in columns]
         body.append(headline.line(label, cells, faint))
-    return headline.table("Scenarios side by side", [_head(c) for c in columns], body, faint)
-
-
-def _head(column: Column) -> str:
-    level = column.result.confidence
-    return f"{escape(column.title)}<small>{headline.badge_of(level, word(level))}</small>"
-
-
-def _price(column: Column) -> str:
-    stated = column.scenario.machine.price_per_gpu_hour
-    source = "" if stated is None else f"{stated.kind}, {stated.date}"
-    return escape(price(column.scenario)) + headline.note(source)
-
-
-def _profile(column: Column) -> str:
-    return escape(column.result.profile) + headline.note(meaning(column.result.confidence))
-
-
-def _memory(column: Column) -> str:
-    memory = column.result.memory
-    size = f"{in_unit(memory.total_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
-    return ("fits" if memory.verdict == "fits" else f"<b>{memory.verdict}</b>") + headline.note(size)
+    return headline.table("Scenarios side by side", heads, body, faint)
 
 
 def _written(name: str, value: float | None) -> str:
@@ -151,19 +139,14 @@ def _figure(column: Column, first: Column, name: str) -> str:
     base = powered_figures(first.result)[name]
     if column is first or value is None or base is None:
         return cell
-    return cell + _difference(name, value - base, column.differences)
-
-
-def _difference(name: str, by: float, bands: Mapping[str, Band] | None) -> str:
-    """The difference from the first scenario; grey where it may as well be none, or nobody knows yet."""
-    told = _change(name, by)
-    band = None if bands is None else bands.get(name)
-    if told == headline.SAME or band is None:
-        return headline.note(told)
+    by = value - base
+    told, band = _change(name, by), None if column.differences is None else column.differences.get(name)
+    if told == headline.SAME or band is None:  # it may as well be none, or nobody knows yet
+        return cell + headline.note(told)
     ends = f"{_change(name, band.p10)} to {_change(name, band.p90)}"
     if not band.has_sign:
-        return headline.note(f"{told}, uncertain ({ends})")
-    return headline.difference(f"{told} ({ends})", (by > 0.0) == (name in MORE_IS_BETTER))
+        return cell + headline.note(f"{told}, uncertain ({ends})")
+    return cell + headline.difference(f"{told} ({ends})", (by > 0.0) == (name in MORE_IS_BETTER))
 
 
 def _change(name: str, by: float) -> str:
@@ -182,30 +165,18 @@ def show() -> None:
         "page, and come back."
     )
     with st.container(horizontal=True):
-        st.button(
-            "Keep the current scenario",
-            on_click=scenario_store.pin,
-            disabled=len(kept) >= scenario_store.MOST - 1,
-            type="primary",
-            key="keep",
-        )
+        full = len(kept) >= scenario_store.MOST - 1
+        label = "Keep the current scenario"
+        widgets.button(label, "keep", scenario_store.pin, disabled=full, type="primary")
         for number, (label, _, _) in enumerate(kept):
-            st.button(
-                f"Remove {escaped(label)}",
-                key=f"remove {number}",
-                on_click=scenario_store.unpin,
-                args=(number,),
-            )
+            widgets.button(f"Remove {escaped(label)}", f"remove {number}", scenario_store.unpin, number)
     warning = next((w for _, name, texts in kept if (w := scenario_links.only_here(name, texts))), None)
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
-    named = [
-        *kept,
-        (scenario_store.label(state.preset(), state.overrides()), state.preset(), state.overrides()),
-    ]
+    named = [*kept, scenario_store.current()]
     sides = []
     for label, preset, texts in named:
         try:
@@ -235,32 +206,23 @@ def _table(sides: Sides, known: list[Any] | None) -> None:
     results = [result for _, _, result in sides]
     bands = None if known is None else headline.intervals(results, known)
     differ = [_bands(results, number, known) for number in range(len(sides))]
-    st.html(
-        text(
-            [
-                Column(_column(number, sides), scenario, result, own, difference)
-                for number, ((_, scenario, result), own, difference) in enumerate(
-                    zip(sides, bands or [{}] * len(sides), differ, strict=True)
-                )
-            ]
+    columns = [
+        Column(_column(number, sides), scenario, result, own, difference)
+        for number, ((_, scenario, result), own, difference) in enumerate(
+            zip(sides, bands or [{}] * len(sides), differ, strict=True)
         )
-    )
+    ]
+    st.html(text(columns))
     st.caption(
         "Predicted values, below them P10 to P90, and the difference from A with its own interval: grey "
         "where that contains zero or is not known yet. Scenarios share the random draws of every source that "
         "they have in common."
     )
     ends = None if bands is None else [(own["step_time_s"].p10, own["step_time_s"].p90) for own in bands]
-    widgets.figure(
-        charts.side_by_side(
-            [_column(n, sides) for n in range(len(sides))],
-            [result.step.time_s for result in results],
-            "step time (s)",
-            ends,
-        ),
-        "Step time of each scenario",
-        "sides",
-    )
+    names = [_column(n, sides) for n in range(len(sides))]
+    times = [result.step.time_s for result in results]
+    chart = charts.side_by_side(names, times, "step time (s)", ends)
+    widgets.figure(chart, "Step time of each scenario", "sides")
 
 
 def _bands(results: Sequence[Result], number: int, known: list[Any] | None) -> dict[str, Band] | None:

@@ -12,8 +12,6 @@ from moesim.app.charts import sweep as charts
 from moesim.app.curve_points import CurveRun, curve_run
 from moesim.app.texts import escaped, written
 from moesim.app.views import headline
-from moesim.simulator.predict.work_size import Band
-from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.compare import bands_of_draws
 from moesim.simulator.studies.curves import CurveAxis, CurvePoint, axes, overrides_at
 
@@ -34,38 +32,35 @@ def show() -> None:
     scenario = state.current()
     found = axes(scenario)
     left, right = st.columns([5, 2], vertical_alignment="center")
-    with left:
-        names = list(FIGURES)
-        figure = st.segmented_control(
-            "Figure",
-            names,
-            format_func=FIGURES.__getitem__,
-            label_visibility="collapsed",
-            **forms.one_of("curves.figure", names, names[0], "curves figure"),
-        )
-    with right:
-        same = st.toggle(
-            "One scale for all",
-            help="All charts have the same y axis: what matters most is the steepest",
-            **forms.one_of("curves.same", [False, True], False, "curves same"),
-        )
-    run = _run(scenario, found)
+    names = list(FIGURES)
+    figure = forms.one_of(
+        left.segmented_control,
+        "Figure",
+        "curves.figure",
+        names,
+        names[0],
+        key="curves figure",
+        format_func=FIGURES.__getitem__,
+        label_visibility="collapsed",
+    )
+    same = forms.switch(
+        right.toggle,
+        "One scale for all",
+        "curves.same",
+        key="curves same",
+        help="All charts have the same y axis: what matters most is the steepest",
+    )
+    key = state.cache_key(scenario)
+    run: CurveRun | None = st.session_state.get("curves")
+    if run is None or run.key != key:
+        if run is not None:
+            run.stop()  # work for an earlier scenario is given up
+        run = st.session_state["curves"] = curve_run(key, scenario, found)
     run.step()
     if run.done:
         _still(run, found, figure or names[0], same)
     else:
         _growing(run, found, figure or names[0], same)
-
-
-def _run(scenario: Scenario, found: Sequence[CurveAxis]) -> CurveRun:
-    """The curves of this scenario in this session; work for an earlier scenario is given up."""
-    key = state.cache_key(scenario)
-    run: CurveRun | None = st.session_state.get("curves")
-    if run is None or run.key != key:
-        if run is not None:
-            run.stop()
-        run = st.session_state["curves"] = curve_run(key, scenario, found)
-    return run
 
 
 @page_switch.redrawn(POLL_S)
@@ -81,7 +76,10 @@ def _growing(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool)
 @st.fragment
 def _still(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -> None:
     """Draw the curves when all points are known."""
-    band = _band(run, figure)
+    draws = headline.draws("curves", [run.scenario])
+    band = None  # the interval of the scenario as it is, once it is known
+    if draws is not None:
+        band = bands_of_draws(state.result_of(run.scenario), draws[0]).get(figure)
     told = "" if band is None else f"; the bar at the present value is {headline.interval(figure, band)}"
     st.caption(
         ":material/diamond: the present value · open circles do not fit into memory · "
@@ -91,14 +89,6 @@ def _still(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -
     _table(run, found, figure)
 
 
-def _band(run: CurveRun, figure: str) -> Band | None:
-    """The interval of the figure of the scenario as it is; None while it is computed."""
-    draws = headline.draws("curves", [run.scenario])
-    if draws is None:
-        return None
-    return bands_of_draws(state.result_of(run.scenario), draws[0]).get(figure)
-
-
 def _charts(
     run: CurveRun,
     found: Sequence[CurveAxis],
@@ -106,7 +96,12 @@ def _charts(
     same: bool,
     band: tuple[float, float] | None,
 ) -> None:
-    ends = _common_ends(run, figure) if same else None
+    ends = None
+    values = [v for p in run.points.values() if p.status == "ok" and (v := p.figures.get(figure)) is not None]
+    if same and values:  # the range of all values that fit, with a margin
+        low, high = min(values), max(values)
+        margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+        ends = low - margin, high + margin
     for first in range(0, len(found), COLUMNS):
         row = found[first : first + COLUMNS]
         for place, axis in zip(st.columns(COLUMNS, gap="medium"), row, strict=False):
@@ -134,21 +129,18 @@ def _one(
         )
         for place, point in points.items()
     )
+    spoken = "; ".join(f"{axis.words[n]}: {_words(point, figure)}" for n, point in points.items())
     event = widgets.figure(
         charts.curve(marks, axis.words, axis.own, UNITS.get(figure, FIGURES[figure]), ends, band),
-        f"{FIGURES[figure]} against {axis.label}: {_spoken(points, axis, figure)}",
+        f"{FIGURES[figure]} against {axis.label}: {spoken}",
         f"curve {axis.name}",
         on_select="rerun",
         selection_mode="points",
     )
-    chosen = _chosen(event)
+    picked = event["selection"]["points"] if event else []
+    chosen = round(picked[0]["x"]) if picked else None
     if chosen is not None and chosen in points and chosen != axis.own:
         _offer(run, axis, points[chosen], axis.words[chosen])
-
-
-def _chosen(event: Any) -> int | None:
-    picked = event["selection"]["points"] if event else []
-    return round(picked[0]["x"]) if picked else None
 
 
 def _offer(run: CurveRun, axis: CurveAxis, point: CurvePoint, words: str, place: str = "chart") -> None:
@@ -157,13 +149,9 @@ def _offer(run: CurveRun, axis: CurveAxis, point: CurvePoint, words: str, place:
         st.caption(f":material/block: {escaped(words)}: {escaped(point.reason)}")
         return
     if st.button(f"Use {escaped(words)}", key=f"use {place} {axis.name}", type="primary"):
-        _use(run.scenario, axis, point.value)
+        changed = run.scenario.overridden(*overrides_at(run.scenario, axis.name, point.value))
+        state.adopt(changed, new=False)
         st.rerun(scope="app")  # the head of the page and the address too
-
-
-def _use(scenario: Scenario, axis: CurveAxis, value: float) -> None:
-    """Make a value the scenario's."""
-    state.adopt(scenario.overridden(*overrides_at(scenario, axis.name, value)), new=False)
 
 
 def _span(points: Mapping[int, CurvePoint], axis: CurveAxis, figure: str) -> str:
@@ -184,21 +172,6 @@ def _words(point: CurvePoint, figure: str) -> str:
     if value is not None:
         return written(figure, value)
     return "no price" if point.status in ("ok", "does not fit") else point.status
-
-
-def _spoken(points: Mapping[int, CurvePoint], axis: CurveAxis, figure: str) -> str:
-    """The curve in words, for screen readers."""
-    return "; ".join(f"{axis.words[n]}: {_words(point, figure)}" for n, point in points.items())
-
-
-def _common_ends(run: CurveRun, figure: str) -> tuple[float, float] | None:
-    """The range of all values that fit, with a margin."""
-    values = [v for p in run.points.values() if p.status == "ok" and (v := p.figures.get(figure)) is not None]
-    if not values:
-        return None
-    low, high = min(values), max(values)
-    margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - margin, high + margin
 
 
 def _table(run: CurveRun, found: Sequence[CurveAxis], figure: str) -> None:

@@ -34,49 +34,33 @@ def show_published_steps() -> None:
     """Draw the table with its filters, and the row that was chosen beside its prediction."""
     rows = open_rows()
     left, middle, right = st.columns([3, 3, 2], vertical_alignment="bottom")
-    words = left.text_input(
-        "Search model, framework, source",
-        max_chars=MOST_WORDS,
-        **forms.text("evidence.words", "", MOST_WORDS, "step words"),
-    )
+    label = "Search model, framework, source"
+    words = forms.text(left.text_input, label, "evidence.words", "", MOST_WORDS, key="step words").lower()
     families = list(dict.fromkeys(row.family for row in rows))
-    family = middle.pills(
-        "Accelerator", families, selection_mode="multi", **forms.some_of("evidence.family", families)
-    )
-    kind = right.pills(
-        "Model",
-        list(KINDS),
-        selection_mode="multi",
-        format_func=KINDS.__getitem__,
-        **forms.some_of("evidence.model", list(KINDS)),
-    )
-    shown = [row for row in rows if _wanted(row, words.lower().split(), family or families, kind or KINDS)]
+    more: dict[str, Any] = {"selection_mode": "multi"}
+    family = forms.some_of(middle.pills, "Accelerator", "evidence.family", families, **more) or families
+    more["format_func"] = KINDS.__getitem__
+    kind = forms.some_of(right.pills, "Model", "evidence.model", list(KINDS), **more) or list(KINDS)
+    shown = [
+        row
+        for row in rows
+        if row.family in family
+        and row.arch in kind
+        and _has(f"{title_of(row)} {row.source} {row.id} {row.group}", words)
+    ]
     st.caption(f"{len(shown)} of {len(rows)} published measurements. Choose a row to predict it now.")
     cells = [_cells(row) for row in shown]
-    event: Any = st.dataframe(
-        {title: [row[number] for row in cells] for number, title in enumerate(HEADER)},
-        width="stretch",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="single-row",
-        key=f"published steps {len(shown)} {words}",
-    )
+    key = f"published steps {len(shown)} {words}"
+    event = widgets.table(HEADER, cells, key=key, on_select="rerun", selection_mode="single-row")
     chosen = event.selection.rows
     if chosen and chosen[0] < len(shown):
         _beside(shown[chosen[0]])
-    st.download_button(
-        "Table (CSV)",
-        exports.csv_text(HEADER, cells),
-        exports.file_name("published-steps", "csv"),
-        "text/csv",
-        key="download published steps",
-        on_click="ignore",
-    )
+    _csv(HEADER, cells, "published-steps", "published steps")
 
 
-def _wanted(row: OpenRow, words: Sequence[str], families: Sequence[str], kinds: Sequence[str] | Any) -> bool:
-    text = f"{title_of(row)} {row.source} {row.id} {row.group}".lower()
-    return row.family in families and row.arch in kinds and all(word in text for word in words)
+def _has(text: str, words: str) -> bool:
+    """Whether a text holds every word of a search in small letters."""
+    return all(word in text.lower() for word in words.split())
 
 
 def _cells(row: OpenRow) -> tuple[exports.Cell, ...]:
@@ -100,9 +84,8 @@ def _beside(row: OpenRow) -> None:
     st.header(escaped(title_of(row)), anchor=False)
     st.caption(escaped(f"{row.id}: {row.source}. {row.notes}"))
     key = f"published step/{moesim.__version__}/{row.id}"
-    found: ScoredRow | None = widgets.long_work(
-        "published step", key, "Predict this row now", predictions.published_step, row.id
-    )
+    work = (predictions.published_step, row.id)
+    found: ScoredRow | None = widgets.long_work("published step", key, "Predict this row now", *work)
     if found is None:
         return
     if found.refused or found.predicted_step_s is None or found.relative_error is None:
@@ -141,12 +124,8 @@ def show() -> None:
     """Draw the page."""
     _headline()
     names = list(PARTS)
-    chosen = st.segmented_control(
-        "Rows of",
-        names,
-        format_func=PARTS.__getitem__,
-        **forms.one_of("evidence.part", names, names[0], "evidence part"),
-    )
+    show: dict[str, Any] = {"format_func": PARTS.__getitem__, "key": "evidence part"}
+    chosen = forms.one_of(st.segmented_control, "Rows of", "evidence.part", names, names[0], **show)
     if chosen == "home":
         _scores(lambda found: _board(found.rows))
     elif chosen == "collectives":
@@ -165,7 +144,10 @@ def _headline() -> None:
     board = kept_board()
     every, hopper = board.named("all rows, complete"), board.named("Hopper, complete")
     moe = board.named("Hopper, MoE, complete")
-    row = _home()  # before anything is drawn, so that nothing moves when it comes
+    # Before anything is drawn, so that nothing moves when it comes.
+    scenario = moesim.load(pages.HOME)
+    published = moesim.published(scenario, state.result_of(scenario))
+    row = next(row for row in published if headline.FIGURES.get(row.quantity) == "step_time_s")
     home, steps, experts, covered = st.container(key="tiles-evidence").columns(4)
     with home, st.container(gap=None):
         st.metric("Home case, time per step", f"{row.relative_error:+.1%}")
@@ -206,13 +188,6 @@ def _headline() -> None:
         widgets.figure(charts.coverage(sets), "Share inside the 80 % interval by set", "coverage")
 
 
-def _home() -> Row:
-    """The step of the home case, published and predicted now."""
-    scenario = moesim.load(pages.HOME)
-    rows = moesim.published(scenario, state.result_of(scenario))
-    return next(row for row in rows if headline.FIGURES.get(row.quantity) == "step_time_s")
-
-
 # -- the scoreboards -----------------------------------------------------------------------------------
 
 
@@ -222,9 +197,7 @@ def _scores(draw: Callable[[predictions.Scoreboards], None]) -> None:
         "Every figure is simulated now by this version: three profiles, each with the home case, its "
         "variants and the whole run, in a minute or more."
     )
-    found: Any = widgets.long_work(
-        "evidence", KEY, "Compute the scoreboard", predictions.evidence, with_progress=True
-    )
+    found: Any = widgets.long_work("evidence", KEY, "Compute the scoreboard", predictions.evidence)
     if found is not None:
         draw(found)
 
@@ -234,13 +207,13 @@ def _board(rows: Sequence[Row]) -> None:
     left, right = st.columns([2, 1], vertical_alignment="bottom")
     profile = left.pills("Profile", profiles, selection_mode="multi", key="score profiles") or profiles
     hide = right.checkbox("Leave out what a profile was calibrated on", value=True, key="score calibrated")
-    text = st.text_input("Search", key="score words", max_chars=MOST_WORDS).lower().split()
+    text = st.text_input("Search", key="score words", max_chars=MOST_WORDS).lower()
     shown = [
         row
         for row in rows
         if (row.id.partition("@")[2] or "stand-alone") in profile
         and not (hide and row.used_for_calibration)
-        and all(word in f"{row.id} {row.quantity} {row.source}".lower() for word in text)
+        and _has(f"{row.id} {row.quantity} {row.source}", text)
     ]
     st.caption(
         f"{len(shown)} of {len(rows)} figures, the largest errors first; {charts.MOST} at most are drawn."
@@ -316,16 +289,13 @@ def _numbers() -> None:
     )
     entries = sources(scenario, result, [overridden_key(text) for text in state.overrides()])
     left, right = st.columns([2, 3], vertical_alignment="bottom")
-    words = left.text_input(
-        "Search", max_chars=MOST_WORDS, **forms.text("evidence.find", "", MOST_WORDS, "number words")
-    )
+    words = forms.text(left.text_input, "Search", "evidence.find", "", MOST_WORDS, key="number words").lower()
     kinds = sorted({entry.kind for entry in entries})
     wanted = right.pills("Kind of evidence", kinds, selection_mode="multi", key="number kinds") or kinds
     shown = [
         entry
         for entry in entries
-        if entry.kind in wanted
-        and all(word in f"{entry.path} {entry.kind} {entry.source}".lower() for word in words.lower().split())
+        if entry.kind in wanted and _has(f"{entry.path} {entry.kind} {entry.source}", words)
     ]
     st.caption(f"{len(shown)} of {len(entries)} numbers.")
     header = ("number", "value", "kind", "source", "date")
@@ -345,16 +315,10 @@ def _evidence_cells(entry: ProvenanceEntry) -> tuple[str, str, str, str, str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[exports.Cell]], name: str) -> None:
-    st.dataframe(
-        {title: [row[number] for row in rows] for number, title in enumerate(header)},
-        width="stretch",
-        hide_index=True,
-    )
-    st.download_button(
-        "Table (CSV)",
-        exports.csv_text(header, rows),
-        exports.file_name(name, "csv"),
-        "text/csv",
-        key=f"download {name}",
-        on_click="ignore",
-    )
+    widgets.table(header, rows)
+    _csv(header, rows, name, name)
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[exports.Cell]], name: str, key: str) -> None:
+    text = exports.csv_text(header, rows)
+    widgets.download("Table (CSV)", text, exports.file_name(name, "csv"), key=f"download {key}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, long_work, predictions, scenario_links, state, uploads, widgets
+from moesim.app import forms, predictions, scenario_links, state, uploads, widgets
 from moesim.app.charts import step as charts
 from moesim.app.texts import escaped, money
 from moesim.app.views import headline
@@ -28,17 +29,35 @@ from moesim.simulator.studies.reprice import PoolShare, fleet_shares
 # -- fleet answer ------------------------------------------------------------------------------------
 # What a fleet gives: its figures beside the scenario's, what each pool does, and its best plan.
 
-SHOWN = {"step_time_s": False, "tokens_per_s_per_gpu": True, "days": False, "cost_usd": False}
-"""Figures of the page, and whether a larger value is better."""
+SHOWN = ("step_time_s", "tokens_per_s_per_gpu", "days", "cost_usd")
+"""Figures of the page."""
 
 
 def show_answer(scenario: Scenario, fleet: Scenario, result: Result, texts: Sequence[str]) -> None:
     """Draw the predicted fleet; `texts` are the changes of the preset that make it."""
     pools = fleet_shares(fleet, result)
     headline.shortage(result)
-    _tiles(scenario, result)
-    _verdict(pools, result)
-    names = [_name(number, share) for number, share in enumerate(pools, start=1)]
+    before = {}
+    if scenario.fleet is None:
+        with suppress(MoesimError):  # the scenario's own plan may be illegal, and other pages say why
+            before = {name: value for _, value, name in headline.tiles(state.result_of(scenario))}
+    shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
+    for place, (label, value, name) in zip(st.columns(len(shown)), shown, strict=True):
+        place.metric(label, value)
+        if name in before:
+            place.caption(
+                f"{before[name]} on {scenario.machine.n_gpus:,} {scenario.machine.accelerator.name} alone"
+            )
+    slowest, step_s = next(share for share in pools if share.is_bottleneck), result.step.time_s
+    idle = ", ".join(
+        f"{share.pool.accelerator} {share.idle_s / step_s:.0%}" for share in pools if share is not slowest
+    )
+    st.markdown(
+        f"**Bottleneck:** pool {pools.index(slowest) + 1}, {escaped(slowest.pool.accelerator)}, whose ranks "
+        f"idle least ({slowest.idle_s / step_s:.0%} of the step; {escaped(idle)}). Layers are "
+        "already spread by speed and memory; ranks follow from the GPUs."
+    )
+    names = [f"{n}: {share.pool.n_gpus:,} {share.pool.accelerator}" for n, share in enumerate(pools, start=1)]
     left, right = st.columns(2, gap="large")
     with left:
         st.header("Busy and idle")
@@ -56,50 +75,9 @@ def show_answer(scenario: Scenario, fleet: Scenario, result: Result, texts: Sequ
         ]
         widgets.figure(charts.shares(parts), "Each pool's share of GPUs, layers and rent", key="fleet shares")
     _table(names, pools)
-    st.button(
-        "Open as the scenario",
-        key="open fleet",
-        type="primary",
-        on_click=state.open_scenario,
-        args=(state.preset(), tuple(texts), fleet),
-    )
+    opened = (state.preset(), tuple(texts), fleet)
+    widgets.button("Open as the scenario", "open fleet", state.open_scenario, *opened, type="primary")
     _search(fleet)
-
-
-def _name(number: int, share: PoolShare) -> str:
-    return f"{number}: {share.pool.n_gpus:,} {share.pool.accelerator}"
-
-
-def _tiles(scenario: Scenario, result: Result) -> None:
-    base = None
-    if scenario.fleet is None:
-        try:
-            base = state.result_of(scenario)
-        except MoesimError:  # the scenario's own plan may be illegal, and other pages say why
-            base = None
-    before = {} if base is None else {name: value for _, value, name in headline.tiles(base)}
-    shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
-    for place, (label, value, name) in zip(st.columns(len(shown)), shown, strict=True):
-        place.metric(label, value)
-        if name in before:
-            place.caption(
-                f"{before[name]} on {scenario.machine.n_gpus:,} {scenario.machine.accelerator.name} alone"
-            )
-
-
-def _verdict(pools: Sequence[PoolShare], result: Result) -> None:
-    """Which pool holds the others up, in words."""
-    slowest = next(share for share in pools if share.is_bottleneck)
-    idle = ", ".join(
-        f"{share.pool.accelerator} {share.idle_s / result.step.time_s:.0%}"
-        for share in pools
-        if share is not slowest
-    )
-    st.markdown(
-        f"**Bottleneck:** pool {pools.index(slowest) + 1}, {escaped(slowest.pool.accelerator)}, whose ranks "
-        f"idle least ({slowest.idle_s / result.step.time_s:.0%} of the step; {escaped(idle)}). Layers are "
-        "already spread by speed and memory; ranks follow from the GPUs."
-    )
 
 
 def _table(names: Sequence[str], pools: Sequence[PoolShare]) -> None:
@@ -136,25 +114,15 @@ def _search(fleet: Scenario) -> None:
     st.header("Is it worth it?")
     st.caption("Searches the best plan of the fleet and of each pool alone, so that both are at their best.")
     key = f"fleet plan/{hashlib.sha256(state.cache_key(fleet).encode()).hexdigest()[:32]}"
-    options = {"objective": "time", "top": 4}
-    space = {"precision": (fleet.precision,)}
-    found: PlanResult | None = long_work.long_work(
-        "fleet plan",
-        key,
-        "Search for its best plan",
-        predictions.plan,
-        fleet,
-        space,
-        options,
-        with_progress=True,
-    )
+    work = (predictions.plan, fleet, {"precision": (fleet.precision,)}, {"objective": "time", "top": 4})
+    found: PlanResult | None = widgets.long_work("fleet plan", key, "Search for its best plan", *work)
     if found is None:
         return
     for sentence in () if found.fleet is None else found.fleet.sentences:
         st.markdown(f"- {escaped(sentence)}")
     best = found.best
     st.markdown(f"Best plan: **{escaped(best.label)}**, {best.time_s:.3f} s a step")
-    st.button("Open the best plan", key="open fleet plan", on_click=state.adopt, args=(best.scenario,))
+    widgets.button("Open the best plan", "open fleet plan", state.adopt, best.scenario)
 
 
 OWN = "the scenario's cluster"
@@ -198,7 +166,12 @@ def show() -> None:
         fleet = state.build(state.preset(), whole)
         result = state.result_of(fleet, "Simulating one step of the fleet")
     except MoesimError as error:
-        _complain(error)
+        st.error(escaped(error), icon=":material/error:")
+        if isinstance(error, InputError) and error.key is not None:
+            with st.container(horizontal=True):
+                for value in error.nearest:
+                    label, name = f"Set {error.key} = {value}", f"fleet nearest {error.key} {value}"
+                    widgets.button(escaped(label), name, _take, error.key, value, type="primary")
         return
     show_answer(scenario, fleet, result, whole)
 
@@ -209,13 +182,10 @@ def show() -> None:
 def _pools(scenario: Scenario) -> tuple[list[dict[str, Any]], list[Cluster]]:
     """The chosen pools as a scenario states them, and their clusters."""
     before = () if scenario.fleet is None else scenario.fleet.pools
-    count = st.segmented_control(
-        "Pools",
-        list(range(2, MOST_POOLS + 1)),
-        required=True,
-        **forms.one_of(
-            "fleet.count", list(range(2, MOST_POOLS + 1)), min(MOST_POOLS, max(2, len(before))), "fleet count"
-        ),
+    counts = list(range(2, MOST_POOLS + 1))
+    start = min(MOST_POOLS, max(2, len(before)))
+    count = forms.one_of(
+        st.segmented_control, "Pools", "fleet.count", counts, start, key="fleet count", required=True
     )
     pools: list[dict[str, Any]] = []
     clusters: list[Cluster] = []
@@ -237,25 +207,21 @@ def _pool(scenario: Scenario, number: int) -> tuple[dict[str, Any], Cluster]:
         start = next(name for name in OTHERS if name != own)
     if before and before[0].cluster in shipped:
         start = str(before[0].cluster)
-    name = st.selectbox(
+    name = forms.one_of(
+        st.selectbox,
         f"Pool {number}: cluster",
+        f"fleet.cluster{number}",
         names,
-        **forms.one_of(f"fleet.cluster{number}", names, start, f"fleet cluster {number}"),
+        start,
+        key=f"fleet cluster {number}",
     )
     whole = scenario.machine if name == OWN else load_cluster(name)
     most = whole.nodes
     now = scenario.machine.nodes if scenario.fleet is None and name == own else most
     if before and before[0].cluster == name:
         now = before[0].nodes or most
-    nodes = st.number_input(
-        "Nodes",
-        1,
-        max(most, now),
-        step=1,
-        **forms.number(
-            f"fleet.nodes{number}.{name}"[:60], 1, max(most, now), now, f"fleet nodes {number} {name}"
-        ),
-    )
+    field, key = f"fleet.nodes{number}.{name}"[:60], f"fleet nodes {number} {name}"
+    nodes = forms.number(st.number_input, "Nodes", field, 1, max(most, now), now, step=1, key=key)
     best, fitting = state.compute(
         f"profiles/{name if name != OWN else state.cache_key(scenario)}",
         "Looking for profiles",
@@ -266,22 +232,22 @@ def _pool(scenario: Scenario, number: int) -> tuple[dict[str, Any], Cluster]:
     stated = scenario.profile if scenario.profile in fitting else BEST
     if before and before[0].profile in fitting:
         stated = str(before[0].profile)
-    profile = st.selectbox(
+    profile = forms.one_of(
+        st.selectbox,
         "Profile",
+        f"fleet.profile{number}",
         profiles,
+        stated,
+        key=f"fleet profile {number}",
         format_func=lambda found: f"{best} (best)" if found == BEST else found,
-        **forms.one_of(f"fleet.profile{number}", profiles, stated, f"fleet profile {number}"),
     )
     cluster = whole.model_copy(update={"nodes": int(nodes)})
     st.caption(f"{cluster.n_gpus:,} GPUs of {escaped(cluster.accelerator.name)}")
     described = (
         name if name != OWN else uploads.portable_data(whole.model_dump(mode="json", exclude_none=True))
     )
-    return {
-        "cluster": described,
-        "nodes": int(nodes),
-        "profile": best if profile == BEST else profile,
-    }, cluster
+    stated = best if profile == BEST else profile
+    return {"cluster": described, "nodes": int(nodes), "profile": stated}, cluster
 
 
 def _settings(scenario: Scenario, pools: Sequence[dict[str, Any]], clusters: Sequence[Cluster]) -> list[str]:
@@ -292,27 +258,33 @@ def _settings(scenario: Scenario, pools: Sequence[dict[str, Any]], clusters: Seq
     now = scenario.parallel.pp
     if lengths:
         nearest = min(lengths, key=lambda pp: (abs(pp - now), pp))
-        pp = left.selectbox(
+        pp = forms.one_of(
+            left.selectbox,
             "Pipeline ranks",
+            "fleet.pp",
             lengths,
+            nearest,
+            key=f"fleet pp {nearest}",
             help="Only these give every rank the same number of GPUs, all of one pool",
-            **forms.one_of("fleet.pp", lengths, nearest, f"fleet pp {nearest}"),
         )
     else:
         pp = now
         left.warning("No number of ranks divides these pools: change the nodes of one.")
     schedules = list(fleet_defaults())
     start = scenario.schedule if scenario.schedule in schedules else schedules[-1]
-    schedule = middle.selectbox(
+    schedule = forms.one_of(
+        middle.selectbox,
         "Schedule",
+        "fleet.schedule",
         schedules,
+        start,
+        key="fleet schedule",
         help="DualPipe keeps a stage on two ranks, whose gradients would cross pools",
-        **forms.one_of("fleet.schedule", schedules, start, "fleet schedule"),
     )
     recipes = ["fp8", "bf16"]
     known = scenario.precision if scenario.precision in recipes else "bf16"
-    precision = right.selectbox(
-        "Precision", recipes, **forms.one_of("fleet.precision", recipes, known, "fleet precision")
+    precision = forms.one_of(
+        right.selectbox, "Precision", "fleet.precision", recipes, known, key="fleet precision"
     )
     parts = [f"{cluster.n_gpus}x{cluster.accelerator.name}" for cluster in clusters]
     texts = [
@@ -341,31 +313,10 @@ def _changes() -> list[str]:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption("Also changed for the fleet:")
             for text in found:
-                st.button(
-                    escaped(text),
-                    icon=":material/close:",
-                    key=f"fleet change {text}",
-                    help="Take this change back",
-                    on_click=forms.put,
-                    args=(CHANGES, [other for other in found if other != text] or None),
-                )
+                others, key = [other for other in found if other != text] or None, f"fleet change {text}"
+                more = {"icon": ":material/close:", "help": "Take this change back"}
+                widgets.button(escaped(text), key, forms.put, CHANGES, others, **more)
     return found
-
-
-def _complain(error: MoesimError) -> None:
-    """Say why the fleet is refused, with the nearest legal values as buttons."""
-    st.error(escaped(error), icon=":material/error:")
-    if not isinstance(error, InputError) or error.key is None:
-        return
-    with st.container(horizontal=True):
-        for value in error.nearest:
-            st.button(
-                escaped(f"Set {error.key} = {value}"),
-                key=f"fleet nearest {error.key} {value}",
-                type="primary",
-                on_click=_take,
-                args=(error.key, value),
-            )
 
 
 def _take(key: str, value: object) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from typing import Any
 
 import streamlit as st
 
@@ -201,6 +202,10 @@ class Question:
         asked = f"{state.cache_key(self.scenario)}/{name}/{self.gpus[name]}/{self.search}"
         return f"hardware/{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
+    def work(self, name: str) -> tuple[Any, ...]:
+        """The function that plans for one cluster, and its arguments."""
+        return predictions.best_on, self.scenario, name, self.gpus[name], self.search
+
 
 def show() -> None:
     """Draw the page."""
@@ -221,37 +226,42 @@ def show() -> None:
 def _question(scenario: Scenario) -> tuple[Question, Payment]:
     own = scenario.machine
     known = list(dict.fromkeys((own.name, *list_clusters())))
-    names = st.multiselect(
+    names = forms.some_of(
+        st.multiselect,
         "Clusters",
+        "hardware.clusters",
         known,
+        (own.name,),
+        key="hardware clusters",
         max_selections=MOST,
         help=f"{LEAST} to {MOST}; the others are compared with the first",
-        **forms.some_of("hardware.clusters", known, (own.name,), "hardware clusters"),
     )
     first, second, third, fourth = st.columns([3, 2, 3, 2], vertical_alignment="bottom")
-    with first:
-        size = st.selectbox("Size", SIZES, **forms.one_of("hardware.size", SIZES, SAME_GPUS, "hardware size"))
-    with third:
-        payment: Payment = st.selectbox(
-            "Paid how",
-            PAYMENTS,
-            format_func=PAID.__getitem__,
-            help="Rents are the latest shipped offers of that term; a purchase counts hardware, building, "
-            "upkeep and electricity. Prices change no plan",
-            **forms.one_of("hardware.payment", PAYMENTS, "as stated", "hardware payment"),
-        )
+    size = forms.one_of(first.selectbox, "Size", "hardware.size", SIZES, SAME_GPUS, key="hardware size")
+    payment: Payment = forms.one_of(
+        third.selectbox,
+        "Paid how",
+        "hardware.payment",
+        PAYMENTS,
+        "as stated",
+        key="hardware payment",
+        format_func=PAID.__getitem__,
+        help="Rents are the latest shipped offers of that term; a purchase counts hardware, building, "
+        "upkeep and electricity. Prices change no plan",
+    )
     with second:
         gpus, problems = _sizes(scenario, names, size, payment)
-    with fourth:
-        options = list(SEARCHES)
-        found = st.segmented_control(
-            "Search",
-            options,
-            format_func=SEARCHES.__getitem__,
-            help="Quick keeps ZeRO stage, SMs and context parallelism, without interleaving: 10 to 20 s a "
-            "cluster. Every plan takes about a minute a cluster",
-            **forms.one_of("hardware.search", options, "narrow", "hardware search"),
-        )
+    found = forms.one_of(
+        fourth.segmented_control,
+        "Search",
+        "hardware.search",
+        list(SEARCHES),
+        "narrow",
+        key="hardware search",
+        format_func=SEARCHES.__getitem__,
+        help="Quick keeps ZeRO stage, SMs and context parallelism, without interleaving: 10 to 20 s a "
+        "cluster. Every plan takes about a minute a cluster",
+    )
     search: Search = found or "narrow"
     return Question(scenario, tuple(names), gpus, problems, search), payment
 
@@ -265,20 +275,19 @@ def _sizes(
         st.text_input("GPUs", "each its own", disabled=True, key="hardware as shipped")
         return dict.fromkeys(names), {}
     if size == SAME_GPUS:
-        gpus = st.number_input(
-            "GPUs",
-            1,
-            MOST_GPUS,
-            **forms.number("hardware.gpus", 1, MOST_GPUS, own.n_gpus, f"gpus {own.n_gpus}"),
-        )
+        key = f"gpus {own.n_gpus}"
+        gpus = forms.number(st.number_input, "GPUs", "hardware.gpus", 1, MOST_GPUS, own.n_gpus, key=key)
         return dict.fromkeys(names, int(gpus)), {}
     stated = own.price_per_gpu_hour
     hourly = round(own.n_gpus * (stated.value if stated is not None else 2.0), 2)
-    usd = st.number_input(
+    usd = forms.number(
+        st.number_input,
         "Dollars an hour",
+        "hardware.budget",
         1.0,
         MOST_USD_PER_HOUR,
-        **forms.number("hardware.budget", 1.0, MOST_USD_PER_HOUR, hourly, f"budget {hourly}"),
+        hourly,
+        key=f"budget {hourly}",
     )
     found: dict[str, int | None] = {}
     problems = {}
@@ -320,15 +329,7 @@ def _computed(question: Question, name: str, key: str) -> ClusterPlan | None:
     left.markdown(f"**{escaped(name)}**")
     with right:
         plan: ClusterPlan | None = widgets.long_work(
-            f"Plans on {name}",
-            key,
-            f"Plan on {escaped(name)}",
-            predictions.best_on,
-            question.scenario,
-            name,
-            question.gpus[name],
-            question.search,
-            with_progress=True,
+            f"Plans on {name}", key, f"Plan on {escaped(name)}", *question.work(name)
         )
     return plan
 
@@ -338,15 +339,7 @@ def _start(question: Question) -> None:
     for name in question.names:
         if name in question.problems or jobs.known(question.key(name)):
             continue
-        long_work.start_on_click(
-            f"Plans on {name}",
-            question.key(name),
-            predictions.best_on,
-            question.scenario,
-            name,
-            question.gpus[name],
-            question.search,
-        )
+        long_work.start_on_click(f"Plans on {name}", question.key(name), *question.work(name))
 
 
 def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) -> None:
@@ -355,16 +348,29 @@ def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) 
     _open_as(plans, payment)
     shown = [name for name in CHARTED if any(name in row.figures for row in table.clusters)]
     if shown:
-        figure = st.segmented_control(
+        figure = forms.one_of(
+            lambda label, _, **more: st.segmented_control(label, shown, **more),
             "Shown",
-            shown,
+            "hardware.figure",
+            list(CHARTED),
+            shown[0],
+            key=f"hardware figure {shown[0]}",
             format_func=CHARTED.__getitem__,
             label_visibility="collapsed",
-            **forms.one_of("hardware.figure", list(CHARTED), shown[0], f"hardware figure {shown[0]}"),
         )
         figure = figure if figure in shown else shown[0]
+        bars = [
+            charts.ClusterBar(
+                f"{row.cluster} ({row.n_gpus:,} GPUs)",
+                written(figure, band.predicted),
+                (band.predicted, band.p10, band.p90),
+                word(row.confidence),
+            )
+            for row in table.clusters
+            if row.confidence is not None and (band := row.figures.get(figure)) is not None
+        ]
         widgets.figure(
-            charts.intervals(_bars(table, figure), CHARTED[figure]),
+            charts.intervals(bars, CHARTED[figure]),
             f"{CHARTED[figure]} of each cluster, with P10 to P90",
             "hardware chart",
         )
@@ -373,10 +379,22 @@ def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) 
             ":material/show_chart: Roofline: nobody measured or published rates of this accelerator; "
             "datasheet peaks and an assumed efficiency stand in for them."
         )
-    st.caption(_how(question))
-    st.download_button(
-        "Table (CSV)", _as_csv(table), "hardware.csv", "text/csv", on_click="ignore", key="hardware csv"
+    how = (
+        "Quick search: ZeRO stage, communication SMs and context parallelism stay, no interleaving."
+        if question.search == "narrow"
+        else "Every plan of the planner's space in the scenario's number format."
     )
+    st.caption(
+        f"{how} Below each figure P10 to P90, then the difference from the first cluster with its own "
+        "interval: grey where that contains zero. Costs are of the main phase, without stops; energy counts "
+        "every board at its power limit."
+    )
+    rows = table.rows()
+    text_file = io.StringIO()
+    writer = csv.DictWriter(text_file, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    widgets.download("Table (CSV)", text_file.getvalue().encode(), "hardware.csv", key="hardware csv")
 
 
 def _open_as(plans: Sequence[ClusterPlan], payment: Payment) -> None:
@@ -386,46 +404,5 @@ def _open_as(plans: Sequence[ClusterPlan], payment: Payment) -> None:
         for plan in plans:
             scenario = priced_scenario(plan, payment)
             if scenario is not None:
-                st.button(
-                    escaped(plan.cluster),
-                    key=f"hardware open {plan.cluster}",
-                    icon=":material/open_in_new:",
-                    on_click=state.adopt,
-                    args=(scenario,),
-                )
-
-
-def _bars(table: HardwareComparison, figure: str) -> list[charts.ClusterBar]:
-    return [
-        charts.ClusterBar(
-            f"{row.cluster} ({row.n_gpus:,} GPUs)",
-            written(figure, band.predicted),
-            (band.predicted, band.p10, band.p90),
-            word(row.confidence),
-        )
-        for row in table.clusters
-        if row.confidence is not None and (band := row.figures.get(figure)) is not None
-    ]
-
-
-def _how(question: Question) -> str:
-    how = (
-        "Quick search: ZeRO stage, communication SMs and context parallelism stay, no interleaving."
-        if question.search == "narrow"
-        else "Every plan of the planner's space in the scenario's number format."
-    )
-    return (
-        f"{how} Below each figure P10 to P90, then the difference from the first cluster with its own "
-        "interval: grey where that contains zero. Costs are of the main phase, without stops; energy counts "
-        "every board at its power limit."
-    )
-
-
-def _as_csv(table: HardwareComparison) -> bytes:
-    rows = table.rows()
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+                name, icon = f"hardware open {plan.cluster}", ":material/open_in_new:"
+                widgets.button(escaped(plan.cluster), name, state.adopt, scenario, icon=icon)

@@ -33,14 +33,9 @@ def change(name: str, value: float) -> str:
 SAME = "the same"
 
 
-def ends(name: str, band: Band) -> str:
-    """P10 and P90 of a figure, such as "16.1 s to 21.3 s"."""
-    return f"{written(name, band.p10)} to {written(name, band.p90)}"
-
-
 def interval(name: str, band: Band) -> str:
     """The labelled interval of a figure, such as "P10 to P90: 16.1 s to 21.3 s"."""
-    return f"P10 to P90: {ends(name, band)}"
+    return f"P10 to P90: {written(name, band.p10)} to {written(name, band.p90)}"
 
 
 def sure(name: str, bands: Mapping[str, Band] | None) -> tuple[bool, str]:
@@ -157,22 +152,16 @@ def beside(rows: Sequence[Row], bands: Mapping[str, Band] | None = None) -> dict
     for row in rows:
         name = FIGURES.get(row.quantity)
         if name is not None and name not in found:
-            words = f"{row.relative_error:+.1%} from the published {as_tile(name, row)}"
+            value = row.published * UNITS.get(row.unit, 1.0)
+            words = f"{row.relative_error:+.1%} from the published {written(name, value)}"
             band = None if bands is None else bands.get(name)
-            outside = (
-                band is not None and not band.p10 <= row.published * UNITS.get(row.unit, 1.0) <= band.p90
-            )
+            outside = band is not None and not band.p10 <= value <= band.p90
             found[name] = f"{words}  \nwhich is outside P10 to P90" if outside else words
     return found
 
 
 UNITS = {"kh": 1e3, "M$": 1e6, "G": 1e9}
 """Factors of the units of published figures."""
-
-
-def as_tile(name: str, row: Row) -> str:
-    """A published value in the format of the tile beside it."""
-    return written(name, row.published * UNITS.get(row.unit, 1.0))
 
 
 FIGURES = {
@@ -213,15 +202,8 @@ def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
     for number, scenario in enumerate(scenarios):
         key = f"draws/{state.cache_key(without_prices(scenario))}"
         try:
-            found.append(
-                long_work.value(
-                    f"{place} {number}",
-                    key,
-                    "how sure this is: being computed",
-                    predictions.relative_draws,
-                    scenario,
-                )
-            )
+            work = (predictions.relative_draws, scenario)
+            found.append(long_work.value(f"{place} {number}", key, "how sure this is: being computed", *work))
         except MoesimError as error:
             st.caption(f"No interval: {escaped(error)}")
             return None
@@ -240,14 +222,10 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
             st.caption("They are compared with the first-order intervals, which come first.")
             return
         key = f"interval by engine/{state.cache_key(without_prices(scenario))}"
+        work = (predictions.interval_by_engine, scenario)
         try:
             whole: Result | None = widgets.long_work(
-                "interval by engine",
-                key,
-                "Run the engine 200 times",
-                predictions.interval_by_engine,
-                scenario,
-                with_progress=True,
+                "interval by engine", key, "Run the engine 200 times", *work
             )
             found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
         except MoesimError as error:
@@ -255,22 +233,14 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
             return
         if found is None or found.by_engine is None:
             return
-        engine = found.by_engine
-        st.dataframe(
-            [
-                {
-                    "figure": TITLES.get(name, name),
-                    **{
-                        f"first order {p}": written(name, getattr(first_order[name], p.lower()))
-                        for p in POINTS
-                    },
-                    **{f"engine {p}": written(name, getattr(band, p.lower())) for p in POINTS},
-                }
-                for name, band in engine.bands.items()
-                if name in first_order
-            ],
-            hide_index=True,
-        )
+        engine, columns = found.by_engine, {}
+        known = {name: band for name, band in engine.bands.items() if name in first_order}
+        for kind, bands in (("first order", first_order), ("engine", known)):
+            for point in POINTS:
+                columns[f"{kind} {point}"] = [
+                    written(name, getattr(bands[name], point.lower())) for name in known
+                ]
+        st.dataframe({"figure": [TITLES.get(name, name) for name in known], **columns}, hide_index=True)
         st.caption(
             f"Over these {engine.draws} draws the first-order step time differs from the engine's by "
             f"{engine.first_order_mean:+.2%} in the mean and {engine.first_order_rms:.2%} rms."

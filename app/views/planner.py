@@ -61,19 +61,6 @@ def draws(found: PlanResult) -> list[FloatArray] | None:
     return known
 
 
-def behind(found: PlanResult, known: Sequence[FloatArray] | None) -> list[Band | None]:
-    """Intervals of how far each ranked plan is behind the best; memory has none, because no step pays it."""
-    if known is None or found.objective == "memory":
-        return [None] * len(found.ranked)
-    return [None, *bands_of_margins([row.margin for row in found.ranked], known)[1:]]
-
-
-def interval(written: Callable[[float], str], value: float, known: Sequence[FloatArray]) -> str:
-    """The interval of a figure of the best plan that is proportional to its step time."""
-    low, high = np.quantile(known[0], [0.1, 0.9])
-    return f"P10 to P90: {written(value * low)} to {written(value * high)}"
-
-
 def choice(
     rows: Sequence[PlanRow], name: str, margins: Sequence[Band | None] | None = None
 ) -> PlanRow | None:
@@ -86,7 +73,8 @@ def choice(
         on_select="rerun",
         selection_mode="single-row",
         column_config={
-            "plan": st.column_config.TextColumn(width=max(map(_label_px, rows))),
+            # A table cuts off what does not fit, without a sign of it.
+            "plan": st.column_config.TextColumn(width=max(24 + 7 * len(row.label) for row in rows)),
             "step (s)": st.column_config.NumberColumn(format="%.3f"),
             "GiB": st.column_config.NumberColumn(format="%.1f"),
             "behind best": st.column_config.NumberColumn(format="percent"),
@@ -100,39 +88,28 @@ def choice(
 
 def styled(rows: Sequence[PlanRow], bands: Sequence[Band | None], theme: str) -> Styler:
     """The table, with the distances grey that may as well be none; `theme`: "light" or "dark"."""
-    table = pd.DataFrame([_line(row, band) for row, band in zip(rows, bands, strict=True)])
+    sure = [
+        "" if band is None else f"{'' if band.has_sign else 'uncertain, '}{band.p10:+.1%} to {band.p90:+.1%}"
+        for band in bands
+    ]
+    columns = {
+        "plan": [row.label for row in rows],
+        "step (s)": [row.time_s for row in rows],
+        "from": [row.source for row in rows],
+        "behind best": [row.margin for row in rows],
+        "P10 to P90": sure,
+        "GiB": [in_unit(row.memory_bytes, "GiB", "bytes") for row in rows],
+        "memory": [row.verdict for row in rows],
+        "cost": [money(row.cost_usd) for row in rows],
+        "precision": [row.precision for row in rows],
+        "recompute": [row.recompute for row in rows],
+        "ZeRO": [row.zero_stage for row in rows],
+        "SMs": [row.sms for row in rows],
+    }
+    table = pd.DataFrame(columns)
     grey = GREY.get(theme, GREY["light"])
     colours = [grey if band is not None and not band.has_sign else "" for band in bands]
     return table.style.apply(lambda _: colours, subset=DISTANCE)
-
-
-def _line(row: PlanRow, band: Band | None) -> dict[str, Any]:
-    return {
-        "plan": row.label,
-        "step (s)": row.time_s,
-        "from": row.source,
-        "behind best": row.margin,
-        "P10 to P90": _sure(band),
-        "GiB": in_unit(row.memory_bytes, "GiB", "bytes"),
-        "memory": row.verdict,
-        "cost": money(row.cost_usd),
-        "precision": row.precision,
-        "recompute": row.recompute,
-        "ZeRO": row.zero_stage,
-        "SMs": row.sms,
-    }
-
-
-def _label_px(row: PlanRow) -> int:
-    """Pixels for a plan's label; a table cuts off what does not fit, without a sign of it."""
-    return 24 + 7 * len(row.label)
-
-
-def _sure(band: Band | None) -> str:
-    """The interval of a distance from the best plan, or that it may as well be none."""
-    if band is None:
-        return ""
-    return f"{'' if band.has_sign else 'uncertain, '}{band.p10:+.1%} to {band.p90:+.1%}"
 
 
 OBJECTIVES = {
@@ -186,7 +163,7 @@ def show() -> None:
         right.button("Search for the present one", key="search anew", on_click=_anew, args=(key, *work_args))
     found: PlanResult | None
     if shown == key:
-        found = widgets.long_work("plan", key, "Search", *work_args, with_progress=True)
+        found = widgets.long_work("plan", key, "Search", *work_args)
     else:
         found = long_work.taken_up("plan", shown)
     if long_work.known(shown):
@@ -215,55 +192,47 @@ def _anew(key: str, *work_args: Any) -> None:
 
 def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     left, right = st.columns(2)
-    with left:
-        names = list(OBJECTIVES)
-        objective = st.selectbox(
-            "Look for",
-            names,
-            format_func=OBJECTIVES.__getitem__,
-            **forms.one_of("plan.objective", names, names[0], "objective"),
+    names, kinds = list(OBJECTIVES), list(SCHEDULES)
+    show: dict[str, Any] = {"format_func": OBJECTIVES.__getitem__, "key": "objective"}
+    objective = forms.one_of(left.selectbox, "Look for", "plan.objective", names, names[0], **show)
+    days = None
+    if objective == "deadline":
+        days = forms.number(
+            left.number_input, "Days that the run may take", "plan.days", 1.0, 1e4, 60.0, key="deadline"
         )
-        days = None
-        if objective == "deadline":
-            days = st.number_input(
-                "Days that the run may take",
-                1.0,
-                10_000.0,
-                **forms.number("plan.days", 1.0, 10_000.0, 60.0, "deadline"),
-            )
-    with right:
-        schedules = st.multiselect(
-            "Schedules",
-            list(SCHEDULES),
-            placeholder="all",
-            help="None chosen: all of them",
-            **forms.some_of("plan.schedules", list(SCHEDULES), key="schedules"),
-        )
+    show = {"placeholder": "all", "help": "None chosen: all of them", "key": "schedules"}
+    schedules = forms.some_of(right.multiselect, "Schedules", "plan.schedules", kinds, **show)
     left, middle, right = st.columns(3)
-    with left:
-        trainer = st.selectbox(
-            "Training framework",
-            [ANY, *TRAINERS],
-            format_func=lambda name: name if name == ANY else trainer_of(name).label,
-            help="Only plans that it can run are searched, priced as it runs them",
-            **forms.one_of("plan.trainer", [ANY, *TRAINERS], ANY, "framework"),
-        )
-    with right:
-        kept = st.multiselect(
-            "Keep as it is",
-            list(KEPT),
-            format_func=KEPT.__getitem__,
-            help="Fewer open questions make the search faster",
-            **forms.some_of("plan.keep", list(KEPT), ALWAYS_KEPT, "kept keys"),
-        )
-    with middle:
-        headroom = st.selectbox(
-            "Memory head-room",
-            list(HEADROOM),
-            format_func=HEADROOM.__getitem__,
-            help="A plan is at risk where what framework and allocator may reserve does not fit",
-            **forms.one_of("plan.headroom", list(HEADROOM), "kept", "head-room"),
-        )
+    trainer = forms.one_of(
+        left.selectbox,
+        "Training framework",
+        "plan.trainer",
+        [ANY, *TRAINERS],
+        ANY,
+        key="framework",
+        format_func=lambda name: name if name == ANY else trainer_of(name).label,
+        help="Only plans that it can run are searched, priced as it runs them",
+    )
+    headroom = forms.one_of(
+        middle.selectbox,
+        "Memory head-room",
+        "plan.headroom",
+        list(HEADROOM),
+        "kept",
+        key="head-room",
+        format_func=HEADROOM.__getitem__,
+        help="A plan is at risk where what framework and allocator may reserve does not fit",
+    )
+    kept = forms.some_of(
+        right.multiselect,
+        "Keep as it is",
+        "plan.keep",
+        list(KEPT),
+        ALWAYS_KEPT,
+        key="kept keys",
+        format_func=KEPT.__getitem__,
+        help="Fewer open questions make the search faster",
+    )
     options: dict[str, Any] = {"objective": objective, "top": TOP}
     if headroom == "none":
         options["headroom"] = 0.0
@@ -301,7 +270,10 @@ def _answer(found: PlanResult) -> None:
     if found.trainer is not None:
         st.caption(escaped(" ".join((*found.trainer.replaced, *found.trainer.sentences))))
     st.header("The best plans")
-    row = choice(found.ranked, "ranked", behind(found, known))
+    margins: list[Band | None] = [None] * len(found.ranked)
+    if known is not None and found.objective != "memory":  # no step pays for memory
+        margins = [None, *bands_of_margins([row.margin for row in found.ranked], known)[1:]]
+    row = choice(found.ranked, "ranked", margins)
     if row is not None:
         _offer(row, "ranked")
     st.header("Trade-offs")
@@ -327,7 +299,14 @@ def _answer(found: PlanResult) -> None:
             row = choice(found.pareto, "front")
             if row is not None:
                 _offer(row, "front")
-    _refused(found)
+    st.header("Refused")
+    st.dataframe(
+        [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],
+        hide_index=True,
+        column_config={"plans": st.column_config.NumberColumn(format="localized")},
+    )
+    for note in found.notes:
+        st.caption(escaped(note))
 
 
 def _best(found: PlanResult) -> list[FloatArray] | None:
@@ -350,7 +329,8 @@ def _best(found: PlanResult) -> list[FloatArray] | None:
             known = draws(found)
         for place, (as_text, value) in zip(places, tiles.values(), strict=True):
             if known is not None and value is not None:
-                place.caption(interval(as_text, value, known))
+                low, high = np.quantile(known[0], [0.1, 0.9])  # all are proportional to the step time
+                place.caption(f"P10 to P90: {as_text(value * low)} to {as_text(value * high)}")
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
             page_switch.go("result")
@@ -369,14 +349,3 @@ def _offer(row: PlanRow, name: str) -> None:
     for trainer in map(trainer_of, TRAINERS):
         with st.expander(f"{trainer.label}: its arguments for this plan"):
             st.code(trainer.arguments(row.scenario).text(), language="bash")
-
-
-def _refused(found: PlanResult) -> None:
-    st.header("Refused")
-    st.dataframe(
-        [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],
-        hide_index=True,
-        column_config={"plans": st.column_config.NumberColumn(format="localized")},
-    )
-    for note in found.notes:
-        st.caption(escaped(note))

@@ -77,9 +77,8 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
         return {}
     key = f"interval/{state.cache_key(without_prices(scenario))}"
     try:
-        whole: Result | None = long_work.value(
-            "interval", key, "the interval is being computed", predictions.interval, scenario
-        )
+        work = (predictions.interval, scenario)
+        whole: Result | None = long_work.value("interval", key, "the interval is being computed", *work)
         if whole is None:
             return None
         found = moesim.reprice(whole, scenario).uncertainty
@@ -119,27 +118,19 @@ def _sureness(scenario: Scenario, result: Result) -> None:
 
 def _why(result: Result) -> None:
     st.header("Where the step goes")
-    st.markdown("\n".join(f"- {escaped(sentence)}" for sentence in _sentences(result)))
+    st.markdown("\n".join(f"- {escaped(sentence)}" for sentence in moesim.explain(result).sentences))
     if result.extrapolated:
         with st.expander(f"Assumed or extrapolated ({len(result.extrapolated)}); Evidence has every source"):
             st.markdown("\n".join(f"- {escaped(text)}" for text in result.extrapolated))
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Parts of the step, every pipeline rank**")
-        _draw(
-            result,
-            charts.breakdown(result.breakdown_by_rank_s),
-            "Seconds of a step by part and pipeline rank",
-            "split",
-        )
+        parts = charts.breakdown(result.breakdown_by_rank_s)
+        _draw(result, parts, "Seconds of a step by part and pipeline rank", "split")
     with right:
         st.markdown("**What the step waits for: its critical path**")
-        _draw(
-            result,
-            charts.critical_path(result.critical_path_s),
-            "Seconds of the critical path by cause",
-            "path",
-        )
+        path = charts.critical_path(result.critical_path_s)
+        _draw(result, path, "Seconds of the critical path by cause", "path")
         st.caption(LETTERS)
     left, right = st.columns(2, gap="large")
     used = result.utilisation
@@ -155,33 +146,21 @@ def _why(result: Result) -> None:
     with right:
         if result.pair_phases:
             st.markdown("**Inside an overlapped pair**")
-            _draw(
-                result,
-                charts.pair_phases(result.pair_phases),
-                "Phases inside an overlapped pair",
-                "phases",
-            )
-
-
-def _sentences(result: Result) -> list[str]:
-    """The bottleneck in words."""
-    return list(moesim.explain(result).sentences)
+            pairs = charts.pair_phases(result.pair_phases)
+            _draw(result, pairs, "Phases inside an overlapped pair", "phases")
 
 
 def _published(rows: Any) -> None:
     with st.expander("Against what was published", expanded=False):
         st.dataframe(
-            [
-                {
-                    "quantity": row.quantity,
-                    "unit": "" if row.unit == "1" else row.unit,
-                    "published": plain(row.published, 4),
-                    "predicted": plain(row.predicted, 4),
-                    "error": f"{row.relative_error:+.1%}",
-                    "source": row.source,
-                }
-                for row in rows
-            ],
+            {
+                "quantity": [row.quantity for row in rows],
+                "unit": ["" if row.unit == "1" else row.unit for row in rows],
+                "published": [plain(row.published, 4) for row in rows],
+                "predicted": [plain(row.predicted, 4) for row in rows],
+                "error": [f"{row.relative_error:+.1%}" for row in rows],
+                "source": [row.source for row in rows],
+            },
             hide_index=True,
         )
 
@@ -190,15 +169,8 @@ def _next(scenario: Scenario, result: Result) -> None:
     st.header("What to try next")
     st.caption("Single changes, each simulated, the fastest that fits first.")
     key = f"neighbours/{state.cache_key(scenario)}"
-    found: Any = widgets.long_work(
-        "neighbours",
-        key,
-        "Simulate single changes",
-        predictions.neighbours,
-        scenario,
-        result,
-        with_progress=True,
-    )
+    work = (predictions.neighbours, scenario, result)
+    found: Any = widgets.long_work("neighbours", key, "Simulate single changes", *work)
     if found is None:
         return
     shown = found[:MOST_TRIED]
@@ -211,24 +183,18 @@ def _next(scenario: Scenario, result: Result) -> None:
         ]
         middle.markdown(f"{row.step_time_s:.3f} s, {_change(row, bands)}: {escaped(row.why)}.{fit}")
         key_, value = split_key_value(row.override)
-        right.button(
-            "Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value or ""))
-        )
+        with right:
+            plain_value = int(value) if value is not None and value.isdigit() else value or ""
+            widgets.button("Try", f"try {number}", state.set_override, key_, plain_value)
 
 
 def _bands_of_changes(scenario: Scenario, result: Result, shown: Any) -> dict[str, Band]:
     """Intervals of the changes, by override; none while a job computes them."""
     key = f"neighbour bands/{state.cache_key(without_prices(scenario))}/{'/'.join(r.override for r in shown)}"
     try:
-        found: dict[str, Band] | None = long_work.value(
-            "neighbour bands",
-            key,
-            "how sure these differences are: being computed; until then they are grey",
-            predictions.neighbour_bands,
-            scenario,
-            result,
-            shown,
-        )
+        what = "how sure these differences are: being computed; until then they are grey"
+        work = (predictions.neighbour_bands, scenario, result, shown)
+        found: dict[str, Band] | None = long_work.value("neighbour bands", key, what, *work)
     except MoesimError as error:
         st.caption(f"No intervals of the differences: {escaped(error)}")
         return {}
@@ -248,26 +214,19 @@ def _change(row: Neighbour, bands: Mapping[str, Band]) -> str:
     return f":{'green' if row.change < 0.0 else 'red'}[{words}]"
 
 
-def _plain(value: str) -> object:
-    return int(value) if value.isdigit() else value
-
-
 def _downloads(scenario: Scenario, result: Result, *, redrawn_soon: bool) -> None:
     """Offer the files; what is made on request can only be clicked once no redraw can take the click away."""
     st.header("Take away")
     with st.container(horizontal=True):
         name = scenario.name
         for label, data, ending, kind in _files(scenario, result):
-            st.download_button(
-                label, data, exports.file_name(name, ending), kind, key=label, on_click="ignore"
-            )
-        st.download_button(
+            widgets.download(label, data, exports.file_name(name, ending), kind, key=label)
+        widgets.download(
             "Trace (Perfetto)",
             lambda: state.trace_of(scenario),
             exports.file_name(name, ".trace.json.gz"),
             "application/gzip",
             key="Trace (Perfetto)",
-            on_click="ignore",
             disabled=redrawn_soon,
         )
 

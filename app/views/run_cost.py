@@ -60,41 +60,42 @@ def _results(scenario: Scenario) -> None:
             f"{compact(hours.billed)} billed with spares."
         )
         if hours.total > hours.productive:
-            widgets.figure(
-                style.muted(charts.overheads(hours), roofline),
-                "GPU-hours besides productive ones",
-                key="hours",
-            )
+            chart = style.muted(charts.overheads(hours), roofline)
+            widgets.figure(chart, "GPU-hours besides productive ones", key="hours")
         st.header("When it ends")
-        widgets.figure(
-            style.muted(charts.outlook(report.outlook), roofline),
-            "Chance that the run is over by a day",
-            key="days",
-        )
+        chart = style.muted(charts.outlook(report.outlook), roofline)
+        widgets.figure(chart, "Chance that the run is over by a day", key="days")
         if report.finish is not None:
             days = report.finish
             st.caption(
                 f"Predicted finish: {days.predicted} (P10 {days.p10}, P50 {days.p50}, P90 {days.p90})."
             )
-        st.caption(_sureness(report))
+        factor = report.step_factor
+        if factor is None:
+            st.caption("Intervals hold stops only, not the uncertainty of the step time.")
+        else:
+            st.caption(
+                f"Intervals hold stops and the step time's uncertainty: {factor.p10:.3f} to {factor.p90:.3f} "
+                "of the predicted step (P10 to P90)."
+            )
     with right:
         st.header("What stops it")
         if report.causes:
-            widgets.figure(
-                style.muted(charts.causes(report.causes), roofline), "GPU-hours lost by cause", key="causes"
-            )
+            chart = style.muted(charts.causes(report.causes), roofline)
+            widgets.figure(chart, "GPU-hours lost by cause", key="causes")
         else:
             st.info("No failures are modelled: choose a failure rate on the left.")
         st.header("What it costs")
         if report.cost_parts_usd:
-            widgets.figure(
-                style.muted(charts.cost_parts(report.cost_parts_usd), roofline),
-                "Cost by part in dollars",
-                key="cost",
-            )
+            chart = style.muted(charts.cost_parts(report.cost_parts_usd), roofline)
+            widgets.figure(chart, "Cost by part in dollars", key="cost")
         st.caption(f"{escaped(report.price[:1].upper() + report.price[1:])}.")
     _tables(report)
-    _downloads(scenario, result)
+    with st.container(horizontal=True):
+        name, kind = exports.file_name(scenario.name, "json"), "application/json"
+        widgets.download("Result with the run (JSON)", exports.result_json(result), name, kind)
+        name, kind = exports.file_name(scenario.name, "yaml"), "application/yaml"
+        widgets.download("Scenario (YAML)", exports.scenario_yaml(scenario), name, kind)
 
 
 # -- the inputs ----------------------------------------------------------------------------------------
@@ -105,20 +106,13 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
     run = scenario.run
     st.header("Run plan")
     plan = state.override("run")
-    _choose(
-        "run", "Plan", [TOKENS_ONLY, *run_plan_names()], plan if plan in run_plan_names() else TOKENS_ONLY
-    )
+    chosen = plan if plan in run_plan_names() else TOKENS_ONLY
+    _choose("run", "Plan", [TOKENS_ONLY, *run_plan_names()], chosen)
     name = _hold("run.tokens", run.tokens / TRILLION)
-    st.number_input(
-        "Tokens of the main phase (T: 10¹²)",
-        min_value=min(1e-6, run.tokens / TRILLION),
-        max_value=max(1e6, run.tokens / TRILLION),
-        step=0.1,
-        format="%g",
-        key=name,
-        on_change=_tokens,
-        args=(name,),
-    )
+    tokens = run.tokens / TRILLION
+    limits: dict[str, Any] = {"min_value": min(1e-6, tokens), "max_value": max(1e6, tokens), "step": 0.1}
+    label = "Tokens of the main phase (T: 10¹²)"
+    st.number_input(label, **limits, format="%g", key=name, on_change=_tokens, args=(name,))
     name = _hold("run.start", run.start)
     st.date_input("Start", key=name, on_change=_start, args=(name,))
     st.header("Failures and checkpoints")
@@ -138,12 +132,13 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
     st.header("Prices")
     accelerator = scenario.machine.accelerator.name
     terms = sorted({o.term for o in load_prices(accelerator).offers}) if accelerator in list_prices() else []
-    ways = [
-        CLUSTERS_PRICE,
-        *(f"rent: {term}" for term in terms),
-        *(f"buy: {n}" for n in list_purchases(accelerator)),
-    ]
-    way = _way(run)
+    bought = (f"buy: {name}" for name in list_purchases(accelerator))
+    ways = [CLUSTERS_PRICE, *(f"rent: {term}" for term in terms), *bought]
+    way, price = CLUSTERS_PRICE, run.price
+    if price is not None and price.rent is not None:
+        way = f"rent: {price.rent.term}"
+    elif price is not None:
+        way = f"buy: {price.buy.name}" if price.buy is not None else "an offer of your own"
     name = _hold("run.price", way)
     st.radio(
         "Pay", ways if way in ways else [way, *ways], key=name, on_change=_changed, args=("run.price", name)
@@ -171,15 +166,6 @@ def _name(described: Any) -> str:
     return NONE if described is None else str(described.name)
 
 
-def _way(run: RunPlan) -> str:
-    price = run.price
-    if price is None:
-        return CLUSTERS_PRICE
-    if price.rent is not None:
-        return f"rent: {price.rent.term}"
-    return f"buy: {price.buy.name}" if price.buy is not None else "an offer of your own"
-
-
 def _tokens(name: str) -> None:
     wanted = round(st.session_state[name] * TRILLION)
     state.set_override("run.tokens", None)
@@ -201,8 +187,8 @@ def _changed(key: str, name: str) -> None:
     value = st.session_state[name]
     run = state.current().run
     if key in STOPS and run.failures is None:  # what was assumed becomes part of the scenario
-        for left_out, chosen in default_stops(run, state.current().machine).items():
-            state.set_override(f"run.{left_out}", chosen.value)
+        for left_out, default in default_stops(run, state.current().machine).items():
+            state.set_override(f"run.{left_out}", default.value)
         run = state.current().run
     if key == "run":
         state.set_override("run", None if value == TOKENS_ONLY else value)
@@ -215,7 +201,9 @@ def _changed(key: str, name: str) -> None:
         repair = run.spares.repair.model_dump(mode="json", exclude_none=True) if run.spares else "3 days"
         state.set_override("run.spares", {"count": int(value), "repair": repair} if value else "null")
     elif key == "run.price":
-        state.set_override("run.price", _price(value))
+        kind, _, name = value.partition(": ")
+        price: object = {"rent": {"term": name}} if kind == "rent" else {"buy": name}
+        state.set_override("run.price", None if value == CLUSTERS_PRICE else price)
     else:
         state.set_override(key, "null" if value == NONE else value)
 
@@ -246,13 +234,6 @@ def _checkpoint(run: RunPlan, change: Mapping[str, Any]) -> None:
     state.set_override("run.checkpoint", {**before, **change})
 
 
-def _price(way: str) -> object:
-    kind, _, name = way.partition(": ")
-    if way == CLUSTERS_PRICE:
-        return None
-    return {"rent": {"term": name}} if kind == "rent" else {"buy": name}
-
-
 # -- the outputs ---------------------------------------------------------------------------------------
 
 
@@ -261,13 +242,9 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     plain = without_prices(scenario)
     step_only = plain.model_copy(update={"run": RunPlan(tokens=plain.run.tokens)})
     result = state.result_of(step_only)
-    report: RunReport = state.compute(
-        f"run/{state.cache_key(plain)}",
-        "Simulating the run: phases, failures, restarts",
-        predictions.run_report,
-        plain,
-        result.step.time_s,
-    )
+    what, work = "Simulating the run: phases, failures, restarts", (predictions.run_report, plain)
+    key = f"run/{state.cache_key(plain)}"
+    report: RunReport = state.compute(key, what, *work, result.step.time_s)
     whole = result.model_copy(update={"run": result.run.model_copy(update={"report": report})})
     whole = repriced(whole, scenario)
     assert whole.run.report is not None
@@ -322,45 +299,24 @@ def _between(
     return text(spread.predicted), ", ".join(f"{name} {text(value)}" for name, value in points)
 
 
-def _sureness(report: RunReport) -> str:
-    factor = report.step_factor
-    if factor is None:
-        return "Intervals hold stops only, not the uncertainty of the step time."
-    return (
-        f"Intervals hold stops and the step time's uncertainty: {factor.p10:.3f} to {factor.p90:.3f} of the "
-        "predicted step (P10 to P90)."
-    )
-
-
 def _tables(report: RunReport) -> None:
     st.header("Phases")
-    whole: dict[str, list[float | None]] = {
-        "GPU-hours": [phase.gpu_hours for phase in report.phases],
-        "with stops": [phase.gpu_hours_with_stops for phase in report.phases],
-        "cost ($)": [phase.cost_usd for phase in report.phases],
-    }
-    st.dataframe(
-        {
-            "phase": [phase.phase for phase in report.phases],
-            "steps": ["as stated" if phase.stated else f"{phase.steps:,}" for phase in report.phases],
-            "step time (s)": [None if phase.stated else phase.step_time_s for phase in report.phases],
-            "days": [phase.days for phase in report.phases],
-            **{
-                name: [None if value is None else round(value) for value in column]
-                for name, column in whole.items()
-            },
-        },
-        width="stretch",
-        hide_index=True,
-        column_config={
-            name: st.column_config.NumberColumn(format=form)
-            for name, form in (
-                ("step time (s)", "%.3f"),
-                ("days", "%.1f"),
-                *((n, "localized") for n in whole),
-            )
-        },
-    )
+    header = ("phase", "steps", "step time (s)", "days", "GPU-hours", "with stops", "cost ($)")
+    rows = [
+        (
+            phase.phase,
+            "as stated" if phase.stated else f"{phase.steps:,}",
+            None if phase.stated else phase.step_time_s,
+            phase.days,
+            round(phase.gpu_hours),
+            round(phase.gpu_hours_with_stops),
+            None if phase.cost_usd is None else round(phase.cost_usd),
+        )
+        for phase in report.phases
+    ]
+    formats = {"step time (s)": "%.3f", "days": "%.1f"} | dict.fromkeys(header[4:], "localized")
+    columns = {name: st.column_config.NumberColumn(format=form) for name, form in formats.items()}
+    widgets.table(header, rows, column_config=columns)
     saved = report.checkpoint
     if saved is not None:
         words = (
@@ -375,21 +331,3 @@ def _tables(report: RunReport) -> None:
     if report.assumptions:
         with st.expander(f"Assumed for the run ({len(report.assumptions)})"):
             st.text("\n".join(report.assumptions))
-
-
-def _downloads(scenario: Scenario, result: Result) -> None:
-    with st.container(horizontal=True):
-        st.download_button(
-            "Result with the run (JSON)",
-            exports.result_json(result),
-            exports.file_name(scenario.name, "json"),
-            "application/json",
-            on_click="ignore",
-        )
-        st.download_button(
-            "Scenario (YAML)",
-            exports.scenario_yaml(scenario),
-            exports.file_name(scenario.name, "yaml"),
-            "application/yaml",
-            on_click="ignore",
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
@@ -23,7 +23,6 @@ from moesim.hwmodels.units import in_unit
 from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.model.catalogue import (
     MOST_SEARCHED,
-    CatalogueRow,
     catalogue,
     context_text,
     row_of,
@@ -50,11 +49,6 @@ NOTE = (
 )
 
 
-def choice(scenario: Scenario) -> None:
-    """Draw the list of models."""
-    widgets.choice(scenario, "model", "Model", list(shipped_models()), on_change=_chosen)
-
-
 def finder() -> None:
     """Draw the search over the shipped models, with a table of what it finds."""
     with st.popover("Find a model", width="stretch", icon=":material/search:"):
@@ -63,11 +57,25 @@ def finder() -> None:
         st.caption(f"{len(rows)} of {len(catalogue())} shipped models")
         if not rows:
             return
-        st.dataframe([_cells(row) for row in rows], hide_index=True, width="stretch")
+        columns = {
+            "name": [row.name for row in rows],
+            "total": [short(row.parameters_total, 4) for row in rows],
+            "activated": [short(row.parameters_activated, 4) for row in rows],
+            "layers": [row.layers for row in rows],
+            "attention": [row.attention for row in rows],
+            "experts": [row.experts for row in rows],
+            "context": [context_text(row.context) for row in rows],
+        }
+        st.dataframe(columns, hide_index=True, width="stretch")
+        words = "Choose a model of the table"
         st.selectbox(
-            "Use", [row.name for row in rows], index=None, key="model found", on_change=_taken,
-            placeholder="Choose a model of the table",
-        )  # fmt: skip
+            "Use",
+            [row.name for row in rows],
+            index=None,
+            key="model found",
+            on_change=_taken,
+            placeholder=words,
+        )
 
 
 def facts(scenario: Scenario) -> None:
@@ -87,35 +95,15 @@ def facts(scenario: Scenario) -> None:
     if not isinstance(read, uploads.Kept) or read.reading is None:
         return
     if isinstance(scenario.model, str) and scenario.model.endswith(read.token):
-        _reading(read.name, read.reading)
-
-
-def remember(kept: uploads.Kept) -> None:
-    """Keep what an uploaded model was read as, for `facts`."""
-    st.session_state[READ] = kept
-
-
-def _reading(name: str, reading: uploads.ConfigReading) -> None:
-    with st.expander(escaped(f"How {name} was read")):
-        rows = [{"key": key, "value": value, "as": meaning} for key, value, meaning in reading.understood]
-        if rows:
-            st.dataframe(rows, hide_index=True, width="stretch")
-        ignored = ", ".join(reading.ignored) or "nothing"
-        st.markdown(escaped(f"Ignored, no part in time or memory: {ignored}."))
-        for text in reading.not_modelled:
-            st.markdown(escaped(f"Not modelled: {text}."))
-
-
-def _cells(row: CatalogueRow) -> dict[str, str | int]:
-    return {
-        "name": row.name,
-        "total": short(row.parameters_total, 4),
-        "activated": short(row.parameters_activated, 4),
-        "layers": row.layers,
-        "attention": row.attention,
-        "experts": row.experts,
-        "context": context_text(row.context),
-    }
+        with st.expander(escaped(f"How {read.name} was read")):
+            understood = read.reading.understood
+            rows = [{"key": key, "value": value, "as": meaning} for key, value, meaning in understood]
+            if rows:
+                st.dataframe(rows, hide_index=True, width="stretch")
+            ignored = ", ".join(read.reading.ignored) or "nothing"
+            st.markdown(escaped(f"Ignored, no part in time or memory: {ignored}."))
+            for text in read.reading.not_modelled:
+                st.markdown(escaped(f"Not modelled: {text}."))
 
 
 def _taken() -> None:
@@ -143,7 +131,17 @@ def guard(show: Callable[[Scenario], None]) -> None:
         show(state.current())
     except MoesimError as error:
         keys = [error.key] if isinstance(error, InputError) and error.key is not None else []
-        _mark([*keys, *map(overridden_key, state.left_out())])
+        # Mark the inputs of these keys with a frame and a word, whatever they show.
+        keys += map(overridden_key, state.left_out())
+        names = [re.sub(r"[^a-zA-Z0-9_-]", "-", f"st-key-input {key}") for key in keys]
+        if names:
+            boxes = ", ".join(f".{name} [data-baseweb]" for name in names)
+            labels = ", ".join(f".{name} label p::after" for name in names)
+            red = "light-dark(#b3261e, #ff8a80)"
+            st.html(
+                f"<style>{boxes} {{outline: 2px solid {red}; border-radius: 0.5rem}} "
+                f"{labels} {{content: ' not possible here'; color: {red}}}</style>"
+            )
         widgets.complain(error)
         if isinstance(error, InputError | InfeasibleError) and not state.left_out():
             widgets.guard(lambda: offer(state.current()))
@@ -153,22 +151,15 @@ def offer(scenario: Scenario) -> None:
     """Search the nearest plans that fit on request, and offer each with what it changes."""
     if scenario.fleet is not None or scenario.stages.blocks is not None:
         return
-    found: tuple[Repair, ...] | None = widgets.long_work(
-        "repair",
-        f"repair/{state.cache_key(scenario)}",
-        "Find the nearest plan that fits",
-        predictions.nearest_plans,
-        scenario,
-        with_progress=True,
-    )
+    key, work = f"repair/{state.cache_key(scenario)}", (predictions.nearest_plans, scenario)
+    label = "Find the nearest plan that fits"
+    found: tuple[Repair, ...] | None = widgets.long_work("repair", key, label, *work)
     for number, repair in enumerate(found or ()):
         row = repair.row
         words = "; ".join(f"{key} {_text(before)} -> {_text(after)}" for key, before, after in repair.changes)
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.button(
-                escaped(words), key=f"repair {number}", icon=":material/build:",
-                on_click=_use, args=(repair,), help="Change the scenario to this plan",
-            )  # fmt: skip
+            more = {"icon": ":material/build:", "help": "Change the scenario to this plan"}
+            widgets.button(escaped(words), f"repair {number}", _use, repair, **more)
             st.caption(
                 f"{written('step_time_s', row.time_s)} a step, "
                 f"{in_unit(row.memory_bytes, 'GiB', 'bytes'):.1f} GiB, {row.verdict}"
@@ -186,18 +177,6 @@ def _text(value: object) -> str:
     return recompute_label(value) if isinstance(value, tuple) else str(value)
 
 
-def _mark(keys: Sequence[str]) -> None:
-    """Mark the inputs of keys with a frame and a word, whatever they show."""
-    names = [re.sub(r"[^a-zA-Z0-9_-]", "-", f"st-key-input {key}") for key in keys]
-    if names:
-        boxes = ", ".join(f".{name} [data-baseweb]" for name in names)
-        labels = ", ".join(f".{name} label p::after" for name in names)
-        st.html(
-            f"<style>{boxes} {{outline: 2px solid light-dark(#b3261e, #ff8a80); border-radius: 0.5rem}} "
-            f"{labels} {{content: ' not possible here'; color: light-dark(#b3261e, #ff8a80)}}</style>"
-        )
-
-
 REFUSED = "refused upload"
 """Session key with the reason why the last upload was refused; it stays until the next upload."""
 
@@ -207,8 +186,18 @@ RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
 
 def show() -> None:
     """Draw the page."""
-    if _is_fleet():
-        _fleet()
+    fleet = None
+    with suppress(MoesimError):  # the form shows the error
+        fleet = state.current().fleet
+    if fleet is not None:  # a job on several clusters, whose plan has a page of its own
+        st.info(
+            "Several clusters share this job. The page Fleet has its pools, pipeline ranks and schedule; to "
+            "have inputs here again, take the change of the fleet back.",
+            icon=":material/workspaces:",
+        )
+        if st.button("Open the page Fleet", key="open fleet"):
+            page_switch.go("fleet")
+        guard(_verdict)
         return
     inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
@@ -223,28 +212,10 @@ def show() -> None:
         _profile_job(scenario.cluster)  # for the next time this page is drawn
 
 
-def _is_fleet() -> bool:
-    with suppress(MoesimError):
-        return state.current().fleet is not None
-    return False
-
-
-def _fleet() -> None:
-    """Draw the page of a job on several clusters, whose plan has a page of its own."""
-    st.info(
-        "Several clusters share this job. The page Fleet has its pools, pipeline ranks and schedule; to have "
-        "inputs here again, take the change of the fleet back.",
-        icon=":material/workspaces:",
-    )
-    if st.button("Open the page Fleet", key="open fleet"):
-        page_switch.go("fleet")
-    guard(_verdict)
-
-
 def begin(scenario: Scenario) -> None:
     """Start the jobs whose results the page will show, without waiting for them."""
     state.begin(scenario)
-    jobs.submit(_check_key(scenario), predictions.check, scenario, ahead=True)
+    jobs.submit(f"check/{state.cache_key(scenario)}", predictions.check, scenario, ahead=True)
 
 
 def _open() -> None:
@@ -261,7 +232,16 @@ def _open() -> None:
         _upload("model", "Use a model's config.json (Hugging Face) or model.yaml")
         _upload("profile", "Use a calibration profile (YAML or JSON)")
         with suppress(MoesimError):  # the page says what is wrong
-            _save()
+            scenario = state.current()
+            text, ending = exports.scenario_file(scenario)
+            label, name = (
+                f"Save the scenario ({ending[1:].upper()})",
+                exports.file_name(scenario.name, ending),
+            )
+            widgets.download(label, text, name, "application/octet-stream", icon=":material/download:")
+            warning = changes.only_here(state.preset(), state.overrides())
+            st.caption(escaped(warning or "The address of this page is a link to this scenario:"))
+            st.code(changes.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
     if REFUSED in st.session_state:  # outside the popover, because it closes
         st.error(escaped(st.session_state[REFUSED]), icon=":material/error:")
 
@@ -306,26 +286,10 @@ def _uploaded(kind: str, key: str) -> None:
         kept = state.accept(kind, *given)
         state.set_override(kind, kept.token)
         if kind == "model":
-            remember(kept)
+            st.session_state[READ] = kept
             state.follow(model_changed=True)
     except MoesimError as error:
         st.session_state[REFUSED] = str(error)
-
-
-def _save() -> None:
-    scenario = state.current()
-    text, ending = exports.scenario_file(scenario)
-    st.download_button(
-        f"Save the scenario ({ending[1:].upper()})",
-        text,
-        exports.file_name(scenario.name, ending),
-        "application/octet-stream",
-        on_click="ignore",
-        icon=":material/download:",
-    )
-    warning = changes.only_here(state.preset(), state.overrides())
-    st.caption(escaped(warning or "The address of this page is a link to this scenario:"))
-    st.code(changes.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
 
 
 def _inputs(scenario: Scenario) -> None:
@@ -375,31 +339,26 @@ def _communication(scenario: Scenario) -> None:
     with left:
         count = machine.accelerator.compute_units
         if machine.accelerator.communication_engine is None and count is not None:
-            widgets.number(
-                scenario,
-                "communication.sms",
+            label, note = (
                 f"Communication {machine.accelerator.unit_name}s of {count.n}",
-                0,
-                count.n - 1,
                 "Given to communication kernels on every GPU",
             )
+            widgets.number(scenario, "communication.sms", label, 0, count.n - 1, note)
         else:
             widgets.number(scenario, "communication.sms", "Communication units", 0, 4096)
     with right:
-        widgets.fraction(
-            scenario,
-            "routing.expert_load_cv",
+        label, note = (
             "Spread of expert load (CV)",
-            1.0,
-            0.01,
             "Coefficient of variation of one expert's load from micro-batch to micro-batch",
         )
+        widgets.fraction(scenario, "routing.expert_load_cv", label, 1.0, 0.01, note)
 
 
 def _what(scenario: Scenario) -> None:
     first, second, third = st.columns([4, 5, 4])
+    known = jobs.cache.get(_profiles_key(str(scenario.cluster)))
     with first:
-        choice(scenario)
+        widgets.choice(scenario, "model", "Model", list(shipped_models()), on_change=_chosen)
     with second:
         widgets.choice(scenario, "cluster", "Cluster", list(list_clusters()), on_change=_cluster_chosen)
     with third:
@@ -407,7 +366,7 @@ def _what(scenario: Scenario) -> None:
             scenario,
             "profile",
             "Calibration profile",
-            _profiles(scenario),
+            list(known[1]) if known is not None else [],  # as soon as they are known: nobody waits for them
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
     finder()
@@ -422,22 +381,14 @@ def _what(scenario: Scenario) -> None:
 def _nodes(scenario: Scenario) -> None:
     """Inputs for the size of the cluster; a cluster given by name starts with its own number of nodes."""
     machine = scenario.machine
-    name = widgets.place("cluster.nodes", _wanted_nodes(machine.nodes))
+    refused, nodes = state.refused("cluster.nodes"), min(machine.nodes, MOST_NODES)
+    if isinstance(refused, int) and 1 <= refused <= MOST_NODES:
+        nodes = refused
+    name = widgets.place("cluster.nodes", nodes)
+    note = f"{machine.node.n_gpus:,} GPUs each; {machine.n_gpus:,} together"
     st.number_input(
-        "Nodes",
-        1,
-        MOST_NODES,
-        step=1,
-        key=name,
-        help=f"{machine.node.n_gpus:,} GPUs each; {machine.n_gpus:,} together",
-        on_change=_nodes_chosen,
-        args=(name,),
+        "Nodes", 1, MOST_NODES, step=1, key=name, help=note, on_change=_nodes_chosen, args=(name,)
     )
-
-
-def _wanted_nodes(own: int) -> int:
-    refused = state.refused("cluster.nodes")
-    return refused if isinstance(refused, int) and 1 <= refused <= MOST_NODES else min(own, MOST_NODES)
 
 
 def _nodes_chosen(name: str) -> None:
@@ -489,18 +440,9 @@ def _profiles_key(cluster: str) -> str:
     return f"profiles/{cluster}/{moesim.__version__}"
 
 
-def _check_key(scenario: Scenario) -> str:
-    return f"check/{state.cache_key(scenario)}"
-
-
-def _profiles(scenario: Scenario) -> list[str]:
-    """Profiles that fit the accelerator, as soon as they are known; the page does not wait for them."""
-    known = jobs.cache.get(_profiles_key(str(scenario.cluster)))
-    return [] if known is None else list(known[1])
-
-
 def _verdict(scenario: Scenario) -> None:
-    found = state.compute(_check_key(scenario), "Checking the plan", predictions.check, scenario)
+    key = f"check/{state.cache_key(scenario)}"
+    found = state.compute(key, "Checking the plan", predictions.check, scenario)
     memory = found.memory
     used, limit = (
         f"{in_unit(size, 'GiB', 'bytes'):.1f} GiB" for size in (memory.total_bytes, memory.capacity_bytes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, long_work, page_switch, scenario_store, state, texts, visitors
+from moesim.app import forms, long_work, page_switch, scenario_store, state, texts, visitors, widgets
 from moesim.app import scenario_links as links
 from moesim.app.texts import compact, escaped
 from moesim.app.tray import TrayEntry, tray
@@ -30,7 +30,7 @@ FIGURES = ("step_time_s", "tokens_per_s_per_gpu", "mfu_causal", "days", "cost_us
 
 def show_pinned(kept: Sequence[scenario_store.Kept]) -> None:
     """Draw the table, with buttons to open either side on this page, and to unpin."""
-    current = (scenario_store.label(state.preset(), state.overrides()), state.preset(), state.overrides())
+    current = scenario_store.current()
     sides = [*kept, current][:2]
     with st.container(border=True, key="a-and-b"):
         found = []
@@ -63,46 +63,35 @@ def table(
         memory = f"{in_unit(result.memory.total_bytes, 'GiB', 'bytes'):.1f} GiB"
         fit = memory if result.memory.verdict == "fits" else f"{memory}, {result.memory.verdict}"
         cells = [escaped(shown[name]) for name in names] + [fit, texts.badge(result.confidence)]
-        lines.append(f"| **{letter}** {_cell(label)} | " + " | ".join(cells) + " |")
+        title = escaped(label).replace("|", "\\|")
+        lines.append(f"| **{letter}** {title} | " + " | ".join(cells) + " |")
     differ = changes(first, second)
-    cells = [_difference(name, differ.get(name), bands) for name in names]
+    cells = []
+    for name in names:
+        by = differ.get(name)
+        told = "" if by is None else escaped(headline.change(name, by))
+        if by is not None and (told == headline.SAME or headline.sure(name, bands)[0]):
+            told = f"**{told}**"
+        elif by is not None:  # grey while its uncertainty is computed, and "(uncertain)" inside it
+            told = f":gray[{told}{' (uncertain)' if bands is not None else ''}]"
+        cells.append(told)
     known = "" if bands is not None or differ == {} else " :gray[(how sure is being computed)]"
     more = in_unit(second.memory.total_bytes - first.memory.total_bytes, "GiB", "bytes")
     lines.append(f"| **B - A**{known} | " + " | ".join([*cells, f"{more:+.1f} GiB", ""]) + " |")
     return lines
 
 
-def _difference(name: str, by: float | None, bands: Mapping[str, Band] | None) -> str:
-    """A difference as a cell; grey while its uncertainty is computed, and "(uncertain)" inside it."""
-    if by is None:
-        return ""
-    told = escaped(headline.change(name, by))
-    if told == headline.SAME or headline.sure(name, bands)[0]:
-        return f"**{told}**"
-    return f":gray[{told}{' (uncertain)' if bands is not None else ''}]"
-
-
-def _cell(text: str) -> str:
-    """A text inside a table of Markdown."""
-    return escaped(text).replace("|", "\\|")
-
-
 def _buttons(sides: Sequence[scenario_store.Kept], current: scenario_store.Kept, kept: int) -> None:
     with st.container(horizontal=True, gap="small"):
         for letter, (label, preset, texts) in zip("AB", sides, strict=True):
-            st.button(
-                f"Show {letter}",
-                key=f"show {letter}",
-                on_click=_open,
-                args=(preset, texts),
-                disabled=(preset, texts) == current[1:],
-                help=f"Make {escaped(label)} the scenario of every page",
+            note = f"Make {escaped(label)} the scenario of every page"
+            shown = (preset, texts) == current[1:]
+            widgets.button(
+                f"Show {letter}", f"show {letter}", _open, preset, texts, disabled=shown, help=note
             )
         for number in range(min(kept, 2)):
-            st.button(
-                f"Unpin {'AB'[number]}", key=f"unpin {number}", on_click=scenario_store.unpin, args=(number,),
-                type="tertiary",
-            )  # fmt: skip
+            key, undo = f"unpin {number}", scenario_store.unpin
+            widgets.button(f"Unpin {'AB'[number]}", key, undo, number, type="tertiary")
 
 
 def _open(preset: str, texts: tuple[str, ...]) -> None:
@@ -124,7 +113,11 @@ def show() -> Any:
         with st.popover(escaped(state.title()), icon=":material/folder_open:", width="content"):
             _menu()
         facts = st.empty()
-        facts.markdown(_known_facts())
+        try:
+            scenario = state.current()
+            facts.markdown(_facts(scenario, state.known_result(scenario)))
+        except MoesimError:
+            facts.markdown(REFUSED)
         _scenario_header_buttons()
     problem = st.session_state.get(state.LINK_PROBLEM)
     if problem is not None:
@@ -134,15 +127,6 @@ def show() -> Any:
         st.error(escaped(not_started), icon=":material/hourglass_disabled:")
     _chips()
     return facts
-
-
-def _known_facts() -> str:
-    """The facts as far as they are known without waiting."""
-    try:
-        scenario = state.current()
-    except MoesimError:
-        return REFUSED
-    return _facts(scenario, state.known_result(scenario))
 
 
 def show_facts(place: Any) -> None:
@@ -176,16 +160,21 @@ def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
 
 
 def _scenario_header_buttons() -> None:
-    full = len(scenario_store.pinned()) >= scenario_store.MOST - 1
-    buttons: tuple[tuple[str, str, str, Callable[[], None], bool], ...] = (
-        ("undo change", "undo", "Undo the last change", state.undo, state.can_undo()),
-        ("redo change", "redo", "Redo the change that was undone last", state.redo, state.can_redo()),
-        ("pin", "keep", "Pin this scenario: it stays beside what you change next", scenario_store.pin,
-         not full and not scenario_store.is_pinned()),
-    )  # fmt: skip
+    pinned, now = scenario_store.pinned(), (state.preset(), state.overrides())
+    free = len(pinned) < scenario_store.MOST - 1 and all(kept[1:] != now for kept in pinned)
     with st.container(horizontal=True, width="content", gap="small", key="scenario-buttons"):
-        for key, icon, note, act, possible in buttons:
-            st.button(f":material/{icon}:", key=key, help=note, on_click=act, disabled=not possible)
+        for key, icon, note, act, possible in (
+            ("undo change", "undo", "Undo the last change", state.undo, state.can_undo()),
+            ("redo change", "redo", "Redo the change that was undone last", state.redo, state.can_redo()),
+            (
+                "pin",
+                "keep",
+                "Pin this scenario: it stays beside what you change next",
+                scenario_store.pin,
+                free,
+            ),
+        ):
+            widgets.button(f":material/{icon}:", key, act, help=note, disabled=not possible)
 
 
 def _chips() -> None:
@@ -206,13 +195,8 @@ def _chips() -> None:
 
 def _chip(text: str) -> None:
     key = overridden_key(text)
-    st.button(
-        f"{escaped(links.readable(text))} ✕",
-        key=f"chip {key}",
-        on_click=state.set_override,
-        args=(key, None),
-        help=f"Take {escaped(key)} back",
-    )
+    label, note = f"{escaped(links.readable(text))} ✕", f"Take {escaped(key)} back"
+    widgets.button(label, f"chip {key}", state.set_override, key, None, help=note)
 
 
 def _menu() -> None:
@@ -230,14 +214,14 @@ def _menu() -> None:
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
     st.caption("The address of this page is a link to this scenario.")
-    others = [entry for entry in scenario_store.recent_here() if entry.number != state.object_id()]
+    others = [
+        entry for entry in scenario_store.recent(visitors.current()) if entry.number != state.object_id()
+    ]
     if others:
         st.markdown("**Recent scenarios**")
     for entry in others[:8]:
-        st.button(
-            escaped(entry.name), key=f"recent {entry.number}", on_click=scenario_store.open_recent,
-            args=(entry.number,), type="tertiary", width="stretch",
-        )  # fmt: skip
+        key, wide = f"recent {entry.number}", {"type": "tertiary", "width": "stretch"}
+        widgets.button(escaped(entry.name), key, scenario_store.open_recent, entry.number, **wide)
 
 
 def _renamed(name: str) -> None:
@@ -312,24 +296,15 @@ def _entry(entry: TrayEntry) -> None:
         if origin.page in pages and st.button(
             "Open", key=f"tray open {entry.number}", type="tertiary", help="Open its page as it was"
         ):
-            _job_tray_open(entry, pages[origin.page])
+            # With the scenario and the form that the job was started with.
+            state.open_scenario(origin.preset, origin.changes)
+            forms.take_over(long_work.prefix(origin.page), origin.fields)
+            st.switch_page(pages[origin.page])
+        label, act, icon = "Close", tray.close, ":material/close:"
         if entry.is_open:
-            st.button(
-                "Stop",
-                key=f"tray stop {entry.number}",
-                type="tertiary",
-                on_click=tray.stop,
-                args=(visitor, entry.number),
-            )
-        else:
-            st.button(
-                "Close",
-                icon=":material/close:",
-                key=f"tray close {entry.number}",
-                type="tertiary",
-                on_click=tray.close,
-                args=(visitor, entry.number),
-            )
+            label, act, icon = "Stop", tray.stop, ""
+        key, more = f"tray {label.lower()} {entry.number}", {"icon": icon or None, "type": "tertiary"}
+        widgets.button(label, key, act, visitor, entry.number, **more)
 
 
 def _end(entry: TrayEntry) -> str:
@@ -340,11 +315,3 @@ def _end(entry: TrayEntry) -> str:
         reason = f": {escaped(entry.error)}" if entry.error is not None else ""
         return f"Stopped after {long_work.duration(entry.took_s)}{reason}"
     return f"Failed: {escaped(str(entry.error)[:300])}"
-
-
-def _job_tray_open(entry: TrayEntry, page: Any) -> None:
-    """Open the page of a job with the scenario and the form that it was started with."""
-    origin = entry.origin
-    state.open_scenario(origin.preset, origin.changes)
-    forms.take_over(long_work.prefix(origin.page), origin.fields)
-    st.switch_page(page)

@@ -9,7 +9,18 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import forms, jobs, page_switch, predictions, scenario_store, state, texts, uploads
+from moesim.app import (
+    forms,
+    jobs,
+    page_switch,
+    predictions,
+    scenario_store,
+    state,
+    texts,
+    uploads,
+    visitors,
+    widgets,
+)
 from moesim.app.pages import HOME
 from moesim.app.texts import escaped, written
 from moesim.app.views import planner
@@ -48,8 +59,19 @@ def show() -> None:
         "dense models on a cluster, event by event, and says where each number comes from."
     )
     left, right = st.columns([5, 4], gap="large")
-    with left:
-        _path()
+    with left, st.container(border=True, key="path-card"):
+        st.markdown("**Your model on your GPUs: find a plan**")
+        choices = state.compute(CHOICES, "Reading the shipped hardware", predictions.choices)
+        model = _model()
+        accelerator, n_gpus = _gpus(choices.gpus_per_node)
+        sequences, length = _batch()
+        missing = model is None
+        if st.button(
+            "Find a plan", type="primary", icon=":material/route:", key="find a plan", disabled=missing
+        ):
+            _find(str(model), accelerator, n_gpus, sequences, length)
+        if missing:
+            st.caption("Step 1 is missing: give a config.json, or choose a model.")
     with right:
         _home()
         _recent()
@@ -80,22 +102,6 @@ def _home() -> None:
 # -- your model on your GPUs ---------------------------------------------------------------------------
 
 
-def _path() -> None:
-    """Draw the three steps from a config.json to a plan."""
-    with st.container(border=True, key="path-card"):
-        st.markdown("**Your model on your GPUs: find a plan**")
-        choices = state.compute(CHOICES, "Reading the shipped hardware", predictions.choices)
-        model = _model()
-        accelerator, n_gpus = _gpus(choices.gpus_per_node)
-        sequences, length = _batch()
-        if st.button(
-            "Find a plan", type="primary", icon=":material/route:", key="find a plan", disabled=model is None
-        ):
-            _find(str(model), accelerator, n_gpus, sequences, length)
-        if model is None:
-            st.caption("Step 1 is missing: give a config.json, or choose a model.")
-
-
 def _model() -> str | None:
     """Inputs of step 1; returns a shipped name or an upload's token."""
     st.markdown("**1** &nbsp; Model")
@@ -110,20 +116,14 @@ def _model() -> str | None:
         )
     chosen = forms.value(MODEL, None, lambda found: isinstance(found, str))
     names = list(shipped_models())
-    with right:
-        if isinstance(chosen, str) and chosen not in names:
-            if not uploads.TOKEN.fullmatch(chosen) or not (uploads.folder() / chosen).is_file():
-                chosen = None
-            else:
-                names = [chosen, *names]
-        st.selectbox(
-            "or a shipped model",
-            names,
-            index=None,
-            placeholder=f"{len(shipped_models())} models",
-            format_func=uploads.with_names,
-            **forms.one_of(MODEL, [None, *names], None, "start model"),
-        )
+    if isinstance(chosen, str) and chosen not in names:
+        if not uploads.TOKEN.fullmatch(chosen) or not (uploads.folder() / chosen).is_file():
+            chosen = None
+        else:
+            names = [chosen, *names]
+    places = {"index": None, "placeholder": f"{len(shipped_models())} models"}
+    show: dict[str, Any] = {"format_func": uploads.with_names, "key": "start model", **places}
+    forms.one_of(right.selectbox, "or a shipped model", MODEL, names, None, **show)
     if REFUSED in st.session_state:
         st.error(escaped(st.session_state[REFUSED]), icon=":material/error:")
     return chosen if isinstance(chosen, str) else None
@@ -144,23 +144,21 @@ def _gpus(known: dict[str, int]) -> tuple[str, int]:
     st.markdown("**2** &nbsp; GPUs")
     left, right = st.columns(2)
     names = [*(name for name in FIRST if name in known), *sorted(set(known) - set(FIRST))]
-    with left:
-        accelerator = st.selectbox(
-            "Accelerator",
-            names,
-            format_func=lambda name: name.upper().replace("-", " "),
-            **forms.one_of(ACCELERATOR, names, names[0], "start accelerator"),
-        )
-    with right:
-        n_gpus = st.number_input(
-            "GPUs",
-            1,
-            MOST_GPUS,
-            step=known[accelerator],
-            help=f"In nodes of {known[accelerator]:,}. Rules choose network, price and calibration profile; "
-            "the result lists them.",
-            **forms.number(GPUS, 1, MOST_GPUS, 512, "start gpus"),
-        )
+    accelerator = forms.one_of(
+        left.selectbox,
+        "Accelerator",
+        ACCELERATOR,
+        names,
+        names[0],
+        key="start accelerator",
+        format_func=lambda name: name.upper().replace("-", " "),
+    )
+    note = (
+        f"In nodes of {known[accelerator]:,}. Rules choose network, price and calibration profile; the "
+        "result lists them."
+    )
+    more: dict[str, Any] = {"step": known[accelerator], "help": note, "key": "start gpus"}
+    n_gpus = forms.number(right.number_input, "GPUs", GPUS, 1, MOST_GPUS, 512, **more)
     return accelerator, int(n_gpus)
 
 
@@ -168,14 +166,13 @@ def _batch() -> tuple[int, int]:
     """Inputs of the batch of one step, with values that runs of this size use."""
     with st.expander("Batch: sequences a step, and their length"):
         left, right = st.columns(2)
-        sequences = left.number_input(
-            "Sequences a step", 1, 1_000_000, step=256,
-            **forms.number(SEQUENCES, 1, 1_000_000, 4096, "start sequences"),
-        )  # fmt: skip
-        length = right.number_input(
-            "Tokens a sequence", 1, 10_000_000, step=1024,
-            **forms.number(LENGTH, 1, 10_000_000, 4096, "start length"),
-        )  # fmt: skip
+        count, size = left.number_input, right.number_input
+        sequences = forms.number(
+            count, "Sequences a step", SEQUENCES, 1, 1_000_000, 4096, step=256, key="start sequences"
+        )
+        length = forms.number(
+            size, "Tokens a sequence", LENGTH, 1, 10_000_000, 4096, step=1024, key="start length"
+        )
         st.caption("4,096 x 4,096 tokens unless you say otherwise; the whole run's tokens are on Run & cost.")
     return int(sequences), int(length)
 
@@ -192,7 +189,7 @@ def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int
     except InputError as error:
         st.error(escaped(error), icon=":material/error:")
         for value in error.nearest if error.key == "gpus" else ():
-            st.button(f"{value:,} GPUs", key=f"nearest {value}", on_click=forms.put, args=(GPUS, value))
+            widgets.button(f"{value:,} GPUs", f"nearest {value}", forms.put, GPUS, value)
         return
     except MoesimError as error:
         st.error(escaped(error), icon=":material/error:")
@@ -207,7 +204,7 @@ def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int
 
 def _recent() -> None:
     """Draw the visitor's scenarios, the one changed last first."""
-    found = scenario_store.recent_here()
+    found = scenario_store.recent(visitors.current())
     if not found:
         return
     with st.container(border=True, key="recent-card"):
@@ -218,11 +215,16 @@ def _recent() -> None:
                 scenario_store.open_recent(entry.number)
                 page_switch.go("result")
             ago.caption(_ago(time.time() - entry.changed_s))
-            cross.button(
-                ":material/close:", key=f"forget {entry.number}", type="tertiary",
-                help=f"Remove {escaped(entry.name)} from this list",
-                on_click=scenario_store.forget, args=(entry.number,),
-            )  # fmt: skip
+            note, number = f"Remove {escaped(entry.name)} from this list", entry.number
+            with cross:
+                widgets.button(
+                    ":material/close:",
+                    f"forget {number}",
+                    scenario_store.forget,
+                    number,
+                    type="tertiary",
+                    help=note,
+                )
 
 
 def _ago(seconds: float) -> str:

@@ -51,28 +51,22 @@ FORMATS = {
 def show_answer(scenario: Scenario, found: Survey) -> None:
     """Draw the known points of a sweep."""
     names = [n for n in FIGURES if any(p.figures.get(n) is not None for p in found.points)]
-    name = st.selectbox(
-        "Figure",
-        names,
-        format_func=lambda n: FIGURES[n][0],
-        **forms.one_of("sweep.figure", names, names[0], "sweep figure"),
-    )
-    best = _best(found.points, name)
+    show: dict[str, Any] = {"format_func": lambda n: FIGURES[n][0], "key": "sweep figure"}
+    name = forms.one_of(st.selectbox, "Figure", "sweep.figure", names, names[0], **show)
+    possible = [p for p in found.points if p.status == "ok" and p.figures.get(name) is not None]
+    sign = -1.0 if FIGURES[name][1] else 1.0
+    best = min(possible, key=lambda p: sign * _number(p, name), default=None)
     _picture(scenario, found, name, best)
     if best is not None:
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(f"Best: **{escaped(_text(best))}**, {_written(name, best)}")
+            value = f"{_number(best, name):.1f} GiB"
+            if name != "memory_bytes":
+                value = written(name, float(best.figures[name] or 0.0))
+            st.markdown(f"Best: **{escaped(_text(best))}**, {value}")
             _offer(best, "best")
     elif found.points:
         st.warning("No point that is computed so far fits into memory.")
     _table(found.points)
-
-
-def _best(points: Sequence[SweepPoint], name: str) -> SweepPoint | None:
-    """The possible point with the best value of a figure, or None."""
-    possible = [p for p in points if p.status == "ok" and p.figures.get(name) is not None]
-    sign = -1.0 if FIGURES[name][1] else 1.0
-    return min(possible, key=lambda p: sign * _number(p, name), default=None)
 
 
 def _number(point: SweepPoint, name: str) -> float:
@@ -83,23 +77,22 @@ def _number(point: SweepPoint, name: str) -> float:
     return in_unit(value, "GiB", "bytes") if name == "memory_bytes" else value
 
 
-def _written(name: str, point: SweepPoint) -> str:
-    if name == "memory_bytes":
-        return f"{_number(point, name):.1f} GiB"
-    return written(name, float(point.figures[name] or 0.0))
-
-
 def _picture(scenario: Scenario, found: Survey, name: str, best: SweepPoint | None) -> None:
     keys = list(dict.fromkeys(key for point in found.points for key in point.values))
     title = FIGURES[name][0]
     have = [p for p in found.points if p.figures.get(name) is not None]
     if len(keys) == 1:
+        now: Any = scenario
+        for part in keys[0].split("."):
+            now = getattr(now, part, None)
+        now = getattr(now, "value", now)
+        now = now if isinstance(now, str | int | float | bool) else None  # else it cannot be drawn
         chart = charts.line(
             keys[0],
             title,
             [(_shown(p.values[keys[0]]), _number(p, name), p.status == "ok") for p in have],
             None if best is None else _shown(best.values[keys[0]]),
-            _now(scenario, keys[0]),
+            now,
         )
         widgets.figure(chart, f"{title} over {keys[0]}", key="sweep picture")
         return
@@ -134,21 +127,12 @@ def _shown(value: Any) -> charts.Value:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
-def _now(scenario: Scenario, key: str) -> charts.Value | None:
-    """The scenario's own value of a key, or None where it has none that can be drawn."""
-    value: Any = scenario
-    for part in key.split("."):
-        value = getattr(value, part, None)
-    value = getattr(value, "value", value)
-    return value if isinstance(value, str | int | float | bool) else None
-
-
 def _text(point: SweepPoint) -> str:
     return ", ".join(f"{key} = {value}" for key, value in point.values.items())
 
 
 def _offer(point: SweepPoint, name: str) -> None:
-    st.button("Open as the scenario", key=f"open sweep {name}", on_click=_open, args=(point,), type="primary")
+    widgets.button("Open as the scenario", f"open sweep {name}", _open, point, type="primary")
 
 
 def _open(point: SweepPoint) -> None:
@@ -176,14 +160,9 @@ def _table(points: Sequence[SweepPoint]) -> None:
         for number, p in enumerate(shown, start=1)
     ]
     titles = [*header, *(FIGURES[n][0] for n in figures), "reason"]
-    event: Any = st.dataframe(
-        {title: [row[n] for row in rows] for n, title in enumerate(titles)},
-        hide_index=True,
-        key="sweep table",
-        on_select="rerun",
-        selection_mode="single-row",
-        column_config={FIGURES[n][0]: st.column_config.NumberColumn(format=FORMATS[n]) for n in figures},
-    )
+    formats = {FIGURES[n][0]: st.column_config.NumberColumn(format=FORMATS[n]) for n in figures}
+    more = {"key": "sweep table", "on_select": "rerun", "selection_mode": "single-row"}
+    event = widgets.table(titles, rows, column_config=formats, **more)
     picked = event["selection"]["rows"] if event else []
     if picked and picked[0] < len(shown):
         point = shown[picked[0]]
@@ -193,21 +172,13 @@ def _table(points: Sequence[SweepPoint]) -> None:
     else:
         st.caption("Choose a row to open its plan.")
     with st.container(horizontal=True):
-        st.download_button(
-            "Points (CSV)", exports.csv_text(titles, rows), "sweep.csv", "text/csv", on_click="ignore"
-        )
+        widgets.download("Points (CSV)", exports.csv_text(titles, rows), "sweep.csv")
         texts = [
             [v if n >= len(header) and n < len(titles) - 1 else str(v) for n, v in enumerate(row)]
             for row in rows
         ]
-        parquet = exports.table_parquet(titles, texts)
-        st.download_button(
-            "Points (Parquet)",
-            parquet or exports.NO_PARQUET,
-            "sweep.parquet",
-            "application/octet-stream",
-            on_click="ignore",
-        )
+        parquet = exports.table_parquet(titles, texts) or exports.NO_PARQUET
+        widgets.download("Points (Parquet)", parquet, "sweep.parquet", "application/octet-stream")
 
 
 NONE, OTHER = "none", "another key"
@@ -258,31 +229,28 @@ def _space(scenario: Scenario) -> dict[str, str]:
     for number, column in enumerate(st.columns(sweeps.MOST_KEYS), start=1):
         with column:
             options = [*([] if number == 1 else [NONE]), *KEYS, OTHER]
-            chosen = st.selectbox(
+            chosen = forms.one_of(
+                st.selectbox,
                 f"Key {number}",
+                f"sweep.key{number}",
                 options,
+                options[0],
+                key=f"sweep key {number}",
                 format_func=lambda key: f"{KEYS[key]} ({key})" if key in KEYS else key,
-                **forms.one_of(f"sweep.key{number}", options, options[0], f"sweep key {number}"),
             )
             if chosen == NONE:
                 continue
-            key = chosen
+            key, place = chosen, {"placeholder": "cluster.node.nic_bandwidth", "key": f"sweep name {number}"}
             if chosen == OTHER:
-                key = st.text_input(
-                    f"Name of key {number}",
-                    placeholder="cluster.node.nic_bandwidth",
-                    max_chars=80,
-                    **forms.text(f"sweep.name{number}", "", 80, f"sweep name {number}"),
-                ).strip()
-            text = st.text_input(
+                label, field = f"Name of key {number}", f"sweep.name{number}"
+                key = forms.text(st.text_input, label, field, "", 80, **place).strip()
+            text = forms.text(
+                st.text_input,
                 f"Values of key {number}",
-                max_chars=MOST_TEXT,
-                **forms.text(
-                    f"sweep.{number}.{chosen}",
-                    _values(scenario, key),
-                    MOST_TEXT,
-                    f"sweep values {number} {chosen}",
-                ),
+                f"sweep.{number}.{chosen}",
+                _values(scenario, key),
+                MOST_TEXT,
+                key=f"sweep values {number} {chosen}",
             ).strip()
             if not key or not text:
                 continue
@@ -329,31 +297,14 @@ def _sweep(scenario: Scenario, texts: dict[str, str]) -> None:
     if entry is not None and entry.is_open:
         st.caption("Points are stored as they are found: a sweep that you stop goes on where it stopped.")
         return
-    folder = str(uploads.folder())
-    found: Survey = state.compute(
-        f"survey/{visitor}/{name}/{sweeps.stamp(store)}",
-        "Looking for known points",
-        sweeps.surveyed,
-        folder,
-        scenario,
-        texts,
-        store,
-    )
+    survey_key = f"survey/{visitor}/{name}/{sweeps.stamp(store)}"
+    work = (str(uploads.folder()), scenario, texts, store)
+    found: Survey = state.compute(survey_key, "Looking for known points", sweeps.surveyed, *work)
     if _may_start(scenario, found, name):
         jobs.cache.drop(key)
         sweeps.make_room(store)
-        long_work.start(
-            "sweep",
-            key,
-            sweeps.swept,
-            folder,
-            scenario,
-            texts,
-            store,
-            with_progress=True,
-            title=f"Sweep of {' x '.join(key.rpartition('.')[2] for key in texts)}",
-            budget_s=sweeps.BUDGET_S,
-        )
+        title = f"Sweep of {' x '.join(key.rpartition('.')[2] for key in texts)}"
+        long_work.start("sweep", key, sweeps.swept, *work, title=title, budget_s=sweeps.BUDGET_S)
         st.rerun()
     if any(point.figures for point in found.points):
         show_answer(scenario, found)
@@ -405,13 +356,12 @@ def _store(scenario: Scenario) -> None:
         "`moesim sweep --store` writes and reads the same files."
     )
     if size:
-        st.download_button(
+        widgets.download(
             "Store (SQLite)",
             lambda: sweeps.contents(store),
             "sweep.sqlite",
             "application/vnd.sqlite3",
             key="store download",
-            on_click="ignore",
         )
     file = st.file_uploader(
         "Take over the points of another store", type=["sqlite", "db"], key="store upload", max_upload_size=4
@@ -421,13 +371,8 @@ def _store(scenario: Scenario) -> None:
         if file is None or given is None:
             return
         _, data = given
-        taken = state.compute(
-            f"store/{visitors.current()}/{hashlib.sha256(data).hexdigest()}",
-            "Reading the store",
-            sweeps.taken_over,
-            data,
-            store,
-        )
+        key = f"store/{visitors.current()}/{hashlib.sha256(data).hexdigest()}"
+        taken = state.compute(key, "Reading the store", sweeps.taken_over, data, store)
     except MoesimError as error:
         st.error(escaped(error), icon=":material/error:")
         return

@@ -44,16 +44,16 @@ def _perfetto(scenario: Scenario) -> None:
         "The first GPU of every pipeline rank; gaps are the bubble. F is forward, B backward, I and W its "
         "input- and weight-gradient halves, F&B an overlapped pair. Click an action to open it below."
     )
-    right.download_button(
-        "Perfetto trace (.json.gz)",
-        lambda: state.trace_of(scenario),
-        exports.file_name(scenario.name, ".trace.json.gz"),
-        "application/gzip",
-        on_click="ignore",
-        icon=":material/download:",
-        help="The same events for ui.perfetto.dev, or for chrome://tracing offline",
-        width="stretch",
-    )
+    with right:
+        widgets.download(
+            "Perfetto trace (.json.gz)",
+            lambda: state.trace_of(scenario),
+            exports.file_name(scenario.name, ".trace.json.gz"),
+            "application/gzip",
+            icon=":material/download:",
+            help="The same events for ui.perfetto.dev, or for chrome://tracing offline",
+            width="stretch",
+        )
 
 
 @st.fragment
@@ -104,16 +104,12 @@ def _packed(scenario: Scenario, rank: int) -> PackedStep:
 
 
 def _exposed(result: Result) -> None:
-    own, step_s = result.breakdown_s, result.step.time_s
-    columns = st.columns(4)
-    for place, (label, value) in zip(
-        columns,
-        (
-            ("Bubble of rank 0", own.bubble),
-            ("Waiting for communication, rank 0", own.exposed_communication),
-            ("Overlapped pairs of rank 0", own.forward_backward),
-            ("Gradients and optimizer", own.optimizer),
-        ),
-        strict=True,
-    ):
-        place.metric(label, f"{value:.3f} s", help=f"of {step_s:.3f} s")
+    own = result.breakdown_s
+    tiles = {
+        "Bubble of rank 0": own.bubble,
+        "Waiting for communication, rank 0": own.exposed_communication,
+        "Overlapped pairs of rank 0": own.forward_backward,
+        "Gradients and optimizer": own.optimizer,
+    }
+    for place, (label, value) in zip(st.columns(4), tiles.items(), strict=True):
+        place.metric(label, f"{value:.3f} s", help=f"of {result.step.time_s:.3f} s")

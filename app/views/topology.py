@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -11,7 +10,6 @@ import streamlit as st
 from moesim.app import forms, predictions, state, widgets
 from moesim.app.charts import step
 from moesim.app.texts import badge, escaped
-from moesim.simulator.engine.full_resolution.result import FaultEffect
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.reprice import without_prices
@@ -36,7 +34,13 @@ def show() -> None:
     more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
     kind = found.kind.replace("-fat-tree", " fat tree")
     st.caption(f"{more}A {kind} of {found.n_gpus:,} GPUs: {escaped(', '.join(shown))}.")
-    _loads(scenario)
+    st.header("Load of links, ranks and experts")
+    asked = scenario.overridden("resolution=full", *_faults(scenario))
+    st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
+    key = f"whole/{state.cache_key(without_prices(asked))}"
+    whole: Result | None = widgets.long_work("whole", key, "Simulate every GPU", predictions.interval, asked)
+    if whole is not None:
+        _maps(whole)
 
 
 FAULTS: dict[str, tuple[str, str, float | None]] = {
@@ -50,18 +54,6 @@ FAULTS: dict[str, tuple[str, str, float | None]] = {
 """Faults by their label: (kind in a scenario, numbered part, initial fraction that is left or None)."""
 
 
-def _loads(scenario: Scenario) -> None:
-    st.header("Load of links, ranks and experts")
-    asked = scenario.overridden("resolution=full", *_faults(scenario))
-    plain = without_prices(asked)
-    st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
-    found: Any = widgets.long_work(
-        "whole", f"whole/{state.cache_key(plain)}", "Simulate every GPU", predictions.interval, asked
-    )
-    if found is not None:
-        _maps(found)
-
-
 def _faults(scenario: Scenario) -> list[str]:
     """The faults that the visitor chose, as overrides; empty where the scenario states faults itself."""
     if scenario.faults:
@@ -69,17 +61,14 @@ def _faults(scenario: Scenario) -> list[str]:
         return []
     what, which, left = st.columns([3, 2, 4])
     kinds = list(FAULTS)
-    chosen = what.selectbox("What fails", kinds, **forms.one_of("topology.fault", kinds, kinds[0], "fault"))
+    chosen = forms.one_of(what.selectbox, "What fails", "topology.fault", kinds, kinds[0], key="fault")
     kind, numbered, rest = FAULTS[chosen]
     if not kind:
         return []
-    most = scenario.machine.nodes if numbered == "node" else scenario.machine.n_gpus
-    number = which.number_input(
-        f"Which {numbered if numbered in ('plane', 'node') else 'GPU'} (from 0)",
-        0,
-        most - 1,
-        **forms.number(f"topology.{numbered}", 0, most - 1, 0, f"fault {numbered}"),
-    )
+    most = (scenario.machine.nodes if numbered == "node" else scenario.machine.n_gpus) - 1
+    label = f"Which {numbered if numbered in ('plane', 'node') else 'GPU'} (from 0)"
+    field, key = f"topology.{numbered}", f"fault {numbered}"
+    number = forms.number(which.number_input, label, field, 0, most, 0, key=key)
     fault: dict[str, Any] = {"kind": kind}
     if kind in ("down", "slow-link"):
         fault["link"] = f"{numbered}:{number}"
@@ -87,12 +76,15 @@ def _faults(scenario: Scenario) -> list[str]:
         fault[numbered] = number
     if rest is not None:
         name = "bandwidth" if kind == "slow-link" else "speed"
-        fault[name] = left.slider(
+        fault[name] = forms.number(
+            left.slider,
             f"Part of its {name} that is left",
+            f"topology.part-{name}",
             0.05,
             1.0,
+            rest,
             step=0.05,
-            **forms.number(f"topology.part-{name}", 0.05, 1.0, rest, f"part {name}"),
+            key=f"part {name}",
         )
     text = f"faults={json.dumps([fault])}"
     st.code(f"--resolution full --set '{text}'", language=None)
@@ -103,9 +95,13 @@ def _maps(result: Result) -> None:
     full = result.full
     if full is None:
         return
+    sure = ""  # where only a part of the model is simulated
+    if result.uncertainty is not None:
+        band = result.uncertainty.bands["step_time_s"]
+        sure = f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {escaped(result.uncertainty.note)})"
     st.markdown(
         f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
-        f"**{result.step.time_s:.3f} s** {badge(result.confidence)} with every GPU for itself{_sure(result)}."
+        f"**{result.step.time_s:.3f} s** {badge(result.confidence)} with every GPU for itself{sure}."
     )
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
@@ -114,28 +110,28 @@ def _maps(result: Result) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Links by kind**: share of nominal bandwidth over the step")
+        percent = st.column_config.NumberColumn(format="percent")
         st.dataframe(
-            [
-                {"kind": row.kind, "links": row.links, "used": row.used, "mean": row.mean, "most": row.most}
-                for row in full.link_kinds
-            ],
-            hide_index=True,
-            column_config={
-                name: st.column_config.NumberColumn(format="percent") for name in ("mean", "most")
+            {
+                "kind": [row.kind for row in full.link_kinds],
+                "links": [row.links for row in full.link_kinds],
+                "used": [row.used for row in full.link_kinds],
+                "mean": [row.mean for row in full.link_kinds],
+                "most": [row.most for row in full.link_kinds],
             },
+            hide_index=True,
+            column_config={"mean": percent, "most": percent},
         )
     with right:
         st.markdown("**GPUs that keep their group waiting**")
+        shown = full.stragglers[:8]
         st.dataframe(
-            [
-                {
-                    "GPU": row.gpu,
-                    "pipeline rank": row.pipeline_rank,
-                    "group waited (s)": row.held_up_s,
-                    "compute over group's mean": row.compute_over_group,
-                }
-                for row in full.stragglers[:8]
-            ],
+            {
+                "GPU": [row.gpu for row in shown],
+                "pipeline rank": [row.pipeline_rank for row in shown],
+                "group waited (s)": [row.held_up_s for row in shown],
+                "compute over group's mean": [row.compute_over_group for row in shown],
+            },
             hide_index=True,
             column_config={
                 "group waited (s)": st.column_config.NumberColumn(format="%.3f"),
@@ -143,36 +139,21 @@ def _maps(result: Result) -> None:
             },
         )
     if full.causes:
-        _fault_costs(full.causes)
-
-
-def _fault_costs(causes: Sequence[FaultEffect]) -> None:
-    st.markdown("**What each fault costs**")
-    st.caption(
-        "Both steps of a difference share every random draw, so it is less uncertain than either. Its own "
-        "interval is not computed."
-    )
-    st.dataframe(
-        [
+        st.markdown("**What each fault costs**")
+        st.caption(
+            "Both steps of a difference share every random draw, so it is less uncertain than either. "
+            "Its own interval is not computed."
+        )
+        seconds = st.column_config.NumberColumn(format="%.3f")
+        st.dataframe(
             {
-                "fault": row.cause,
-                "step with it alone (s)": row.step_s,
-                "longer by (s)": row.effect_s,
-                "": row.note or ("no step ends with it" if row.step_s is None else ""),
-            }
-            for row in causes
-        ],
-        hide_index=True,
-        column_config={
-            name: st.column_config.NumberColumn(format="%.3f")
-            for name in ("step with it alone (s)", "longer by (s)")
-        },
-    )
-
-
-def _sure(result: Result) -> str:
-    """The interval in words; empty where only a part of the model is simulated."""
-    if result.uncertainty is None:
-        return ""
-    band = result.uncertainty.bands["step_time_s"]
-    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {escaped(result.uncertainty.note)})"
+                "fault": [row.cause for row in full.causes],
+                "step with it alone (s)": [row.step_s for row in full.causes],
+                "longer by (s)": [row.effect_s for row in full.causes],
+                "": [
+                    row.note or ("no step ends with it" if row.step_s is None else "") for row in full.causes
+                ],
+            },
+            hide_index=True,
+            column_config={"step with it alone (s)": seconds, "longer by (s)": seconds},
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import streamlit as st
 
@@ -81,12 +82,8 @@ def _kernels(scenario: Scenario) -> list[str]:
         return []
     now = scenario.communication.sms
     most = accelerator.compute_units.n - 1
-    sms = st.slider(
-        f"Communication {escaped(accelerator.unit_name)}s",
-        0,
-        most,
-        **forms.number("what-if.sms", 0, most, now, f"what if sms {now}"),
-    )
+    label, key = f"Communication {escaped(accelerator.unit_name)}s", f"what if sms {now}"
+    sms = forms.number(st.slider, label, "what-if.sms", 0, most, now, key=key)
     return [] if sms == now else [f"communication.sms={sms}"]
 
 
@@ -101,11 +98,14 @@ def _links(scenario: Scenario) -> list[str]:
     ):
         if figure is not None:
             value = figure.value * (node.n_nics_per_gpu if name == "nic" else 1)
-            found = st.segmented_control(
+            found = forms.one_of(
+                st.segmented_control,
                 f"{label} bandwidth, now {format_quantity(value, 'bytes_per_s')} a GPU and direction",
+                f"what-if.{name}",
                 FACTORS,
+                1.0,
+                key=f"what if {name} {value:g}",
                 format_func=lambda factor: f"x{factor:g}",
-                **forms.one_of(f"what-if.{name}", FACTORS, 1.0, f"what if {name} {value:g}"),
             )
             chosen[name] = 1.0 if found is None else found  # a second click on a button takes it back
     return list(faster_links(scenario, **chosen))
@@ -113,18 +113,26 @@ def _links(scenario: Scenario) -> list[str]:
 
 def _load(scenario: Scenario) -> list[str]:
     now = float(scenario.routing.expert_load_cv.value)
-    spread = st.slider(
-        "Spread of expert load (CV)", 0.0, max(1.0, now), step=0.02,
+    spread = forms.number(
+        st.slider,
+        "Spread of expert load (CV)",
+        "what-if.cv",
+        0.0,
+        max(1.0, now),
+        now,
+        step=0.02,
+        key=f"what if cv {now:g}",
         help="From micro-batch to micro-batch",
-        **forms.number("what-if.cv", 0.0, max(1.0, now), now, f"what if cv {now:g}"),
-    )  # fmt: skip
+    )
     found = [] if spread == now else [f"routing.expert_load_cv={spread:g}"]
     if scenario.routing.load is None:
-        zipf = st.slider(
-            "Lasting imbalance (Zipf exponent)", 0.0, 1.0, step=0.05,
-            help="0: all experts are equally popular",
-            **forms.number("what-if.zipf", 0.0, 1.0, 0.0, "what if zipf"),
-        )  # fmt: skip
+        more: dict[str, Any] = {
+            "step": 0.05,
+            "key": "what if zipf",
+            "help": "0: all experts are equally popular",
+        }
+        label = "Lasting imbalance (Zipf exponent)"
+        zipf = forms.number(st.slider, label, "what-if.zipf", 0.0, 1.0, 0.0, **more)
         if zipf:
             found.append(f"routing.load={{kind: zipf, exponent: {zipf:g}}}")
     return found
@@ -132,18 +140,14 @@ def _load(scenario: Scenario) -> list[str]:
 
 def _price(scenario: Scenario) -> list[str]:
     stated = scenario.machine.price_per_gpu_hour
-    now = 0.0 if stated is None else in_dollars(stated.value)
-    price = st.slider(
-        "Price ($ a GPU-hour)", 0.0, max(12.0, now), step=0.05,
-        help="Arithmetic on the predicted hours: nothing is simulated again",
-        **forms.number("what-if.price", 0.0, max(12.0, now), now, f"what if price {now:g}"),
-    )  # fmt: skip
+    now = 0.0 if stated is None else round(stated.value, 2)
+    more: dict[str, Any] = {
+        "step": 0.05,
+        "help": "Arithmetic on the predicted hours: nothing is simulated again",
+    }
+    label, most, key = "Price ($ a GPU-hour)", max(12.0, now), f"what if price {now:g}"
+    price = forms.number(st.slider, label, "what-if.price", 0.0, most, now, key=key, **more)
     return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]
-
-
-def in_dollars(value: float) -> float:
-    """Dollars an hour as a slider shows them."""
-    return round(value, 2)
 
 
 def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> None:
@@ -151,13 +155,8 @@ def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> No
     differ = changes(base, result)
     shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
     for place, (label, value, name) in zip(st.columns(2) + st.columns(2), shown, strict=True):
-        by = differ.get(name)
-        place.metric(
-            label,
-            value,
-            headline.change(name, by) if by else None,
-            delta_color=headline.colour(name, bands, SHOWN[name]),
-        )
+        by, shade = differ.get(name), headline.colour(name, bands, SHOWN[name])
+        place.metric(label, value, headline.change(name, by) if by else None, delta_color=shade)
         if by:
             place.caption(headline.sure(name, bands)[1])
 
@@ -165,13 +164,8 @@ def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> No
 def _tornado(scenario: Scenario, base: Result) -> None:
     st.header("What matters most")
     st.markdown("Every uncertain input alone at its 10 % and 90 % point.")
-    found: Sensitivity | None = widgets.long_work(
-        "tornado",
-        f"sensitivity/{state.cache_key(scenario)}",
-        "Compute the tornado",
-        predictions.sensitivity,
-        scenario,
-    )
+    key, work = f"sensitivity/{state.cache_key(scenario)}", (predictions.sensitivity, scenario)
+    found: Sensitivity | None = widgets.long_work("tornado", key, "Compute the tornado", *work)
     if found is None:
         return
     rows = [
