@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -60,7 +60,10 @@ class CurveRun:
                 continue
             job = self.running.get(part.key)
             if job is not None and job.done:
-                self._take(part, _ended(part, job))
+                try:
+                    self._take(part, job.result())
+                except MoesimError as error:  # these points carry its reason
+                    self._take(part, [CurvePoint(value, "failed", str(error)) for value in part.values])
         for part in self._missing():
             if len(self.running) >= AT_ONCE:
                 break
@@ -95,24 +98,16 @@ class CurveRun:
 
 def curve_run(key: str, scenario: Scenario, found: Sequence[CurveAxis]) -> CurveRun:
     """The curves of a scenario, of which nothing is known yet; `key` names the scenario."""
-    by_axis = [list(_parts(key, axis)) for axis in found]
+    by_axis = []
+    for axis in found:
+        places = axis.nearest_first()
+        parts = [places[first : first + PER_JOB] for first in range(0, len(places), PER_JOB)]
+        names = [",".join(f"{axis.values[n]:g}" for n in some) for some in parts]
+        by_axis.append(
+            [
+                CurvePart(axis, some, f"curve/{key}/{axis.name}/{name}")
+                for some, name in zip(parts, names, strict=True)
+            ]
+        )
     order = [part for round_ in zip_longest(*by_axis) for part in round_ if part is not None]
     return CurveRun(key, scenario, tuple(order))
-
-
-def _parts(key: str, axis: CurveAxis) -> Iterator[CurvePart]:
-    places = axis.nearest_first()
-    for first in range(0, len(places), PER_JOB):
-        some = places[first : first + PER_JOB]
-        yield CurvePart(
-            axis, some, f"curve/{key}/{axis.name}/{','.join(f'{axis.values[n]:g}' for n in some)}"
-        )
-
-
-def _ended(part: CurvePart, job: jobs.Job) -> tuple[CurvePoint, ...]:
-    """The points of a finished job; those of one that failed carry its reason."""
-    try:
-        found: tuple[CurvePoint, ...] = job.result()
-    except MoesimError as error:
-        return tuple(CurvePoint(value, "failed", str(error)) for value in part.values)
-    return found

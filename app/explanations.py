@@ -311,26 +311,7 @@ def run_derivations(
     time = _known("T", days, f"{days:,.1f} days", STOPS)
     if report.cost_usd is not None:
         found.append(_cost(scenario, report, source, time))
-    site, energy = scenario.machine.energy, report.energy_kwh
-    if site is not None and energy is not None and report.co2_kg is not None:
-        machine, spares = scenario.machine, scenario.run.spares
-        nodes = machine.nodes + (spares.count if spares else 0)
-        power = machine.node.n_gpus * machine.node.power_w_per_gpu
-        power_from = source.get("cluster.node.power", "the node's description")
-        known = [
-            time,
-            _known("nodes", nodes, f"{nodes:,}", nodes_from),
-            _known("P_node", power, format_quantity(power, "w"), power_from),
-            _known("PUE", site.pue.value, plain(site.pue.value), site.pue.source),
-        ]
-        formula = "T * 24 * nodes * P_node / 1000 * PUE"
-        found.append(_derived("energy_kwh", "Energy", formula, "eq. J8", known))
-        carbon = site.carbon_intensity
-        known = [
-            _known("kWh", energy.predicted, f"{compact(energy.predicted)} kWh", "eq. J8"),
-            _known("intensity", carbon.value, f"{plain(carbon.value, 4)} kg", carbon.source),
-        ]
-        found.append(_derived("co2_kg", "CO₂e", "kWh * intensity", "eq. J8", known))
+    found += _energy(scenario, report, source, time)
     return {row.figure: row for row in found}
 
 
@@ -350,6 +331,33 @@ def _cost(scenario: Scenario, report: RunReport, source: Mapping[str, str], time
     rent, note = _sum(parts), f"For {bill.gpus:,} GPUs with the spares."
     formula = f"T * 24 * ({rent})" if len(parts) > 1 else f"T * 24 * {rent}"
     return _derived("cost_usd", "Cost of the whole run", formula, "eq. J7", [time, *parts], note)
+
+
+def _energy(
+    scenario: Scenario, report: RunReport, source: Mapping[str, str], time: FormulaInput
+) -> list[Derivation]:
+    """Energy and its CO₂e, where the site is known."""
+    site, energy = scenario.machine.energy, report.energy_kwh
+    if site is None or energy is None or report.co2_kg is None:
+        return []
+    machine, spares = scenario.machine, scenario.run.spares
+    nodes = machine.nodes + (spares.count if spares else 0)
+    power = machine.node.n_gpus * machine.node.power_w_per_gpu
+    power_from = source.get("cluster.node.power", "the node's description")
+    known = [
+        time,
+        _known("nodes", nodes, f"{nodes:,}", _source(scenario, source, "cluster.nodes")),
+        _known("P_node", power, format_quantity(power, "w"), power_from),
+        _known("PUE", site.pue.value, plain(site.pue.value), site.pue.source),
+    ]
+    formula = "T * 24 * nodes * P_node / 1000 * PUE"
+    kwh = _derived("energy_kwh", "Energy", formula, "eq. J8", known)
+    carbon = site.carbon_intensity
+    known = [
+        _known("kWh", energy.predicted, f"{compact(energy.predicted)} kWh", "eq. J8"),
+        _known("intensity", carbon.value, f"{plain(carbon.value, 4)} kg", carbon.source),
+    ]
+    return [kwh, _derived("co2_kg", "CO₂e", "kWh * intensity", "eq. J8", known)]
 
 
 # -- tooltips ----------------------------------------------------------------------------------------

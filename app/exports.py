@@ -23,7 +23,7 @@ from moesim.simulator.predict.report import mean_breakdown
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scoring.published import Row, beside_published
+from moesim.simulator.scoring.published import beside_published
 
 Cell = str | int | float | bool | None
 
@@ -47,14 +47,6 @@ def _harmless(cell: Cell) -> Cell:
     if isinstance(cell, str) and cell.lstrip(" \ufeff\u00a0").startswith(_FORMULA):
         return f"'{cell}"
     return cell
-
-
-def result_row(result: Result) -> dict[str, Cell]:
-    """A result's figures by dotted path, as one row of a table of results.
-
-    Lists (ranks, sources) are left out. Units are in the names, as in the JSON.
-    """
-    return dict(_flat(result.model_dump(mode="json"), ""))
 
 
 def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Cell]]:
@@ -95,7 +87,8 @@ def table_parquet(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> byte
 
 
 def _table(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
-    rows = [result_row(result) for result in results]
+    # Figures by dotted path, with units in the names as in the JSON; lists (ranks, sources) are left out.
+    rows = [dict(_flat(result.model_dump(mode="json"), "")) for result in results]
     header = list(dict.fromkeys(name for row in rows for name in row))
     return header, [[row.get(name) for name in header] for row in rows]
 
@@ -184,6 +177,17 @@ p.soft,li{color:var(--soft);font-size:.875rem}pre{overflow-x:auto;font-size:.8re
 def html_report(scenario: Scenario, result: Result) -> str:
     """The HTML report of a result and its scenario; it changes no figure of the result."""
     step = result.step
+    header = ("figure", "published", "predicted", "error", "source")
+    published = [
+        (
+            f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}",
+            plain(row.published, 4),
+            plain(row.predicted, 4),
+            f"{row.relative_error:+.1%}{' (calibrated on it)' if row.used_for_calibration else ''}",
+            row.source,
+        )
+        for row in beside_published(scenario, result)
+    ]
     body = [
         f"<h1>{escape(result.scenario)}</h1>",
         f"<p>{escape(scenario.description)}</p>" if scenario.description else "",
@@ -193,7 +197,9 @@ def html_report(scenario: Scenario, result: Result) -> str:
         _section(
             "Prediction", _html_report_table(("figure", "value", "remark"), _figures(result), right=(1,))
         ),
-        _published(beside_published(scenario, result)),
+        _section("Against what was published", _html_report_table(header, published, right=(1, 2, 3)))
+        if published
+        else "",
         _section("Where the step goes, mean over pipeline ranks", _bars(result)),
         _section(
             "What the step waits for",
@@ -247,51 +253,21 @@ def _html_report_table(
 
 def _figures(result: Result) -> list[tuple[str, str, str]]:
     step, run = result.step, result.run
-    rows = [
-        (
-            "step time",
-            f"{step.time_s:.3f} s",
-            f"bounds {step.lower_bound_s:.3f} s (busiest resource at its best) and "
-            f"{step.upper_bound_s:.3f} s (all in series)",
-        ),
-        (
-            "throughput",
-            f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU",
-            f"{step.tokens_per_s:,.0f} tokens/s",
-        ),
-        ("MFU, causal", f"{step.mfu_causal:.1%}", f"{step.tflops_per_gpu_causal:.0f} TFLOP/s per GPU"),
-        (
-            "MFU, non-causal",
-            f"{step.mfu_noncausal:.1%}",
-            f"{step.tflops_per_gpu_noncausal:.0f} TFLOP/s per GPU",
-        ),
-        (
-            "run",
-            f"{run.days:.1f} days",
-            f"{compact(run.tokens)} tokens in {run.steps:,} steps, without stops",
-        ),
-        ("GPU-hours", f"{run.gpu_hours:,.0f}", "main phase"),
-    ]
+    least, most = f"{step.lower_bound_s:.3f} s", f"{step.upper_bound_s:.3f} s"
+    bounds = f"bounds {least} (busiest resource at its best) and {most} (all in series)"
+    per_gpu, noncausal = f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU", step.tflops_per_gpu_noncausal
+    tokens = f"{compact(run.tokens)} tokens in {run.steps:,} steps, without stops"
     cost = "no price known" if run.cost_usd is None else f"${run.cost_usd:,.0f}"
     fit = "" if result.memory.fits else "of a plan that does not fit; "
-    return [*rows, ("cost", cost, f"{fit}main phase, at the cluster's price per GPU-hour")]
-
-
-def _published(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    cells = [
-        (
-            f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}",
-            plain(row.published, 4),
-            plain(row.predicted, 4),
-            f"{row.relative_error:+.1%}{' (calibrated on it)' if row.used_for_calibration else ''}",
-            row.source,
-        )
-        for row in rows
+    return [
+        ("step time", f"{step.time_s:.3f} s", bounds),
+        ("throughput", per_gpu, f"{step.tokens_per_s:,.0f} tokens/s"),
+        ("MFU, causal", f"{step.mfu_causal:.1%}", f"{step.tflops_per_gpu_causal:.0f} TFLOP/s per GPU"),
+        ("MFU, non-causal", f"{step.mfu_noncausal:.1%}", f"{noncausal:.0f} TFLOP/s per GPU"),
+        ("run", f"{run.days:.1f} days", tokens),
+        ("GPU-hours", f"{run.gpu_hours:,.0f}", "main phase"),
+        ("cost", cost, f"{fit}main phase, at the cluster's price per GPU-hour"),
     ]
-    header = ("figure", "published", "predicted", "error", "source")
-    return _section("Against what was published", _html_report_table(header, cells, right=(1, 2, 3)))
 
 
 def _bars(result: Result) -> str:

@@ -324,16 +324,6 @@ def submit(
     return job
 
 
-def running(key: str) -> Job | None:
-    """The running or waiting job of this key, or None; it adds the caller's claim, as `submit` does."""
-    with _lock:
-        found = _running.get(key)
-        if found is None or found.done or found.cancelled:
-            return None
-        found._wanted += 1
-        return found
-
-
 def known(key: str) -> bool:
     """Whether the result of this key is cached or being computed."""
     with _lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +62,6 @@ page. Figures of a roofline are grey, with at least 4.5 to 1 against the page. A
 has reached has an outline. On a phone two tiles stand beside each other."""
 
 
-def headings(groups: Mapping[str, Sequence[str]]) -> str:
-    """Style that writes the heading of each group of pages before its first page in the list."""
-    rules, number = [], 1
-    for title, names in groups.items():
-        if title:
-            rules.append(
-                f'[data-testid=stSidebarNavItems] > li:nth-child({number})::before {{content: "{title}"}}'
-            )
-        number += len(names)
-    return "<style>" + "\n".join(rules) + "</style>"
-
-
 ICON = Path(__file__).resolve().parent / "icon.png"
 """The page's icon; without it the browser would fetch one from a font server."""
 
@@ -102,8 +90,19 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     st.session_state[page_switch.PAGES] = pages
     groups = grouped(list(pages))
     listed = [pages[name] for names in groups.values() for name in names]
-    page = st.navigation([*listed, _by_name(*pages_of[0])] if hidden else listed, expanded=True)
-    st.html(STYLE + headings(groups))
+    if hidden:  # the start page again, for a link that names it: the framework serves it at the root only
+        name, title, icon = pages_of[0]
+        again = st.Page(_guarded(name, title), title=title, icon=icon, url_path=name, visibility="hidden")
+        listed.append(again)
+    page = st.navigation(listed, expanded=True)
+    # The heading of each group of pages stands before its first page in the list.
+    rules, number = [], 1
+    for heading, names in groups.items():
+        if heading:
+            place = f"[data-testid=stSidebarNavItems] > li:nth-child({number})::before"
+            rules.append(f'{place} {{content: "{heading}"}}')
+        number += len(names)
+    st.html(f"{STYLE}<style>{chr(10).join(rules)}</style>")
     state.synchronise()
     scenario_store.synchronise()
     facts = _view("scenario_header").show()
@@ -130,20 +129,13 @@ def failed(error: Exception) -> bool:
     return True
 
 
-def _by_name(name: str, title: str, icon: str) -> Any:
-    """The start page again, for a link that names it, because the framework serves it at the root only."""
-    return st.Page(_guarded(name, title), title=title, icon=icon, url_path=name, visibility="hidden")
-
-
 def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
         page_switch.note_drawn(name)
-        if name in ALONE:
-            widgets.guard(lambda: _view(name).show())
-            return
-        if name != "compare":  # which shows the pinned scenarios itself
-            _view("scenario_header").show_pins()
-        st.title(title, anchor=False)
+        if name not in ALONE:
+            if name != "compare":  # which shows the pinned scenarios itself
+                _view("scenario_header").show_pins()
+            st.title(title, anchor=False)
         widgets.guard(lambda: _view(name).show())
 
     show.__name__ = name

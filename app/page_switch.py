@@ -80,13 +80,8 @@ def ignore() -> None:
 
     @wraps(run)
     def run_existing(runner: Any, request: Any) -> None:
-        if not _is_stale(runner, request):
+        wanted = request.fragment_id_queue if request.is_auto_rerun else ()
+        if not wanted or any(map(runner._fragment_storage.contains, wanted)):
             run(runner, request)
 
     ScriptRunner._run_script = run_existing  # type: ignore[assignment, method-assign]
-
-
-def _is_stale(runner: Any, request: Any) -> bool:
-    if not request.is_auto_rerun or not request.fragment_id_queue:
-        return False
-    return not any(map(runner._fragment_storage.contains, request.fragment_id_queue))

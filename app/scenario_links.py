@@ -57,7 +57,13 @@ def pack(name: str, texts: Sequence[str]) -> str | None:
 @lru_cache(maxsize=256)
 def _packed(name: str, texts: tuple[str, ...], folder: str) -> str | None:
     try:
-        files = _files([name, *texts])
+        files: dict[str, str] = {}
+        waiting = [token for text in (name, *texts) for token in uploads.TOKEN.findall(text)]
+        while waiting:  # what is named inside a file comes along
+            token = waiting.pop()
+            if token not in files:
+                files[token] = uploads.path_of(token).read_bytes().decode("utf-8")
+                waiting += uploads.TOKEN.findall(files[token])
     except (InputError, UnicodeDecodeError):
         return None
     if not files or sum(map(len, files.values())) > MOST_BYTES // 2:
@@ -65,18 +71,6 @@ def _packed(name: str, texts: tuple[str, ...], folder: str) -> str | None:
     data = json.dumps({"preset": name, "set": list(texts), "files": files}, separators=(",", ":"))
     text = urlsafe_b64encode(zlib.compress(data.encode(), 9)).decode().rstrip("=")
     return text if len(text) <= MOST_CHARACTERS else None
-
-
-def _files(texts: Sequence[str]) -> dict[str, str]:
-    """The text of every upload that is named in texts, and of those that are named inside these."""
-    found: dict[str, str] = {}
-    waiting = [token for text in texts for token in uploads.TOKEN.findall(text)]
-    while waiting:
-        token = waiting.pop()
-        if token not in found:
-            found[token] = uploads.path_of(token).read_bytes().decode("utf-8")
-            waiting += uploads.TOKEN.findall(found[token])
-    return found
 
 
 def unpack(text: str) -> tuple[str, tuple[str, ...]]:
@@ -172,7 +166,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
             yield place, new["value"]
             continue
         if isinstance(new, Mapping):
-            name = _shipped_name(key, new)
+            name = new.get("name")
+            if key not in _SHIPPED or name not in _SHIPPED[key][0]():
+                name = None
             if name is not None and name != (old if isinstance(old, str) else (old or {}).get("name")):
                 yield place, name
                 old = name
@@ -185,11 +181,6 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
             yield from _differences(old, new, f"{place}.")
         else:
             yield place, new
-
-
-def _shipped_name(key: str, value: Mapping[str, Any]) -> str | None:
-    name = value.get("name")
-    return name if key in _SHIPPED and name in _SHIPPED[key][0]() else None
 
 
 def _goes_below(value: Mapping[str, Any]) -> bool:

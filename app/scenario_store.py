@@ -148,7 +148,9 @@ def _on_disk(what: str, work: Callable[[sqlite3.Connection], T]) -> T | None:
             _failed_s[what] = time.monotonic()
             _problem = _sentence(folder, error)
             log.warning("%s", _problem)
-            if not (folder and _is_damage(error) and _put_aside(Path(folder) / FILE)):
+            damaged = getattr(error, "sqlite_errorname", "").startswith(DAMAGED)
+            damaged = damaged or isinstance(error, UnicodeDecodeError)  # of the names of tables
+            if not (folder and damaged and _put_aside(Path(folder) / FILE)):
                 return None
         else:
             _failed_s.pop(what, None)
@@ -202,7 +204,9 @@ def _connected(folder: str) -> sqlite3.Connection:
             base.execute(TABLE)
             (state,) = base.execute("PRAGMA integrity_check(1)").fetchone()
         if state != "ok":  # as where a row is missing from the index: it would never be found
-            raise _damage(str(state))
+            damage = sqlite3.DatabaseError(str(state).splitlines()[-1][:200] if state else "damaged")
+            damage.sqlite_errorname = "SQLITE_CORRUPT"
+            raise damage
     except BaseException:
         base.close()
         raise
@@ -216,17 +220,6 @@ def _disconnect() -> None:
         with suppress(sqlite3.Error):
             _connection[1].close()
     _connection = None
-
-
-def _damage(text: str) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(text.splitlines()[-1][:200] if text else "damaged")
-    error.sqlite_errorname = "SQLITE_CORRUPT"
-    return error
-
-
-def _is_damage(error: Exception) -> bool:
-    of_sqlite = getattr(error, "sqlite_errorname", "").startswith(DAMAGED)
-    return of_sqlite or isinstance(error, UnicodeDecodeError)  # of the names of tables
 
 
 def _put_aside(path: Path) -> bool:

@@ -22,7 +22,6 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from moesim.app import jobs, page_switch, pages, server_command, uploads, visitors
@@ -50,9 +49,8 @@ def serve(port: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     jobs.warm_up()
     prepare()
-    signal.signal(
-        signal.SIGTERM, _stop
-    )  # the framework's own handler ends its work first and then calls ours
+    # The framework's own handler ends its work first and then calls ours.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     page_switch.ignore()
     dashboard = application()
     gc.freeze()  # the framework looks for cycles after every run of the script; modules have none to find
@@ -60,10 +58,6 @@ def serve(port: int) -> None:
         dashboard.run(config=settings(port))
     finally:
         jobs.shut_down()
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 def settings(port: int) -> dict[str, object]:
@@ -221,7 +215,9 @@ class SecurityHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(name, value) for name, value in message["headers"] if name.lower() not in names]
-                own = [] if known or not _is_page(kept) else [_new_visitor(scope, visitors.issued())]
+                # A page, not one of the files that it loads beside each other.
+                is_page = any(n.lower() == b"content-type" and v.startswith(b"text/html") for n, v in kept)
+                own = [] if known or not is_page else [_new_visitor(scope, visitors.issued())]
                 message["headers"] = [*kept, *self.headers, *own]
             await send(message)
 
@@ -236,7 +232,20 @@ class SecurityHeaders:
         token = None
         if visitors.in_header(_cookies(scope)) is None:  # the page was loaded before this server started
             token = visitors.issued()
-            scope = {**scope, "headers": [*scope.get("headers", ()), (b"cookie", _pair(scope, token))]}
+            scope = {
+                **scope,
+                "headers": [
+                    *scope.get("headers", ()),
+                    (b"cookie", _new_visitor(scope, token)[1].partition(b";")[0]),
+                ],
+            }
+
+        async def receive_limited() -> Message:
+            message = await receive()
+            data = message.get("bytes") or message.get("text") or b""
+            if len(data) > MESSAGE_BYTES:
+                return {"type": "websocket.disconnect", "code": 1009}  # too big
+            return message
 
         async def send_unless_left(message: Message) -> None:
             nonlocal left
@@ -249,7 +258,7 @@ class SecurityHeaders:
                 raise
 
         try:
-            await self.app(scope, _limited(receive), send_unless_left)
+            await self.app(scope, receive_limited, send_unless_left)
         except RuntimeError:
             if not left:
                 raise
@@ -261,35 +270,9 @@ def _cookies(scope: Message) -> str:
     return "; ".join(texts)
 
 
-def _is_page(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether the answer is a page, not one of the files that it loads beside each other."""
-    return any(n.lower() == b"content-type" and v.startswith(b"text/html") for n, v in headers)
-
-
 def _new_visitor(scope: Message, token: str) -> tuple[bytes, bytes]:
-    return b"set-cookie", visitors.set_cookie(token, _port(scope)).encode()
-
-
-def _pair(scope: Message, token: str) -> bytes:
-    return visitors.set_cookie(token, _port(scope)).partition(";")[0].encode()
-
-
-def _port(scope: Message) -> int:
     server = scope.get("server")
-    return int(server[1] or 0) if server else 0
-
-
-def _limited(receive: Receive) -> Receive:
-    """Wrap `receive` so that a message above the limit ends the connection (code 1009, too big)."""
-
-    async def receive_limited() -> Message:
-        message = await receive()
-        data = message.get("bytes") or message.get("text") or b""
-        if len(data) > MESSAGE_BYTES:
-            return {"type": "websocket.disconnect", "code": 1009}
-        return message
-
-    return receive_limited
+    return b"set-cookie", visitors.set_cookie(token, int(server[1] or 0) if server else 0).encode()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import secrets
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,15 +107,18 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     try:
         content, reading = _READERS[kind](path, **options), None
         if isinstance(content, ImportedModel):
-            reading = _reading(content)
+            understood = tuple((u.key, str(u.value)[:200], u.meaning) for u in content.understood)
+            reading = ConfigReading(understood, content.ignored, content.shape.not_modelled)
             content = _named(content.shape, path, plain)
         if isinstance(content, ImportedTopology | ModelShape):  # the parsed content is stored instead
-            kept = _store(_text_of(content).replace(path.name, plain).encode(), ".yaml")
+            text = content.text if isinstance(content, ImportedTopology) else to_yaml(content)
+            kept = _store(text.replace(path.name, plain).encode(), ".yaml")
         else:
             kept = path.replace(_path_of_content(data, ending))
         _forget_oldest(kept)
     except InputError as error:
-        raise InputError(_renamed(str(error), path, shown)) from None
+        text = str(error).replace(str(path), shown).replace(path.name, shown)
+        raise InputError(text.replace(path.stem, Path(shown).stem)) from None
     except (RecursionError, MemoryError):
         raise InputError(f"{shown}: nested too deeply or too large to be a {kind} file") from None
     finally:
@@ -273,14 +276,6 @@ def _unpacked(data: bytes, name: str, most: int) -> bytes:
     return found
 
 
-def _renamed(message: str, path: Path, name: str) -> str:
-    return message.replace(str(path), name).replace(path.name, name).replace(path.stem, Path(name).stem)
-
-
-def _text_of(content: ImportedTopology | ModelShape) -> str:
-    return content.text if isinstance(content, ImportedTopology) else to_yaml(content)
-
-
 def _named(shape: ModelShape, path: Path, name: str) -> ModelShape:
     """Name a nameless shape after its file, or after its family for a config.json."""
     if not shape.name.startswith("upload-"):
@@ -289,19 +284,6 @@ def _named(shape: ModelShape, path: Path, name: str) -> ModelShape:
     if own.lower() in ("", "config"):
         own = str(load_mapping(path).get("model_type", "model"))[:80]
     return shape.model_copy(update={"name": own})
-
-
-def _read_scenario(path: Path) -> Scenario:
-    return scenario_of(path.name)
-
-
-def _read_model(path: Path) -> ImportedModel:
-    return read_model(path)
-
-
-def _reading(imported: ImportedModel) -> ConfigReading:
-    understood = tuple((u.key, str(u.value)[:200], u.meaning) for u in imported.understood)
-    return ConfigReading(understood, imported.ignored, imported.shape.not_modelled)
 
 
 def _read_profile(path: Path) -> CalibrationProfile:
@@ -319,19 +301,15 @@ def _check_includes(profile: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _read_topology(path: Path, **options: Any) -> ImportedTopology:
-    return import_topology(path, **options)
-
-
 def _read_histogram(path: Path) -> None:
     read_counts(path)
 
 
 _READERS: Mapping[str, Callable[..., Any]] = {
-    "scenario": _read_scenario,
-    "model": _read_model,
+    "scenario": lambda path: scenario_of(path.name),
+    "model": read_model,
     "profile": _read_profile,
-    "topology": _read_topology,
+    "topology": import_topology,
     "histogram": _read_histogram,
 }
 
@@ -414,59 +392,31 @@ def given(file: Any) -> tuple[str, bytes] | None:
     return file.name, file.getvalue()
 
 
-class Ledger:
-    """Which files are held, how large they are, and which of them a widget has asked for."""
+def _dropped_for(
+    name: Name, size: int, held: Mapping[Name, int], asked: Collection[Name]
+) -> list[Name] | None:
+    """The files to forget before a new one is taken; None where even then there is no room for it.
 
-    def __init__(self) -> None:
-        """No files."""
-        self.sizes: dict[Name, int] = {}
-        """In the order in which they came, or were asked for last."""
-        self.asked: set[Name] = set()
-
-    def dropped_for(self, session: str, file: str, size: int) -> list[Name] | None:
-        """The files to forget before a new one is taken; None where even then there is no room for it.
-
-        Files that no widget has asked for go first, then the session's own, the oldest first. What widgets of
-        other sessions have asked for is never forgotten.
-        """
-        if size > MOST_SESSION_BYTES:
-            return None
-        sizes = {name: held for name, held in self.sizes.items() if name != (session, file)}
-        own = sorted((name for name in sizes if name[0] == session), key=self.asked.__contains__)
-        dropped: list[Name] = []
-
-        def drop(name: Name) -> None:
-            dropped.append(name)
-            del sizes[name]
-
-        for name in own:
-            held = [of for (other, _), of in sizes.items() if other == session]
-            if len(held) < MOST_FILES and sum(held) + size <= MOST_SESSION_BYTES:
-                break
-            drop(name)
-        for name in [*(name for name in sizes if name not in self.asked), *own]:
-            if sum(sizes.values()) + size <= MOST_BYTES:
-                break
-            if name in sizes:
-                drop(name)
-        return dropped if sum(sizes.values()) + size <= MOST_BYTES else None
-
-    def take(self, name: Name, size: int) -> None:
-        """A file has come."""
-        self.sizes.pop(name, None)
-        self.sizes[name] = size
-        self.asked.discard(name)
-
-    def ask(self, name: Name) -> None:
-        """A widget has asked for a file."""
-        if name in self.sizes:
-            self.sizes[name] = self.sizes.pop(name)
-            self.asked.add(name)
-
-    def drop(self, name: Name) -> None:
-        """A file is gone."""
-        self.sizes.pop(name, None)
-        self.asked.discard(name)
+    Files that no widget has asked for go first, then the session's own, the oldest first. What widgets of
+    other sessions have asked for is never forgotten.
+    """
+    if size > MOST_SESSION_BYTES:
+        return None
+    sizes = {other: of for other, of in held.items() if other != name}
+    own = sorted((other for other in sizes if other[0] == name[0]), key=asked.__contains__)
+    dropped: list[Name] = []
+    for other in own:
+        left = [of for (session, _), of in sizes.items() if session == name[0]]
+        if len(left) < MOST_FILES and sum(left) + size <= MOST_SESSION_BYTES:
+            break
+        dropped.append(other)
+        del sizes[other]
+    for other in [*(other for other in sizes if other not in asked), *own]:
+        if sum(sizes.values()) + size <= MOST_BYTES:
+            break
+        if sizes.pop(other, None) is not None:
+            dropped.append(other)
+    return dropped if sum(sizes.values()) + size <= MOST_BYTES else None
 
 
 def limit() -> None:
@@ -491,35 +441,45 @@ def bounded(base: Any) -> Any:
     class BoundedFiles(base, _Bounded):  # type: ignore[misc]
         def __init__(self, upload_endpoint: str) -> None:
             super().__init__(upload_endpoint)
-            self.ledger = Ledger()
-            self.ledger_lock = threading.RLock()
+            self.sizes: dict[Name, int] = {}
+            """Bytes of every file, in the order in which they came, or were asked for last."""
+            self.asked: set[Name] = set()
+            """The files that a widget has asked for."""
+            self.lock = threading.RLock()
 
         def add_file(self, session_id: str, file: Any) -> None:
-            with self.ledger_lock:
-                size = len(file.data)
-                dropped = self.ledger.dropped_for(session_id, file.file_id, size)
+            name, size = (session_id, file.file_id), len(file.data)
+            with self.lock:
+                dropped = _dropped_for(name, size, self.sizes, self.asked)
                 if dropped is None:
                     raise HTTPException(507, "the server holds too many uploads; try again in some minutes")
-                for name in dropped:
-                    self.remove_file(*name)
+                for other in dropped:
+                    self.remove_file(*other)
                 super().add_file(session_id, file)
-                self.ledger.take((session_id, file.file_id), size)
+                self.forget(name)
+                self.sizes[name] = size
 
         def get_files(self, session_id: str, file_ids: Sequence[str]) -> Any:
-            with self.ledger_lock:
-                for file_id in file_ids:
-                    self.ledger.ask((session_id, file_id))
+            with self.lock:
+                for name in [(session_id, file_id) for file_id in file_ids]:
+                    if name in self.sizes:
+                        self.sizes[name] = self.sizes.pop(name)
+                        self.asked.add(name)
             return super().get_files(session_id, file_ids)
 
         def remove_file(self, session_id: str, file_id: str) -> None:
-            with self.ledger_lock:
+            with self.lock:
                 super().remove_file(session_id, file_id)
-                self.ledger.drop((session_id, file_id))
+                self.forget((session_id, file_id))
 
         def remove_session_files(self, session_id: str) -> None:
-            with self.ledger_lock:
+            with self.lock:
                 super().remove_session_files(session_id)
-                for name in [name for name in self.ledger.sizes if name[0] == session_id]:
-                    self.ledger.drop(name)
+                for name in [name for name in self.sizes if name[0] == session_id]:
+                    self.forget(name)
+
+        def forget(self, name: Name) -> None:
+            self.sizes.pop(name, None)
+            self.asked.discard(name)
 
     return BoundedFiles

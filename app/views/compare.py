@@ -9,11 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import scenario_links, scenario_store, state, widgets
+from moesim.app import scenario_links, scenario_store, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.texts import compact, escaped, meaning, money, muted, word, written
 from moesim.app.views import headline
-from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.predict.figures import powered_figures
 from moesim.simulator.predict.result import Result
@@ -177,13 +176,7 @@ def show() -> None:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
     named = [*kept, scenario_store.current()]
-    sides = []
-    for label, preset, texts in named:
-        try:
-            scenario = state.build(preset, texts)
-            sides.append((label, scenario, state.result_of(scenario, f"Simulating {label}")))
-        except MoesimError as error:
-            st.error(escaped(f"{label}: {error}"), icon=":material/error:")
+    sides = headline.sides([(label, label, preset, texts) for label, preset, texts in named])
     if len(sides) > 1:
         for number, (_, _, result) in enumerate(sides):
             if not result.memory.fits:

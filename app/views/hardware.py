@@ -33,7 +33,6 @@ from moesim.simulator.planner.hardware import (
     hardware_comparison,
     priced_scenario,
 )
-from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 
 # -- hardware table ----------------------------------------------------------------------------------
@@ -88,13 +87,13 @@ def text(table: HardwareComparison) -> str:
         line("Price", _price),
         line("Profile", _profile),
     ]
-    return headline.table("Clusters side by side", [_head(row) for row in rows], body, faint)
-
-
-def _head(row: ClusterRow) -> str:
-    size = "" if row.n_gpus is None or row.problem else f"{row.n_gpus:,} "
-    badge = "" if row.confidence is None else f" {headline.badge_of(row.confidence, word(row.confidence))}"
-    return f"{escape(row.cluster)}<small>{escape(size + row.accelerator)}{badge}</small>"
+    heads = []
+    for row in rows:
+        size = "" if row.n_gpus is None or row.problem else f"{row.n_gpus:,} "
+        level = row.confidence
+        badge = "" if level is None else f" {headline.badge_of(level, word(level))}"
+        heads.append(f"{escape(row.cluster)}<small>{escape(size + row.accelerator)}{badge}</small>")
+    return headline.table("Clusters side by side", heads, body, faint)
 
 
 def _plan(row: ClusterRow) -> str:
@@ -139,19 +138,17 @@ def _figure(row: ClusterRow, first: ClusterRow, name: str, more_is_better: bool)
     if band is None:
         return "" if row.plan is None else "not known"
     ends = f"{_written(name, band.p10)} to {_written(name, band.p90)}"
-    change = _difference(row.differences.get(name), first.figures.get(name), more_is_better)
-    return headline.main(_written(name, band.predicted)) + headline.note(ends) + change
-
-
-def _difference(change: Band | None, first: Band | None, more_is_better: bool) -> str:
-    """The change against the first cluster in percent; grey, and said, where its interval contains zero."""
-    if change is None or first is None or not first.predicted:
-        return ""
-    base = abs(first.predicted)
-    told, low, high = (f"{value / base:+.0%}" for value in (change.predicted, change.p10, change.p90))
+    cell = headline.main(_written(name, band.predicted)) + headline.note(ends)
+    change, base = row.differences.get(name), first.figures.get(name)
+    if change is None or base is None or not base.predicted:
+        return cell
+    # The change against the first cluster in percent; grey, and said, where its interval contains zero.
+    told, low, high = (
+        f"{value / abs(base.predicted):+.0%}" for value in (change.predicted, change.p10, change.p90)
+    )
     if not change.has_sign:
-        return headline.note(f"uncertain: {low} to {high}")
-    return headline.difference(f"{told} ({low} to {high})", (change.predicted > 0.0) == more_is_better)
+        return cell + headline.note(f"uncertain: {low} to {high}")
+    return cell + headline.difference(f"{told} ({low} to {high})", (change.predicted > 0.0) == more_is_better)
 
 
 def _written(name: str, value: float) -> str:
@@ -349,16 +346,16 @@ def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) 
     shown = [name for name in CHARTED if any(name in row.figures for row in table.clusters)]
     if shown:
         figure = forms.one_of(
-            lambda label, _, **more: st.segmented_control(label, shown, **more),
+            st.segmented_control,
             "Shown",
             "hardware.figure",
-            list(CHARTED),
+            shown,
             shown[0],
             key=f"hardware figure {shown[0]}",
             format_func=CHARTED.__getitem__,
             label_visibility="collapsed",
         )
-        figure = figure if figure in shown else shown[0]
+        figure = figure or shown[0]
         bars = [
             charts.ClusterBar(
                 f"{row.cluster} ({row.n_gpus:,} GPUs)",

@@ -192,6 +192,21 @@ TITLES = {
 Side = tuple[Scenario, Result]
 
 
+def sides(named: Sequence[tuple[str, str, str, tuple[str, ...]]]) -> list[tuple[str, Scenario, Result]]:
+    """(name, scenario, result) of scenarios given as (name, words while it is simulated, preset, changes).
+
+    One that cannot be predicted is left out, and it is said why.
+    """
+    found = []
+    for name, words, preset, texts in named:
+        try:
+            scenario = state.build(preset, texts)
+            found.append((name, scenario, state.result_of(scenario, f"Simulating {words}")))
+        except MoesimError as error:
+            st.error(escaped(f"{name}: {error}"), icon=":material/error:")
+    return found
+
+
 def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
     """Random draws of every scenario's step time; None while one is computed.
 

@@ -108,12 +108,12 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
     plan = state.override("run")
     chosen = plan if plan in run_plan_names() else TOKENS_ONLY
     _choose("run", "Plan", [TOKENS_ONLY, *run_plan_names()], chosen)
-    name = _hold("run.tokens", run.tokens / TRILLION)
+    name = widgets.place("run.tokens", run.tokens / TRILLION)
     tokens = run.tokens / TRILLION
     limits: dict[str, Any] = {"min_value": min(1e-6, tokens), "max_value": max(1e6, tokens), "step": 0.1}
     label = "Tokens of the main phase (T: 10¹²)"
     st.number_input(label, **limits, format="%g", key=name, on_change=_tokens, args=(name,))
-    name = _hold("run.start", run.start)
+    name = widgets.place("run.start", run.start)
     st.date_input("Start", key=name, on_change=_start, args=(name,))
     st.header("Failures and checkpoints")
     if assumed:
@@ -125,9 +125,9 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
     with st.container():  # a place of its own, so that no input below is drawn anew while somebody uses it
         if saved is not None:
             _choose("interval", "Checkpoint every", list(INTERVALS), saved.interval)
-            name = _hold("asynchronous", saved.asynchronous)
+            name = widgets.place("asynchronous", saved.asynchronous)
             st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
-    name = _hold("spares", run.spares.count if run.spares else 0)
+    name = widgets.place("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
     st.header("Prices")
     accelerator = scenario.machine.accelerator.name
@@ -139,26 +139,19 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
         way = f"rent: {price.rent.term}"
     elif price is not None:
         way = f"buy: {price.buy.name}" if price.buy is not None else "an offer of your own"
-    name = _hold("run.price", way)
+    name = widgets.place("run.price", way)
     st.radio(
         "Pay", ways if way in ways else [way, *ways], key=name, on_change=_changed, args=("run.price", name)
     )
     if run.price is None and scenario.machine.price_per_gpu_hour is not None:
-        name = _hold("rate", scenario.machine.price_per_gpu_hour.value)
+        name = widgets.place("rate", scenario.machine.price_per_gpu_hour.value)
         st.slider("US dollars per GPU-hour", 0.1, 15.0, step=0.05, key=name, on_change=_rate, args=(name,))
     _choose("cluster.energy", "Electricity of", [NONE, *list_energy_sites()], _name(scenario.machine.energy))
 
 
-def _hold(key: str, value: object) -> str:
-    """Set a widget to the scenario's value and return the widget's key."""
-    name = f"run input {key}"
-    st.session_state[name] = value
-    return name
-
-
 def _choose(key: str, label: str, options: Sequence[str], value: str) -> None:
     known = list(options) if value in options else [value, *options]
-    name = _hold(key, value)
+    name = widgets.place(key, value)
     st.selectbox(label, known, key=name, on_change=_changed, args=(key, name))
 
 

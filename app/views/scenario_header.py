@@ -33,13 +33,8 @@ def show_pinned(kept: Sequence[scenario_store.Kept]) -> None:
     current = scenario_store.current()
     sides = [*kept, current][:2]
     with st.container(border=True, key="a-and-b"):
-        found = []
-        for letter, (label, preset, texts) in zip("AB", sides, strict=True):
-            try:
-                scenario = state.build(preset, texts)
-                found.append((scenario, state.result_of(scenario, f"Simulating {letter}")))
-            except MoesimError as error:
-                st.error(escaped(f"{letter}, {label}: {error}"), icon=":material/error:")
+        named = [(f"{n}, {side[0]}", n, *side[1:]) for n, side in zip("AB", sides, strict=True)]
+        found = [(scenario, result) for _, scenario, result in headline.sides(named)]
         if len(found) == 2:
             same = found[0][0] == found[1][0]
             bands = None if same else headline.changes("a and b", found[0], found[1])

@@ -41,6 +41,7 @@ def show() -> None:
     whole: Result | None = widgets.long_work("whole", key, "Simulate every GPU", predictions.interval, asked)
     if whole is not None:
         _maps(whole)
+        _faults_cost(whole)
 
 
 FAULTS: dict[str, tuple[str, str, float | None]] = {
@@ -138,7 +139,11 @@ def _maps(result: Result) -> None:
                 "compute over group's mean": st.column_config.NumberColumn(format="%.4f"),
             },
         )
-    if full.causes:
+
+
+def _faults_cost(result: Result) -> None:
+    causes = () if result.full is None else result.full.causes
+    if causes:
         st.markdown("**What each fault costs**")
         st.caption(
             "Both steps of a difference share every random draw, so it is less uncertain than either. "
@@ -147,12 +152,10 @@ def _maps(result: Result) -> None:
         seconds = st.column_config.NumberColumn(format="%.3f")
         st.dataframe(
             {
-                "fault": [row.cause for row in full.causes],
-                "step with it alone (s)": [row.step_s for row in full.causes],
-                "longer by (s)": [row.effect_s for row in full.causes],
-                "": [
-                    row.note or ("no step ends with it" if row.step_s is None else "") for row in full.causes
-                ],
+                "fault": [row.cause for row in causes],
+                "step with it alone (s)": [row.step_s for row in causes],
+                "longer by (s)": [row.effect_s for row in causes],
+                "": [row.note or ("no step ends with it" if row.step_s is None else "") for row in causes],
             },
             hide_index=True,
             column_config={"step with it alone (s)": seconds, "longer by (s)": seconds},

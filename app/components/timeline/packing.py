@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -61,20 +59,16 @@ def packed_step(step: StepEvents, rank: int = 0, most: int | None = None) -> Pac
     if not whole:
         events = events.where((events.stream == SCHEDULE) | (events.rank == rank))
         if len(events) > most:
-            events = _nearest(step, events, rank, most)
+            # The actions, and of the other events those nearest to the rank's default action.
+            opened = zoomed_action(step.actions, rank)
+            distance = np.abs(events.begin_ns - step.actions.start_ns[opened])
+            distance[events.stream == SCHEDULE] = -1
+            events = events.where(np.sort(np.argsort(distance, kind="stable")[:most]))
     data = _packed(step, events, whole, rank)
     first = np.searchsorted(step.actions.rank, np.arange(step.ranks + 1)).tolist()
     return PackedStep(
         data, step.end_ns / 1e9, len(events), whole, tuple(first), zoomed_action(step.actions, rank)
     )
-
-
-def _nearest(step: StepEvents, events: Events, rank: int, most: int) -> Events:
-    """The actions, and of the other events those nearest to the rank's default action."""
-    opened = zoomed_action(step.actions, rank)
-    distance = np.abs(events.begin_ns - step.actions.start_ns[opened])
-    distance[events.stream == SCHEDULE] = -1
-    return events.where(np.sort(np.argsort(distance, kind="stable")[:most]))
 
 
 def _packed(step: StepEvents, events: Events, whole: bool, rank: int) -> bytes:
@@ -128,11 +122,6 @@ def _packed(step: StepEvents, events: Events, whole: bool, rank: int) -> bytes:
             for start, end in zip(starts, np.append(starts[1:], len(events)), strict=True)
         ],
     }
-    return joined(header, columns)
-
-
-def joined(header: Mapping[str, Any], columns: Mapping[str, IntArray]) -> bytes:
-    """The bytes of a header and its columns."""
     parts = {name: numbers(column) for name, column in columns.items()}
     sizes = [{"name": n, "count": len(columns[n]), "bytes": len(part)} for n, part in parts.items()]
     text = json.dumps({**header, "columns": sizes}, separators=(",", ":")).encode()
