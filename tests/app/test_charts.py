@@ -17,7 +17,7 @@ from moesim.simulator.scoring.scoreboard.rows import kept_board
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import differences, evidence, run_cost, step, style  # noqa: E402
+from moesim.app.charts import differences, evidence, run_cost, step, style, sweep  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -77,8 +77,8 @@ def test_memory_bars_sum_to_the_total() -> None:
 
 def test_a_kind_of_memory_has_one_colour_for_every_model() -> None:
     seen: dict[str, set[str]] = {}
-    for preset in moesim.presets():
-        for bar in step.memory(moesim.simulate(preset).memory).data:
+    for preset in moesim.presets()[::4]:
+        for bar in step.memory(moesim.check(moesim.load(preset)).memory).data:
             seen.setdefault(bar.name, set()).add(bar.marker.color)
     assert len(seen) >= 6 and all(len(colours) == 1 for colours in seen.values()), seen
     every = [colour for colours in seen.values() for colour in colours]
@@ -174,3 +174,12 @@ def test_the_outlook_draws_every_point_with_its_day_and_bill() -> None:
     assert (list(line.x), list(line.y)) == ([50.0, 60.0], [0.1, 0.9])
     assert [list(told) for told in line.customdata] == [["2027-01-20", ", $5,000,000"], ["60.0 days", ""]]
     assert "days" in chart.layout.xaxis.title.text and "chance" in chart.layout.yaxis.title.text
+
+
+def test_bars_have_the_colour_of_their_evidence_and_whiskers() -> None:
+    bars = (sweep.ClusterBar("x", "1", (1.0, 0.5, 2.0), "measured"),
+            sweep.ClusterBar("y", "2", (2.0, 1.5, 4.0), "roofline"))  # fmt: skip
+    chart = sweep.intervals(bars, "days")
+    assert [trace.name for trace in chart.data] == ["measured", "roofline"]
+    assert chart.data[0].marker.color != chart.data[1].marker.color
+    assert list(chart.data[1].error_x.array) == [2.0] and list(chart.data[1].error_x.arrayminus) == [0.5]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moesim.app import jobs, pages
-from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.errors import InputError
 
 
 # Functions that job processes run; they are found by name, so they come from modules both sides can import.
@@ -155,11 +155,6 @@ def test_too_many_waiting_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(jobs, "MOST_WAITING", 0)
     with pytest.raises(jobs.JobError, match="busy"):
         jobs.submit("test/busy", abs, -3)
-
-
-def test_kinds_of_error_are_kept() -> None:
-    assert isinstance(jobs._error("InfeasibleError", "no"), InfeasibleError)
-    assert isinstance(jobs._error("Anything", "no"), jobs.JobError)
 
 
 def test_the_server_says_where_predictions_cannot_be_kept(

@@ -10,35 +10,21 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
+from app_sessions import HOME, session
 from streamlit.testing import v1 as testing
 from typer.testing import CliRunner
 
 import moesim
 from moesim.app import exports, scenario_links, state, uploads
 from moesim.cli import app as command_line
-from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles, load_profile
+from moesim.hwmodels.calibration import PROFILE_DIRECTORY, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 
-HOME = "deepseek-v3-2048xh800"
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 SMALL = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
 QWEN = (*SMALL, "precision=bf16", "recompute=full")
 PROFILE = PROFILE_DIRECTORY / "h800-published.yaml"
-
-
-def page(name: str, *texts: str) -> testing.AppTest:
-    """A visitor who opens one page with a link."""
-    script = f"""
-from moesim.app import state, widgets
-from moesim.app.views import {name}
-state.synchronise()
-widgets.guard({name}.show)
-state.publish()
-"""
-    app = testing.AppTest.from_string(script, default_timeout=120)
-    app.query_params["preset"], app.query_params["set"] = HOME, list(texts)
-    return app.run()
 
 
 def link_of(app: testing.AppTest) -> list[str]:
@@ -66,17 +52,6 @@ def works(app: testing.AppTest) -> None:
 # -- adopting ---------------------------------------------------------------------------------------
 
 
-def test_what_if_adopts_a_scenario_with_uploads() -> None:
-    model, profile = own_files()
-    app = page("what_if", *QWEN, model, profile)
-    works(app)
-    app.slider(key="what if sms 20").set_value(8).run()
-    app.button(key="adopt").click().run()
-    works(app)
-    assert {model, profile, "communication.sms=8"} <= set(link_of(app))
-    works(page("scenario", *link_of(app)))
-
-
 def test_a_plan_that_was_found_is_adopted_with_uploads() -> None:
     texts = json.dumps([*QWEN, *own_files()])
     script = f"""
@@ -96,26 +71,11 @@ state.publish()
     assert state.build(HOME, tuple(link_of(app))).parallel.pp == 4
 
 
-def test_a_single_change_is_tried_with_uploads() -> None:
-    model, profile = own_files()
-    app = testing.AppTest.from_string(
-        "from moesim.app import state\nstate.synchronise()\n"
-        "import streamlit as st\nst.button('Try', key='try', on_click=state.set_override, "
-        "args=('parallel.ep', 16))\nst.text(state.current().shape.name)\nstate.publish()",
-        default_timeout=120,
-    )
-    app.query_params["preset"], app.query_params["set"] = HOME, [*QWEN, model, profile]
-    app.run()
-    app.button(key="try").click().run()
-    works(app)
-    assert {model, profile, "parallel.ep=16"} <= set(link_of(app))
-
-
 # -- names, titles and tokens -----------------------------------------------------------------------
 
 
 def test_an_uploaded_model_gives_its_name_and_takes_deepseeks_tokens_away() -> None:
-    app = page("scenario", *QWEN)
+    app = session("scenario", *QWEN)
     data = (GOLDEN / "qwen3-30b-a3b.json").read_bytes()
     app.file_uploader(key="upload model").set_value(("my-qwen.json", data, "application/json")).run()
     works(app)
@@ -151,7 +111,7 @@ def test_what_stands_beside_the_pages_names_no_token() -> None:
 
 
 def test_a_refusal_stays_until_the_next_upload() -> None:
-    app = page("scenario", *QWEN)
+    app = session("scenario", *QWEN)
     bad = json.dumps({"model_type": "gpt_of_nobody"}).encode()
     app.file_uploader(key="upload model").set_value(("strange.json", bad, "application/json")).run()
     for _ in range(2):
@@ -199,16 +159,6 @@ def test_a_large_profile_is_saved_as_json(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ending == ".json"
     (tmp_path / "saved.json").write_text(text)
     assert load_scenario(str(tmp_path / "saved.json")).calibration.entries()
-
-
-@pytest.mark.parametrize("name", [n for n in list_profiles() if n.startswith("h800")])
-def test_a_profile_inside_a_scenario_is_the_same_profile(name: str) -> None:
-    """Merged or with its includes by name: the same entries in the same order."""
-    for inline in (load_profile(name), moesim.load(HOME, f"profile={name}").calibration):
-        data = inline.model_dump(mode="json", exclude_none=True)
-        scenario = moesim.load(HOME).replace(profile=data)
-        assert list(scenario.calibration.entries()) == list(load_profile(name).entries())
-        assert scenario.calibration.include == ()
 
 
 def test_an_inline_profile_predicts_what_the_file_predicts() -> None:

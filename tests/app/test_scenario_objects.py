@@ -82,9 +82,7 @@ def test_the_bar_of_a_scenario_that_is_refused_says_so_and_stays() -> None:
     assert "chip cluster.nodes" in keys(app)
 
 
-@pytest.mark.parametrize(
-    "name", ["my run", "**bold** [x](http://host)", "a: b", "1.5e3", "null", '"quoted"', "ü" * 300]
-)
+@pytest.mark.parametrize("name", ["**bold** [x](http://host)", "1.5e3", '"quoted"', "ü" * 300])
 def test_any_text_is_a_name_and_no_markup(name: str) -> None:
     app = head("batch.sequences=4096")
     app.text_input(key="scenario name").set_value(name).run()
@@ -134,7 +132,6 @@ def test_an_entry_that_cannot_be_read_any_more_is_said_and_forgotten() -> None:
 def test_a_pinned_scenario_stands_beside_the_current_one_with_their_difference() -> None:
     app = head("batch.sequences=4096")
     app.button(key="pin").click().run()
-    app.button(key="pin").disabled  # noqa: B018 - read below
     assert app.button(key="pin").disabled, "the same scenario can be pinned once"
     app.button(key="chip batch.sequences").click().run()
     table = next(mark.value for mark in app.markdown if mark.value.startswith("| |"))

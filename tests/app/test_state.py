@@ -81,21 +81,6 @@ def test_the_home_case_is_named_in_the_address() -> None:
     assert scenario_links.parameters(pages.HOME, ()) == {"preset": pages.HOME}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model=/etc/passwd.json",
-        "profile=../../secret.yaml",
-        "cluster={node: /tmp/x.yaml, nodes: 1, network: single-node}",
-        "schedule=/tmp/x.csv",
-        "routing.load={kind: histogram, file: /etc/counts.csv}",
-    ],
-)
-def test_names_of_files_are_refused(text: str) -> None:
-    with pytest.raises(InputError):
-        state.build(pages.HOME, (text,))
-
-
 def test_keys_of_the_cache_ignore_prices_and_nothing_else() -> None:
     from moesim.simulator.studies.reprice import without_prices
 

@@ -48,7 +48,7 @@ def read(folder: Path, data: bytes) -> Any:
 
 
 @needs_node
-def test_the_browsers_script_reads_back_every_event(tmp_path: Path) -> None:
+def test_the_browsers_script_reads_back_every_event_action_and_the_path(tmp_path: Path) -> None:
     found, events = read(tmp_path, packing.packed_step(step()).data), step().events
     assert found["endMs"] == step().end_ns / 1e6
     assert found["ranks"] == step().ranks and found["whole"] is True
@@ -65,11 +65,7 @@ def test_the_browsers_script_reads_back_every_event(tmp_path: Path) -> None:
     assert joined("critical") == events.critical.astype(int).tolist()
     places = [(row["rank"], row["stream"]) for row in found["rows"] for _ in row["begin"]]
     assert places == list(zip(events.rank.tolist(), events.stream.tolist(), strict=True))
-
-
-@needs_node
-def test_the_browsers_script_reads_back_actions_and_path(tmp_path: Path) -> None:
-    found = read(tmp_path, packing.packed_step(step()).data)
+    # Actions and the critical path too.
     actions, path, read_actions = step().actions, step().path, found["actions"]
     names = [entry["name"] for entry in found["names"]]
     assert [names[n] for n in read_actions["kind"]] == list(actions.kind)

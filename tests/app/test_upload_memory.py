@@ -51,7 +51,7 @@ def test_many_small_files_are_bounded_too(manager: Any) -> None:
 def test_the_same_file_again_takes_its_own_place(manager: Any) -> None:
     for _ in range(20):
         put(manager, "one", "same", 4)
-    assert held(manager) == {"one": ["same"]} and len(manager.ledger.sizes) == 1
+    assert held(manager) == {"one": ["same"]} and len(manager.sizes) == 1
 
 
 def test_sessions_together_are_bounded_and_take_nothing_from_a_widget(manager: Any) -> None:
@@ -59,7 +59,7 @@ def test_sessions_together_are_bounded_and_take_nothing_from_a_widget(manager: A
     manager.get_files("owner", ["of a widget"])
     for number in range(100):
         put(manager, f"flood {number}", "file", 4)
-    total = sum(manager.ledger.sizes.values())
+    total = sum(manager.sizes.values())
     assert total <= uploads.MOST_BYTES and held(manager)["owner"] == ["of a widget"]
     for session in held(manager):
         manager.get_files(session, ["file"])

@@ -135,11 +135,13 @@ def test_a_huge_file_is_refused(kind: str) -> None:
     refused(kind, f"huge{uploads.ENDINGS[kind][0]}", b"1" * size, "larger than the limit")
 
 
+BOMB = gzip.compress(b"\0" * 50_000_000, 9)
+
+
 @pytest.mark.parametrize("kind", sorted(uploads.ENDINGS))
 def test_a_gzip_bomb_is_refused_before_it_is_unpacked(kind: str) -> None:
-    bomb = gzip.compress(b"\0" * 200_000_000, 9)
-    assert len(bomb) < 1_000_000
-    refused(kind, f"bomb{uploads.ENDINGS[kind][0]}.gz", bomb, "unpacks to more than the limit")
+    assert len(BOMB) < 1_000_000
+    refused(kind, f"bomb{uploads.ENDINGS[kind][0]}.gz", BOMB, "unpacks to more than the limit")
 
 
 @pytest.mark.parametrize("data", [b"not gzip", gzip.compress(SMALL.encode())[:-20]])

@@ -14,7 +14,7 @@ from streamlit.testing import v1 as testing
 import moesim
 from moesim.app import curve_points, jobs, predictions
 from moesim.app.charts.sweep import Mark, curve
-from moesim.simulator.studies.curves import axes, curve_point
+from moesim.simulator.studies.curves import axes
 
 SMALL = (
     "cluster.nodes=8",
@@ -138,8 +138,3 @@ def test_a_chart_marks_the_present_value_what_does_not_fit_and_what_is_illegal()
 def test_ticks_leave_out_a_unit_that_all_share() -> None:
     chart = curve(marks(), ("25 GB/s", "50 GB/s", "100 GB/s"), 1, "s")
     assert list(chart.layout.xaxis.ticktext) == ["25", "50", "100"]
-
-
-def test_a_point_is_what_the_command_line_says() -> None:
-    point = curve_point(moesim.load(HOME, *SMALL), "ep", 8.0)
-    assert point.figures["step_time_s"] == moesim.simulate(HOME, *SMALL, "parallel.ep=8").step.time_s

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from app_sessions import session
+from app_sessions import session, table
 from streamlit.testing.v1 import AppTest
 
 from moesim.simulator.model.catalogue import shipped_models
@@ -60,3 +60,17 @@ def test_an_upload_shows_how_its_keys_were_read() -> None:
     assert "num_experts_per_tok" in set(read["key"])
     app.selectbox(key="input model").set_value("deepseek-v3").run()
     assert not any("as" in frame.value.columns for frame in app.dataframe)
+
+
+def test_a_preset_of_few_lines_shows_its_defaults_and_chooses_them_anew() -> None:
+    few = {"preset": ["mixtral-8x7b-64xh100"], "set": ["batch.sequences=128"]}
+    app = session("scenario", **few)
+    assert "deepseek-v3-1024xmi300x (published)" in app.selectbox(key="input preset").options
+    assert app.selectbox(key="input profile").value == "h100-layers"
+    assert app.selectbox(key="input cluster").value == "64xh100-sxm"
+    result = session("result", **few)
+    assert "Defaults: 10 keys that nobody stated" in [part.label for part in result.expander]
+    assert "routing.expert_load_cv" in list(table(result, "why")["key"])
+    app.selectbox(key="input cluster").set_value("mi300x-2048").run()
+    assert app.selectbox(key="input profile").value == "generic-roofline"
+    assert not any("profile" in text for text in app.query_params["set"])

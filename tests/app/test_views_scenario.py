@@ -6,36 +6,10 @@ import pytest
 
 pytest.importorskip("streamlit", reason="streamlit is not installed")
 
-from app_sessions import metrics, session, until
+from app_sessions import JOB, metrics, press, session, until
 
 SMALL = ("batch.sequences=4096",)
 """The home case with fewer micro-batches: quicker, and legal."""
-
-
-def test_an_illegal_plan_offers_its_nearest_legal_values() -> None:
-    app = session("scenario", *SMALL, "parallel.ep=48")
-    assert not app.exception
-    assert "does not divide" in app.error[0].value
-    assert not app.metric
-    offered = [button for button in app.button if button.label.startswith("Set parallel.ep")]
-    assert [button.label for button in offered] == ["Set parallel.ep = 32", "Set parallel.ep = 64"]
-    offered[0].click().run()
-    assert not app.error
-    assert app.number_input(key="input parallel.ep").value == 32
-    assert "Step time" in metrics(app)
-
-
-def test_a_batch_that_no_schedule_runs_offers_batches() -> None:
-    app = session("scenario", "batch.sequences=2048")
-    labels = [button.label for button in app.button]
-    assert "Set batch.sequences = 4096" in labels
-
-
-def test_a_plan_that_does_not_fit_says_what_takes_the_memory() -> None:
-    app = session("scenario", *SMALL, "recompute=none")
-    assert not app.exception
-    assert "does not fit" in app.error[0].value
-    assert "activations" in app.error[0].value
 
 
 def test_another_number_of_nodes_is_another_cluster_and_back() -> None:
@@ -53,29 +27,27 @@ def test_another_number_of_nodes_is_another_cluster_and_back() -> None:
 # -- repair ------------------------------------------------------------------------------------------
 
 
-def test_the_nearest_plans_that_fit_are_offered_and_used_with_one_click() -> None:
+def test_a_plan_that_does_not_fit_says_what_takes_the_memory_and_offers_a_search() -> None:
     app = session("scenario", *SMALL, "recompute=none")
-    assert "does not fit" in app.error[0].value
-    app.button(key="start repair").click().run()
-    until(app, lambda page: any(str(b.key).startswith("repair ") for b in page.button), errors=1)
-    offered = [button for button in app.button if str(button.key).startswith("repair ")]
-    assert 1 <= len(offered) <= 3 and all("->" in button.label for button in offered)
-    app.button(key="repair 0").click().run()
-    assert not app.exception and not app.error
-    assert any("Legal and fits" in done.value for done in app.success)
+    assert "does not fit" in app.error[0].value and "activations" in app.error[0].value
+    assert app.button(key="start repair").label == "Find the nearest plan that fits"
 
 
-def test_a_repair_of_an_illegal_degree_keeps_the_form_and_marks_the_field() -> None:
-    app = session("scenario", *SMALL, "parallel.ep=48")
-    assert app.number_input(key="input parallel.ep").value == 48, "the form shows what was asked for"
+def test_an_illegal_plan_marks_its_field_and_offers_legal_values_and_plans() -> None:
+    app = session("scenario", *JOB, "parallel.ep=6")
+    assert app.number_input(key="input parallel.ep").value == 6, "the form shows what was asked for"
+    assert not app.metric
     marked = [html.proto.body for html in app.get("html") if "not possible here" in html.proto.body]
     assert len(marked) == 1 and "st-key-input-parallel-ep" in marked[0]
-    app.button(key="start repair").click().run()
+    offered = [button.label for button in app.button if button.label.startswith("Set parallel.ep")]
+    assert offered == ["Set parallel.ep = 4", "Set parallel.ep = 8"]
+    press(app, "start repair")
     until(app, lambda page: any(str(b.key).startswith("repair ") for b in page.button), errors=1)
-    first = next(button for button in app.button if button.key == "repair 0")
-    assert first.label.startswith("ep 48")
-    first.click().run()
-    assert not app.error and app.number_input(key="input parallel.ep").value != 48
+    offered = [button.label for button in app.button if str(button.key).startswith("repair ")]
+    assert 1 <= len(offered) <= 3 and offered[0].startswith("ep 6") and "->" in offered[0]
+    press(app, "repair 0")
+    assert not app.error and app.number_input(key="input parallel.ep").value != 6
+    assert any("Legal and fits" in done.value for done in app.success)
 
 
 def test_a_fleet_says_where_its_inputs_are_and_is_checked_all_the_same() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from app_sessions import HOME
+from app_sessions import HOME, metrics, session
 from streamlit.testing import v1 as testing
 
 import moesim
@@ -22,14 +22,6 @@ from moesim.simulator.predict.timeline import zoomed_action
 
 SMALL = ("batch.sequences=1024", "cluster.nodes=64", "parallel.ep=32")
 
-SCRIPT = """
-from moesim.app import state, widgets
-from moesim.app.views import timeline
-state.synchronise()
-widgets.guard(timeline.show)
-state.publish()
-"""
-
 
 @lru_cache(maxsize=1)
 def step() -> StepEvents:
@@ -38,20 +30,17 @@ def step() -> StepEvents:
 
 def opened(form: str | None = None) -> tuple[testing.AppTest, dict[str, Any]]:
     """A visitor with a link, and what the component was told besides the bytes."""
-    app = testing.AppTest.from_string(SCRIPT, default_timeout=120)
-    app.query_params["preset"] = HOME
-    app.query_params["set"] = list(SMALL)
-    if form is not None:
-        app.query_params["form"] = form
-    app.run()
-    assert not app.exception
+    app = session("timeline", *SMALL, fields=[] if form is None else [form])
     told = app.get("component_instance")
     assert len(told) == 1
     return app, json.loads(told[0].proto.json_args)
 
 
-def test_the_trace_can_be_saved_at_once() -> None:
+def test_the_trace_can_be_saved_at_once_and_bubble_and_exposed_communication_are_told() -> None:
     app, _ = opened()
+    expected = moesim.simulate(HOME, *SMALL).breakdown_s
+    assert metrics(app)["Bubble of rank 0"] == f"{expected.bubble:.3f} s"
+    assert "cannot run as it is" in app.error[0].value, "the plan does not fit, and that comes first"
     (button,) = app.get("download_button")
     assert "Perfetto" in button.proto.label and not button.proto.disabled and button.proto.deferred_file_id
 
@@ -61,7 +50,7 @@ def test_a_link_opens_its_action() -> None:
     assert opened(f"timeline.action={last}")[1]["opened"] == last
 
 
-@pytest.mark.parametrize("asked", ["1000000", "-3", "true", "1.5", '"x"', "[1]", "null", "{"])
+@pytest.mark.parametrize("asked", ["1000000", "-3", "1.5", "{"])
 def test_a_link_with_another_action_opens_the_default(asked: str) -> None:
     assert opened(f"timeline.action={asked}")[1]["opened"] == zoomed_action(step().actions, 0)
 

@@ -3,62 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
+from app_sessions import HOME, JOB, address, press, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import forms, jobs, scenario_links, state, visitors
+from moesim.app import forms, scenario_links, state, visitors
+from moesim.app.views import planner
 from moesim.simulator.planner.goal import equal_part, scaled
-from moesim.simulator.scenario import load_scenario
-
-HOME = "deepseek-v3-2048xh800"
-SMALL = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
-QWEN = (*SMALL, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
-
-
-def opened(page: str, **parameters: list[str]) -> testing.AppTest:
-    """A new session that opens one page with an address."""
-    script = f"""
-from moesim.app import state, widgets
-from moesim.app.views import {page}
-state.synchronise()
-widgets.guard({page}.show)
-state.publish()
-"""
-    app = testing.AppTest.from_string(script, default_timeout=120)
-    for name, value in parameters.items():
-        app.query_params[name] = value
-    return app.run()
-
-
-def address(app: testing.AppTest) -> dict[str, list[str]]:
-    """The address that a session has written, as another one would open it."""
-    return {k: [v] if isinstance(v, str) else list(v) for k, v in app.query_params.items()}
-
-
-def until(app: testing.AppTest, ready: Callable[[testing.AppTest], bool]) -> None:
-    end = time.monotonic() + 180.0
-    while not ready(app):
-        assert time.monotonic() < end, "the page never got there"
-        time.sleep(0.3)
-        app.run()
-        assert not app.exception
-
 
 # -- illegal values ---------------------------------------------------------------------------------
 
 
 def test_nodes_that_a_network_does_not_join_keep_the_form_and_offer_what_is_legal() -> None:
     texts = ["cluster=h100-1024", "profile=h100-layers", "cluster.nodes=512", "parallel.pp=8"]
-    app = opened("scenario", preset=[HOME], set=texts)
+    app = session("scenario", preset=[HOME], set=texts)
     assert not app.exception
     (error,) = (error.value for error in app.error)
     assert "ft3-ib-400g" in error
@@ -74,16 +38,6 @@ def test_nodes_that_a_network_does_not_join_keep_the_form_and_offer_what_is_lega
     assert (scenario.machine.n_gpus, scenario.machine.network.name) == (4096, "ft3-ib-400g")
 
 
-def test_the_nearest_legal_number_of_nodes_is_one_click() -> None:
-    app = opened("scenario", preset=[HOME], set=["cluster=h100-1024", "profile=h100-layers"])
-    app.number_input(key="input cluster.nodes").set_value(512).run()
-    assert app.error and app.number_input(key="input cluster.nodes").value == 512
-    app.button(key="nearest cluster.nodes 256").click().run()
-    assert not app.exception
-    assert not any("network" in error.value for error in app.error)
-    assert app.number_input(key="input cluster.nodes").value == 256
-
-
 @pytest.mark.parametrize(
     ("texts", "kept"),
     [
@@ -92,20 +46,17 @@ def test_the_nearest_legal_number_of_nodes_is_one_click() -> None:
     ],
 )
 def test_refused_changes_stay_in_their_widgets(texts: tuple[str, ...], kept: str) -> None:
-    app = opened("scenario", preset=[HOME], set=list(texts))
+    app = session("scenario", preset=[HOME], set=list(texts))
     assert not app.exception
     assert len(app.error) == 1
     assert app.number_input(key="input parallel.pp").value == 8
     assert app.selectbox(key="input model").value == kept
-    app.button(key="reset").click().run()
+    press(app, "undo")  # the last change alone
+    assert address(app)["set"] == list(texts[:-1])
+    if app.error:
+        press(app, "reset")
     assert not app.error
     assert app.selectbox(key="input model").value == "deepseek-v3"
-
-
-def test_the_last_change_can_be_undone_alone() -> None:
-    app = opened("scenario", preset=[HOME], set=["parallel.pp=8", "model=unheard-of"])
-    app.button(key="undo").click().run()
-    assert address(app)["set"] == ["parallel.pp=8"]
 
 
 # -- links ------------------------------------------------------------------------------------------
@@ -172,13 +123,13 @@ def bandwidth(app: testing.AppTest) -> Any:
 
 
 def test_sliders_of_what_if_stand_in_the_address() -> None:
-    app = opened("what_if", preset=[HOME], set=["batch.sequences=4096"])
+    app = session("what_if", preset=[HOME], set=list(JOB))
     app.slider(key="what if sms 20").set_value(8).run()
-    app.slider(key="what if price 2").set_value(4.0).run()
+    app.slider(key="what if price 2.5").set_value(4.0).run()
     bandwidth(app).set_value(2.0).run()
-    other = opened("what_if", **address(app))  # a reload, or somebody else
+    other = session("what_if", **address(app))  # a reload, or somebody else
     assert other.slider(key="what if sms 20").value == 8
-    assert other.slider(key="what if price 2").value == 4.0
+    assert other.slider(key="what if price 2.5").value == 4.0
     assert bandwidth(other).value == 2.0
     assert [m.value for m in other.metric] == [m.value for m in app.metric]
     other.slider(key="what if sms 20").set_value(20).run()
@@ -187,43 +138,40 @@ def test_sliders_of_what_if_stand_in_the_address() -> None:
 
 
 def test_faults_and_profiles_that_were_chosen_stand_in_the_address() -> None:
-    app = opened(
+    app = session(
         "topology", preset=[HOME], set=["cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32"]
     )
     app.selectbox(key="fault").set_value("a node is lost").run()
     app.number_input(key="fault node").set_value(63).run()
-    again = opened("topology", **address(app))
+    again = session("topology", **address(app))
     assert again.selectbox(key="fault").value == "a node is lost"
     assert again.number_input(key="fault node").value == 63
-    app = opened("calibration", preset=[HOME])
+    app = session("calibration", preset=[HOME])
     app.selectbox(key="profile shown").set_value("h200-8gpu").run()
-    assert opened("calibration", **address(app)).selectbox(key="profile shown").value == "h200-8gpu"
+    assert session("calibration", **address(app)).selectbox(key="profile shown").value == "h200-8gpu"
 
 
 def test_another_page_keeps_the_form() -> None:
-    app = opened("planner", preset=[HOME], set=list(QWEN))
+    app = session("planner", *JOB)
     app.selectbox(key="objective").set_value("deadline").run()
     app.number_input(key="deadline").set_value(33.0).run()
     app.multiselect(key="schedules").set_value(["1f1b"]).run()
-    away = opened("what_if", **address(app))
-    back = opened("planner", **address(away))
+    away = session("calibration", **address(app))
+    back = session("planner", **address(away))
     assert back.selectbox(key="objective").value == "deadline"
     assert back.number_input(key="deadline").value == 33.0
     assert back.multiselect(key="schedules").value == ["1f1b"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['plan.objective="x"', "plan.objective=[[", "plan.objective={}", "what-if.sms=1e999", "plan.keep=7",
-     'plan.schedules=["nope"]', "plan.schedules=[[1]]", 'plan.search="../x"', "=", "x" * 500,
-     "plan.days=true"],
-)  # fmt: skip
-def test_a_form_in_a_hostile_link_has_its_defaults(text: str) -> None:
+@pytest.mark.parametrize("objective", ['"x"', "[[", "{}"])
+def test_a_form_in_a_hostile_link_has_its_defaults(objective: str) -> None:
     script = "from moesim.app import state, widgets\nfrom moesim.app.views import planner\n" + (
         "state.synchronise()\nwidgets.guard(lambda: planner._question(state.current()))\nstate.publish()"
     )
     app = testing.AppTest.from_string(script, default_timeout=60)
-    app.query_params["preset"], app.query_params["form"] = HOME, [text, text]
+    texts = [f"plan.objective={objective}", "what-if.sms=1e999", "plan.keep=7", 'plan.schedules=["nope"]']
+    texts += ["plan.schedules=[[1]]", 'plan.search="../x"', "=", "x" * 500, "plan.days=true"]
+    app.query_params["preset"], app.query_params["form"] = HOME, texts
     app.run()
     assert not app.exception
     assert app.selectbox(key="objective").value == "time"
@@ -260,28 +208,6 @@ def test_a_late_address_of_a_quick_visitor_is_no_link() -> None:
 # -- the search -------------------------------------------------------------------------------------
 
 
-def test_a_search_says_how_far_it_is_from_the_first_bound_on() -> None:
-    told: list[tuple[float, str]] = []
-    space = moesim.PlanSpace(
-        schedule=("1f1b",),
-        precision=("bf16",),
-        sms=(20,),
-        recompute=("full",),
-        microbatch=(1,),
-        zero_stage=(1,),
-    )
-    moesim.plan(
-        moesim.load(HOME, *QWEN), space=space, top=2, progress=lambda share, text: told.append((share, text))
-    )
-    shares = [share for share, _ in told]
-    assert shares == sorted(shares)
-    assert (shares[0], shares[-1]) == (0.0, 1.0)
-    assert max(later - first for first, later in pairwise(shares)) < 0.25
-    assert len({share for share, text in told if "prices" in text or "bounds" in text}) > 5
-    assert any("closed form" in text for _, text in told)
-    assert any("of 2 plans simulated" in text for _, text in told)
-
-
 def test_parts_of_a_search_share_its_whole() -> None:
     told: list[float] = []
     say = scaled(lambda share, text: told.append(share), *equal_part(1, 2, 0.0, 0.5))
@@ -297,52 +223,23 @@ def one_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visitors, "_cookies", lambda: [token])
 
 
-def test_opening_a_plan_keeps_what_was_found_also_over_a_reload(one_browser: None) -> None:
-    app = opened("planner", preset=[HOME], set=list(QWEN))
-    app.multiselect(key="schedules").set_value(["1f1b"])
+def test_opening_a_plan_keeps_what_was_found_also_over_a_reload(
+    one_browser: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "TOP", 1)
+    app = session("planner", *JOB)
     app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
     app.run()
-    app.button(key="start plan").click().run()
-    reloaded = opened("planner", **address(app))  # while it runs: the same work, not another one
+    press(app, "start plan")
+    reloaded = session("planner", **address(app))  # while it runs: the same work, not another one
     assert not any(button.key == "start plan" for button in reloaded.button)
     until(reloaded, lambda page: len(page.metric) > 0)
     until(app, lambda page: len(page.metric) > 0)
     figures = [metric.value for metric in app.metric]
-    changed = opened("planner", **(address(app) | {"set": [*QWEN, "parallel.pp=4"]}))  # a plan was opened
+    asked = address(app) | {"set": [*JOB, "parallel.ep=4"]}  # a plan was opened
+    changed = session("planner", **asked)
     assert [metric.value for metric in changed.metric] == figures
     assert any("earlier" in info.value for info in changed.info)
-    changed.button(key="search anew").click().run()
-    until(changed, lambda page: len(page.metric) > 0 and not page.info)
-
-
-def test_work_that_runs_is_taken_up_and_ends_when_nobody_is_left() -> None:
-    job = jobs.submit("test/sleep", time.sleep, 60, lane="long")
-    again = jobs.running("test/sleep")
-    assert again is job and jobs.known("test/sleep")
-    job.cancel()
-    assert not job.cancelled
-    job.cancel()
-    assert job.cancelled
-    assert jobs.running("test/sleep") is None
-
-
-def test_stop_after_a_reload_stops_the_job(one_browser: None) -> None:
-    script = (
-        "import time\nfrom moesim.app import state, widgets\nstate.synchronise()\n"
-        "widgets.long_work('sleep', 'test/long sleep', 'Sleep', time.sleep, 30)\nstate.publish()"
-    )
-    first = testing.AppTest.from_string(script, default_timeout=60).run()
-    first.button(key="start sleep").click().run()
-    second = testing.AppTest.from_string(script, default_timeout=60).run()  # the reload of the first
-    second.button(key="stop job sleep").click().run()
-    assert [button.key for button in second.button] == ["start sleep"]
-    assert not jobs.known("test/long sleep")
-    assert [button.key for button in first.run().button] == ["start sleep"]
-
-
-def test_a_saved_scenario_keeps_its_name(tmp_path: object) -> None:
-    from moesim.app import exports
-
-    scenario = state.build(HOME, ("name=mine",))
-    assert "name: mine" in exports.scenario_yaml(scenario)
-    assert load_scenario(HOME).name == HOME
+    press(changed, "search anew")
+    assert not changed.info and any(button.key == "stop job plan" for button in changed.button)
+    press(changed, "stop job plan")

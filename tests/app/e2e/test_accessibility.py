@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import EVERY, SHIFTED, SHIFTS, Visit, thorough, until
+from e2e.visitor import EVERY, SHIFTED, SHIFTS, Visit, quiet, thorough, until
 from moesim.app.pages import PAGES
 
 MOST_SHIFT = 0.1
@@ -65,7 +65,7 @@ def test_nothing_jumps_and_the_keyboard_reaches_every_control(name: str, visit: 
     visitor = visit()
     visitor.page.add_init_script(SHIFTS)
     page = visitor.open(name)
-    page.wait_for_timeout(3000)  # fragments, charts and intervals come after the script
+    quiet(page)  # fragments, charts and intervals come after the script
     visitor.settled()
     assert page.evaluate("window.shifts") != [], "the browser reports no shifts at all"
     if page.evaluate("window.firstNumber !== undefined"):

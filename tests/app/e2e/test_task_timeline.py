@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import EVERY, Visit, Visitor, thorough, until
+from e2e.visitor import EVERY, WAIT_MS, Visit, Visitor, thorough, until
 
 TIMES = re.compile(r"([\d,.]+) ms long, from ([\d,.]+) ms to ([\d,.]+) ms")
 
@@ -43,6 +45,21 @@ class StepCanvas:
         self.page.mouse.click(*self.at(lane, share, canvas))
         self.clicks += 1
         self.page.wait_for_timeout(100)
+
+    def until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until the frame shows what was asked for."""
+        end = time.monotonic() + WAIT_MS / 1e3
+        while not is_true():
+            assert time.monotonic() < end
+            self.page.wait_for_timeout(30)
+
+    def key(self, name: str, is_true: Callable[[], bool]) -> None:
+        """Press a key and wait for what it does."""
+        self.page.keyboard.press(name)
+        self.until(is_true)
+
+    def lanes(self) -> list[str]:
+        return str(self.frame.locator("#step").get_attribute("data-lanes")).split("|")
 
     def window(self, canvas: str = "step") -> tuple[float, float]:
         """Begin and end of what a canvas shows, ms."""
@@ -111,12 +128,54 @@ def test_over_an_action_the_page_shows_duration_begin_and_end(visit_strictly: Vi
     assert visitor.outside == [] and visitor.blocked == []
 
 
-def test_wheel_and_drag_move_time_and_never_the_page(visit: Visit) -> None:
+def test_keys_pointer_and_every_event_on_one_walk_and_the_opened_action_outlives_a_reload(
+    visit: Visit,
+) -> None:
     visitor = visit()
-    page = visitor.open("timeline")
+    visitor.open("timeline")
     canvas = StepCanvas(visitor)
     whole = canvas.window()
-    x, y = canvas.at("2", 0.25)
+    _the_keyboard_alone_is_enough(canvas, whole)
+    _wheel_and_drag_move_time_and_never_the_page(canvas, whole)
+    canvas.frame.locator("#step").focus()
+    canvas.key("0", lambda: canvas.window() == whole)
+    assert int(canvas.frame.locator("#step").get_attribute("data-events")) > 130_000
+    few = canvas.lanes()
+    canvas.frame.get_by_role("button", name="Every event").click()
+    canvas.until(lambda: len(canvas.lanes()) > 5 * len(few))
+    address = visitor.page.url
+    canvas.click("1", 0.3)
+    canvas.until(lambda: "pipeline rank 1" in canvas.text("where"))
+    where = canvas.text("where")
+    canvas.until(lambda: visitor.page.url != address)  # which holds the opened action
+    visitor.page.reload()
+    visitor.settled()
+    assert StepCanvas(visitor).text("where") == where
+
+
+def _the_keyboard_alone_is_enough(canvas: StepCanvas, whole: tuple[float, float]) -> None:
+    canvas.frame.locator("#step").focus()
+    before = canvas.text("where")
+    canvas.key("ArrowRight", lambda: canvas.text("where") != before)
+    assert canvas.text("where").partition(",")[0] in canvas.frame.locator("#said").text_content()
+    canvas.key("ArrowDown", lambda: "pipeline rank 1" in canvas.text("where"))
+    canvas.key("f", lambda: canvas.window()[1] - canvas.window()[0] < 0.1 * (whole[1] - whole[0]))
+    fitted = canvas.window()
+    canvas.page.keyboard.down("d")
+    canvas.until(lambda: canvas.window()[0] > fitted[0])
+    canvas.page.keyboard.up("d")
+    canvas.key("0", lambda: canvas.window() == whole)
+    canvas.page.keyboard.press("?")
+    canvas.frame.get_by_role("dialog").wait_for()
+    canvas.page.keyboard.press("Escape")
+    canvas.frame.get_by_role("dialog").wait_for(state="hidden")
+    path = canvas.frame.locator("#path")
+    canvas.key("c", lambda: path.get_attribute("aria-pressed") == "true")
+    canvas.key("c", lambda: path.get_attribute("aria-pressed") == "false")
+
+
+def _wheel_and_drag_move_time_and_never_the_page(canvas: StepCanvas, whole: tuple[float, float]) -> None:
+    page, (x, y) = canvas.page, canvas.at("2", 0.25)
     page.mouse.move(x, y)
     scrolled = page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop")
     for _ in range(5):
@@ -129,50 +188,15 @@ def test_wheel_and_drag_move_time_and_never_the_page(visit: Visit) -> None:
     page.mouse.down()
     page.mouse.move(x - 150, y, steps=5)
     page.mouse.up()
-    page.wait_for_timeout(100)
+    canvas.until(lambda: canvas.window()[0] > closer[0])
     moved = canvas.window()
-    assert moved[0] > closer[0] and moved[1] - moved[0] == pytest.approx(closer[1] - closer[0])
+    assert moved[1] - moved[0] == pytest.approx(closer[1] - closer[0])
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == scrolled
     page.mouse.dblclick(x, y)
     page.wait_for_timeout(200)
     fitted = canvas.window()
     begin, end = number(canvas.fact("Begin")), number(canvas.fact("End"))
     assert fitted[0] < begin < end < fitted[1] and end - begin > 0.7 * (fitted[1] - fitted[0])
-
-
-def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
-    visitor = visit()
-    page = visitor.open("timeline")
-    canvas = StepCanvas(visitor)
-    whole = canvas.window()
-    canvas.frame.locator("#step").focus()
-    before = canvas.text("where")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(100)
-    after = canvas.text("where")
-    assert after != before
-    assert after.partition(",")[0] in canvas.frame.locator("#said").text_content()
-    page.keyboard.press("ArrowDown")
-    page.wait_for_timeout(100)
-    assert "pipeline rank 1" in canvas.text("where")
-    page.keyboard.press("f")
-    page.wait_for_timeout(100)
-    fitted = canvas.window()
-    assert fitted[1] - fitted[0] < 0.1 * (whole[1] - whole[0])
-    page.keyboard.down("d")
-    page.wait_for_timeout(400)
-    page.keyboard.up("d")
-    page.wait_for_timeout(100)
-    assert canvas.window()[0] > fitted[0]
-    page.keyboard.press("0")
-    page.wait_for_timeout(100)
-    assert canvas.window() == whole
-    page.keyboard.press("?")
-    canvas.frame.get_by_role("dialog").wait_for()
-    page.keyboard.press("Escape")
-    canvas.frame.get_by_role("dialog").wait_for(state="hidden")
-    page.keyboard.press("c")
-    assert canvas.frame.locator("#path").get_attribute("aria-pressed") == "true"
 
 
 @thorough
@@ -198,25 +222,6 @@ def test_a_search_counts_what_it_finds_and_enter_goes_through_it(visit: Visit) -
     page.keyboard.press("Escape")
     page.wait_for_timeout(150)
     assert canvas.text("found") == ""
-
-
-def test_every_event_can_be_shown_and_the_opened_action_outlives_a_reload(visit: Visit) -> None:
-    visitor = visit()
-    page = visitor.open("timeline")
-    canvas = StepCanvas(visitor)
-    assert int(canvas.frame.locator("#step").get_attribute("data-events")) > 130_000
-    few = canvas.frame.locator("#step").get_attribute("data-lanes").split("|")
-    canvas.frame.get_by_role("button", name="Every event").click()
-    page.wait_for_timeout(200)
-    every = canvas.frame.locator("#step").get_attribute("data-lanes").split("|")
-    assert len(every) > 5 * len(few)
-    canvas.click("1", 0.3)
-    where = canvas.text("where")
-    assert "pipeline rank 1" in where
-    until(page, "location.search.includes('timeline.action')")
-    page.reload()
-    visitor.settled()
-    assert StepCanvas(visitor).text("where") == where
 
 
 @pytest.mark.parametrize("width", [1280, 390] if EVERY else [1280])

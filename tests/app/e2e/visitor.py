@@ -114,6 +114,9 @@ def findings(page: Any, axe: str) -> list[str]:
 
 SHIFTS = """
 window.shifts = [];
+window.changed = 0;
+new MutationObserver(() => window.changed = performance.now()).observe(
+    document, {childList: true, subtree: true, characterData: true});
 new PerformanceObserver(list => list.getEntries().forEach(entry => {
     if (!entry.hadRecentInput) window.shifts.push([entry.startTime, entry.value]);
 })).observe({type: 'layout-shift', buffered: true});
@@ -124,7 +127,15 @@ const asking = setInterval(() => {
     clearInterval(asking);
 }, 20);
 """
-"""Notes every shift of the layout, and when the first number or chart stands on the page."""
+"""Notes every shift of the layout, the last change of the page, and when its first number or chart stands."""
+
+
+def quiet(page: Any, still_ms: int = 700, most_ms: int = 3000) -> None:
+    """Wait until nothing has changed on a page with SHIFTS for a while, or for the longest time."""
+    end = time.monotonic() + most_ms / 1e3
+    while time.monotonic() < end and page.evaluate(f"performance.now() - window.changed < {still_ms}"):
+        page.wait_for_timeout(50)
+
 
 SHIFTED = "window.shifts.filter(one => one[0] > window.firstNumber).reduce((sum, one) => sum + one[1], 0)"
 """Cumulative layout shift since the first number."""
