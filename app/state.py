@@ -346,14 +346,6 @@ def cache_key(scenario: Scenario) -> str:
     return key_of(scenario).text
 
 
-def result() -> Result | None:
-    """The current scenario's result, from the cache or computed in a job.
-
-    Raises InputError, InfeasibleError or JobError, which the shell shows as one sentence.
-    """
-    return result_of(current())
-
-
 def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     """The result of any scenario; a change of prices does not cause another simulation."""
     plain = without_prices(scenario)

@@ -11,7 +11,6 @@ import streamlit as st
 
 from moesim.app import pages, state, uploads
 from moesim.app.long_work import long_work as long_work
-from moesim.app.long_work import start as start
 from moesim.app.texts import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
