@@ -269,7 +269,7 @@ def test_what_if_moves_the_number_and_the_price_only_the_cost() -> None:
     app.slider(key="what if sms 20").set_value(8).run()
     after = metrics(app)
     assert after["Step time"] != before["Step time"]
-    app.slider(key="what if price 2").set_value(4.0).run()
+    app.slider(key="what if price 2.5").set_value(4.0).run()
     dear = metrics(app)
     assert dear["Step time"] == after["Step time"]
     assert dear["Cost"] != after["Cost"]
