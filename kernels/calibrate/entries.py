@@ -144,7 +144,7 @@ def attention(rows: Rows) -> Iterable[MeasuredCurve]:
             error=residual(
                 max(0.05 if core else 0.03, spread(found)), "spread of repeats, at least 3 to 5 %"
             ),
-            used_for=(f"attention_{direction}",),
+            used_for=(f"attention_{direction}", f"attention_{direction}/192"),
             conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms, duty="sustained"),
         )
 

@@ -31,6 +31,8 @@ class Facts:
     gpus: int
     libraries: frozenset[str]
     sms: int = 132
+    operators: tuple[Mapping[str, Parameter], ...] = ()
+    """Operators of the model that the user named; see `operators.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,13 @@ class Grid:
     setup_s: float = 1.0
     min_gpus: int = 1
     libraries: tuple[str, ...] = ("cupy",)
+    of_model: bool = False
+    """Whether it measures the operators of the model that the user named."""
 
     def needs(self, facts: Facts) -> str:
         """What is missing to run it at all, or nothing."""
+        if self.of_model and not facts.operators:
+            return "needs --model"
         if missing := [name for name in self.libraries if name not in facts.libraries]:
             return f"needs {' and '.join(missing)}"
         if facts.gpus < self.min_gpus:
@@ -174,9 +180,9 @@ class Grid:
             return 0.0
         return self.setup_s + self.task_s * len(self.tasks(facts, quick)) * (0.5 if quick else 1.0)
 
-    def run(self, context: Context) -> Iterator[TimedRow]:
+    def run(self, context: Context, facts: Facts) -> Iterator[TimedRow]:
         """Do every wanted task; a failed one becomes a row with its reason."""
-        for task in self.tasks(context.facts, context.quick):
+        for task in self.tasks(facts, context.quick):
             if context.wanted(task):
                 try:
                     yield row_of(task, context.sample(self, task))

@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.kernels.calibrate import compute, interference, links
+from moesim.kernels.calibrate import compute, interference, links, operators
 from moesim.kernels.calibrate.entries import Rows, as_profile, entries
 from moesim.kernels.calibrate.links import settings
 from moesim.kernels.calibrate.protocol import Context, Facts, Grid, TimedRow, TimingTask
@@ -122,10 +122,11 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
     return item
 
 
-QUICK_BUDGET_S, BUDGET_S = 115.0, 350.0
+QUICK_BUDGET_S, BUDGET_S, MODEL_BUDGET_S = 115.0, 350.0, 590.0
 """Seconds after which a run begins no further task; it reports the rest, which a resumed run measures."""
 
 MEASUREMENTS: tuple[Grid, ...] = (
+    operators.MEASUREMENT,
     links.COPY_MEASUREMENT,
     links.ALL_TO_ALL_MEASUREMENT,
     links.TWO_HOP_MEASUREMENT,
@@ -168,7 +169,9 @@ class CalibrationPlan:
     @property
     def budget_s(self) -> float:
         """Seconds after which no further task begins."""
-        return QUICK_BUDGET_S if self.quick else BUDGET_S
+        if self.quick:
+            return QUICK_BUDGET_S
+        return MODEL_BUDGET_S if self.facts.operators else BUDGET_S
 
 
 def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -> CalibrationPlan:
@@ -211,6 +214,8 @@ class Options:
     allow_busy: bool = False
     command: str = "moesim calibrate"
     budget_s: float | None = None
+    operators: Callable[[str], Sequence[operators.Operator]] | None = None
+    """Operators of a model's step on an accelerator of this name; see `operators.py`."""
 
     @property
     def rows_path(self) -> Path:
@@ -289,7 +294,9 @@ def calibrate(
         return run.wanted(task)
 
     here = (context or _gpu_context)(found, quick=options.quick, wanted=wanted)
-    plan = build_plan(here.facts, quick=options.quick, only=options.only)
+    of_model = tuple(options.operators(accelerator.name)) if options.operators else ()
+    facts = replace(here.facts, operators=of_model)
+    plan = build_plan(facts, quick=options.quick, only=options.only)
     conditions = {  # equal for all rows of one run
         "machine": found.title,
         "driver": found.driver,
@@ -304,7 +311,7 @@ def calibrate(
         tell(CalibrationProgress(0.0, total_s, "", f"resuming: {journal.resumed} tasks were measured before"))
     run = _CalibrationRun(journal, tell, options.budget_s or plan.budget_s, total_s, plan.task_s)
     for measurement in plan.measurements:
-        for row in measurement.run(here):
+        for row in measurement.run(here, plan.facts):
             run.keep(row)
     date = (today or datetime.datetime.now(tz=datetime.UTC).date()).isoformat()
     keys = {task.key for task in plan.tasks}
@@ -345,7 +352,9 @@ def make_profile(
         command=options.command,
         note="; ".join(marks) or None,
     )
-    own = entries(Rows(rows, accelerator, origin, name))
+    found = Rows(rows, accelerator, origin, name)
+    own = operators.entries(found)
+    own += [entry for entry in entries(found) if entry.id not in {one.id for one in own}]
     if not own:
         raise InputError(
             "no task gave a usable time, so there is no profile to write: see the .rows.jsonl file"

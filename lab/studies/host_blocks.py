@@ -24,7 +24,7 @@ from lab.studies import host_blocks_models as models
 from lab.studies import host_blocks_parts as parts
 from lab.studies import host_blocks_two as two
 from lab.studies.host_blocks_study import Study, conduct
-from moesim.kernels.calibrate.host_launch import machine
+from lab.studies.host_launch import machine
 
 
 def main() -> None:

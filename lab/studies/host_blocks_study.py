@@ -26,7 +26,7 @@ import torch.distributed as dist
 from lab.studies import host_blocks_models as models
 from lab.studies.host_blocks_models import TOKENS, VOCABULARY, BlockCase
 from lab.studies.kept_bytes import kept_bytes, slope
-from moesim.kernels.calibrate.eager_moe import LAUNCHES
+from lab.studies.eager_moe import LAUNCHES
 
 SHALLOW, DEEP = 2, 8
 

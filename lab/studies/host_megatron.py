@@ -33,7 +33,7 @@ import torch
 from lab.studies import host_megatron_models as models
 from lab.studies.host_blocks_study import Study, conduct, host_reads, passes
 from lab.studies.host_megatron_models import MegatronCase
-from moesim.kernels.calibrate.host_launch import machine
+from lab.studies.host_launch import machine
 
 SHALLOW, DEEP = 2, 8
 MEASURED = ("forward", "forward_done", "backward", "backward_done")

@@ -168,7 +168,7 @@ class Maker:
 
     def few_blocks(self, blocks: int, words: int) -> Load:
         """A copy by few thread blocks, as kernels of collectives run while nothing computes."""
-        from moesim.kernels.calibrate.between_pieces import copy_words as copy
+        from lab.studies.between_pieces import copy_words as copy
 
         source = torch.randint(0, 2**31 - 1, (words,), device=self.device, dtype=torch.int32)
         target = torch.empty_like(source)

@@ -19,6 +19,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate, statements, transfer
+from moesim.kernels.calibrate.operators import pooled
 from moesim.kernels.calibrate.protocol import (
     Facts,
     Grid,
@@ -132,6 +133,8 @@ def _interference(p: Any) -> tuple[float, dict[str, float]]:
     return 1e-3 * ratio, {**values, "copy_bytes_per_s": carried, "copy_alone_bytes_per_s": 350e9}
 
 
+GAP_S = 1.93e-6
+"""Gap between two launches in the profile hopper-launch."""
 TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
     "all_to_all": _all_to_all,
     "copy": _copy,
@@ -143,6 +146,11 @@ TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
     "quantise": _moved,
     "interference": _interference,
     "barrier": lambda p: (4e-6 + 0.3e-6 * p["ranks"], {}),
+    "operators": lambda p: (
+        (2.0 * p["m"] * p["n"] * p["k"] / 600e12, {"flop": 2.0 * p["m"] * p["n"] * p["k"]})
+        if "m" in p
+        else (p["bytes"] / 2e12 + p["launches"] * GAP_S, {})
+    ),
 }
 
 
@@ -276,7 +284,13 @@ def test_plans_fit_their_time_on_any_number_of_gpus(gpus: int, quick: bool) -> N
 
 def test_impossible_or_unknown_plans_are_input_errors() -> None:
     plan = build_plan(Facts(8, frozenset({"cupy"})))
-    assert {m.name for m in plan.measurements} == set(TRUTH) - {"gemm", "attention", "interference", "nccl"}
+    assert {m.name for m in plan.measurements} == set(TRUTH) - {
+        "gemm",
+        "attention",
+        "interference",
+        "nccl",
+        "operators",
+    }
     assert "matrix products (needs torch)" in plan.not_measured
     with pytest.raises(InputError, match="nearest: 'barrier'"):
         build_plan(Facts(8, ALL), only=["bariers"])
@@ -490,3 +504,44 @@ def test_other_dies_are_refused(full: CalibrationProfile) -> None:
             transfer(full, h200, load_accelerator(other))
     with pytest.raises(InputError, match="transfer from h200-sxm"):
         transfer(full, load_accelerator("h800-sxm"), h200)
+
+
+OPERATORS: tuple[dict[str, int | float | str], ...] = (
+    {"use": "permute/eager_expand", "bytes": 1e9, "launches": 1, "tokens": 4096, "top_k": 8, "hidden": 2048},
+    {"use": "permute/eager_expand", "bytes": 4e9, "launches": 1, "tokens": 16384, "top_k": 8, "hidden": 2048},
+    {"use": "topk/eager_forward", "bytes": 1e8, "launches": 16, "tokens": 16384, "experts": 128, "top_k": 8},
+    {"use": "gemm", "bytes": 1e8, "launches": 1, "m": 4096, "n": 5120, "k": 2048, "groups": 1},
+    {"use": "wgrad_gemm", "bytes": 1e8, "launches": 64, "m": 1536, "n": 2048, "k": 65536, "groups": 64},
+    {"use": "scan/unknown", "bytes": 1e8, "launches": 1},
+)
+
+
+def test_operators_of_a_model_come_before_those_of_fixed_sizes(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def of_model(accelerator: str) -> tuple[dict[str, int | float | str], ...]:
+        asked.append(accelerator)
+        return OPERATORS
+
+    profile, _, _ = run(tmp_path / "mine.yaml", 1, quick=True, operators=of_model)
+    assert asked == ["h200-sxm"]
+    curves = {use: c for c in profile.curves for use in c.used_for}
+    assert curves["permute/eager_expand"].curve.ys == pytest.approx([2e12, 2e12], rel=0.02)
+    assert curves["topk/eager_forward"].curve.ys == pytest.approx([2e12], rel=0.1)  # without its sixteen gaps
+    assert "scan/unknown" not in curves
+    tables = {t.cls: t for t in profile.gemm_tables if t.dtype == "bf16"}
+    rows = {row[:4]: row[4] for row in tables["gemm"].points}
+    assert rows[4096, 5120, 2048, 1] == pytest.approx(600, rel=0.02)
+    assert len(rows) > 1  # those of fixed sizes are in the same table
+    assert tables["wgrad_gemm"].points[0][:4] == (1536, 2048, 65536, 64)
+
+
+def test_without_a_model_its_operators_are_named_as_not_measured() -> None:
+    plan = build_plan(Facts(1, ALL), quick=True)
+    assert "operators of the model's step (needs --model)" in plan.not_measured
+    with pytest.raises(InputError, match=r"operators needs --model"):
+        build_plan(Facts(1, ALL), only=["operators"])
+
+
+def test_times_that_fall_with_more_bytes_become_their_mean() -> None:
+    assert pooled([(1e6, 4.0), (2e6, 2.0), (2e6, 4.0), (8e6, 9.0)]) == [(1.5e6, 3.5), (8e6, 9.0)]

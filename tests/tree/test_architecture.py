@@ -21,9 +21,6 @@ MOST_LINES = 600
 
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS: dict[str, str] = {
-    "kernels/calibrate/eager_moe.py: moe_block": "a block and its stages, as torchtitan has them",
-    "kernels/calibrate/eager_moe.py: routing": "every operator of the routing, one after the other",
-    "kernels/calibrate/host_launch.py: host_part": "a table of operators to time, one an entry",
     "src/moesim/cli/import_launch.py: import_launch": "two thirds of it are the options with their help",
     "src/moesim/cli/plan.py: plan": "two thirds of it are the options of the command with their help",
     "src/moesim/cli/simulate.py: simulate": "half of it are the options of the command with their help",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +32,12 @@ def calibrate(
     gpus: Annotated[str, typer.Option(help="GPUs by number, such as 0,1 or 0-3; all by default.")] = "all",
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this measurement; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure the operators of this model's step: a model, or a scenario of yours."
+        ),
     ] = None,
     accelerator: Annotated[
         str | None, typer.Option(help="Name or file of the accelerator, where the driver's name is unknown.")
@@ -59,7 +66,8 @@ def calibrate(
         only=tuple(only or ()),
         accelerator=accelerator,
         allow_busy=allow_busy,
-        command=_command(quick, gpus, only, accelerator, allow_busy),
+        command=_command(quick, gpus, only, model, accelerator, allow_busy),
+        operators=partial(_operators, model, quick) if model else None,
     )
     try:
         with _progress() as tell:
@@ -75,16 +83,28 @@ def calibrate(
 
 
 def _command(
-    quick: bool, gpus: str, only: list[str] | None, accelerator: str | None, allow_busy: bool
+    quick: bool,
+    gpus: str,
+    only: list[str] | None,
+    model: str | None,
+    accelerator: str | None,
+    allow_busy: bool,
 ) -> str:
     """The command as a profile records it, without the options that do not affect its numbers."""
     words = ["moesim calibrate"]
     words += ["--quick"] if quick else []
     words += [f"--gpus {gpus}"] if gpus != "all" else []
     words += [f"--only {name}" for name in only or ()]
+    words += [f"--model {model}"] if model else []
     words += [f"--accelerator {accelerator}"] if accelerator else []
     words += ["--allow-busy"] if allow_busy else []
     return " ".join(words)
+
+
+def _operators(model: str, quick: bool, accelerator: str) -> Sequence[Mapping[str, Any]]:
+    from moesim.simulator.predict.operator_shapes import operators_of
+
+    return operators_of(model, accelerator, quick)
 
 
 def transfer(

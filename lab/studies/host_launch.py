@@ -1,6 +1,6 @@
 """Host time of PyTorch operators, GPU time of its MoE routing kernels, memory of a MoE block and a loss.
 
-    python -m moesim.kernels.calibrate.host_launch --out DIR [--part host|kernels|block|loss]
+    python -m lab.studies.host_launch --out DIR [--part host|kernels|block|loss]
 
 One GPU is enough. The script writes host_launch.json. A part that fails is reported, and the others continue.
 """
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from moesim.kernels.calibrate.eager_moe import BF16, DEV, block_part, kernels_part, randn
+from lab.studies.eager_moe import BF16, DEV, block_part, kernels_part, randn
 
 CHAIN, REPEATS = 60, 9
 

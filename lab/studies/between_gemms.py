@@ -1,6 +1,6 @@
 """GPU time of the work between GEMMs as PyTorch frameworks run it, on one GPU.
 
-    python -m moesim.kernels.calibrate.between_gemms --out DIR [--seconds 95] [--dry]
+    python -m lab.studies.between_gemms --out DIR [--seconds 95] [--dry]
 
 A time is the median of calls between two CUDA events with a cold L2; a spinning kernel in front keeps the GPU
 busy while the host launches. Small pieces are also timed without the flush (`warm`). Eager pieces come
@@ -26,8 +26,8 @@ from typing import Any
 import torch
 import torch._functorch.config
 
-from moesim.kernels.calibrate import between_pieces as pieces
-from moesim.kernels.calibrate.between_pieces import Make, TimedPiece
+from lab.studies import between_pieces as pieces
+from lab.studies.between_pieces import Make, TimedPiece
 
 REPEATS, WARM = 13, 2
 SPIN_CYCLES = 4_000_000
