@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.hwmodels.errors import InputError
+from moesim.cli.console import Force, check_new, chosen_numbers, console, print_table, print_text, say_written
 
 if TYPE_CHECKING:
     from moesim.hwmodels.calibration import CalibrationProfile
     from moesim.kernels.calibrate import CalibrationProgress
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the profile here (.yaml or .json).")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command("calibrate")(calibrate)
-    app.command("transfer")(transfer)
 
 
 def calibrate(
@@ -53,7 +46,6 @@ def calibrate(
 
     If it is interrupted, the same command continues from the rows measured so far.
     """
-    from moesim.cli.console import chosen_numbers, say_written
     from moesim.hwmodels.calibration import load_profile
     from moesim.kernels.calibrate import Options
     from moesim.kernels.calibrate import calibrate as measure
@@ -117,7 +109,6 @@ def transfer(
     force: Force = False,
 ) -> None:
     """Make a profile for an accelerator with the same SMs; every entry states its added error."""
-    from moesim.cli.console import print_table
     from moesim.hwmodels.accelerator import load_accelerator
     from moesim.hwmodels.calibration import load_profile
     from moesim.hwmodels.summary_text import percent
@@ -142,8 +133,6 @@ def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from moesim.cli.console import console
-
     columns = (
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
@@ -163,19 +152,14 @@ def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
 
 def keep_profile(profile: CalibrationProfile, output: Path, force: bool) -> None:
     """Write a profile and print its path. Raises InputError if the file exists and `force` is not set."""
-    from moesim.cli.console import say_written
-    from moesim.hwmodels.files import check_writable
     from moesim.kernels.export import write_profile
 
-    check_writable(output, "output file")
-    if output.exists() and not force:
-        raise InputError(f"output file {output}: exists already; give another name, or --force to replace it")
+    check_new(output, force)
     write_profile(profile, output)
     say_written(str(output), "name it as `profile` in a scenario, or with --set profile=...")
 
 
 def _print_drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
-    from moesim.cli.console import print_table, print_text
     from moesim.hwmodels.drift import compare, verdict
 
     found = compare(old, new)

@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -336,6 +337,22 @@ def chosen_numbers(option: str, text: str) -> list[int] | None:
     return numbers
 
 
+def check_new(output: Path | None, force: bool, yaml_of: str = "") -> None:
+    """Raise InputError for an output file that cannot be written, or that exists and is not to be replaced.
+
+    `yaml_of`: what the file describes, where it must be YAML.
+    """
+    if output is None:
+        return
+    from moesim.hwmodels.files import check_writable
+
+    if yaml_of and output.suffix.lower() not in (".yaml", ".yml"):
+        raise InputError(f"output file {output}: a {yaml_of} file ends in .yaml or .yml")
+    check_writable(output, "output file")
+    if output.exists() and not force:
+        raise InputError(f"output file {output}: exists already; give another name, or --force to replace it")
+
+
 def default_lines(result: Result | Estimate | RunReport) -> list[str]:
     """The keys that the scenario left out, one on each line, with their values and the reasons."""
     if not result.defaults:
@@ -381,3 +398,4 @@ Resolution = Annotated[
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]

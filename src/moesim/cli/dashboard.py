@@ -12,11 +12,6 @@ import typer
 from moesim.hwmodels.errors import MoesimError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module to the command line."""
-    app.command("app")(dashboard)
-
-
 class ServerError(MoesimError):
     """The dashboard's server process ended unexpectedly."""
 

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from moesim.cli.console import AsJson, print_json, print_table, print_text
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.hwmodels.arrays import FloatArray
     from moesim.simulator.layout.eplb import ExpertPlacement
     from moesim.simulator.scenario.sections import Policy
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module to the command line."""
-    app.command("eplb")(eplb)
 
 
 def eplb(
@@ -30,13 +26,12 @@ def eplb(
     groups: Annotated[int, typer.Option(help="Groups of experts, for hierarchical.", min=1)] = 1,
     nodes: Annotated[int, typer.Option(help="Nodes of the ranks, for hierarchical.", min=1)] = 1,
     top_k: Annotated[int, typer.Option(help="Experts per token, to check the counts.", min=1)] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan replicas and placement of experts from recorded counts; show the imbalance before and after.
 
     Imbalance is the heaviest rank over the mean. Several recorded steps are planned on their mean.
     """
-    from moesim.cli.console import print_json, print_table, print_text
     from moesim.hwmodels.validation import nearest
     from moesim.simulator.layout.eplb import plan_placement
     from moesim.simulator.layout.popularity import read_counts, shares_of_counts

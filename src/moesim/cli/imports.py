@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from moesim.cli.calibrate import Force, Output, keep_profile
+from moesim.cli.calibrate import Output, keep_profile
+from moesim.cli.console import Force, note, print_table, print_text
 
 if TYPE_CHECKING:
     from moesim.hwmodels.calibration import CalibrationProfile
@@ -83,7 +84,6 @@ def _parameters(spec: CalibrationImporter) -> Sequence[inspect.Parameter]:
 
 def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool) -> None:
     """Write an imported profile, alone or merged into another, and print its entries."""
-    from moesim.cli.console import note, print_table, print_text
     from moesim.hwmodels.calibration import load_profile
     from moesim.kernels.importers import merge
     from moesim.simulator.cost.library_collectives import use_of

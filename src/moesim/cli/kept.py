@@ -11,13 +11,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from moesim.cli.console import print_raw, print_text
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.hwmodels.files import fingerprint
-
-if TYPE_CHECKING:
-    from moesim.simulator.predict.result import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +24,14 @@ class KeptAnswer:
     text: str
     shortage: str
 
+    def print(self, as_json: bool) -> None:
+        """Print the text: JSON as it is, words in the width of the terminal."""
+        (print_raw if as_json else print_text)(self.text)
+
     def check_fit(self) -> None:
         """Raise InfeasibleError if the plan does not fit into memory."""
         if self.shortage:
             raise InfeasibleError(self.shortage)
-
-
-def answer_of(result: Result, text: str) -> KeptAnswer:
-    """The answer that prints `text` for a prediction."""
-    from moesim.cli.report import shortage
-
-    return KeptAnswer(text, "" if result.memory.fits else shortage(result.scenario, result.memory))
 
 
 def find_answer(command: list[object]) -> KeptAnswer | None:

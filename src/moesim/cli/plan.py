@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.cli.console import AsJson, print_json, print_raw, print_table, print_text, say_written, working
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
@@ -151,7 +152,6 @@ class Exports:
 
     def write(self) -> None:
         """Write the files."""
-        from moesim.cli.console import say_written
         from moesim.hwmodels.files import write_atomically
 
         for path, text, hint in self.files:
@@ -161,8 +161,6 @@ class Exports:
 
     def show(self) -> None:
         """Print the texts that go to no file."""
-        from moesim.cli.console import print_raw
-
         for text in self.shown:
             print_raw("\n" + text)
 
@@ -189,11 +187,6 @@ def scenario_yaml(scenario: Scenario) -> str:
 
 
 GIB = 2**30
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the console script's application."""
-    app.command(name="plan")(plan)
 
 
 def plan(
@@ -257,10 +250,9 @@ def plan(
     job_file: Annotated[
         Path | None, typer.Option(help="Where the job file goes; absent: it is printed.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the best plans that are legal and fit: bound all, estimate some, simulate the best."""
-    from moesim.cli.console import print_json, working
     from moesim.simulator.planner.search import plan as search
     from moesim.simulator.planner.space import load_space, varied, with_headroom
     from moesim.simulator.scenario import load_scenario
@@ -307,7 +299,6 @@ def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
 
 
 def _print(result: PlanResult) -> None:
-    from moesim.cli.console import print_table, print_text
     from moesim.simulator.planner.split_pricing import difference
 
     if result.inputs is not None:
@@ -360,8 +351,6 @@ def _print(result: PlanResult) -> None:
 
 def _print_trainer(verdict: TrainerVerdict) -> None:
     """What the search was limited to, and what the best of all plans would gain."""
-    from moesim.cli.console import print_text
-
     print_text(f"searched what {verdict.trainer} can run, priced as it runs it")
     for sentence in verdict.replaced:
         print_text(f"  {sentence}")

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from moesim.cli.console import default_lines, print_table, print_text, table_lines
+from moesim.cli.console import default_lines, print_raw, print_table, print_text, table_lines
 from moesim.cli.full_resolution import full_text
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.summary_text import percent, short
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.predict.provenance import PlanSummary
     from moesim.simulator.predict.result import Result
-    from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, PoolResult, ProvenanceEntry
+    from moesim.simulator.predict.result_parts import PoolResult, ProvenanceEntry
     from moesim.simulator.predict.step import Prepared
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.studies.explain import Counterfactuals
@@ -29,42 +29,21 @@ def _gib(size: float) -> str:
 
 def summary(plan: PlanSummary, result: Result) -> str:
     """Summary of a prediction in about 25 lines: figures, breakdown, critical path and evidence."""
-    return "\n".join(
-        [
-            plan.headline,
-            "",
-            *_figures(plan, result),
-            "",
-            *_pools(result),
-            *breakdown_lines(result),
-            "",
-            *_run_report(result),
-            *_published(plan.scenario, result),
-            *reason_lines(result),
-            "",
-            *_full(result),
-            *footing_lines(result),
-        ]
-    )
-
-
-def _pools(result: Result) -> list[str]:
-    """The pools of a fleet; no line for a single cluster."""
-    if not result.pools:
-        return []
-
-    return [*pool_lines(result.pools), ""]
-
-
-def _full(result: Result) -> list[str]:
-    return [] if result.full is None else [*full_text(result.full), ""]
-
-
-def _figures(plan: PlanSummary, result: Result) -> list[str]:
     rows = _named_figures(result, plan.peak_flop_per_s / 1e12)
     if plan.scenario.stages.blocks is not None:  # a part of the model has no cost of a token or a run
         rows = {name: rows[name] for name in ("step time", "memory")}
-    return [f"{name:<12}{text}" for name, text in rows.items()]
+    lines = [plan.headline, "", *(f"{name:<12}{text}" for name, text in rows.items()), ""]
+    if result.pools:
+        lines += [*table_lines(POOL_HEADERS, [_pool_cells(p) for p in result.pools], right=POOL_NUMBERS), ""]
+    lines += [*breakdown_lines(result), ""]
+    if result.run.report is not None:
+        from moesim.cli.run import report_lines
+
+        lines += [*report_lines(result.run.report), ""]
+    lines += [*_published(plan.scenario, result), *reason_lines(result), ""]
+    if result.full is not None:
+        lines += [*full_text(result.full), ""]
+    return "\n".join([*lines, *footing_lines(result)])
 
 
 def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
@@ -73,6 +52,10 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
     cost = "no price known" if run.cost_usd is None else f"${short(run.cost_usd)}"
     kinds = sorted(memory.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
     parts = ", ".join(f"{kind.replace('_', ' ')} {_gib(size)}" for kind, size in kinds if size >= 2**29)
+    replayed = ""
+    if memory.active_bytes is not None and memory.reserved_bytes is not None:
+        replayed = f"; {_gib(memory.active_bytes)} active and {_gib(memory.reserved_bytes)} reserved"
+        replayed += " at the peaks of PyTorch's allocator"
     return {
         "step time": f"{step.time_s:.3f} s; bounds {step.lower_bound_s:.3f} s (busiest resource at its best) "
         f"and {step.upper_bound_s:.3f} s (all in series)",
@@ -85,16 +68,8 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
         f"{short(run.gpu_hours)} GPU-hours, {cost}, without failures (moesim run adds them)",
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
         f"{FITS[memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
-        f"{_gib(memory.range_bytes[1])} by framework and allocator{_allocator(memory)}",
+        f"{_gib(memory.range_bytes[1])} by framework and allocator{replayed}",
     }
-
-
-def _allocator(memory: MemoryResult) -> str:
-    """The replayed peaks of PyTorch's allocator, where there are any."""
-    if memory.active_bytes is None or memory.reserved_bytes is None:
-        return ""
-    peaks = f"{_gib(memory.active_bytes)} active and {_gib(memory.reserved_bytes)} reserved"
-    return f"; {peaks} at the peaks of PyTorch's allocator"
 
 
 FITS = {"fits": "fits", "at risk": "AT RISK", "does not fit": "DOES NOT FIT"}
@@ -125,15 +100,6 @@ def breakdown_lines(result: Result) -> list[str]:
             f"  {'one overlapped pair, milliseconds':<45}{1e3 * result.forward_backward_pair_s:>9.1f}"
         )
     return lines
-
-
-def _run_report(result: Result) -> list[str]:
-    """The report of the whole run, if the scenario asks for one."""
-    if result.run.report is None:
-        return []
-    from moesim.cli.run import report_lines
-
-    return [*report_lines(result.run.report), ""]
 
 
 def _published(scenario: Scenario, result: Result) -> list[str]:
@@ -217,7 +183,10 @@ def print_explanation(
 
         print_counterfactuals(counterfactuals)
     print_text("\nwhere each pipeline rank's step goes, seconds")
-    print_table(("rank", *(key.replace("_", " ") for key in CATEGORIES)), _rank_rows(result), right=range(8))
+    named = {str(rank): row for rank, row in enumerate(result.breakdown_by_rank_s)}
+    named["mean*"] = result.breakdown_split_w_s
+    ranks = [(name, *(f"{getattr(row, key):.3f}" for key in CATEGORIES)) for name, row in named.items()]
+    print_table(("rank", *(key.replace("_", " ") for key in CATEGORIES)), ranks, right=range(8))
     print_text("mean*: over the ranks, weight gradients of full backward chunks counted as such")
     if result.pair_phases:
         print_text("\ninside an overlapped pair (MoE blocks), milliseconds each")
@@ -237,36 +206,18 @@ def print_explanation(
         f"\nbounds: {step.lower_bound_s:.3f} s if the busiest resource ran at its best rates all the time, "
         f"{step.upper_bound_s:.3f} s with every action in series at its worst rates\n\nstages"
     )
-    for line in _stage_lines(result.stages):
-        print_text(f"  {line}")
+    # A line for each run of equal stages, such as `stages 1 to 30: 1 moe`.
+    for layers, run in groupby((text.split(": ", 1) for text in result.stages), key=itemgetter(1)):
+        names = [name for name, _ in run]
+        last = names[-1].removeprefix("stage ")
+        several = f"{names[0].replace('stage', 'stages')} to {last}"
+        print_text(f"  {names[0] if len(names) == 1 else several}: {layers}")
     _print_footing(result)
     if not prepared.of_fleet:
         _print_imported(prepared)
     if result.pools:
         print_text("\npools")
         print_pools(result.pools)
-
-
-def _stage_lines(stages: Sequence[str]) -> list[str]:
-    """The stages with a line for each run of equal ones, such as `stages 1 to 30: 1 moe`."""
-    lines = []
-    for layers, run in groupby((text.split(": ", 1) for text in stages), key=itemgetter(1)):
-        names = [name for name, _ in run]
-        last = names[-1].removeprefix("stage ")
-        lines.append(
-            f"{names[0]}: {layers}"
-            if len(names) == 1
-            else f"{names[0].replace('stage', 'stages')} to {last}: {layers}"
-        )
-    return lines
-
-
-def _rank_rows(result: Result) -> list[tuple[str, ...]]:
-    def cells(name: str, row: Breakdown) -> tuple[str, ...]:
-        return (name, *(f"{getattr(row, key):.3f}" for key in CATEGORIES))
-
-    rows = [cells(str(rank), row) for rank, row in enumerate(result.breakdown_by_rank_s)]
-    return [*rows, cells("mean*", result.breakdown_split_w_s)]
 
 
 def _print_imported(prepared: Prepared) -> None:
@@ -315,11 +266,6 @@ def _print_footing(result: Result) -> None:
         print_text(f"warning: {text}")
 
 
-def shortage(name: str, memory: MemoryResult) -> str:
-    """Message that a scenario's plan does not fit into memory, with changes that would need less."""
-    return f"{name}: {memory.shortage}"
-
-
 # -- fast --------------------------------------------------------------------------------------------
 # Prints the closed-form estimate of `simulate --fast`. No model in here.
 
@@ -335,7 +281,6 @@ def print_estimate(loaded: Scenario, scenario: str, beside: Mapping[str, object]
         raise InputError(
             f"{' and '.join(given)}: an estimate in closed form (--fast) has none; leave out --fast"
         )
-    from moesim.cli.console import default_lines, print_raw, print_text
     from moesim.simulator.planner.estimate import estimate
 
     try:
@@ -347,13 +292,11 @@ def print_estimate(loaded: Scenario, scenario: str, beside: Mapping[str, object]
     else:
         print_text("\n".join([str(result), *default_lines(result)]))
     if not result.memory.fits:
-        raise InfeasibleError(shortage(result.scenario, result.memory))
+        raise InfeasibleError(f"{result.scenario}: {result.memory.shortage}")
 
 
 # -- fleet -------------------------------------------------------------------------------------------
 # Prints the pools of a fleet for `simulate`, `explain` and `plan`.
-
-GIB = 2**30
 
 
 def refuse_for_fleet(asked: dict[str, object]) -> None:
@@ -374,12 +317,12 @@ def refuse_for_fleet(asked: dict[str, object]) -> None:
         )
 
 
-HEADERS = ("pool", "GPUs", "ranks", "layers", "ms a layer", "bubble s", "GiB", "profile")
-NUMBERS = (1, 3, 4, 5)
+POOL_HEADERS = ("pool", "GPUs", "ranks", "layers", "ms a layer", "bubble s", "GiB", "profile")
+POOL_NUMBERS = (1, 3, 4, 5)
 """Columns of numbers."""
 
 
-def _cells(pool: PoolResult) -> tuple[str, ...]:
+def _pool_cells(pool: PoolResult) -> tuple[str, ...]:
     memory = pool.memory
     fits = {"fits": "", "at risk": " AT RISK", "does not fit": " DOES NOT FIT"}[memory.verdict]
     return (
@@ -389,29 +332,18 @@ def _cells(pool: PoolResult) -> tuple[str, ...]:
         str(pool.layers),
         f"{1e3 * pool.layer_s:.2f}",
         f"{pool.bubble_s:.2f}",
-        f"{memory.total_bytes / GIB:.1f} of {memory.capacity_bytes / GIB:.1f}{fits}",
+        f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)}{fits}",
         pool.profile,
     )
 
 
-def pool_lines(pools: tuple[PoolResult, ...]) -> list[str]:
-    """The pools as lines of text."""
-    from moesim.cli.console import table_lines
-
-    return table_lines(HEADERS, [_cells(pool) for pool in pools], right=NUMBERS)
-
-
 def print_pools(pools: tuple[PoolResult, ...]) -> None:
     """Print the pools as a table."""
-    from moesim.cli.console import print_table
-
-    print_table(HEADERS, [_cells(pool) for pool in pools], right=NUMBERS)
+    print_table(POOL_HEADERS, [_pool_cells(pool) for pool in pools], right=POOL_NUMBERS)
 
 
 def print_verdict(result: PlanResult) -> None:
     """Print the pools of the best plan, and the comparison of the fleet with each pool alone."""
-    from moesim.cli.console import print_text
-
     print_text("\npools of the best plan")
     print_pools(result.best.pools)
     if result.fleet is not None:

@@ -17,6 +17,20 @@ import typer
 
 import moesim
 from moesim.cli import calibrate, dashboard, eplb, import_launch, plan, run, simulate, studies, topology
+from moesim.cli.console import (
+    AsJson,
+    Force,
+    check_new,
+    note,
+    print_json,
+    print_pairs,
+    print_raw,
+    print_text,
+    printable,
+    say_written,
+    working,
+    wrapped,
+)
 from moesim.cli.imports import ImportGroup
 from moesim.hwmodels.errors import InputError, MoesimError
 
@@ -35,22 +49,18 @@ importers = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(importers, name="import")
-dashboard.register(app)
-calibrate.register(app)
-studies.register(app)
-eplb.register(app)
-plan.register(app)
-import_launch.register(importers)
-run.register(app)
-studies.register_sensitivity(app)
-simulate.register(app)
-studies.register_sweep(app)
-topology.register(app, importers)
+app.command("app")(dashboard.dashboard)
+for _command in (
+    calibrate.calibrate, calibrate.transfer, studies.compare, eplb.eplb, plan.plan, run.run,
+    studies.sensitivity, simulate.simulate, simulate.explain, studies.sweep, topology.topology,
+):  # fmt: skip
+    app.command()(_command)
+importers.command("launch")(import_launch.import_launch)
+importers.command("megatron", hidden=True)(import_launch.import_launch)  # its former name
+importers.command("topology")(topology.import_topology)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The version of JSON Schema that the printed schemas are written in."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def _version(wanted: bool) -> None:
@@ -94,21 +104,21 @@ def schedule(
     The CSV is the notation of torch.distributed.pipelining, whose runtime refuses bidirectional schedules
     such as dualpipe.
     """
-    from moesim.cli.console import note, print_raw
     from moesim.cli.tables import schedule_text
     from moesim.hwmodels.validation import nearest
     from moesim.simulator import schedules
 
-    formats = {"text": schedule_text, "json": schedules.to_json, "csv": schedules.to_csv}
+    formats = {
+        "text": lambda built: schedule_text(built, width),
+        "json": schedules.to_json,
+        "csv": schedules.to_csv,
+    }
     if format_ not in formats:
         raise InputError(
             f"--format {format_!r} is not one of {', '.join(formats)}{nearest(format_, list(formats))}"
         )
     built = schedules.build(name, pp, microbatches, vpp)
-    if format_ == "text":
-        print_raw(schedule_text(built, width))
-    else:
-        print_raw(formats[format_](built))
+    print_raw(formats[format_](built))
     if format_ == "csv" and len(built.routes) > 1:
         note(
             f"torch.distributed.pipelining refuses this CSV: {built.name} is bidirectional, so two ranks "
@@ -125,7 +135,6 @@ def validate(
     workers: Annotated[int, typer.Option(help="Processes of --all.", min=1, max=256)] = 2,
 ) -> None:
     """Compare published figures with predicted ones."""
-    from moesim.cli.console import print_json, working
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
     if all_rows:
@@ -207,7 +216,6 @@ def hardware(
 @app.command()
 def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> None:
     """Print the JSON Schema of a scenario file or of a result."""
-    from moesim.cli.console import print_json
     from moesim.hwmodels.validation import nearest
 
     known = ["scenario", "result"]
@@ -226,7 +234,6 @@ def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show versions, data files and GPUs of this installation."""
-    from moesim.cli.console import print_json, print_pairs
     from moesim.cli.doctor import findings
 
     print_json(findings()) if as_json else print_pairs(findings())
@@ -234,7 +241,6 @@ def doctor(as_json: AsJson = False) -> None:
 
 def _list_families(wanted: bool) -> None:
     if wanted:
-        from moesim.cli.console import print_text
         from moesim.simulator.model.huggingface import FAMILIES
 
         for family in sorted(FAMILIES):
@@ -254,7 +260,7 @@ def import_hf(
         typer.Option("--as", metavar="FAMILY", help="Read the file as one of this family under a new name."),
     ] = None,
     as_json: AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
     families: Annotated[
         bool,
         typer.Option(
@@ -263,19 +269,11 @@ def import_hf(
     ] = False,
 ) -> None:
     """Read a Hugging Face config.json, and show how each key was understood."""
-    from moesim.cli.console import say_written
     from moesim.cli.models import print_import
-    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.hwmodels.files import write_atomically
     from moesim.simulator.model import huggingface as hf
 
-    if output is not None:
-        if output.suffix.lower() not in (".yaml", ".yml"):
-            raise InputError(f"output file {output}: a model file ends in .yaml or .yml")
-        check_writable(output, "output file")
-        if output.exists() and not force:
-            raise InputError(
-                f"output file {output}: exists already; give another name, or --force to replace it"
-            )
+    check_new(output, force, yaml_of="model")
     imported = hf.import_hf(config, name, as_family)
     if output is not None:
         write_atomically(output, [hf.to_yaml(imported.shape)])
@@ -341,8 +339,6 @@ def _run(args: list[str]) -> int:
 
 def _complain(text: str) -> None:
     """Print one paragraph on stderr, with the control characters of foreign input escaped."""
-    from moesim.cli.console import printable, wrapped
-
     line = f"moesim: error: {printable(' '.join(text.split()))}"
     lines = wrapped(line) if sys.stderr.isatty() else [line]  # a log keeps a message on one line
     print("\n".join(lines), file=sys.stderr)  # noqa: T201 - this is the console

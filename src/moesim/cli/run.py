@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.cli.console import default_lines, print_text, table_lines
+from moesim.cli.console import AsJson, ScenarioName, default_lines, print_text, table_lines, working
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.summary_text import percent, short
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 def report_lines(report: RunReport) -> list[str]:
     """Lines of the report: a table of the phases, then finish, goodput, checkpoints, cost and energy."""
-
     cells = []
     for row in report.phases:
         cost = "" if row.cost_usd is None else f"${short(row.cost_usd)}"
@@ -156,15 +155,8 @@ def _energy(report: RunReport) -> str:
     return f"predicted {energy:.2f} GWh{paid}, {co2:,.0f} t CO2e"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module to the command line."""
-    app.command("run")(run)
-
-
 def run(
-    scenario: Annotated[
-        str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
-    ],
+    scenario: ScenarioName,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -173,7 +165,7 @@ def run(
             help="Replace a scenario key, such as run.start=2026-12-01; repeatable.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     seed: Annotated[int | None, typer.Option(help="Seed of every draw; short for --set seed=N.")] = None,
 ) -> None:
     """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
@@ -181,8 +173,6 @@ def run(
     A run that does not mention failures has published ones of its accelerator, chosen by rule and listed in
     the report; --set run.failures=none leaves them out.
     """
-    from moesim.cli.console import working
-
     with working(f"simulating {scenario}") as say:
         from moesim.simulator.predict.step import execute, prepare
         from moesim.simulator.scenario import load_scenario

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.console import AsJson, EngineDraws, Overrides, Resolution, ScenarioName, Seed
+from moesim.cli.console import (
+    AsJson,
+    EngineDraws,
+    Overrides,
+    Resolution,
+    ScenarioName,
+    Seed,
+    chosen_numbers,
+    note,
+    say_written,
+    width,
+    working,
+)
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
+    from moesim.cli.kept import KeptAnswer
     from moesim.simulator.engine.records import Execution
     from moesim.simulator.predict.driver import Prediction
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.step import Prepared
     from moesim.simulator.scenario import Scenario
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(simulate)
-    app.command()(explain)
 
 
 def simulate(
@@ -81,7 +88,12 @@ def simulate(
         beside["--engine-draws"] = engine_draws
         print_estimate(_loaded(scenario, overrides, seed, resolution), scenario, beside, as_json=as_json)
         return
-    _check_draws(engine_draws, uncertainty)
+    if engine_draws:
+        from moesim.simulator.studies.uncertainty import check_draws
+
+        check_draws(engine_draws)
+        if not uncertainty:
+            raise InputError(f"--engine-draws {engine_draws} needs --uncertainty")
     if shown == _Shown() and picture is None and not uncertainty:
         _answer(scenario, overrides, seed, resolution, as_json)
         return
@@ -96,20 +108,20 @@ def simulate(
         from moesim.cli.full_resolution import draw_heat_maps
 
         draw_heat_maps(picture, result)
-    _print(_text(loaded, result, prepared, as_json), as_json)
+    answer = _answer_of(loaded, result, prepared, as_json)
+    answer.print(as_json)
     if result.uncertainty is not None and not as_json:
         from moesim.cli.studies import print_bands
 
         print_bands(result.uncertainty)
-    _check_fit(result)
+    answer.check_fit()
 
 
 def _answer(
     scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None, as_json: bool
 ) -> None:
     """Print the prediction of a command without further options: the kept answer, or else a new one."""
-    from moesim.cli.console import width
-    from moesim.cli.kept import answer_of, find_answer, keep_answer
+    from moesim.cli.kept import find_answer, keep_answer
     from moesim.hwmodels.files import consulted_paths
 
     command: list[object] = [scenario, overrides or [], seed, resolution, as_json, width()]
@@ -118,10 +130,10 @@ def _answer(
         with consulted_paths() as paths:
             loaded = _loaded(scenario, overrides, seed, resolution)
             result, prepared = _predicted(loaded, scenario, _Shown(), uncertainty=False)
-            answer = answer_of(result, _text(loaded, result, prepared, as_json))
+            answer = _answer_of(loaded, result, prepared, as_json)
         if loaded.fleet is None:
             keep_answer(command, loaded.name, answer, paths)
-    _print(answer.text, as_json)
+    answer.print(as_json)
     answer.check_fit()
 
 
@@ -136,26 +148,29 @@ def _predicted(
     if shown.traced:
         _write_traces(prepared, executions, shown)
     if uncertainty:
-        result = _uncertain(prepared, executions, result, engine_draws)
+        from moesim.cli.studies import draws_done
+        from moesim.simulator.studies.uncertainty import uncertainty as bands
+        from moesim.simulator.studies.whole_run import with_uncertain_run
+
+        with working("varying the inputs") as say:
+            found = bands(prepared, executions, result, engine_draws=engine_draws, say=draws_done(say))
+        result = with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": found}))
     _store(loaded, result)
     return result, prepared
 
 
-def _text(loaded: Scenario, result: Result, prepared: Prepared | None, as_json: bool) -> str:
-    """The prediction as JSON or in words."""
+def _answer_of(loaded: Scenario, result: Result, prepared: Prepared | None, as_json: bool) -> KeptAnswer:
+    """The prediction as JSON or in words, and why it does not fit."""
+    from moesim.cli.kept import KeptAnswer as Answer
+
+    shortage = "" if result.memory.fits else f"{result.scenario}: {result.memory.shortage}"
     if as_json:
-        return result.model_dump_json(indent=2)
+        return Answer(result.model_dump_json(indent=2), shortage)
     from moesim.cli.report import summary
     from moesim.simulator.predict.provenance import summary_of_kept, summary_of_prepared
 
     plan = summary_of_kept(loaded) if prepared is None else summary_of_prepared(prepared)
-    return summary(plan, result)
-
-
-def _print(text: str, as_json: bool) -> None:
-    from moesim.cli.console import print_text
-
-    typer.echo(text) if as_json else print_text(text)
+    return Answer(summary(plan, result), shortage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +199,6 @@ class _Shown:
 
 def _check_options(shown: _Shown, picture: Path | None) -> None:
     """Raise InputError for unusable options before the simulation starts."""
-    from moesim.cli.console import chosen_numbers
     from moesim.cli.full_resolution import picture_path
     from moesim.simulator.predict.trace import check_trace_folder, trace_path
 
@@ -199,37 +213,12 @@ def _check_options(shown: _Shown, picture: Path | None) -> None:
         picture_path(picture)
 
 
-def _uncertain(
-    prepared: Prepared, executions: Sequence[Execution], result: Result, engine_draws: int
-) -> Result:
-    """The result with the bands of its figures, also in the report of its run."""
-    from moesim.cli.console import working
-    from moesim.cli.studies import draws_done
-    from moesim.simulator.studies.uncertainty import uncertainty as bands
-    from moesim.simulator.studies.whole_run import with_uncertain_run
-
-    with working("varying the inputs") as say:
-        found = bands(prepared, executions, result, engine_draws=engine_draws, say=draws_done(say))
-    result = result.model_copy(update={"uncertainty": found})
-    return with_uncertain_run(prepared, executions, result)
-
-
 def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None) -> Scenario:
     from moesim.simulator.scenario import load_scenario
 
     extra = [] if seed is None else [f"seed={seed}"]
     extra += [] if resolution is None else [f"resolution={resolution}"]
     return load_scenario(scenario, [*(overrides or []), *extra])
-
-
-def _check_draws(engine_draws: int, uncertainty: bool) -> None:
-    """Raise InputError for an unusable number of engine runs before the simulation starts."""
-    if engine_draws:
-        from moesim.simulator.studies.uncertainty import check_draws
-
-        check_draws(engine_draws)
-        if not uncertainty:
-            raise InputError(f"--engine-draws {engine_draws} needs --uncertainty")
 
 
 def _cached(loaded: Scenario, uncertainty: bool = False, engine_draws: int = 0) -> Result | None:
@@ -244,8 +233,6 @@ def _store(loaded: Scenario, result: Result) -> None:
 
     result_cache.keep(loaded, result)
     if result_cache.problem() is not None:
-        from moesim.cli.console import note
-
         note(str(result_cache.problem()))
 
 
@@ -259,8 +246,6 @@ def _prepared(loaded: Scenario, scenario: str) -> Prepared:
 
 
 def _predict(loaded: Scenario, scenario: str) -> Prediction:
-    from moesim.cli.console import working
-
     with working(f"simulating {scenario}") as say:
         from moesim.simulator.predict.driver import finish
 
@@ -275,7 +260,6 @@ def _predict(loaded: Scenario, scenario: str) -> Prediction:
 
 
 def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _Shown) -> None:
-    from moesim.cli.console import chosen_numbers, say_written, working
     from moesim.simulator.predict.trace import (
         shown_gpus,
         shown_places,
@@ -306,14 +290,6 @@ def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _S
             say_written(f"{len(paths)} files in {shown.folder}", "for Holistic Trace Analysis")
 
 
-def _check_fit(result: Result) -> None:
-    """Raise InfeasibleError, after the result was printed, if the plan does not fit into memory."""
-    if not result.memory.fits:
-        from moesim.cli.report import shortage
-
-        raise InfeasibleError(shortage(result.scenario, result.memory))
-
-
 def explain(
     scenario: ScenarioName,
     overrides: Overrides = None,
@@ -338,4 +314,5 @@ def explain(
         _store(loaded, result)
     prepared = prepared or _prepared(loaded, scenario)
     print_explanation(prepared, result, run_counterfactuals(prepared, result) if counterfactuals else None)
-    _check_fit(result)
+    if not result.memory.fits:
+        raise InfeasibleError(f"{result.scenario}: {result.memory.shortage}")

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.console import AsJson, EngineDraws, Overrides, ScenarioName, print_table, print_text, working
+from moesim.cli.console import (
+    AsJson,
+    EngineDraws,
+    Overrides,
+    ScenarioName,
+    print_json,
+    print_table,
+    print_text,
+    working,
+)
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.summary_text import percent
 
@@ -21,11 +30,6 @@ if TYPE_CHECKING:
 
 # -- compare -----------------------------------------------------------------------------------------
 # The command `compare`: compares scenarios and splits their difference by cause.
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(compare)
 
 
 def compare(
@@ -53,7 +57,6 @@ def compare(
 ) -> None:
     """Compare two to four scenarios: figures, changed keys, and the seconds by cause."""
     import moesim
-    from moesim.cli.console import print_json, print_table, print_text, working
 
     common, own = _assigned(overrides or [], len(scenarios))
     sets = [[*common, *own.get(number, [])] for number in range(1, len(scenarios) + 1)]
@@ -116,11 +119,6 @@ MOST_REASONS = 5
 """Most reasons that the message of a sweep without a possible point names."""
 
 
-def register_sweep(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(sweep)
-
-
 def sweep(
     scenario: ScenarioName,
     vary: Annotated[
@@ -150,7 +148,6 @@ def sweep(
 ) -> None:
     """Predict a scenario at every point of a space; --store keeps each point as soon as it is known."""
     import moesim
-    from moesim.cli.console import print_json, print_table, print_text, working
     from moesim.simulator.common.tables import cell
     from moesim.simulator.common.texts import key_and_text
 
@@ -220,11 +217,6 @@ def sweep(
 # The command `sensitivity`: shows how far each uncertain input moves the step time.
 
 
-def register_sensitivity(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(sensitivity)
-
-
 def sensitivity(
     scenario: ScenarioName,
     overrides: Overrides = None,
@@ -241,7 +233,6 @@ def sensitivity(
     as_json: AsJson = False,
 ) -> None:
     """Show the step time with every uncertain input alone at its low and high end, largest effect first."""
-    from moesim.cli.console import print_json, print_table, print_text, working
     from moesim.simulator.scenario import load_scenario
     from moesim.simulator.studies.uncertainty import sensitivity as run
 
@@ -298,7 +289,6 @@ def _range(text: str) -> tuple[str, tuple[object, object]]:
 
 def print_bands(bands: Uncertainty) -> None:
     """Print the intervals of a prediction and its largest sources of uncertainty."""
-    from moesim.cli.console import print_table, print_text
     from moesim.simulator.common.tables import cell
 
     print_text("\nhow sure: 80 % lie between P10 and P90 (docs/model.md, section 16)")
@@ -319,7 +309,6 @@ def draws_done(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 def print_engine_bands(found: EngineBands) -> None:
     """Print the intervals by the engine itself, and the error of the first-order ones over the same draws."""
-    from moesim.cli.console import print_table, print_text
     from moesim.simulator.common.tables import cell
 
     print_text(f"\nby {found.draws:,} engine runs with all uncertain inputs off together (eq. U7)")

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.cli.console import (
+    AsJson,
+    Force,
+    check_new,
+    print_json,
+    print_pairs,
+    print_table,
+    print_text,
+    say_written,
+)
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.hwmodels.topologies import Topology
-
-
-def register(app: typer.Typer, importers: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command("topology")(topology)
-    importers.command("topology")(import_topology)
 
 
 def topology(
@@ -25,7 +29,7 @@ def topology(
     ] = None,
     node: Annotated[str, typer.Option(help="Node on a network.")] = "hgx-h800",
     nodes: Annotated[int | None, typer.Option(help="Nodes on a network.", min=1)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     kinds: Annotated[
         bool, typer.Option("--kinds", help="List the kinds of topology and the keys of their files.")
     ] = False,
@@ -34,8 +38,6 @@ def topology(
 
     Without a name, networks at full size are compared with the published table (arXiv 2505.09343, Table 3).
     """
-    from moesim.cli.console import print_json, print_pairs, print_table
-
     if kinds:
         _print_kinds(as_json)
         return
@@ -62,7 +64,6 @@ def topology(
 
 def _print_kinds(as_json: bool) -> None:
     """Print every registered topology: kind, keys of `fabric`, an example and a description."""
-    from moesim.cli.console import print_json, print_table, print_text
     from moesim.hwmodels.topologies.description import ScaleOutFabric
     from moesim.hwmodels.topologies.part import kind_rows
     from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
@@ -101,24 +102,18 @@ def _build(name: str, node: str, nodes: int | None) -> tuple[Topology, str]:
 
 def _facts(built: Topology) -> dict[str, Any]:
     counted = built.inventory()
+    parts = ("switches", "cables", "endpoints", "inter_switch_links", "switch_ports", "transceivers")
+    costs = ("cost_usd", "total_usd", "usd_per_endpoint")
     return {
         "kind": built.kind,
         "gpus": built.n_gpus,
-        "switches": counted.switches,
-        "cables": counted.cables,
-        "endpoints": counted.endpoints,
-        "inter_switch_links": counted.inter_switch_links,
-        "switch_ports": counted.switch_ports,
-        "transceivers": counted.transceivers,
+        **{key: getattr(counted, key) for key in parts},
         "longest_route_links": built.longest_route(),
-        "cost_usd": counted.cost_usd,
-        "total_usd": counted.total_usd,
-        "usd_per_endpoint": counted.usd_per_endpoint,
+        **{key: getattr(counted, key) for key in costs},
     }
 
 
 def _compare(as_json: bool) -> None:
-    from moesim.cli.console import print_json, print_table, print_text
     from moesim.hwmodels.network_comparison import PRICES, compare_networks, published_table
     from moesim.hwmodels.price import load_fabric_prices
 
@@ -139,7 +134,6 @@ def _compare(as_json: bool) -> None:
 
 def _list_forms(wanted: bool) -> None:
     if wanted:
-        from moesim.cli.console import print_text
         from moesim.hwmodels.importers.topology import EDGE_LIST_FORM, MACHINE_FORMS
 
         for text in (*MACHINE_FORMS, EDGE_LIST_FORM):
@@ -156,8 +150,8 @@ def import_topology(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the cluster here.")] = None,
     nodes: Annotated[int, typer.Option(help="Servers of the cluster.")] = 1,
     network: Annotated[str | None, typer.Option(help="Network that joins several servers.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: AsJson = False,
+    force: Force = False,
     forms: Annotated[
         bool,
         typer.Option(
@@ -166,33 +160,19 @@ def import_topology(
     ] = False,
 ) -> None:
     """Read the topology of a machine or cluster into a cluster file."""
-    from moesim.cli.console import print_json, print_text, say_written
-    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.hwmodels.files import write_atomically
     from moesim.hwmodels.importers import import_topology as read
 
-    if output is not None:
-        if output.suffix.lower() not in (".yaml", ".yml"):
-            raise InputError(f"output file {output}: a cluster file ends in .yaml or .yml")
-        check_writable(output, "output file")
-        if output.exists() and not force:
-            raise InputError(
-                f"output file {output}: exists already; give another name, or --force to replace it"
-            )
+    check_new(output, force, yaml_of="cluster")
     imported = read(file, like, nodes, network)
     if output is not None:
         write_atomically(output, [imported.text])
+    told = {"understood": imported.understood, "assumed": imported.assumed}
     if as_json:
-        print_json(
-            {
-                "understood": imported.understood,
-                "assumed": imported.assumed,
-                **_facts(imported.cluster.topology()),
-            }
-        )
+        print_json({**told, **_facts(imported.cluster.topology())})
     else:
-        for text in imported.understood:
-            print_text(f"understood: {text}")
-        for text in imported.assumed:
-            print_text(f"assumed: {text}")
+        for what, texts in told.items():
+            for text in texts:
+                print_text(f"{what}: {text}")
     if output is not None:
         say_written(str(output), "use its path as `cluster` in a scenario")
