@@ -9,13 +9,10 @@ from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.export import ConfigurationFile, unwritten
-from moesim.simulator.trainers.megatron.arguments import recomputed_modules
+from moesim.simulator.trainers.megatron.arguments import STRATEGIES, recomputed_modules
 from moesim.simulator.trainers.megatron.layout import layout_text
 from moesim.simulator.trainers.rules import PlanFacts, facts_of
 from moesim.simulator.trainers.trainer import unknown_features
-
-# -- overrides ---------------------------------------------------------------------------------------
-# Writes a plan as settings of Megatron-Bridge's configuration, and says what it cannot run.
 
 REVISION = "067f987"
 """Commit of NVIDIA-NeMo/Megatron-Bridge whose configuration the names were read in."""
@@ -33,8 +30,6 @@ PRECISIONS: Mapping[tuple[str, str], str] = {
 WRITTEN = ("software.overlap_data_parallel", "software.overlap_tensor_parallel")
 """Keys of `export.SETTINGS` that the settings hold, or that `_unspelled` names."""
 
-FSDP_STRATEGY: Mapping[int, str] = {2: "optim_grads", 3: "optim_grads_params"}
-
 Value = bool | int | str | tuple[str, ...] | None
 
 
@@ -51,34 +46,28 @@ class Overrides:
 
     def text(self) -> str:
         """A Python module with a function `apply_plan(config)` that sets the values."""
-        comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
-        lines = [f"    config.{name} = {_literal(value)}" for name, value in self.values.items()]
-        lines += [f"    config.{name} = torch.{value}" for name, value in self.types.items()]
-        head = (
-            f"# Settings of Megatron-Bridge@{REVISION} for a recipe of the same model, written by moesim.\n"
+        written = {k: repr(list(v) if isinstance(v, tuple) else v) for k, v in self.values.items()}
+        written |= {name: f"torch.{value}" for name, value in self.types.items()}
+        head = f"# Settings of Megatron-Bridge@{REVISION} for a recipe of the same model, written by moesim."
+        return "\n".join(
+            [
+                head,
+                *(f"# not spelled: {sentence}" for sentence in self.unspelled),
+                *(["import torch", "", ""] if self.types else []),
+                "def apply_plan(config):",
+                '    """Set the plan in a ConfigContainer."""',
+                *(f"    config.{name} = {value}" for name, value in written.items()),
+                "",
+            ]
         )
-        imports = "import torch\n\n\n" if self.types else ""
-        return (
-            f"{head}{comments}{imports}def apply_plan(config):\n"
-            '    """Set the plan in a ConfigContainer."""\n' + "\n".join(lines) + "\n"
-        )
 
 
-def _literal(value: Value) -> str:
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
-
-
-def problems(plan: PlanFacts) -> tuple[str, ...]:
-    """Reasons why Megatron-Bridge cannot run the plan as predicted; none where it can."""
-    return tuple(_problems(plan))
-
-
-def _problems(plan: PlanFacts) -> Iterator[str]:
+def bridge_problems(plan: PlanFacts, version: str = REVISION) -> Iterator[str]:
+    """Reasons why Megatron-Bridge cannot run the plan as predicted; there is one supported version."""
     yield from unknown_features("bridge", plan.shape)
     p, recipe = plan.parallel, plan.recipe
     spec = SCHEDULES.get(plan.schedule)
-    name = None if spec is None else spec.names_elsewhere.get("megatron-lm")
-    if p.pp > 1 and name is None:
+    if p.pp > 1 and (spec is None or "megatron-lm" not in spec.names_elsewhere):
         yield f"schedule {plan.schedule}: Megatron-Core runs 1F1B and interleaved 1F1B only"
     elif p.pp > 1 and p.vpp > 1 and plan.microbatches % p.pp:
         yield f"{plan.microbatches} micro-batches: interleaved 1F1B needs a multiple of parallel.pp={p.pp}"
@@ -90,13 +79,11 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
         yield "recompute=deepseek-v3: no attention output in 12 bits (E5M6); nearest: selective"
     if p.tp > 1 and plan.shape.moe is not None and not p.sequence_parallel:
         yield "tensor parallelism of experts needs parallel.sequence_parallel: true"
-    wanted = {"head": ("bf16",), "dispatch": ("bf16",), "combine": ("bf16",), "moments": ("fp32", "bf16")}
-    wanted |= {
-        "gradients": ("fp32",),
-        "master_weights": ("fp32",),
-        "activation_cache": (recipe.linear, "bf16"),
-    }
-    for key, allowed in wanted.items():
+    known = {
+        "head": ("bf16",), "dispatch": ("bf16",), "combine": ("bf16",), "moments": ("fp32", "bf16"),
+        "gradients": ("fp32",), "master_weights": ("fp32",), "activation_cache": (recipe.linear, "bf16"),
+    }  # fmt: skip
+    for key, allowed in known.items():
         if getattr(recipe, key) not in allowed:
             yield f"precision.{key}={getattr(recipe, key)}: Megatron-Core has {' and '.join(allowed)} only"
 
@@ -125,51 +112,28 @@ def bridge_overrides(scenario: Scenario) -> Overrides:
         "mixed_precision": PRECISIONS[recipe.linear, recipe.scaling],
         "model.recompute_granularity": None,
     }
-    values |= _experts(plan) | _pipeline(plan) | _sharding(plan) | _recompute(plan)
+    if plan.shape.moe is not None:
+        values["model.expert_model_parallel_size"] = p.ep
+        values["model.expert_tensor_parallel_size"] = p.expert_tp
+        values["model.moe_grouped_gemm"] = True
+        if p.ep > 1:
+            moves = dispatcher(plan.kernels)
+            backend = moves.words.get("megatron", "deepep")
+            values["model.moe_token_dispatcher_type"] = backend if moves.by_library else "flex"
+            if not moves.by_library:
+                values["model.moe_flex_dispatcher_backend"] = backend
+                values[f"model.moe_{backend}_num_sms"] = plan.sms
+    if p.pp > 1:
+        values["model.virtual_pipeline_model_parallel_size"] = p.vpp if p.vpp > 1 else None
+        if plan.layers is not None and len(plan.layers) == p.pp * p.vpp:
+            values["model.pipeline_model_parallel_layout"] = layout_text(plan.layers, plan.shape.mtp_layers)
+    values |= _sharding(plan) | _recompute(plan)
     types = {}
     if recipe.moments == "bf16":
         values["optimizer.use_precision_aware_optimizer"] = True
         types = {"optimizer.exp_avg_dtype": "bfloat16", "optimizer.exp_avg_sq_dtype": "bfloat16"}
-    missing = (*problems(plan), *_unspelled(plan), *unwritten(scenario, WRITTEN, "Megatron-Bridge"))
+    missing = (*bridge_problems(plan), *_unspelled(plan), *unwritten(scenario, WRITTEN, "Megatron-Bridge"))
     return Overrides(values, types, missing)
-
-
-def _experts(plan: PlanFacts) -> dict[str, Value]:
-    p = plan.parallel
-    if plan.shape.moe is None:
-        return {}
-    values: dict[str, Value] = {
-        "model.expert_model_parallel_size": p.ep,
-        "model.expert_tensor_parallel_size": p.expert_tp,
-        "model.moe_grouped_gemm": True,
-    }
-    if p.ep > 1:
-        values |= _dispatcher(plan)
-    return values
-
-
-def _dispatcher(plan: PlanFacts) -> dict[str, Value]:
-    kind = "model.moe_token_dispatcher_type"
-    moves = dispatcher(plan.kernels)
-    backend = moves.words.get("megatron", "deepep")
-    if moves.by_library:
-        return {kind: backend}
-    return {
-        kind: "flex",
-        "model.moe_flex_dispatcher_backend": backend,
-        f"model.moe_{backend}_num_sms": plan.sms,
-    }
-
-
-def _pipeline(plan: PlanFacts) -> dict[str, Value]:
-    p = plan.parallel
-    if p.pp == 1:
-        return {}
-    interleaved = p.vpp if p.vpp > 1 else None
-    values: dict[str, Value] = {"model.virtual_pipeline_model_parallel_size": interleaved}
-    if plan.layers is not None and len(plan.layers) == p.pp * p.vpp:
-        values["model.pipeline_model_parallel_layout"] = layout_text(plan.layers, plan.shape.mtp_layers)
-    return values
 
 
 def _sharding(plan: PlanFacts) -> dict[str, Value]:
@@ -183,15 +147,13 @@ def _sharding(plan: PlanFacts) -> dict[str, Value]:
     }
     if stage > 1:
         values["ddp.use_megatron_fsdp"] = True
-        values["ddp.data_parallel_sharding_strategy"] = FSDP_STRATEGY[stage]
+        values["ddp.data_parallel_sharding_strategy"] = STRATEGIES[stage]
         values["checkpoint.ckpt_format"] = "fsdp_dtensor"
     return values
 
 
 def _recompute(plan: PlanFacts) -> dict[str, Value]:
-    if plan.recompute in ("none", "op") or (
-        plan.recompute == "attention" and plan.software.attention != "unfused"
-    ):
+    if plan.recompute in ("none", "op") or plan.flash_recomputes_alone:
         return {}
     if plan.recompute == "full":
         return {
@@ -217,16 +179,7 @@ def _unspelled(plan: PlanFacts) -> Iterator[str]:
         yield "overlap of tensor-parallel collectives: set comm_overlap.tp_comm_overlap in the recipe"
 
 
-# -- export ------------------------------------------------------------------------------------------
-# A plan for Megatron-Bridge, as settings of its configuration.
-
-
 def bridge_export(scenario: Scenario, version: str) -> ConfigurationFile:
     """The settings of a scenario's plan; raises InputError for a model or cluster that cannot be loaded."""
     settings = bridge_overrides(scenario)
     return ConfigurationFile(f"Megatron-Bridge {version}", settings.text(), settings.unspelled)
-
-
-def bridge_problems(plan: PlanFacts, version: str) -> tuple[str, ...]:
-    """Reasons why Megatron-Bridge cannot run a plan; there is one supported version."""
-    return problems(plan)

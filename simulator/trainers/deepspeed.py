@@ -14,9 +14,6 @@ from moesim.simulator.trainers.export import ConfigurationFile, unwritten
 from moesim.simulator.trainers.rules import PlanFacts, facts_of
 from moesim.simulator.trainers.trainer import unknown_features
 
-# -- configuration -----------------------------------------------------------------------------------
-# Writes a plan as DeepSpeed's JSON configuration, and says what DeepSpeed cannot run.
-
 WRITTEN = ("routing.capacity", "software.attention", "software.dropout", "software.overlap_data_parallel")
 """Keys of `export.SETTINGS` that the configuration or the arguments hold."""
 
@@ -41,20 +38,16 @@ class DeepSpeedPlan:
     def script(self, label: str) -> str:
         """A shell fragment that writes the configuration to `ds_config.json` and sets TRAINING_ARGS."""
         comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
-        flags = " ".join(self.arguments).replace(" --", " \\\n    --")
+        flags = " ".join(self.arguments).replace(" --", "\n    --")
         return (
             f"# {label} with Megatron-DeepSpeed's script, whose arguments on the model are yours.\n{comments}"
             f"cat > ds_config.json <<'JSON'\n{self.text()}JSON\n"
-            f"TRAINING_ARGS=(\n    {flags}\n)\n".replace(" \\\n", "\n")
+            f"TRAINING_ARGS=(\n    {flags}\n)\n"
         )
 
 
-def problems(plan: PlanFacts) -> tuple[str, ...]:
-    """Reasons why DeepSpeed cannot run the plan as predicted; none where it can."""
-    return tuple(_problems(plan))
-
-
-def _problems(plan: PlanFacts) -> Iterator[str]:
+def deepspeed_problems(plan: PlanFacts, version: str = "") -> Iterator[str]:
+    """Reasons why DeepSpeed cannot run the plan as predicted; there is one supported version."""
     yield from unknown_features("deepspeed", plan.shape)
     p, recipe, shape = plan.parallel, plan.recipe, plan.shape
     if p.pp > 1 and plan.schedule != "1f1b":
@@ -76,14 +69,10 @@ def _problems(plan: PlanFacts) -> Iterator[str]:
     yield from _expert_problems(plan)
     if not plan.placement_in_order:
         yield "placement of experts and their replicas: DeepSpeed trains with experts in order"
-    if plan.recompute not in ("none", "full") and not _flash_attention_alone(plan):
+    if plan.recompute not in ("none", "full") and not plan.flash_recomputes_alone:
         yield f"recompute={recompute_label(plan.recompute)}: DeepSpeed recomputes whole layers or nothing"
-    if recipe.linear != "bf16" or "fp8" in (
-        recipe.parameters,
-        recipe.dispatch,
-        recipe.combine,
-        recipe.gradients,
-    ):
+    kept = (recipe.parameters, recipe.dispatch, recipe.combine, recipe.gradients)
+    if recipe.linear != "bf16" or "fp8" in kept:
         yield "FP8 or FP4: DeepSpeed's configuration has BF16 and FP16 only"
     if recipe.moments != "fp32" or recipe.master_weights != "fp32":
         yield "optimizer states other than FP32: DeepSpeed's BF16 optimizer keeps FP32"
@@ -108,11 +97,6 @@ def _expert_problems(plan: PlanFacts) -> Iterator[str]:
         )
 
 
-def _flash_attention_alone(plan: PlanFacts) -> bool:
-    """Whether only the core attention is recomputed, which flash attention does in any case."""
-    return plan.recompute == "attention" and plan.software.attention != "unfused"
-
-
 def deepspeed_plan(scenario: Scenario) -> DeepSpeedPlan:
     """The plan of a scenario for DeepSpeed with Megatron-DeepSpeed's script.
 
@@ -122,15 +106,14 @@ def deepspeed_plan(scenario: Scenario) -> DeepSpeedPlan:
     if scenario.fleet is not None:
         raise scenario.needs_one_cluster()
     plan = facts_of(scenario)
-    p, recipe = plan.parallel, plan.recipe
-    dtype = {"fp32": "fp32", "bf16": "bf16"}
+    p, recipe, capacity = plan.parallel, plan.recipe, scenario.routing.capacity
     configuration: dict[str, Any] = {
         "train_batch_size": plan.sequences,
         "train_micro_batch_size_per_gpu": p.microbatch,
         "gradient_accumulation_steps": plan.microbatches,
         "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": dtype.get(recipe.gradients, "fp32")},
-        "communication_data_type": dtype.get(recipe.gradient_reduce, "fp32"),
+        "data_types": {"grad_accum_dtype": "bf16" if recipe.gradients == "bf16" else "fp32"},
+        "communication_data_type": "bf16" if recipe.gradient_reduce == "bf16" else "fp32",
         "zero_optimization": {
             "stage": p.zero_stage,
             "overlap_comm": plan.software.overlap_data_parallel,
@@ -144,66 +127,50 @@ def deepspeed_plan(scenario: Scenario) -> DeepSpeedPlan:
     if p.pp > 1:
         interval = int(plan.recompute == "full")
         configuration["pipeline"] = {"stages": p.pp, "activation_checkpoint_interval": interval}
-    capacity = scenario.routing.capacity
     written = WRITTEN if capacity is None or capacity.per == "expert" else WRITTEN[1:]
-    missing = (*problems(plan), *_uneven_stages(plan), *unwritten(scenario, written, "DeepSpeed"))
-    return DeepSpeedPlan(configuration, (*_arguments(plan), *_expert_arguments(scenario)), missing)
+    missing = [*deepspeed_problems(plan)]
+    # Megatron-DeepSpeed cuts its model by the number of layers (`partition_method="type:transformer"`).
+    if p.pp > 1 and plan.layers is None:
+        missing.append(
+            "stage layout: the scenario leaves it to moesim's balance; DeepSpeed's stages have equal layers"
+        )
+    elif p.pp > 1 and len(set(plan.layers or ())) > 1:
+        missing.append(
+            f"stages.layers={list(plan.layers or ())}: DeepSpeed's stages have equal numbers of layers"
+        )
+    missing += unwritten(scenario, written, "DeepSpeed")
+    return DeepSpeedPlan(configuration, _arguments(scenario, plan), tuple(missing))
 
 
-def _uneven_stages(plan: PlanFacts) -> Iterator[str]:
-    """Megatron-DeepSpeed cuts its model by the number of layers (`partition_method="type:transformer"`)."""
-    if plan.parallel.pp == 1:
-        return
-    if plan.layers is None:
-        yield "stage layout: the scenario leaves it to moesim's balance; DeepSpeed's stages have equal layers"
-    elif len(set(plan.layers)) > 1:
-        yield f"stages.layers={list(plan.layers)}: DeepSpeed's stages have equal numbers of layers"
+def _arguments(scenario: Scenario, plan: PlanFacts) -> tuple[str, ...]:
+    """Degrees, batch, recomputation and experts; flags of Megatron-DeepSpeed@4efb479d, megatron/arguments.py.
 
-
-def _arguments(plan: PlanFacts) -> tuple[str, ...]:
-    """Degrees, batch and recomputation; flags of Megatron-DeepSpeed@4efb479d, megatron/arguments.py."""
-    p = plan.parallel
+    DeepSpeed gets the experts from the model: `ep_size`, `k` and capacity of its MoE layer.
+    """
+    p, moe, capacity = plan.parallel, plan.shape.moe, scenario.routing.capacity
     words = ["--deepspeed", "--deepspeed_config", "ds_config.json"]
     words += ["--tensor-model-parallel-size", str(p.tp)]
     words += ["--pipeline-model-parallel-size", str(p.pp), "--zero-stage", str(p.zero_stage)]
     words += ["--micro-batch-size", str(p.microbatch), "--global-batch-size", str(plan.sequences)]
     words += ["--seq-length", str(plan.sequence_length), "--bf16"]
-    if p.pp == 1:
-        words.append("--no-pipeline-parallel")
-    if p.sequence_parallel:
-        words.append("--sequence-parallel")
+    words += ["--no-pipeline-parallel"] if p.pp == 1 else []
+    words += ["--sequence-parallel"] if p.sequence_parallel else []
     if plan.recompute == "full":
         words += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
-    if plan.software.attention != "unfused":
-        words.append("--use-flash-attn-v2")
+    words += ["--use-flash-attn-v2"] if plan.software.attention != "unfused" else []
     dropout = "0.1" if plan.software.dropout else "0.0"
-    return (*words, "--attention-dropout", dropout, "--hidden-dropout", dropout)
-
-
-def _expert_arguments(scenario: Scenario) -> tuple[str, ...]:
-    """Experts, which DeepSpeed gets from the model: `ep_size`, `k` and capacity of its MoE layer."""
-    moe, p, capacity = scenario.shape.moe, scenario.parallel, scenario.routing.capacity
+    words += ["--attention-dropout", dropout, "--hidden-dropout", dropout]
     if moe is None:
-        return ()
-    words = ["--num-experts", str(moe.experts), "--topk", str(moe.top_k), "--expert-interval", "1"]
+        return tuple(words)
+    words += ["--num-experts", str(moe.experts), "--topk", str(moe.top_k), "--expert-interval", "1"]
     words += ["--moe-expert-parallel-size", str(p.ep), "--create-moe-param-group"]
-    if p.expert_tp > 1:
-        words.append("--enable-expert-tensor-parallelism")
+    words += ["--enable-expert-tensor-parallelism"] if p.expert_tp > 1 else []
     if capacity is None:
         return (*words, "--disable-moe-token-dropping")
     return (*words, "--moe-train-capacity-factor", f"{capacity.factor.value:g}")
-
-
-# -- export ------------------------------------------------------------------------------------------
-# A plan for DeepSpeed, as its JSON configuration and the arguments of the script that it wraps.
 
 
 def deepspeed_export(scenario: Scenario, version: str) -> ConfigurationFile:
     """The configuration of a scenario's plan; raises InputError for what cannot be loaded, and a fleet."""
     plan, label = deepspeed_plan(scenario), f"DeepSpeed {version}"
     return ConfigurationFile(label, plan.script(label), plan.unspelled, arguments=plan.arguments)
-
-
-def deepspeed_problems(plan: PlanFacts, version: str) -> tuple[str, ...]:
-    """Reasons why DeepSpeed cannot run a plan; there is one supported version."""
-    return problems(plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,17 +51,11 @@ def holds(condition: Condition, value: Any) -> bool:
         ((word, limit),) = condition.items()
         if word == "not":
             return not holds(limit, value)
-        if value is None:
-            return False
-        return bool(value > limit if word == "above" else value < limit)
+        return value is not None and bool(value > limit if word == "above" else value < limit)
     if isinstance(condition, Sequence) and not isinstance(condition, str):
-        return any(same(one, value) for one in condition)
-    return same(condition, value)
-
-
-def same(one: Scalar, other: Any) -> bool:
-    """Whether two values are equal and of one kind, so that 1 is not true."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+        return any(holds(one, value) for one in condition)
+    # Equal and of one kind, so that 1 is not true.
+    return bool(condition == value) and isinstance(condition, bool) == isinstance(value, bool)
 
 
 def check_words(condition: Any, place: str) -> None:
@@ -70,11 +64,6 @@ def check_words(condition: Any, place: str) -> None:
         len(condition) != 1 or next(iter(condition)) not in ("not", "above", "below")
     ):
         raise ValueError(f"{place}: {dict(condition)} is no condition; write not, above or below")
-
-
-def of_version(entries: Iterable[Exclusion], version: str) -> tuple[Exclusion, ...]:
-    """The exclusions that apply to a version."""
-    return tuple(entry for entry in entries if not entry.versions or version in entry.versions)
 
 
 # -- facts -------------------------------------------------------------------------------------------
@@ -117,6 +106,11 @@ class PlanFacts:
     """The dispatcher, as `communication.kernels` names it."""
 
     @property
+    def flash_recomputes_alone(self) -> bool:
+        """Whether only the core attention is recomputed, which flash attention does in any case."""
+        return self.recompute == "attention" and self.software.attention != "unfused"
+
+    @property
     def replicas(self) -> int:
         """Data-parallel replicas of the parameters outside the experts; 0 where the GPUs do not suffice."""
         return self.n_gpus // (self.parallel.tp * self.parallel.cp * self.parallel.pp)
@@ -128,10 +122,18 @@ class PlanFacts:
 
     def values(self, project: Project) -> dict[str, Any]:
         """The facts by the names that the rules of a trainer use; `project` is its name in the registries."""
+        shape, moe = self.shape, self.shape.moe
         return {
-            **plan_values(self.shape, self.parallel, self.schedule, project),
+            **plan_values(shape, self.parallel, self.schedule, project),
             **batch_values(self.parallel, self.replicas, self.microbatches),
-            **model_values(self.shape),
+            "features": tuple(sorted(shape.features)),
+            "moe": moe is not None,
+            "experts": moe.experts if moe else 0,
+            "mtp_layers": shape.mtp_layers,
+            "dense_layers": shape.n_layers - sum(shape.is_moe_layer(n) for n in range(shape.n_layers)),
+            "attention_in_megatron": attention_arguments(shape) is not None,
+            "linear_biases": linear_biases(shape),
+            "gated": shape.ffn_gated,
             **recipe_values(self.recipe),
             **recompute_values(self.recompute),
             **sms_values(self.sms),
@@ -144,15 +146,10 @@ class PlanFacts:
 def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: Project) -> dict[str, Any]:
     """Facts of the degrees of parallelism and of the schedule, with its name in a project or None."""
     kv_heads = [getattr(attention, "kv_heads", plan.tp) for attention in shape.attention_by_name.values()]
+    same = ("tp", "pp", "ep", "cp", "vpp", "microbatch", "sequence_parallel")
     return {
-        "tp": plan.tp,
-        "pp": plan.pp,
-        "ep": plan.ep,
-        "cp": plan.cp,
-        "vpp": plan.vpp,
+        **{key: getattr(plan, key) for key in same},
         "etp": plan.expert_tp,
-        "microbatch": plan.microbatch,
-        "sequence_parallel": plan.sequence_parallel,
         "kv_heads_divide": all(heads % plan.tp == 0 for heads in kv_heads),
         **schedule_values(schedule, project),
     }
@@ -172,21 +169,6 @@ def schedule_values(schedule: str, project: Project) -> dict[str, Any]:
 def sms_values(sms: int) -> dict[str, Any]:
     """Facts of the SMs that communication kernels reserve."""
     return {"sms": sms, "sms_odd": sms % 2 == 1}
-
-
-def model_values(shape: ModelShape) -> dict[str, Any]:
-    """Facts of the model."""
-    moe = shape.moe
-    return {
-        "features": tuple(sorted(shape.features)),
-        "moe": moe is not None,
-        "experts": moe.experts if moe else 0,
-        "mtp_layers": shape.mtp_layers,
-        "dense_layers": shape.n_layers - sum(shape.is_moe_layer(n) for n in range(shape.n_layers)),
-        "attention_in_megatron": attention_arguments(shape) is not None,
-        "linear_biases": linear_biases(shape),
-        "gated": shape.ffn_gated,
-    }
 
 
 def recipe_values(recipe: Precision) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -28,10 +27,10 @@ from moesim.simulator.trainers.rules import (
     feature_exclusions,
     holds,
     missing_features,
-    of_version,
 )
 
 FOLDER = "data/trainers"
+PartT = TypeVar("PartT", bound=BaseModel)
 
 _Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -87,7 +86,7 @@ class Writer:
     """Code of a trainer: what writes a scenario's plan for a version, and rules that need arithmetic."""
 
     export: Callable[[Scenario, str], Export]
-    problems: Callable[[PlanFacts, str], tuple[str, ...]] | None = None
+    problems: Callable[[PlanFacts, str], Iterable[str]] | None = None
     """Reasons why a version cannot run a plan, whatever `sms` and `layers` are; None where the exclusions of
     the data file say all. With rules, exclusions only spare a search what the rules refuse anyway."""
 
@@ -113,7 +112,7 @@ class Trainer:
     def problems(self, plan: PlanFacts) -> tuple[str, ...]:
         """Reasons why it cannot run a plan, as clauses; none where it can."""
         if self.writer.problems is not None:
-            return self.writer.problems(plan, self.version)
+            return tuple(self.writer.problems(plan, self.version))
         values = plan.values(self.project)
         return tuple(entry.because for entry in self.exclusions if entry.applies(values))
 
@@ -131,47 +130,38 @@ class Trainer:
         `any_plan`: the plan is still to be chosen, so that keys count which do not matter for this one.
         """
         values = None if any_plan else facts_of(scenario).values(self.project)
-        recipe, changed = self._recipe(scenario.recipe, values)
+        recipe, changed = self._adapted("precision", scenario.recipe, values)
         software, more = self._adapted("software", scenario.software, values)
         if not changed and not more:
             return scenario, ()
-        update: dict[str, Any] = {"software": Software.model_validate(software)} if more else {}
+        update: dict[str, Any] = {"software": software} if more else {}
         if changed:
             update["precision"] = recipe
         adapted = scenario.model_copy(update=update)
-        if not is_stated(scenario, "precision"):
-            adapted.model_fields_set.discard(
-                "precision"
-            )  # still the choice of a rule, which a search may vary
+        if not is_stated(scenario, "precision"):  # still the choice of a rule, which a search may vary
+            adapted.model_fields_set.discard("precision")
         return adapted, (*changed, *more)
 
     def adapted_recipe(self, recipe: Precision) -> tuple[Precision, tuple[str, ...]]:
         """A precision recipe as the trainer would run it, with a sentence for each field that differs."""
-        return self._recipe(recipe, None)
-
-    def _recipe(
-        self, recipe: Precision, values: Mapping[str, Any] | None
-    ) -> tuple[Precision, tuple[str, ...]]:
-        fields, changed = self._adapted("precision", recipe, values)
-        return (Precision.model_validate(fields) if changed else recipe), changed
+        return self._adapted("precision", recipe, None)
 
     def _adapted(
-        self, section: str, part: BaseModel, values: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        self, section: str, part: PartT, values: Mapping[str, Any] | None
+    ) -> tuple[PartT, tuple[str, ...]]:
+        """A section as the trainer runs it; the same object where nothing differs."""
         fields, changed = dict(part), []
         for entry in self.replacements:
             place, _, key = entry.key.partition(".")
             matters = values is None or all(holds(c, values[name]) for name, c in entry.where.items())
             if place == section and fields[key] == entry.is_ and matters:
                 fields[key] = entry.by
-                changed.append(
-                    f"{entry.key}={_word(entry.by)} instead of {_word(entry.is_)}: {entry.because}"
+                by, old = (
+                    str(value).lower() if isinstance(value, bool) else str(value)
+                    for value in (entry.by, entry.is_)
                 )
-        return fields, tuple(changed)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+                changed.append(f"{entry.key}={by} instead of {old}: {entry.because}")
+        return (type(part).model_validate(fields) if changed else part), tuple(changed)
 
 
 @cache
@@ -197,9 +187,11 @@ def build_trainer(name: str, version: str | None, writer: Writer) -> Trainer:
             f"trainer {name}: version {chosen!r} is not known{nearest(chosen, list(data.versions))}; known: "
             f"{', '.join(data.versions)}"
         )
-    own = (Exclusion(e.when, e.because, e.versions) for e in data.exclusions)
-    entries = (*own, *feature_exclusions(data.features))
+    own = [
+        Exclusion(e.when, e.because, e.versions)
+        for e in data.exclusions
+        if not e.versions or chosen in e.versions
+    ]
+    exclusions = (*own, *feature_exclusions(data.features))
     replacements = tuple(r for r in data.replacements if not r.versions or chosen in r.versions)
-    return Trainer(
-        name, data.title, chosen, data.project, data.search, replacements, of_version(entries, chosen), writer
-    )
+    return Trainer(name, data.title, chosen, data.project, data.search, replacements, exclusions, writer)

@@ -58,8 +58,8 @@ def draw() -> None:
     rules = {
         "torchtitan 0.2.2": runnable("0.2.2"),
         "torchtitan 0.3.0": runnable("0.3.0"),
-        "Megatron-Bridge": bridge.problems,
-        "DeepSpeed": deepspeed.problems,
+        "Megatron-Bridge": lambda plan: tuple(bridge.bridge_problems(plan)),
+        "DeepSpeed": lambda plan: tuple(deepspeed.deepspeed_problems(plan)),
     }
     sample = {
         trainer: dict(draw_plans(SEED, problems, communication=DISPATCHERS.get(trainer)))
@@ -113,7 +113,7 @@ def _parameters(shape: ModelShape) -> int:
 def torchtitan_exports() -> Iterator[Export]:
     """TOML files for 0.2.2 and Python modules for 0.3.0."""
     for name, scenario in _plans("torchtitan 0.2.2"):
-        yield Export(f"{name}.toml", torchtitan_toml(scenario).text, _expected(scenario))
+        yield Export(f"{name}.toml", torchtitan_toml(scenario).body, _expected(scenario))
     for name, scenario in _plans("torchtitan 0.3.0"):
         module = f"plan_{name.replace('-', '_')}.py"
         yield Export(module, torchtitan_snippet(scenario), _expected(scenario))

@@ -19,12 +19,7 @@ from moesim.simulator.trainers.reading.launchers import (
     header_options,
     slurm_variables,
 )
-from moesim.simulator.trainers.reading.printed import (
-    bridge_container,
-    is_of_wandb,
-    printed_launch,
-    wandb_values,
-)
+from moesim.simulator.trainers.reading.printed import bridge_container, printed_launch, wandb_values
 from moesim.simulator.trainers.reading.script import REMEDY, Script, Word
 from moesim.simulator.trainers.reading.trainer_names import trainer_of
 
@@ -48,14 +43,14 @@ def read_launch(
     file and line, for a file that cannot be read, is beyond the limits, needs a shell, or starts no training.
     """
     try:
-        return _read(path, environment, parameters, run)
+        return _launch_of(path, environment, parameters, run)
     except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; write the arguments out"
         ) from error
 
 
-def _read(
+def _launch_of(
     path: Path, environment: Mapping[str, str], parameters: Sequence[str], run: int | None
 ) -> LaunchFile:
     suffix = path.suffix.lower()
@@ -71,21 +66,16 @@ def _read(
             "Megatron-Bridge's print_yaml(), the configuration that torchtitan logs, or config.yaml of W&B"
         )
     text = read_text(path, MOST_LOG_BYTES, "launch file", strict=False)
-    if suffix in (".yaml", ".yml", ".json"):
-        return _of_mapping(path, text, environment)
-    launch = printed_launch(text, path.name, run)
-    if launch is not None:
-        return launch
-    return read_script(
-        read_text(path, MOST_BYTES, "launch script", strict=False), path, environment, parameters, run
-    )
-
-
-def _of_mapping(path: Path, text: str, environment: Mapping[str, str]) -> LaunchFile:
-    """The launch of a YAML or JSON file: an export of W&B, a ConfigContainer, or any other configuration."""
+    if suffix not in (".yaml", ".yml", ".json"):
+        launch = printed_launch(text, path.name, run)
+        if launch is not None:
+            return launch
+        script = read_text(path, MOST_BYTES, "launch script", strict=False)
+        return read_script(script, path, environment, parameters, run)
+    # An export of W&B, a ConfigContainer, or any other configuration.
     read_text(path, MAX_YAML_BYTES, "configuration")
     data = parse_mapping(text, str(path))
-    if is_of_wandb(data):
+    if "wandb_version" in data or "_wandb" in data:
         data, launch = wandb_values(data, text, path.name)
         if launch is not None:
             return launch

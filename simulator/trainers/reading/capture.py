@@ -73,7 +73,13 @@ def read_capture(path: Path, given: Mapping[str, str], run: int | None = None) -
             computed = computed or f"{place}: {' '.join(words)[:80]!r}"
             continue
         files |= texts
-        command = Command(tuple(Word(word, place) for word in words), _named(words, environment), place)
+        # The command sees the variables that its words name, and those that decide the model or the number
+        # of processes.
+        text = " ".join(words)
+        python = re.fullmatch(r"python[\d.]*", words[0].rpartition("/")[2])
+        kept = {"MODEL", "MODEL_NAME"} | ({"WORLD_SIZE"} if python and "distributed" not in text else set())
+        named = {key: value for key, value in environment.items() if key in kept or f"${key}" in text}
+        command = Command(tuple(Word(word, place) for word in words), named, place)
         commands += inner_commands(command, name, {**environment, **given})
     launch = chosen_launch(commands, name, files=files, run=run)
     if launch is None:
@@ -105,15 +111,3 @@ def _record(line: str, place: str) -> tuple[list[str], dict[str, str], dict[str,
 def _texts(data: Any) -> dict[str, str]:
     given = data.items() if isinstance(data, dict) else ()
     return {key: value for key, value in given if isinstance(value, str)}
-
-
-def _named(words: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the words name, and those that decide the model or the number of processes."""
-    text = " ".join(words)
-    python = any(re.fullmatch(r"python[\d.]*", word.rpartition("/")[2]) for word in words[:1])
-    kept = (
-        ("MODEL", "MODEL_NAME", "WORLD_SIZE")
-        if python and "distributed" not in text
-        else ("MODEL", "MODEL_NAME")
-    )
-    return {key: value for key, value in environment.items() if key in kept or f"${key}" in text}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,13 @@ _MOST_NESTED = 10
 _INTEGER = re.compile(r"-?\d{1,18}")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
 _OTHER_FORM = re.compile(r"\$\{[A-Za-z_]\w*[^\w}][^}]{0,200}\}", re.ASCII)
-_NODES = ("trainer.num_nodes", "training.trainer.num_nodes", "strategy.num_nodes")
-_GPUS = ("trainer.devices", "training.trainer.devices", "trainer.num_gpus_per_node")
+_MACHINE = {
+    **dict.fromkeys(("trainer.num_nodes", "training.trainer.num_nodes", "strategy.num_nodes"), "nodes"),
+    "trainer.devices": "gpus_per_node",
+    "training.trainer.devices": "gpus_per_node",
+    "trainer.num_gpus_per_node": "gpus_per_node",
+}
+"""Names that state the nodes, and the GPUs of a node."""
 
 
 def read_configuration(
@@ -40,12 +45,8 @@ def read_configuration(
     A mapping MODEL_ARGS is a command line of Megatron-LM, with `${NAME}` filled from `environment`; any other
     mapping gives dotted names. Raises InputError for a mapping without entries.
     """
-    if "MODEL_ARGS" in data:
-        return _model_args(data, text, file, environment)
-    return configuration(data, text, file, environment)
-
-
-def _model_args(data: Mapping[str, Any], text: str, file: str, environment: Mapping[str, str]) -> LaunchFile:
+    if "MODEL_ARGS" not in data:
+        return configuration(data, text, file, environment)
     notes: dict[str, None] = {}
     own = {str(key): _scalar(value) for key, value in _section(data, "ENV_VARS", file).items()}
     lines = YamlLines(text, file)
@@ -78,10 +79,7 @@ def _argument(value: Any, place: str, raw: list[str], filled: Any) -> Value | Un
         return None
     if isinstance(value, list):
         words = [filled(_scalar(item), place) for item in value]
-        unknown = next((word for word in words if isinstance(word, Unknown)), None)
-        if unknown is not None:
-            return Unknown(" ".join(w.text if isinstance(w, Unknown) else w for w in words), unknown.reason)
-        return tuple(words)
+        return _items(words, " ".join(w.text if isinstance(w, Unknown) else w for w in words))
     text = _scalar(value)
     if isinstance(value, int | float):
         number = re.search(r"line (\d+)$", place)
@@ -91,6 +89,14 @@ def _argument(value: Any, place: str, raw: list[str], filled: Any) -> Value | Un
     if isinstance(result, str) and not re.search(r"[\"'()\[\]]", result) and len(result.split()) > 1:
         return tuple(result.split())
     return result
+
+
+def _items(items: Sequence[Value | Unknown], text: str) -> Value | Unknown:
+    """The items of a list as a tuple, or an Unknown with the `text` where one has no value."""
+    unknown = next((item for item in items if isinstance(item, Unknown)), None)
+    if unknown is not None:
+        return Unknown(text, unknown.reason)
+    return tuple(item for item in items if not isinstance(item, Unknown))
 
 
 def _section(data: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
@@ -145,43 +151,35 @@ def configuration(
     notes: dict[str, None] = {}
     entries = flattened({key: value for key, value in data.items() if key != "defaults"}, lines)
     if "defaults" in data:
-        shown = (
-            ", ".join(str(plain(item)) for item in data["defaults"] or ())
-            if isinstance(data["defaults"], list)
-            else ""
-        )
+        others = data["defaults"] if isinstance(data["defaults"], list) else ()
+        shown = ", ".join(str(plain(item)) for item in others)
         notes[f"{lines('defaults')}: the defaults of other files are not read ({shown[:200]})"] = None
     arguments = tuple(replace(entry, value=within.value(entry.value, entry.name)) for entry in entries)
     if not arguments:
         raise InputError(f"{file}: holds no entry; give the file that configures the training")
     trainer = trainer_of_keys([argument.name for argument in arguments], text)
-    machine = machine_of_keys(arguments)
+    places: dict[str, str] = {}
+    counts: dict[str, int | Unknown] = {}
+    for argument in arguments:
+        value = argument.value
+        if argument.name in _MACHINE and not isinstance(value, bool) and isinstance(value, int | Unknown):
+            field = _MACHINE[argument.name]
+            counts[field], places[field] = value, argument.place
+    machine = Machine(counts.get("nodes"), counts.get("gpus_per_node"), places)
     return LaunchFile(trainer, None, arguments, machine, {}, tuple(notes))
 
 
 def entries_of_text(text: str, name: str) -> tuple[Argument, ...]:
     """The entries of a configuration that an argument names; raises InputError for text that is none."""
-    if name.endswith(".toml"):
+    if name.lower().endswith(".toml"):
         return flattened(_toml(text, name), _TomlLines(text, name))
     return configuration(parse_mapping(text, name), text, name, {}).arguments
-
-
-def machine_of_keys(arguments: tuple[Argument, ...]) -> Machine:
-    """The nodes and GPUs of a node that a configuration states."""
-    places: dict[str, str] = {}
-    counts: dict[str, int | Unknown] = {}
-    for field, names in (("nodes", _NODES), ("gpus_per_node", _GPUS)):
-        for argument in arguments:
-            value = argument.value
-            if argument.name in names and not isinstance(value, bool) and isinstance(value, int | Unknown):
-                counts[field], places[field] = value, argument.place
-    return Machine(counts.get("nodes"), counts.get("gpus_per_node"), places)
 
 
 def read_toml(path: Path) -> LaunchFile:
     """The launch of a TOML file; raises InputError for text that is no TOML, too deep, or empty."""
     text = read_text(path, MOST_BYTES, "TOML launch file")
-    arguments = flattened(_toml(text, path.name), _TomlLines(text, path.name))
+    arguments = entries_of_text(text, path.name)
     if not arguments:
         raise InputError(f"{path.name}: holds no entry; give the file that configures the training")
     trainer = trainer_of_keys([argument.name for argument in arguments], text)
@@ -211,30 +209,43 @@ def _deepest(text: str) -> int:
     return deepest
 
 
-class _TomlLines:
-    """Finds the line of a dotted name in TOML text."""
+class _Lines:
+    """Finds the line of a dotted name in the text of a file, or of what holds it."""
 
-    def __init__(self, text: str, file: str) -> None:
-        self._file = file
-        self._lines: dict[str, int] = {}
+    def __init__(self, text: str, file: str, above: int = 0) -> None:
+        """Takes the text of a file, its name and the number of lines above the text."""
+        self._file, self._above = file, above
+        self._lines = self._numbers(text)
+
+    @staticmethod
+    def _numbers(text: str) -> dict[str, int]:
+        raise NotImplementedError
+
+    def __call__(self, name: str) -> str:
+        """File and line of the entry."""
+        while name:
+            if name in self._lines:
+                return f"{self._file}, line {self._above + self._lines[name]}"
+            name = name.rpartition(".")[0]
+        return self._file
+
+
+class _TomlLines(_Lines):
+    """The lines of TOML text."""
+
+    @staticmethod
+    def _numbers(text: str) -> dict[str, int]:
+        lines: dict[str, int] = {}
         section = ""
         for number, line in enumerate(text.splitlines(), start=1):
             header = re.match(r"\s*\[\[?\s*([\w.\"'-]+)\s*\]", line)
             key = re.match(r"\s*([\w.\"'-]+)\s*=", line)
             if header:
                 section = header[1].replace('"', "").replace("'", "") + "."
-                self._lines.setdefault(section[:-1], number)
+                lines.setdefault(section[:-1], number)
             elif key:
-                self._lines.setdefault(section + key[1].replace('"', "").replace("'", ""), number)
-
-    def __call__(self, name: str) -> str:
-        """File and line of the entry, or of what holds it."""
-        parts = name.split(".")
-        while parts:
-            if ".".join(parts) in self._lines:
-                return f"{self._file}, line {self._lines['.'.join(parts)]}"
-            parts.pop()
-        return self._file
+                lines.setdefault(section + key[1].replace('"', "").replace("'", ""), number)
+        return lines
 
 
 def flattened(
@@ -278,36 +289,18 @@ def plain(value: Any, place: str = "a value of the file") -> Value | Unknown:
         return value
     if isinstance(value, list | tuple):
         items = [plain(item, place) for item in value]
-        unknown = next((item for item in items if isinstance(item, Unknown)), None)
-        if unknown is not None:
-            text = ", ".join(item.text if isinstance(item, Unknown) else repr(item) for item in items)
-            return Unknown(f"[{text}]", unknown.reason)
-        return tuple(item for item in items if not isinstance(item, Unknown))
+        text = ", ".join(item.text if isinstance(item, Unknown) else repr(item) for item in items)
+        return _items(items, f"[{text}]")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {plain(item, place)}" for key, item in value.items()) + "}"
     return str(value)
 
 
-class YamlLines:
-    """Finds the line of a dotted name in YAML or JSON text, or of what holds it."""
-
-    def __init__(self, text: str, file: str, above: int = 0) -> None:
-        """Takes the text of a file, its name and the number of lines above the text."""
-        self._file, self._above = file, above
-        self._lines = self._indented(text)
-
-    def __call__(self, name: str) -> str:
-        """File and line of the entry."""
-        parts = name.split(".")
-        while parts:
-            line = self._lines.get(".".join(parts))
-            if line is not None:
-                return f"{self._file}, line {self._above + line}"
-            parts.pop()
-        return self._file
+class YamlLines(_Lines):
+    """The lines of YAML or JSON text."""
 
     @staticmethod
-    def _indented(text: str) -> dict[str, int]:
+    def _numbers(text: str) -> dict[str, int]:
         lines: dict[str, int] = {}
         stack: list[tuple[int, str]] = []
         for number, line in enumerate(text.splitlines(), start=1):
@@ -341,11 +334,7 @@ class _Interpolations:
     def value(self, value: Value | Unknown, name: str) -> Value | Unknown:
         """The value of the entry `name`, or an Unknown that says why it has none."""
         if isinstance(value, tuple):
-            items = [self.value(item, name) for item in value]
-            unknown = next((item for item in items if isinstance(item, Unknown)), None)
-            if unknown is not None:
-                return Unknown(", ".join(str(item) for item in value), unknown.reason)
-            return tuple(item for item in items if not isinstance(item, Unknown))
+            return _items([self.value(item, name) for item in value], ", ".join(map(str, value)))
         if value == "???":
             return Unknown("???", "the file leaves this value to the command line (???)")
         if not isinstance(value, str) or "${" not in value:

@@ -52,19 +52,20 @@ _GPUS = {"torchrun": "nproc_per_node", "deepspeed": "num_gpus"}
 _PYTHON = re.compile(r"python[\d.]*")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_SLURM = {
+    "SLURM_NNODES": "nodes",
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+}
 _ASKED = ("nodes", "ntasks-per-node", "gpus-per-node", "gres", "gpus")
 _OTHER_WORK = re.compile(r"conver|parity|eval|generat|infer|process|check|export|test|bench_|download|import")
 _FLAG = re.compile(r"--?[A-Za-z][\w.+-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
 _PAIR = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _OF_DEEPSPEED = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
 _OF_CONFIGURATION = (
-    *_OF_DEEPSPEED,
-    "--job.config_file",
-    "--job.config-file",
-    "--config-file",
-    "--config_file",
-    "--config",
-)
+    *_OF_DEEPSPEED, "--job.config_file", "--job.config-file", "--config-file", "--config_file", "--config",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -183,13 +184,13 @@ def chosen_launch(
         options = sorted((name, word.text) for name, word in program.options.items() if name != "node_rank")
         key = (str(options), str(command.environment), program.program.text, *(w.text for w in program.words))
         is_script = program.program.text.endswith(_SCRIPTS)
-        if key not in seen and (any(_is_argument(word.text) for word in program.words) or is_script):
+        takes = any(_FLAG.fullmatch(word.text) or _PAIR.fullmatch(word.text) for word in program.words)
+        if key not in seen and (takes or is_script):
             seen.add(key)
             found.append((command, program))
     if not found:
         return None
-    known = [one for one in found if _trainer(one[1]) is not None]
-    found = known or found
+    found = [one for one in found if _trainer(one[1]) is not None] or found
     at = chosen_run(name, [f"{c.place} ({p.program.text[-40:]})" for c, p in found], run)
     command, program = found[at]
     arguments = arguments_of(program.words)
@@ -235,10 +236,6 @@ def chosen_run(name: str, places: Sequence[str], run: int | None) -> int:
     if not 1 <= run <= len(places):
         raise InputError(f"--run {run}: {name} holds {len(places)}: {shown}")
     return run - 1
-
-
-def _is_argument(text: str) -> bool:
-    return bool(_FLAG.fullmatch(text) or _PAIR.fullmatch(text))
 
 
 def arguments_of(words: Sequence[Word]) -> tuple[Argument, ...]:
@@ -311,15 +308,8 @@ def asked(words: Sequence[str]) -> dict[str, str]:
 
 def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
     """The variables that Slurm sets for a batch script with these options."""
-    variables: dict[str, str] = {}
-    nodes, tasks = options.get("nodes", ""), options.get("ntasks-per-node", "")
-    if nodes.isdigit():
-        variables |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
-    if tasks.isdigit():
-        variables["SLURM_NTASKS_PER_NODE"] = tasks
-    if "gpus-per-node" in options:
-        variables["SLURM_GPUS_PER_NODE"] = options["gpus-per-node"]
-    return variables
+    numbers = {key: text for key, text in options.items() if key == "gpus-per-node" or text.isdigit()}
+    return {variable: numbers[key] for variable, key in _SLURM.items() if key in numbers}
 
 
 def _gpus_of(options: Mapping[str, str]) -> str | None:
@@ -342,8 +332,9 @@ def machine_of(
     gpus: list[tuple[str, str]] = []
     launcher, options = program.launcher, program.options
     if launcher is not None:
-        nodes += [(options[k].text, options[k].place) for k in (_NODES[launcher],) if k in options]
-        gpus += [(options[k].text, options[k].place) for k in (_GPUS.get(launcher, ""),) if k in options]
+        for counts, option in ((nodes, _NODES[launcher]), (gpus, _GPUS.get(launcher, ""))):
+            if option in options:
+                counts.append((options[option].text, options[option].place))
         total = options["num_processes"].text if "num_processes" in options else ""
         count = options["num_machines"].text if "num_machines" in options else "1"
         if launcher == "accelerate" and total.isdigit() and count.isdigit() and int(count) and len(total) < 8:
@@ -359,24 +350,13 @@ def machine_of(
     if not nodes and launcher in ("torchrun", "deepspeed") and gpus and "hostfile" not in options:
         nodes.append(("1", f"{place}, where {launcher} starts one node by default"))
     places: dict[str, str] = {}
-    return Machine(
-        _count("nodes", nodes, places, notes), _count("gpus_per_node", gpus, places, notes), places
-    )
-
-
-def _count(
-    name: str, candidates: Sequence[tuple[str, str]], places: dict[str, str], notes: list[str]
-) -> int | Unknown | None:
-    """The first of several counts; the others are noted where they differ."""
-    if not candidates:
-        return None
-    numbers: list[int | Unknown] = [
-        int(text) if re.fullmatch(r"\d{1,7}", text) else Unknown(text, f"{name} is not a whole number")
-        for text, _ in candidates
-    ]
-    places[name] = candidates[0][1]
-    for number, (_, place) in zip(numbers[1:], candidates[1:], strict=True):
-        if isinstance(number, int) and isinstance(numbers[0], int) and number != numbers[0]:
-            first = f"{name} is {numbers[0]} at {candidates[0][1]}"
-            notes.append(f"{first}, but {number} at {place}; the first is taken")
-    return numbers[0]
+    first: dict[str, int | Unknown] = {}
+    for name, candidates in (("nodes", nodes), ("gpus_per_node", gpus)):
+        for text, at in candidates:
+            is_whole = re.fullmatch(r"\d{1,7}", text)
+            number = int(text) if is_whole else Unknown(text, f"{name} is not a whole number")
+            taken = first.setdefault(name, number)
+            places.setdefault(name, at)
+            if isinstance(number, int) and isinstance(taken, int) and number != taken:
+                notes.append(f"{name} is {taken} at {places[name]}, but {number} at {at}; the first is taken")
+    return Machine(first.get("nodes"), first.get("gpus_per_node"), places)

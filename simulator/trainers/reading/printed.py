@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import resources
 from typing import Annotated, Any
 
@@ -83,7 +83,7 @@ def printed_launch(text: str, file: str, run: int | None = None) -> LaunchFile |
         for trainer, pattern, reader in _READERS:
             match = pattern.search(line) if trainer in _LONG or len(line) <= MOST_MARK else None
             if match is not None:
-                found.append(_Found(trainer, number, _bound(reader, lines, number, match, file)))
+                found.append(_Found(trainer, number, partial(reader, lines, number, match, file)))
     runs = [one for one in found if one.trainer != "deepspeed"] or found
     if not runs:
         return None
@@ -92,21 +92,16 @@ def printed_launch(text: str, file: str, run: int | None = None) -> LaunchFile |
     launch = runs[at].read()
     if runs[at].trainer == "megatron-lm":
         end = runs[at + 1].line if at + 1 < len(runs) else len(lines)
-        launch = _with_vocabulary(launch, lines[runs[at].line : end], runs[at].line, file)
+        # The tokenizer prints the vocabulary after the arguments.
+        later = [(n, m) for n in range(runs[at].line, end) if (m := _VOCABULARY.search(lines[n]))]
+        if later and not any(one.name == "--padded-vocab-size" for one in launch.arguments):
+            number, padded = later[0]
+            one = Argument("--padded-vocab-size", padded[1], f"{file}, line {number + 1}")
+            launch = replace(launch, arguments=(*launch.arguments, one))
         engines = [one for one in found if one.trainer == "deepspeed" and runs[at].line < one.line < end]
         if engines:
             launch = replace(launch, arguments=(*launch.arguments, *engines[-1].read().arguments))
     return launch
-
-
-def _bound(
-    reader: Callable[[Sequence[str], int, re.Match[str], str], LaunchFile],
-    lines: Sequence[str],
-    number: int,
-    match: re.Match[str],
-    file: str,
-) -> Callable[[], LaunchFile]:
-    return lambda: reader(lines, number, match, file)
 
 
 # -- Megatron-LM -------------------------------------------------------------------------------------
@@ -142,7 +137,7 @@ def _cut(what: str) -> InputError:
 
 def _of_megatron(entries: Mapping[str, tuple[Any, str]], place: str) -> LaunchFile:
     """The launch of all arguments of Megatron-LM by their names in its code, as in a dump or in W&B."""
-    names, known = _names(), _known()
+    names, (_, known) = _names(), _flags()
     arguments: list[Argument] = []
     counts = {"None or False": 0, "at a default that changes nothing": 0, "derived from others": 0}
     for name, (written, where) in entries.items():
@@ -168,16 +163,8 @@ def _of_megatron(entries: Mapping[str, tuple[Any, str]], place: str) -> LaunchFi
     return LaunchFile("megatron-lm", None, tuple(arguments), Machine(), environment, notes)
 
 
-def _used() -> frozenset[str]:
-    return _all()[0]
-
-
-def _known() -> frozenset[str]:
-    return _all()[1]
-
-
 @lru_cache(maxsize=1)
-def _all() -> tuple[frozenset[str], frozenset[str]]:
+def _flags() -> tuple[frozenset[str], frozenset[str]]:
     """The arguments of Megatron-LM that decide a plan, and all that are known."""
     text = (resources.files("moesim.simulator") / "data/trainers/megatron-arguments.yaml").read_text("utf-8")
     data = parse_mapping(text, "megatron-arguments.yaml")
@@ -202,17 +189,6 @@ def _value(written: Any) -> Value:
         words = re.findall(r"[^\s,\[\]'\"]+", text)
         return tuple(int(word) if re.fullmatch(r"-?\d{1,9}", word) else word for word in words)
     return text
-
-
-def _with_vocabulary(launch: LaunchFile, lines: Sequence[str], first: int, file: str) -> LaunchFile:
-    """The launch with the vocabulary that the tokenizer prints after the arguments."""
-    if any(argument.name == "--padded-vocab-size" for argument in launch.arguments):
-        return launch
-    for number, line in enumerate(lines, start=first + 1):
-        if match := _VOCABULARY.search(line):
-            one = Argument("--padded-vocab-size", match[1], f"{file}, line {number}")
-            return replace(launch, arguments=(*launch.arguments, one))
-    return launch
 
 
 # -- torchtitan, DeepSpeed, Megatron-Bridge ------------------------------------------------------------
@@ -302,10 +278,9 @@ def _of_core(argument: Argument) -> Argument | None:
     flag = names.named.get(name, name.replace("_", "-"))
     if name in names.opposite:
         return replace(argument, name=f"--{names.opposite[name]}", value=None) if value is False else None
-    is_used = flag in _known() and flag in _used()
-    if (value in (None, False, "", ()) and flag in _known() and not is_used) or str(value) in (
-        names.defaults.get(flag, ())
-    ):
+    used, known = _flags()
+    is_off = value in (None, False, "", ()) and flag in known and flag not in used
+    if is_off or str(value) in names.defaults.get(flag, ()):
         return None
     if name in names.named and name != "fp8":
         return replace(argument, name=f"--{flag}") if value not in (None, False) else None
@@ -328,11 +303,6 @@ def _named_objects(value: Any) -> Any:
 # -- W&B ---------------------------------------------------------------------------------------------
 
 
-def is_of_wandb(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping is the `config.yaml` of a run of W&B."""
-    return "wandb_version" in data or "_wandb" in data
-
-
 def wandb_values(data: Mapping[str, Any], text: str, file: str) -> tuple[dict[str, Any], LaunchFile | None]:
     """The values of a `config.yaml` of W&B, and the launch where they are the arguments of Megatron-LM.
 
@@ -353,9 +323,7 @@ def wandb_values(data: Mapping[str, Any], text: str, file: str) -> tuple[dict[st
     return values, None
 
 
-_READERS: tuple[
-    tuple[str, re.Pattern[str], Callable[[Sequence[str], int, re.Match[str], str], LaunchFile]], ...
-] = (
+_READERS = (
     ("megatron-lm", _FIRST, _megatron),
     ("torchtitan", _TITAN, _titan),
     ("deepspeed", _DEEPSPEED, _deepspeed),

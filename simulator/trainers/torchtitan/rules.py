@@ -170,16 +170,8 @@ def sizes_of(shape: ModelShape) -> Sizes | None:
     else:
         return None
     dense = 0 if moe is not None and not moe.dense_layers else shape.dense_ffn or 0
-    if moe is None:
-        return Sizes(shape.n_layers, shape.hidden, shape.vocab, *heads, latent, dense)
-    return Sizes(
-        *(shape.n_layers, shape.hidden, shape.vocab, *heads, latent, dense),
-        *(moe.experts, moe.top_k, moe.expert_ffn, moe.shared_width),
-    )
-
-
-MODES = {"none": "none", "full": "full", "op": "op"}
-"""Recompute policies that torchtitan has under these names."""
+    experts = () if moe is None else (moe.experts, moe.top_k, moe.expert_ffn, moe.shared_width)
+    return Sizes(shape.n_layers, shape.hidden, shape.vocab, *heads, latent, dense, *experts)
 
 
 def problems(plan: PlanFacts, version: str = NEWEST) -> tuple[str, ...]:
@@ -190,17 +182,9 @@ def problems(plan: PlanFacts, version: str = NEWEST) -> tuple[str, ...]:
     """
     release = release_of(version)
     rules = (
-        _schedule,
-        _stages,
-        _sharding,
-        _expert_shards,
-        _experts,
-        _tensor_parallel,
-        _sequence,
-        _recompute,
-        _formats,
-        _model,
-    )
+        _schedule, _stages, _sharding, _expert_shards, _experts, _tensor_parallel, _sequence, _recompute,
+        _formats, _model,
+    )  # fmt: skip
     return tuple(sentence for rule in rules for sentence in rule(plan, release))
 
 
@@ -215,9 +199,9 @@ def recompute_mode(plan: PlanFacts) -> str | None:
 
     Flash attention recomputes its scores in any case, so the policy `attention` adds nothing to it.
     """
-    if plan.recompute == "attention" and plan.software.attention != "unfused":
+    if plan.flash_recomputes_alone:
         return "none"
-    return MODES.get(plan.recompute) if isinstance(plan.recompute, str) else None
+    return plan.recompute if plan.recompute in ("none", "full", "op") else None
 
 
 def _schedule(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
@@ -386,13 +370,9 @@ def _recompute(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
             f"recompute={recompute_label(plan.recompute)}: torchtitan checkpoints whole layers (full) or by "
             "operator (op); it has no list of modules"
         )
-    elif (
-        mode != "none"
-        and plan.parallel.pp > 1
-        and plan.parallel.ep > 1
-        and torch_name(plan.schedule) == "DualPipeV"
-        and release.overlapped_pairs
-    ):
+        return
+    overlapped = torch_name(plan.schedule) == "DualPipeV" and release.overlapped_pairs
+    if mode != "none" and overlapped and plan.parallel.pp > 1 and plan.parallel.ep > 1:
         yield (
             f"recompute={recompute_label(plan.recompute)} with DualPipeV and experts: torchtitan refuses the "
             "two together"
@@ -412,17 +392,10 @@ def _formats(plan: PlanFacts, release: TitanRelease) -> Iterator[str]:
     elif recipe.linear == "fp8" and plan.parallel.tp > 1 and plan.shape.moe is not None:
         yield "FP8 GEMMs with scales by tensor and tensor parallelism: not available for models with experts"
     wanted = {
-        "head": "bf16",
-        "parameters": "bf16",
-        "master_weights": "fp32",
-        "gradients": "fp32",
-        "gradient_reduce": "fp32",
-        "moments": "fp32",
-        "dispatch": "bf16",
-        "combine": "bf16",
-        "activation_cache": "bf16",
-        "parameter_gather": "bf16",
-    }
+        "head": "bf16", "parameters": "bf16", "master_weights": "fp32", "gradients": "fp32",
+        "gradient_reduce": "fp32", "moments": "fp32", "dispatch": "bf16", "combine": "bf16",
+        "activation_cache": "bf16", "parameter_gather": "bf16",
+    }  # fmt: skip
     if recipe.linear == "fp8" and release.fp8_scales:
         del wanted["parameter_gather"]  # FSDP of FP8 layers can gather in FP8
     for key, only in wanted.items():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import Scenario
@@ -48,32 +48,15 @@ def parallelism(plan: PlanFacts, release: TitanRelease) -> dict[str, Setting]:
     fields["pipeline_parallel_schedule"] = name
     fields["pipeline_parallel_microbatch_size"] = p.microbatch
     if plan.layers is not None:
-        fields["module_fqns_per_model_part"] = stage_modules(plan.layers, release.output_module)
+        ends = [*accumulate(plan.layers)]
+        parts = [
+            [f"layers.{n}" for n in range(end - count, end)]
+            for count, end in zip(plan.layers, ends, strict=True)
+        ]
+        parts[0].insert(0, "tok_embeddings")
+        parts[-1] += ["norm", release.output_module]
+        fields["module_fqns_per_model_part"] = parts
     return fields
-
-
-def stage_modules(layers: tuple[int, ...], output: str) -> list[list[str]]:
-    """Modules of every stage, with the embedding on the first, and norm and output head on the last."""
-    parts, start = [], 0
-    for number, count in enumerate(layers):
-        names = [f"layers.{n}" for n in range(start, start + count)]
-        start += count
-        if number == 0:
-            names.insert(0, "tok_embeddings")
-        if number == len(layers) - 1:
-            names += ["norm", output]
-        parts.append(names)
-    return parts
-
-
-def local_batch(plan: PlanFacts) -> int:
-    """Sequences of one forward and backward call: all micro-batches of a pipeline, else one micro-batch."""
-    return plan.sequences // max(plan.replicas, 1) if plan.parallel.pp > 1 else plan.parallel.microbatch
-
-
-def training_steps(scenario: Scenario) -> int:
-    """Steps of the run's main phase, rounded up."""
-    return math.ceil(scenario.run.tokens / (scenario.batch.sequences * scenario.batch.sequence_length))
 
 
 def uses_deepep(plan: PlanFacts, family: str | None, release: TitanRelease) -> bool:

@@ -9,11 +9,8 @@ import pytest
 
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.bridge import bridge_overrides
-from moesim.simulator.trainers.bridge import problems as bridge_problems
 from moesim.simulator.trainers.deepspeed import deepspeed_plan
-from moesim.simulator.trainers.deepspeed import problems as deepspeed_problems
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
-from moesim.simulator.trainers.rules import facts_of
 
 LLAMA = "llama-3-70b-64xh100"
 DEEPSEEK = "deepseek-v3-256xgb200"
@@ -56,8 +53,9 @@ def test_bridge_shards_parameters_with_megatron_fsdp() -> None:
 )
 def test_limits_of_bridge_are_named(overrides: list[str], expected: str) -> None:
     scenario = load_scenario(LLAMA, overrides)
-    assert any(expected in sentence for sentence in bridge_problems(facts_of(scenario)))
-    assert f"# not spelled: {bridge_problems(facts_of(scenario))[0]}" in bridge_overrides(scenario).text()
+    problems = trainer_of("bridge").problems_of(scenario)
+    assert any(expected in sentence for sentence in problems)
+    assert f"# not spelled: {problems[0]}" in bridge_overrides(scenario).text()
 
 
 def test_deepspeed_batches_multiply() -> None:
@@ -92,7 +90,8 @@ def test_deepspeed_batches_multiply() -> None:
     ],
 )
 def test_limits_of_deepspeed_are_named(preset: str, overrides: list[str], expected: str) -> None:
-    assert any(expected in s for s in deepspeed_problems(facts_of(load_scenario(preset, overrides))))
+    problems = trainer_of("deepspeed").problems_of(load_scenario(preset, overrides))
+    assert any(expected in sentence for sentence in problems)
 
 
 def test_deepspeed_says_experts_and_recomputation_in_arguments() -> None:

@@ -11,8 +11,7 @@ import pytest
 from exports import PLANS, Export, all_exports, runnable
 from sample import MODELS, build
 
-from moesim.simulator.trainers import bridge as bridge
-from moesim.simulator.trainers import deepspeed as deepspeed
+from moesim.simulator.trainers.registry import trainer_of
 from moesim.simulator.trainers.rules import facts_of
 
 PROOF = Path(__file__).parents[3] / "lab" / "docs" / "proof"
@@ -57,8 +56,8 @@ def test_the_plans_of_the_sample_have_no_problem(trainer: str) -> None:
     rules = {
         "torchtitan 0.2.2": runnable("0.2.2"),
         "torchtitan 0.3.0": runnable("0.3.0"),
-        "Megatron-Bridge": bridge.problems,
-        "DeepSpeed": deepspeed.problems,
+        "Megatron-Bridge": trainer_of("bridge").problems,
+        "DeepSpeed": trainer_of("deepspeed").problems,
     }
     for name, data in json.loads(PLANS.read_text("utf-8"))[trainer].items():
         assert rules[trainer](facts_of(build(name, data))) == (), name

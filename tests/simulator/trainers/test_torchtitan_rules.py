@@ -166,7 +166,7 @@ def test_models_are_found_by_their_sizes(model: str, version: str, flavor: tuple
 
 def test_the_toml_holds_the_plan_and_its_comments_the_rest() -> None:
     configuration = torchtitan_toml(deepseek(*PIPELINED))
-    data = tomllib.loads(configuration.text)
+    data = tomllib.loads(configuration.body)
     assert data["model"] == {"name": "deepseek_v3", "flavor": "671B"}
     fields = data["parallelism"]
     assert (fields["pipeline_parallel_degree"], fields["expert_parallel_degree"]) == (16, 64)
@@ -175,13 +175,13 @@ def test_the_toml_holds_the_plan_and_its_comments_the_rest() -> None:
     assert data["training"]["local_batch_size"] * 128 == data["training"]["global_batch_size"] == 15360
     assert data["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
     for sentence in configuration.unspelled:
-        assert f"# not spelled: {sentence}\n" in configuration.text
+        assert f"# not spelled: {sentence}\n" in configuration.body
     assert any("communication SMs" in sentence for sentence in configuration.unspelled)
 
 
 def test_steps_follow_from_the_tokens_of_the_run() -> None:
     scenario = deepseek(*PIPELINED, "run={tokens: 1e12}")
-    data = tomllib.loads(torchtitan_toml(scenario).text)
+    data = tomllib.loads(torchtitan_toml(scenario).body)
     per_step = 15360 * 4096
     assert (data["training"]["steps"] - 1) * per_step < 1e12 <= data["training"]["steps"] * per_step
 
@@ -189,9 +189,9 @@ def test_steps_follow_from_the_tokens_of_the_run() -> None:
 def test_layers_are_not_compiled_where_the_schedule_refuses_it() -> None:
     layers = "stages.layers=" + str([2] * 30 + [1] + [0])
     split = deepseek(*PIPELINED, "schedule=zbv", layers)
-    assert tomllib.loads(torchtitan_toml(split).text)["compile"]["components"] == ["loss"]
+    assert tomllib.loads(torchtitan_toml(split).body)["compile"]["components"] == ["loss"]
     assert 'components=["loss"]' in torchtitan_snippet(split)
-    assert tomllib.loads(torchtitan_toml(deepseek(*PIPELINED)).text)["compile"]["components"] == [
+    assert tomllib.loads(torchtitan_toml(deepseek(*PIPELINED)).body)["compile"]["components"] == [
         "model",
         "loss",
     ]
@@ -199,7 +199,7 @@ def test_layers_are_not_compiled_where_the_schedule_refuses_it() -> None:
 
 def test_a_model_without_a_flavor_names_none() -> None:
     configuration = torchtitan_toml(load_scenario("mixtral-8x7b-64xh100"))
-    assert tomllib.loads(configuration.text)["model"]["flavor"] == "a-flavor-of-your-own"
+    assert tomllib.loads(configuration.body)["model"]["flavor"] == "a-flavor-of-your-own"
     assert any("ships no flavor" in sentence for sentence in configuration.unspelled)
 
 
