@@ -193,10 +193,10 @@ class TrainerLimits:
                     recipe=recipe,
                     recompute=recompute,
                 )
-                problems = rules(plan, self.trainer.version)
-                if problems:
+                problem = next(iter(rules(plan, self.trainer.version)), None)
+                if problem is not None:
                     runs[number, p, r, :, z] = False
-                    refused.add(self._text(reason_of(problems[0])), weight, frame.label)
+                    refused.add(self._text(reason_of(problem)), weight, frame.label)
         return runs
 
     def _excluded(

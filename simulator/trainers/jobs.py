@@ -206,12 +206,6 @@ def references(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in VARIABLES if name in named)
 
 
-def split_references(text: str) -> list[tuple[bool, str]]:
-    """Pieces of a text: (True, NAME) for a ${NAME} of a path, (False, literal text) for all else."""
-    pieces = _REFERENCE.split(text)
-    return [(number % 2 == 1, piece) for number, piece in enumerate(pieces) if piece]
-
-
 def job_name(scenario: Scenario, template: JobTemplate) -> str:
     """Name of the job in lower case letters, digits and hyphens, which both schedulers allow."""
     if template.name is not None:
@@ -220,19 +214,15 @@ def job_name(scenario: Scenario, template: JobTemplate) -> str:
     return name if name and name[0].isalpha() else f"moesim-{name}".strip("-")
 
 
-def one_line(text: str) -> str:
-    """The text without control characters, for a comment."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
 def summary(scenario: Scenario, placement: JobHosts) -> tuple[str, ...]:
     """Sentences on the plan and on which ranks are neighbours, for the comments of a job file."""
     p = scenario.parallel
     inner = p.tp * p.cp
     where = "stays inside a host" if inner <= placement.gpus else "spans several hosts"
     degrees = f"tp={p.tp} cp={p.cp} ep={p.ep} pp={p.pp}"
+    title = f"{scenario.name}: {degrees} on {placement.hosts} hosts of {placement.gpus} GPUs"
     return (
-        one_line(f"{scenario.name}: {degrees} on {placement.hosts} hosts of {placement.gpus} GPUs"),
+        "".join(char if char.isprintable() else " " for char in title),
         f"Rank r is GPU r % {placement.gpus} of host r // {placement.gpus}. Ranks vary fastest in tp, then",
         f"cp, then dp (with ep inside), and slowest in pp: a group of {inner} tp x cp ranks {where}.",
     )
@@ -246,26 +236,15 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*", re.ASCII)
 
 def quoted(word: str) -> str:
     """One shell word: ${DATA_PATH} and the other paths are expanded, all else is taken literally."""
-    pieces = split_references(word)
-    if not pieces:
-        return "''"
-    return "".join(f'"${{{text}}}"' if is_name else _literal(text) for is_name, text in pieces)
-
-
-def _literal(text: str) -> str:
-    """The text in single quotes where it needs them; a leading = does, for shellcheck."""
-    return text if _PLAIN.fullmatch(text) else "'" + text.replace("'", "'\"'\"'") + "'"
-
-
-def one_argument_a_line(command: Sequence[str]) -> list[str]:
-    """The quoted words, with the values of an argument on its line."""
-    lines: list[str] = []
-    for word in command:
-        if lines and not word.startswith("--") and lines[-1].startswith("--"):
-            lines[-1] += f" {quoted(word)}"
-        else:
-            lines.append(quoted(word))
-    return lines
+    shown = []
+    for number, piece in enumerate(_REFERENCE.split(word)):
+        if number % 2:
+            shown.append(f'"${{{piece}}}"')
+        elif _PLAIN.fullmatch(piece) or not piece:
+            shown.append(piece)
+        else:  # a leading = needs quotes too, for shellcheck
+            shown.append("'" + piece.replace("'", "'\"'\"'") + "'")
+    return "".join(shown) or "''"
 
 
 def path_lines(words: Sequence[str], template: JobTemplate) -> list[str]:
@@ -306,7 +285,12 @@ def kubernetes_text(
     site = template or JobTemplate()
     placement = placement_of(scenario, site)
     exports = variables(scenario.machine, environment, site, placement.hosts)
-    pod = _pod(site, placement, exports, _script(command, exports, site))
+    words = [*command, *(variable.value for variable in exports)]
+    lines = ["set -eu", *path_lines(words, site)]
+    lines += [f"export {v.name}={quoted(v.value)}" for v in exports if references([v.value])]
+    lines.append("exec torchrun " + " ".join(quoted(word) for word in command))
+    # Kubernetes replaces $(NAME), which a doubled $ prevents.
+    pod = _pod(site, placement, exports, "\n".join(lines).replace("$(", "$$(") + "\n")
     replicas: dict[str, Any] = {"Master": _replicas(1, pod)}
     if placement.hosts > 1:
         replicas["Worker"] = _replicas(placement.hosts - 1, pod)
@@ -346,15 +330,6 @@ def _comments(
     return lines
 
 
-def _script(command: Sequence[str], exports: Sequence[Variable], site: JobTemplate) -> str:
-    """The shell script of a pod; Kubernetes replaces $(NAME) in it, which a doubled $ prevents."""
-    words = [*command, *(variable.value for variable in exports)]
-    lines = ["set -eu", *path_lines(words, site)]
-    lines += [f"export {v.name}={quoted(v.value)}" for v in exports if references([v.value])]
-    lines.append("exec torchrun " + " ".join(quoted(word) for word in command))
-    return "\n".join(lines).replace("$(", "$$(") + "\n"
-
-
 def _pod(site: JobTemplate, placement: JobHosts, exports: Sequence[Variable], script: str) -> dict[str, Any]:
     resources: dict[str, Any] = {placement.resource: placement.gpus}
     if site.rdma_resource is not None and placement.hosts > 1:
@@ -373,7 +348,7 @@ def _pod(site: JobTemplate, placement: JobHosts, exports: Sequence[Variable], sc
         "image": site.image or IMAGE,
         "command": ["bash", "-c", script],
         "env": [
-            {"name": v.name, "value": _kubernetes_literal(v.value)}
+            {"name": v.name, "value": v.value.replace("$(", "$$(")}
             for v in exports
             if not references([v.value])
         ],
@@ -384,10 +359,6 @@ def _pod(site: JobTemplate, placement: JobHosts, exports: Sequence[Variable], sc
     if site.rdma_resource is not None:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA pins memory
     return {"spec": {"containers": [container], "volumes": volumes}}
-
-
-def _kubernetes_literal(value: str) -> str:
-    return value.replace("$(", "$$(")
 
 
 def _replicas(count: int, pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -445,7 +416,13 @@ def slurm_text(
     # srun takes no number of cores over from the job: without one a task would get a single core.
     cpus = '"$SLURM_CPUS_ON_NODE"' if site.cpus_per_gpu is None else str(site.cpus_per_gpu * placement.gpus)
     launch = _LAUNCH.format(gpus=placement.gpus, cpus=cpus)
-    arguments = " \\\n".join(f"  {line}" for line in one_argument_a_line(command))
+    written: list[str] = []
+    for word in command:  # the values of an argument stand on its line
+        if written and not word.startswith("--") and written[-1].startswith("--"):
+            written[-1] += f" {quoted(word)}"
+        else:
+            written.append(quoted(word))
+    arguments = " \\\n".join(f"  {line}" for line in written)
     return "\n\n".join(section for section in sections if section) + "\n\n" + launch + arguments + "\n"
 
 
@@ -503,11 +480,6 @@ def _container_lines(site: JobTemplate) -> str:
 JobKind = Literal["slurm", "kubernetes"]
 KINDS: tuple[JobKind, ...] = ("slurm", "kubernetes")
 """Schedulers that a job file can be written for."""
-
-
-def check_job(kind: str, scenario: Scenario, template: JobTemplate | None = None) -> None:
-    """Raise InputError where no job file can be written for the scenario's cluster, whatever its plan is."""
-    job_text(kind, scenario, ("script.py",), {}, template)
 
 
 def job_text(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, model_validator
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
@@ -79,16 +79,17 @@ class _Name(Section):
     opposite: bool = False
     values: Annotated[dict[str, Any], Field(default_factory=dict)]
 
-
-def _short(value: object) -> object:
-    return {"argument": value} if isinstance(value, str) else value
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: object) -> object:
+        return {"argument": data} if isinstance(data, str) else data
 
 
 class _Trainer(Section):
     """Names of one trainer."""
 
     like_megatron: tuple[str, ...]
-    arguments: dict[str, Annotated[_Name, BeforeValidator(_short)]]
+    arguments: dict[str, _Name]
     irrelevant: dict[str, str]
     not_priced: dict[str, str]
     defaults: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -96,16 +97,13 @@ class _Trainer(Section):
     off: tuple[str, ...] = ()
 
 
-class _NamesFile(Section):
-    """All trainers by name."""
-
-    trainers: dict[str, _Trainer]
-
-
 @lru_cache(maxsize=1)
 def _names() -> Mapping[str, _Trainer]:
     text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
-    return validate_model(_NamesFile, {"trainers": parse_mapping(text, FILE)}, FILE).trainers
+    return {
+        name: validate_model(_Trainer, data, f"{FILE}: {name}")
+        for name, data in parse_mapping(text, FILE).items()
+    }
 
 
 def collect(
@@ -130,7 +128,7 @@ def collect(
     refused: list[str] = []
     for argument in launch.arguments:
         try:
-            one, row = _of_fork(argument, table, ignore) or _read(argument, trainer, table, ignore)
+            meanings = _of_fork(argument, table, ignore) or _read(argument, trainer, table, ignore)
         except UnknownArgumentError as error:
             if ignore_unknown and not DECIDES.search(argument.name.rpartition(".")[2]):
                 text = "nobody knows it; passed over by --ignore-unknown"
@@ -143,87 +141,74 @@ def collect(
         except InputError as error:
             refused.append(str(error))
             continue
-        rows += [row] if row is not None else []
-        for single in one if isinstance(one, tuple) else (one,) if one is not None else ():
-            _state(single, stated, rows)
+        for one in meanings:
+            if isinstance(one, MeaningRow):
+                rows.append(one)
+                continue
+            before = stated.get(one.entry.name)
+            if before is not None and shown_value(before.value) != shown_value(one.value):
+                text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
+                value = shown_value(before.value)
+                rows.append(MeaningRow(before.written, value, "ignored", text, before.place))
+            stated[one.entry.name] = one
     if refused:
         left = len(refused) - MOST_SHOWN
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
-    _default_kernels(launch, stated, table)
-    rows += _unread_deepspeed(launch, stated)
+    # Versions of Megatron-LM that do not take Transformer Engine's attention by default.
+    old = [one.name for one in launch.arguments if one.name.removeprefix("--") in forks().local_kernels]
+    if old:
+        place = f"default of the version of Megatron-LM that knows {old[0]}"
+        entry = table.entries["transformer-impl"]
+        local = StatedArgument("--transformer-impl", "local", place, entry, is_default=True)
+        stated.setdefault(entry.name, local)
+    # The file of DeepSpeed, where the script does not hold what it says about ZeRO.
+    text = "the direction is unknown: this file is not read, and its ZeRO stage counts as the one of the rest"
+    rows += [
+        MeaningRow(one.name, shown_value(one.value), "not priced", text, one.place)
+        for one in launch.arguments
+        if one.name in ("--deepspeed_config", "--deepspeed-config") and "zero-stage" not in stated
+    ]
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
         stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
     return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
 
 
-def _state(one: StatedArgument, stated: dict[str, StatedArgument], rows: list[MeaningRow]) -> None:
-    """Add an argument; of several values the last counts, and a row says so."""
-    before = stated.get(one.entry.name)
-    if before is not None and shown_value(before.value) != shown_value(one.value):
-        text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
-        rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
-    stated[one.entry.name] = one
-
-
-def _of_fork(
-    argument: Argument, table: Table, ignore: Collection[str]
-) -> tuple[tuple[StatedArgument, ...], None] | None:
-    """The arguments of Megatron-LM that one of a fork or an older version stands for; None for others."""
+def _of_fork(argument: Argument, table: Table, ignore: Collection[str]) -> list[StatedArgument]:
+    """The arguments of Megatron-LM that one of a fork or an older version stands for; none for others."""
     name = argument.name.removeprefix("--")
     if not argument.name.startswith("--") or argument.name in ignore:
-        return None
-    text = shown_value(argument.value)
+        return []
     means = forks().means(name, argument.value)
     if means is not None:
-        return tuple(
+        text = shown_value(argument.value)
+        return [
             StatedArgument(argument.name, value, argument.place, _entry(other, table), text)
             for other, value in means
-        ), None
+        ]
     entry = forks().entries.get(name)
-    if entry is None:
-        return None
-    return (StatedArgument(argument.name, argument.value, argument.place, entry),), None
-
-
-def _unread_deepspeed(launch: LaunchFile, stated: Mapping[str, StatedArgument]) -> list[MeaningRow]:
-    """A row on the file of DeepSpeed, where the script does not hold what it says about ZeRO."""
-    if "zero-stage" in stated:
-        return []
-    text = "the direction is unknown: this file is not read, and its ZeRO stage counts as the one of the rest"
-    return [
-        MeaningRow(one.name, shown_value(one.value), "not priced", text, one.place)
-        for one in launch.arguments
-        if one.name in ("--deepspeed_config", "--deepspeed-config")
-    ]
-
-
-def _default_kernels(launch: LaunchFile, stated: dict[str, StatedArgument], table: Table) -> None:
-    """State the attention of versions of Megatron-LM that do not take Transformer Engine's by default."""
-    for argument in launch.arguments:
-        if argument.name.removeprefix("--") in forks().local_kernels:
-            place = f"default of the version of Megatron-LM that knows {argument.name}"
-            entry = table.entries["transformer-impl"]
-            stated.setdefault(
-                entry.name, StatedArgument("--transformer-impl", "local", place, entry, is_default=True)
-            )
-            return
+    return [] if entry is None else [StatedArgument(argument.name, argument.value, argument.place, entry)]
 
 
 def _read(
     argument: Argument, trainer: _Trainer, table: Table, ignore: Collection[str]
-) -> tuple[StatedArgument | None, MeaningRow | None]:
+) -> list[StatedArgument | MeaningRow]:
     """The argument by Megatron-LM's name, or a row on why it has none."""
     text = shown_value(argument.value)
 
-    def row(kind: Kind, meaning: str) -> tuple[None, MeaningRow]:
-        return None, MeaningRow(argument.name, text, kind, meaning, argument.place)
+    def row(kind: Kind, meaning: str) -> list[StatedArgument | MeaningRow]:
+        return [MeaningRow(argument.name, text, kind, meaning, argument.place)]
 
     if argument.name in ignore:
         return row("ignored", "you said so")
     if not argument.name:
         return row("ignored", "a word that belongs to no argument")
-    name = _plain_name(argument.name)
+    # The name as its file writes it: without dashes, Hydra's signs and NeMo's prefix.
+    name = argument.name.lstrip("+~")
+    if name.startswith("--") and "." in name:
+        name = name[2:].replace("-", "_")
+    name = name.removeprefix("training.") if name.startswith(_PREFIXED) else name
+    section, dot, last = name.rpartition(".")
     known = trainer.arguments.get(name)
     is_off = argument.value in (None, False, "", ())
     if name in trainer.internal:
@@ -235,23 +220,25 @@ def _read(
         value = _without_value(known.argument, argument) if value is argument.value is None else value
         if value is None or text == "auto":
             return row("base", "the file leaves it open, so the base's counts")
-        return StatedArgument(argument.name, value, argument.place, _entry(known.argument, table), text), None
-    alike = _like_megatron(name, trainer, table)
-    if alike is not None:
+        return [StatedArgument(argument.name, value, argument.place, _entry(known.argument, table), text)]
+    alike = table.entries.get(last.replace("_", "-"))
+    if dot and section in trainer.like_megatron and alike is not None:
         value = _without_value(alike.name, argument) if argument.value is None else argument.value
         if value is None:
             return row("base", "the file leaves it open, so the base's counts")
-        return StatedArgument(argument.name, value, argument.place, alike, text), None
-    for section in _sections(name):
+        return [StatedArgument(argument.name, value, argument.place, alike, text)]
+    section = name
+    while section:  # the name itself and the sections that hold it, the narrowest first
         if section in trainer.irrelevant:
             return row("irrelevant", trainer.irrelevant[section])
         if section in trainer.not_priced and is_off and not name.startswith("--"):
             return row("irrelevant", "off")
         if section in trainer.not_priced:
             return row("not priced", f"the direction is unknown: {trainer.not_priced[section]}")
+        section = section.rpartition(".")[0]
     if name.startswith("--"):
         entry = table.entry(name, argument.place)
-        return StatedArgument(argument.name, argument.value, argument.place, entry), None
+        return [StatedArgument(argument.name, argument.value, argument.place, entry)]
     hint = nearest(name, list(trainer.arguments))
     raise UnknownArgumentError(
         f"{argument.place}: {name[:80]!r} is not known{hint}; correct it, or give --ignore {name[:80]} if it "
@@ -270,14 +257,6 @@ def _without_value(name: str, argument: Argument) -> Value:
             f"the value, or give --ignore {argument.name} to take the base's"
         )
     return WITHOUT_VALUE.get(name)
-
-
-def _plain_name(name: str) -> str:
-    """A name of a configuration as its file writes it: without dashes, Hydra's signs and NeMo's prefix."""
-    plain = name.lstrip("+~")
-    if plain.startswith("--") and "." in plain:
-        plain = plain[2:].replace("-", "_")
-    return plain.removeprefix("training.") if plain.startswith(_PREFIXED) else plain
 
 
 _PREFIXED = ("training.trainer.", "training.model.", "training.exp_manager.", "training.run.")
@@ -301,20 +280,6 @@ def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
     if known.opposite:
         return text.lower() not in ("true", "1")
     return value
-
-
-def _like_megatron(name: str, trainer: _Trainer, table: Table) -> TableEntry | None:
-    section, dot, last = name.rpartition(".")
-    if not dot or section not in trainer.like_megatron:
-        return None
-    return table.entries.get(last.replace("_", "-"))
-
-
-def _sections(name: str) -> Iterator[str]:
-    """The name itself and the sections that hold it, the narrowest first."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 SHORTHAND = {

@@ -96,25 +96,24 @@ class Given:
         if name not in self.stated:
             return default
         value = self.value(name)
-        if isinstance(value, bool) or not re.fullmatch(
-            r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?", str(value)
-        ):
-            raise InputError(f"{self.place(name)}: is not a number")
         try:
-            return float(str(value))
+            if not isinstance(value, bool) and _NUMBER.fullmatch(str(value)):
+                return float(str(value))
         except ValueError:
-            raise InputError(f"{self.place(name)}: is not a number") from None
+            pass
+        raise InputError(f"{self.place(name)}: is not a number")
 
     def text(self, name: str, default: str, choices: Collection[str] = ()) -> str:
         """A text, one of `choices` if there are any, or the default where the argument is not stated."""
         if name not in self.stated:
             return default
         value = self.value(name)
+        known = f"; one of {', '.join(choices)}" if choices else ""
         if value is None or isinstance(value, tuple | bool):
-            raise InputError(f"{self.place(name)}: needs one value" + _one_of(choices))
+            raise InputError(f"{self.place(name)}: needs one value{known}")
         if choices and str(value) not in choices:
             hint = nearest(str(value), list(choices))
-            raise InputError(f"{self.place(name)}: {str(value)[:60]!r} is not known{hint}" + _one_of(choices))
+            raise InputError(f"{self.place(name)}: {str(value)[:60]!r} is not known{hint}{known}")
         return str(value)
 
     def words(self, name: str) -> tuple[str, ...]:
@@ -153,13 +152,12 @@ class Given:
             kind = "default" if stated.is_default and kind == "key" else kind
             self.rows.append(MeaningRow(stated.written, text, kind, meaning, stated.place))
 
-    def unexplained(self) -> tuple[str, ...]:
-        """Used arguments that are stated but have no row yet."""
-        return tuple(
-            name
-            for name, stated in self.stated.items()
-            if stated.entry.status == "used" and name not in self._explained
-        )
+    def explain_rest(self) -> None:
+        """Add a row for each used argument that is stated and has none yet."""
+        text = "changes nothing here beside the other arguments of the file"
+        for name, stated in self.stated.items():
+            if stated.entry.status == "used" and name not in self._explained:
+                self.explain(name, "irrelevant", text)
 
 
 def unknown_value(written: str, value: Unknown, place: str) -> str:
@@ -179,24 +177,20 @@ def row_of(stated: StatedArgument, table: Table) -> list[MeaningRow]:
     entry, value = stated.entry, shown_value(stated.value)
     if entry.status == "used":
         return []
+    kind: Kind = "irrelevant"
     if stated.value is False or table.harmless.get(entry.name) == value:
-        row = MeaningRow(stated.written, value, "irrelevant", "changes nothing with this value", stated.place)
+        text = "changes nothing with this value"
     elif entry.status == "refused":
         raise InputError(f"{stated.place}: {stated.written} {value}: {entry.reason}".replace(" :", ":"))
     elif entry.status == "irrelevant" or entry.direction == "no effect":
-        row = MeaningRow(stated.written, value, "irrelevant", entry.reason, stated.place)
+        text = entry.reason
     else:
-        text = f"{entry.direction}: {entry.reason}"
-        row = MeaningRow(stated.written, value, "not priced", text, stated.place)
-    return [row]
+        kind, text = "not priced", f"{entry.direction}: {entry.reason}"
+    return [MeaningRow(stated.written, value, kind, text, stated.place)]
 
 
 def _dashed(name: str) -> str:
     return name if name.startswith("--") or "." in name else f"--{name}"
-
-
-def _one_of(choices: Collection[str]) -> str:
-    return f"; one of {', '.join(choices)}" if choices else ""
 
 
 def _written(value: Any) -> str:
@@ -242,34 +236,25 @@ EXCLUSIVE = (
 
 def check_contradictions(given: Given) -> None:
     """Raise InputError for arguments that contradict each other, and for ones that need another."""
-    for one, other, reason in EXCLUSIVE:
-        if given.in_part and (one, other) == (STAGES, LAYOUT):
-            continue  # Megatron-Bridge states both
-        if _on(given, one) and _on(given, other):
-            raise _both(given, one, other, reason)
-    if (
-        _on(given, "recompute-activations")
-        and given.text("recompute-granularity", "selective") != "selective"
-    ):
-        raise _both(
-            given, "recompute-activations", "recompute-granularity", "the former means selective granularity"
+    on = {name for name, stated in given.stated.items() if stated.value is not False}
+    pairs = [
+        pair
+        for pair in EXCLUSIVE
+        if {*pair[:2]} <= on and not (given.in_part and pair[:2] == (STAGES, LAYOUT))  # Bridge states both
+    ]
+    activations, granularity = "recompute-activations", "recompute-granularity"
+    if not pairs and activations in on and given.text(granularity, "selective") != "selective":
+        pairs = [(activations, granularity, "the former means selective granularity")]
+    for one, other, reason in pairs:
+        raise InputError(
+            f"{given.place(one)} and {given.place(other)} contradict each other: {reason}; keep one of them"
         )
     if given.has("recompute-method") and given.text("recompute-granularity", "none") != "full":
         raise InputError(
             f"{given.place('recompute-method')}: the method belongs to --recompute-granularity full; "
             "state it, or leave the method out"
         )
-    for flag in ("overlap-param-gather", "tp-comm-overlap"):
-        needed = {"overlap-param-gather": "overlap-grad-reduce", "tp-comm-overlap": "sequence-parallel"}[flag]
+    needs = {"overlap-param-gather": "overlap-grad-reduce", "tp-comm-overlap": "sequence-parallel"}
+    for flag, needed in needs.items():
         if given.flag(flag) and not given.flag(needed) and not given.in_part:
             raise InputError(f"{given.place(flag)}: needs --{needed} too; add it")
-
-
-def _on(given: Given, name: str) -> bool:
-    return given.has(name) and given.stated[name].value is not False
-
-
-def _both(given: Given, one: str, other: str, reason: str) -> InputError:
-    return InputError(
-        f"{given.place(one)} and {given.place(other)} contradict each other: {reason}; keep one of them"
-    )

@@ -39,7 +39,15 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
                 given.explain(name, "irrelevant", "no tokens leave the GPU with expert-parallel size 1")
         return
     if like_base and not given.has(kind, backend, "moe-enable-deepep"):
-        _sms_of_base(given, base, sms)
+        # The file states only the SMs of the base's dispatcher, if anything.
+        if sms and dispatcher(base.communication.kernels).by_library:
+            raise InputError(
+                f"{given.place(sms[0])}: are SMs of DeepEP or HybridEP, and the file does not state a "
+                f"dispatcher where the base has {base.communication.kernels}; state "
+                f"--moe-token-dispatcher-type, or give --ignore {given.stated[sms[0]].written}"
+            )
+        if sms:
+            given.set("communication.sms", given.integer(sms[0], 20, least=0, most=10_000), *sms)
         return
     chosen = given.text(kind, "flex" if like_base else "allgather", ("allgather", "alltoall", "flex"))
     if chosen != "flex":
@@ -68,18 +76,6 @@ def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> N
         given.set("communication.sms", number, *(stated or own))
 
 
-def _sms_of_base(given: Given, base: Scenario, sms: list[str]) -> None:
-    """Set the SMs of the base's dispatcher where the file states only these."""
-    if sms and dispatcher(base.communication.kernels).by_library:
-        raise InputError(
-            f"{given.place(sms[0])}: are SMs of DeepEP or HybridEP, and the file does not state a dispatcher "
-            f"where the base has {base.communication.kernels}; state --moe-token-dispatcher-type, or give "
-            f"--ignore {given.stated[sms[0]].written}"
-        )
-    if sms:
-        given.set("communication.sms", given.integer(sms[0], 20, least=0, most=10_000), *sms)
-
-
 SM_ARGUMENTS = ("moe-deepep-num-sms", "moe-flex-dispatcher-num-sms", "moe-hybridep-num-sms")
 
 
@@ -101,9 +97,8 @@ def read_routing(given: Given, experts: bool) -> None:
         text = "the real step is slower: without it the experts of a GPU run one after another, not grouped"
         given.explain("moe-grouped-gemm", "not priced", text)
     elif given.has("moe-grouped-gemm"):
-        given.explain(
-            "moe-grouped-gemm", "key", "experts of a GPU run as grouped GEMMs, as moesim prices them"
-        )
+        text = "experts of a GPU run as grouped GEMMs, as moesim prices them"
+        given.explain("moe-grouped-gemm", "key", text)
 
 
 def fused_loss(given: Given) -> str:
@@ -117,9 +112,8 @@ def fused_loss(given: Given) -> str:
 def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: bool) -> None:
     """Set the keys of the section software."""
     if not like_base or given.has("cross-entropy-loss-fusion"):
-        given.set(
-            "software.loss", fused_loss(given), "cross-entropy-loss-fusion", "cross-entropy-fusion-impl"
-        )
+        names = ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl")
+        given.set("software.loss", fused_loss(given), *names)
     _attention(given, like_base)
     _data_parallel(given, like_base)
     unfused = "no-gradient-accumulation-fusion"
@@ -129,8 +123,13 @@ def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: boo
     elif given.flag(unfused):
         half = given.flag("grad-reduce-in-bf16")
         given.set("software.weight_gradients", "added" if half else "added-fp32", unfused)
-    if tp > 1:
-        _tensor_parallel(given, like_base)
+    full, off = "tp-comm-overlap", "no-async-tensor-model-parallel-allreduce"
+    if tp > 1 and (given.has(full, off) or not like_base):
+        value = "none" if given.flag(off) else "weight-gradient"
+        if given.flag(full):  # projections of latent attention have no user buffers: turned off
+            latent = given.flag("multi-latent-attention")
+            value = "weight-gradient" if latent else "userbuffers"
+        given.set("software.overlap_tensor_parallel", value, full, off)
     ring = "cp-comm-type"
     if cp > 1 and (given.has(ring) or not like_base):
         kinds = set(given.words(ring)) or {"p2p"}
@@ -148,9 +147,8 @@ def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: boo
 def _attention(given: Given, like_base: bool) -> None:
     names = ("attention-backend", "use-flash-attn", "transformer-impl")
     if not like_base or given.has(*names):
-        implementation = given.text(
-            names[2], "transformer_engine", ("local", "transformer_engine", "inference_optimized")
-        )
+        known = ("local", "transformer_engine", "inference_optimized")
+        implementation = given.text(names[2], "transformer_engine", known)
         backend = given.text(names[0], "auto").rpartition(".")[2]
         if backend not in ("flash", "fused", "unfused", "local", "auto"):
             raise InputError(f"{given.place(names[0])}: is not one of flash, fused, unfused, local, auto")
@@ -180,17 +178,6 @@ def _data_parallel(given: Given, like_base: bool) -> None:
     if given.flag(reduce) and not both:
         text = "the real step is faster: without --overlap-param-gather, moesim overlaps gradients neither"
         given.explain(reduce, "not priced", text)
-
-
-def _tensor_parallel(given: Given, like_base: bool) -> None:
-    full, off = "tp-comm-overlap", "no-async-tensor-model-parallel-allreduce"
-    if like_base and not given.has(full, off):
-        return
-    value = "none" if given.flag(off) else "weight-gradient"
-    latent = given.flag("multi-latent-attention")  # its projections have no user buffers: turned off
-    if given.flag(full):
-        value = "weight-gradient" if latent else "userbuffers"
-    given.set("software.overlap_tensor_parallel", value, full, off)
 
 
 def _graphs(given: Given) -> None:
@@ -259,9 +246,8 @@ def read_precision(given: Given, fused_loss: bool, like_base: bool, base: Precis
     fields["loss"] = "bf16" if fused_loss else "fp32"
     recipe = Precision.model_validate(fields)
     stated = [name for name in _ARGUMENTS if given.has(name)]
-    value: Any = next((name for name, known in PRECISIONS.items() if known == recipe), None)
-    if value is None:
-        value = recipe.model_dump(exclude_defaults=True)
+    own = recipe.model_dump(exclude_defaults=True)
+    value = next((name for name, known in PRECISIONS.items() if known == recipe), own)
     given.set("precision", value, *stated, note="; ".join(notes))
 
 
@@ -306,11 +292,9 @@ def _optimizer(given: Given, notes: list[str]) -> dict[str, Any]:
     moments = {FORMATS[chosen["exp-avg-dtype"]], FORMATS[chosen["exp-avg-sq-dtype"]]}
     if len(moments) > 1:
         notes.append("the two moments have different formats, and both count as the larger one")
-    half = given.flag("grad-reduce-in-bf16") or (
-        chosen["main-grads-dtype"] != "fp32" and not given.flag("accumulate-allreduce-grads-in-fp32")
-    )
-    if given.flag("fp16") and not given.flag("accumulate-allreduce-grads-in-fp32"):
-        half = True
+    small = chosen["main-grads-dtype"] != "fp32" or given.flag("fp16")
+    whole = given.flag("accumulate-allreduce-grads-in-fp32")
+    half = given.flag("grad-reduce-in-bf16") or (small and not whole)
     return {
         "master_weights": FORMATS[chosen["main-params-dtype"]],
         "gradients": "bf16" if half else "fp32",
@@ -380,12 +364,8 @@ def _full(given: Given) -> None:
         given.explain("recompute-method", "not priced", text)
     elif given.has("recompute-method"):
         given.explain("recompute-method", "key", "recompute = full (every layer)")
-    if given.has("recompute-num-layers"):
-        if method == "uniform" and layers > 1:
-            text = (
-                f"the direction is unknown: inputs of every {layers}th layer are kept, and moesim keeps "
-                "those of every layer"
-            )
-            given.explain("recompute-num-layers", "not priced", text)
-        else:
-            given.explain("recompute-num-layers", "key", "recompute = full")
+    if given.has("recompute-num-layers") and method == "uniform" and layers > 1:
+        text = f"the direction is unknown: inputs of every {layers}th layer are kept, and moesim keeps those "
+        given.explain("recompute-num-layers", "not priced", text + "of every layer")
+    elif given.has("recompute-num-layers"):
+        given.explain("recompute-num-layers", "key", "recompute = full")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
@@ -32,14 +32,13 @@ def known_model(shape: ModelShape, base: Scenario) -> Any:
     return next((name for name in shipped_models() if same_sizes(shape, load_model(name))), None)
 
 
-def same_sizes(one: ModelShape, other: ModelShape, but: Collection[str] = ()) -> bool:
+def same_sizes(one: ModelShape, other: ModelShape, *but: str) -> bool:
     """Whether two shapes are the same model, whatever their names, sources and keys in `but`."""
-    return _sizes(one, but) == _sizes(other, but)
-
-
-def _sizes(shape: ModelShape, but: Collection[str]) -> dict[str, Any]:
-    left_out = (*_UNCOMPARED, *but)
-    return {key: value for key, value in as_data(shape).items() if key not in left_out}
+    first, second = (
+        {key: value for key, value in as_data(shape).items() if key not in (*_UNCOMPARED, *but)}
+        for shape in (one, other)
+    )
+    return first == second
 
 
 PATHS = {
@@ -64,7 +63,7 @@ def changed_model(given: Given, base: ModelShape, name: str) -> ModelShape:
 
     Raises InputError for a size that the base's model does not have, and for sizes that do not fit together.
     """
-    data: dict[str, Any] = base.model_dump(mode="json", exclude_none=True)
+    data = as_data(base)
     for argument, path in PATHS.items():
         if not given.has(argument):
             continue
@@ -82,19 +81,11 @@ def changed_model(given: Given, base: ModelShape, name: str) -> ModelShape:
             continue
         section[path[-1]] = given.integer(argument, 0, least=0)
         given.explain(argument, "key", f"model.{'.'.join(path)} = {section[path[-1]]}")
-    _shortened(data)
-    data |= {
-        "name": name,
-        "source": {"kind": "derived", "reference": f"{base.name}, changed by {name}"},
-    }
-    return validate_model(ModelShape, data, "the model of the launch file")
-
-
-def _shortened(data: dict[str, Any]) -> None:
-    """Drop dense layers beyond the last layer of a model that has fewer layers now."""
-    if "moe" in data:
+    if "moe" in data:  # a model that has fewer layers now has no dense ones beyond its last
         dense = data["moe"].get("dense_layers", ())
         data["moe"]["dense_layers"] = [layer for layer in dense if layer < data["n_layers"]]
+    source = {"kind": "derived", "reference": f"{base.name}, changed by {name}"}
+    return validate_model(ModelShape, data | {"name": name, "source": source}, "the model of the launch file")
 
 
 VOCABULARY = (
@@ -123,10 +114,8 @@ def read_vocabulary(
     if given.has("vocab-size"):
         return _padded(given, given.integer("vocab-size", 0), tp)
     if _is(model, base.shape):
-        text = (
-            f"vocab = {base.shape.vocab}: the file names only a tokenizer, and the rest is the base's model"
-        )
-        given.explain("vocab-size", "base", text)
+        why = "the file names only a tokenizer, and the rest is the base's model"
+        given.explain("vocab-size", "base", f"vocab = {base.shape.vocab}: {why}")
         return base.shape.vocab
     alike = [name for name in shipped_models() if _is(model, load_model(name))]
     hint = f" (the rest is {alike[0]}: --vocab-size {load_model(alike[0]).vocab})" if alike else ""
@@ -146,7 +135,7 @@ def _padded(given: Given, size: int, tp: int) -> int:
 def _is(model: Mapping[str, Any], other: ModelShape) -> bool:
     """Whether the model has the sizes of another one, whose vocabulary it may then have."""
     shape = validate_model(ModelShape, {**model, "vocab": other.vocab}, "the model of the launch file")
-    return same_sizes(shape, other, but=("mtp_layers",))
+    return same_sizes(shape, other, "mtp_layers")
 
 
 NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
@@ -214,9 +203,8 @@ def _with_changes(given: Given, base: Scenario, name: str, stated: list[str]) ->
             )
     for argument in stated:
         if argument not in PATHS:
-            given.explain(
-                argument, "base", f"the file does not describe the whole model; {base.shape.name}'s"
-            )
+            text = f"the file does not describe the whole model; {base.shape.name}'s"
+            given.explain(argument, "base", text)
     if not any(argument in PATHS for argument in stated):
         given.explain("num-layers", "base", f"model = {base.shape.name}: the file describes none")
         given.keys["model"] = base.to_dict()["model"]
@@ -263,23 +251,28 @@ def _described(given: Given, name: str, reference: str) -> dict[str, Any]:
 
 def _norm_and_positions(given: Given) -> tuple[str, ...]:
     notes = []
-    norm = given.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
-    if norm != "RMSNorm":
-        given.explain(
-            "normalization", "not priced", "the real step is slower: LayerNorm is priced as RMSNorm"
-        )
+    if given.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm")) != "RMSNorm":
+        text = "the real step is slower: LayerNorm is priced as RMSNorm"
+        given.explain("normalization", "not priced", text)
         notes.append("LayerNorm, which is priced as RMSNorm")
-    if position_embedding(given) == "learned_absolute":
-        given.explain(
-            "position-embedding-type", "not priced",
-            "the real step is slower and it needs more memory: the table of learned positions is not priced",
-        )  # fmt: skip
-        notes.append("learned position embeddings")
-    if position_embedding(given) == "alibi":
-        text = "the real step is slower: the distances that ALiBi adds to the scores are not priced"
+    if position_embedding(given) in POSITIONS:
+        note, text = POSITIONS[position_embedding(given)]
         given.explain("position-embedding-type", "not priced", text)
-        notes.append("ALiBi")
+        notes.append(note)
     return tuple(notes)
+
+
+POSITIONS = {
+    "learned_absolute": (
+        "learned position embeddings",
+        "the real step is slower and it needs more memory: the table of learned positions is not priced",
+    ),
+    "alibi": (
+        "ALiBi",
+        "the real step is slower: the distances that ALiBi adds to the scores are not priced",
+    ),
+}
+"""Kinds of positions that are not priced, with the note on the model and the meaning of the argument."""
 
 
 def position_embedding(given: Given) -> str:
@@ -372,14 +365,20 @@ def _windowed_layers(given: Given, layers: int) -> list[bool]:
     if not given.has(name):
         return [True] * layers
     value = given.value(name)
-    text = str(list(value)) if isinstance(value, tuple) else str(value).strip("'\"")
-    if "[" not in text:
+    if not isinstance(value, tuple) and "[" not in str(value):
         every = given.integer(name, 1)
         return [number % every != 0 for number in range(1, layers + 1)]
-    flags = parse_frequency(text, layers)
+    return [bool(flag) for flag in _frequency(given, name, layers)]
+
+
+def _frequency(given: Given, name: str, layers: int) -> tuple[int, ...]:
+    """The entries of a list by layer; raises InputError where there are not as many as layers."""
+    value = given.value(name)
+    text = str(list(value)) if isinstance(value, tuple) else str(value)
+    flags = parse_frequency(text.strip("'\""), layers)
     if len(flags) != layers:
         raise InputError(f"{given.place(name)}: has {len(flags)} entries, and the model {layers} layers")
-    return [bool(flag) for flag in flags]
+    return flags
 
 
 def _experts(given: Given, layers: int, ffn: int, biases: bool) -> dict[str, Any] | None:
@@ -390,6 +389,10 @@ def _experts(given: Given, layers: int, ffn: int, biases: bool) -> dict[str, Any
     top_k = given.integer("moe-router-topk", 2)
     shared = given.integer("moe-shared-expert-intermediate-size", 0, least=0)
     parts = shared // width if shared and shared % width == 0 else int(shared > 0)
+    name = "moe-layer-freq"
+    flags = _frequency(given, name, layers) if given.has(name) else (1,)
+    if not any(flags):
+        raise InputError(f"{given.place(name)}: leaves no layer with experts; drop --num-experts")
     return {
         "experts": experts,
         "top_k": top_k,
@@ -400,24 +403,9 @@ def _experts(given: Given, layers: int, ffn: int, biases: bool) -> dict[str, Any
         "scoring": given.text("moe-router-score-function", "softmax", ("softmax", "sigmoid")),
         "score_bias": given.flag("moe-router-enable-expert-bias"),
         **({"router_bias": True, "expert_bias": True} if biases else {}),
-        "dense_layers": _dense_layers(given, layers),
+        "dense_layers": [number for number, flag in enumerate(flags) if not flag],
         **_groups(given, top_k),
     }
-
-
-def _dense_layers(given: Given, layers: int) -> list[int]:
-    if not given.has("moe-layer-freq"):
-        return []
-    value = given.value("moe-layer-freq")
-    text = str(list(value)) if isinstance(value, tuple) else str(value)
-    flags = parse_frequency(text.strip("'\""), layers)
-    if len(flags) != layers:
-        raise InputError(
-            f"{given.place('moe-layer-freq')}: has {len(flags)} entries, and the model {layers} layers"
-        )
-    if not any(flags):
-        raise InputError(f"{given.place('moe-layer-freq')}: leaves no layer with experts; drop --num-experts")
-    return [number for number, flag in enumerate(flags) if not flag]
 
 
 def _groups(given: Given, top_k: int) -> Mapping[str, Any]:

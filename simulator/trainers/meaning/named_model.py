@@ -40,12 +40,9 @@ def check_named_model(launch: LaunchFile, shape: ModelShape, ignore: Collection[
         _check_flavor(launch, shape, ignore)
     for text, place in _names(launch, ignore):
         family, sizes, versions = _marks(text)
-        if family is None:
-            if not (sizes and ours[1] and not sizes & ours[1]):
-                continue
-        elif family == ours[0] and not any(
-            one and other and not one & other for one, other in ((sizes, ours[1]), (versions, ours[2]))
-        ):
+        other_size = sizes and ours[1] and not sizes & ours[1]
+        other_version = versions and ours[2] and not versions & ours[2]
+        if family in (None, ours[0]) and not other_size and not (family and other_version):
             continue
         raise InputError(
             f"{place}: names the model {text[:60]!r}, whose sizes the file does not state, and the base's "
@@ -84,17 +81,11 @@ def _names(launch: LaunchFile, ignore: Collection[str]) -> Iterator[tuple[str, s
             yield set_to, f"the variable {variable}"
     for argument in launch.arguments:
         if argument.name.lstrip("+") in NAMING and argument.name not in ignore:
-            value = argument.value
-            yield (
-                str(value.text if isinstance(value, Unknown) else value),
-                f"{argument.place}: {argument.name}",
-            )
-    if (
-        launch.program is not None
-        and "/" not in launch.program
-        and not launch.program.endswith((".py", ".sh"))
-    ):
-        yield launch.program, "the recipe"
+            value = argument.value.text if isinstance(argument.value, Unknown) else argument.value
+            yield str(value), f"{argument.place}: {argument.name}"
+    program = launch.program
+    if program is not None and "/" not in program and not program.endswith((".py", ".sh")):
+        yield program, "the recipe"
 
 
 def _marks(text: str) -> tuple[str | None, set[str], set[str]]:

@@ -56,54 +56,44 @@ def read_degrees(given: Given, base: Scenario, n_gpus: int, experts: bool, like_
         sizes[key] = given.integer(name, default, most=1_000_000)
         if key != "ep" or experts or given.has(name):
             given.set(f"parallel.{key}", sizes[key], name)
-    dp = _data_parallel(given, sizes["tp"], sizes["pp"], sizes["cp"], n_gpus)
-    expert_tp = 1
-    if experts:
-        default = base.parallel.expert_tp if like_base else sizes["tp"]
-        expert_tp = given.integer("expert-tensor-parallel-size", default)
-        note = "" if given.has("expert-tensor-parallel-size") or like_base else "as the tensor-parallel size"
-        given.set("parallel.expert_tp", expert_tp, "expert-tensor-parallel-size", note=note)
-        _check_experts(given, sizes, expert_tp, dp)
-    elif sizes["ep"] > 1:
-        raise InputError(
-            f"{given.place('expert-model-parallel-size')}: the model has no experts (--num-experts)"
-        )
-    _sequence_parallel(given, sizes["tp"], base, like_base)
-    microbatch = _batch(given, base, sizes["pp"], dp, like_base)
-    _sharding(given, base, like_base)
-    return Degrees(**sizes, expert_tp=expert_tp, dp=dp, n_gpus=n_gpus, microbatch=microbatch)
-
-
-def _data_parallel(given: Given, tp: int, pp: int, cp: int, n_gpus: int) -> int:
+    tp, pp, cp, ep = sizes["tp"], sizes["pp"], sizes["cp"], sizes["ep"]
     if n_gpus % (tp * pp * cp):
         places = "; ".join(given.place(name) for name in _KEYS if given.has(name))
         raise InputError(
             f"{n_gpus} GPUs are no multiple of tp x pp x cp = {tp} x {pp} x {cp} = {tp * pp * cp}, so the "
             f"data-parallel degree is no whole number; change the GPUs or a degree ({places or 'the base'})"
         )
-    return n_gpus // (tp * pp * cp)
-
-
-def _check_experts(given: Given, sizes: dict[str, int], expert_tp: int, dp: int) -> None:
-    share = sizes["tp"] * sizes["cp"] * dp
-    if share % (sizes["ep"] * expert_tp):
+    dp = n_gpus // (tp * pp * cp)
+    expert_tp = 1
+    if experts:
+        default = base.parallel.expert_tp if like_base else sizes["tp"]
+        expert_tp = given.integer("expert-tensor-parallel-size", default)
+        note = "" if given.has("expert-tensor-parallel-size") or like_base else "as the tensor-parallel size"
+        given.set("parallel.expert_tp", expert_tp, "expert-tensor-parallel-size", note=note)
+        if tp * cp * dp % (ep * expert_tp):
+            raise InputError(
+                f"--expert-model-parallel-size {ep} x --expert-tensor-parallel-size {expert_tp} does not "
+                f"divide the {tp * cp * dp} GPUs of a pipeline rank (tp x cp x dp); change one of them"
+            )
+    elif ep > 1:
         raise InputError(
-            f"--expert-model-parallel-size {sizes['ep']} x --expert-tensor-parallel-size {expert_tp} does "
-            f"not divide the {share} GPUs of a pipeline rank (tp x cp x dp); change one of them"
+            f"{given.place('expert-model-parallel-size')}: the model has no experts (--num-experts)"
         )
-
-
-def _sequence_parallel(given: Given, tp: int, base: Scenario, like_base: bool) -> None:
     wanted = given.flag("sequence-parallel")
     if like_base and not given.has("sequence-parallel"):
         wanted = base.parallel.sequence_parallel
     note = "Megatron-LM drops it where the tensor-parallel size is 1" if wanted and tp == 1 else ""
     given.set("parallel.sequence_parallel", wanted and tp > 1, "sequence-parallel", note=note)
+    microbatch = _batch(given, base, pp, dp, like_base)
+    _sharding(given, base, like_base)
+    return Degrees(**sizes, expert_tp=expert_tp, dp=dp, n_gpus=n_gpus, microbatch=microbatch)
 
 
 def _batch(given: Given, base: Scenario, pp: int, dp: int, like_base: bool) -> int:
     """Set micro-batch, global batch and sequence length, and return the micro-batch."""
-    name = _microbatch_argument(given, pp)
+    name = "micro-batch-size"
+    if given.has("local-batch-size"):  # torchtitan cuts its local batch up for pipelines only
+        name = "local-batch-size" if pp == 1 else "pipeline-microbatch-size"
     microbatch = given.integer(name, base.parallel.microbatch if name == "micro-batch-size" else 1)
     if given.has(name) or like_base:
         given.set("parallel.microbatch", microbatch, name)
@@ -129,26 +119,16 @@ def _batch(given: Given, base: Scenario, pp: int, dp: int, like_base: bool) -> i
     return microbatch
 
 
-def _microbatch_argument(given: Given, pp: int) -> str:
-    """The argument with the micro-batch: torchtitan cuts its local batch up for pipelines only."""
-    if given.has("local-batch-size"):
-        return "local-batch-size" if pp == 1 else "pipeline-microbatch-size"
-    return "micro-batch-size"
-
-
 def _global_batch(given: Given, base: Scenario, microbatch: int, dp: int, like_base: bool) -> int:
     one = microbatch * dp
     default, note = one, "one micro-batch for every pipeline"
     names: tuple[str, ...] = ("global-batch-size",)
     if like_base:
         default, note = base.batch.sequences, ""
-    if given.has("gradient-accumulation-steps"):
-        names, default = (
-            (*names, "gradient-accumulation-steps"),
-            one * given.integer("gradient-accumulation-steps", 1),
-        )
-    elif given.has("local-batch-size"):
-        names, default = (*names, "local-batch-size"), dp * given.integer("local-batch-size", 1)
+    for factor, name in ((one, "gradient-accumulation-steps"), (dp, "local-batch-size")):
+        if given.has(name):
+            names, default = (*names, name), factor * given.integer(name, 1)
+            break
     batch = given.integer("global-batch-size", default)
     given.set("batch.sequences", batch, *names, note="" if given.has(*names) else note)
     return batch
@@ -207,9 +187,8 @@ def read_machine(given: Given, launch: LaunchFile, base: Scenario, gpus: int | N
     own = sum(nodes * gpus for nodes, gpus in sizes)
     asked, place = _asked(launch, base) if gpus is None else (gpus, "--gpus of this command")
     if asked is None or asked == own:
-        text = f"{own} GPUs: " + (
-            "the file does not say how many" if asked is None else "as many as asked for"
-        )
+        text = f"{own} GPUs: "
+        text += "the file does not say how many" if asked is None else "as many as asked for"
         given.rows.append(MeaningRow("GPUs", "" if asked is None else str(asked), "base", text, place))
         return own
     if base.fleet is not None:
@@ -217,52 +196,41 @@ def read_machine(given: Given, launch: LaunchFile, base: Scenario, gpus: int | N
             f"{place}: asks for {asked} GPUs, and the base's fleet has {own}; give another --base"
         )
     per_node = sizes[0][1]
-    if asked % per_node and asked > per_node:
+    if asked % per_node or asked < per_node:
+        few = asked < per_node
+        how = f"fewer than the {per_node} of one" if few else f"no multiple of the {per_node} of a"
         raise InputError(
-            f"{place}: asks for {asked} GPUs, no multiple of the {per_node} of a node of the base's cluster "
-            f"{base.machine.name}; give another --base"
+            f"{place}: asks for {asked} GPUs, {how} node of the base's cluster {base.machine.name}; give "
+            "another --base"
         )
-    if asked < per_node:
-        raise InputError(
-            f"{place}: asks for {asked} GPUs, fewer than the {per_node} of one node of the base's cluster "
-            f"{base.machine.name}; give another --base"
-        )
-    given.keys["cluster"] = cluster_with(base, asked // per_node, f"{place}: asks for {asked} GPUs")
     nodes = asked // per_node
+    given.keys["cluster"] = _cluster_with(base, nodes, f"{place}: asks for {asked} GPUs")
     given.rows.append(
         MeaningRow("GPUs", str(asked), "key", f"cluster.nodes = {nodes} (the base has {own} GPUs)", place)
     )
     return asked
 
 
-def cluster_with(base: Scenario, nodes: int, asked: str) -> Any:
+def _cluster_with(base: Scenario, nodes: int, asked: str) -> Any:
     """Data of the base's cluster with another number of nodes, on a larger network if it needs one."""
+    machine = base.machine
+    kept = {"node": machine.node, "price_per_gpu_hour": machine.price_per_gpu_hour}
+    outline: dict[str, Any] = {
+        key: part.model_dump(mode="json", exclude_none=True) for key, part in kept.items() if part is not None
+    }
     first: InputError | None = None
-    for other in (_same_network, _other_network):
+    for change in (
+        lambda: base.overridden(f"cluster.nodes={nodes}"),
+        lambda: base.replace(cluster=outline | {"nodes": nodes}),
+    ):
         try:
-            changed = other(base, nodes)
+            changed = change()
             changed.machine.topology()
         except InputError as error:
             first = first or error
         else:
             return changed.to_dict()["cluster"]
     raise InputError(f"{asked}, which the base's cluster {base.machine.name} cannot have: {first}")
-
-
-def _same_network(base: Scenario, nodes: int) -> Scenario:
-    return base.overridden(f"cluster.nodes={nodes}")
-
-
-def _other_network(base: Scenario, nodes: int) -> Scenario:
-    machine = base.machine
-    price = machine.price_per_gpu_hour
-    outline: dict[str, Any] = {
-        "node": machine.node.model_dump(mode="json", exclude_none=True),
-        "nodes": nodes,
-    }
-    if price is not None:
-        outline["price_per_gpu_hour"] = price.model_dump(mode="json", exclude_none=True)
-    return base.replace(cluster=outline)
 
 
 def _asked(launch: LaunchFile, base: Scenario) -> tuple[int | None, str]:
@@ -277,20 +245,24 @@ def _asked(launch: LaunchFile, base: Scenario) -> tuple[int | None, str]:
                 f"the file asks for different numbers of {what}: {disagreement[2]} and {disagreement[3]}; "
                 "correct one, or give --gpus"
             )
-    machine, answers = launch.machine, []
-    nodes, gpus = _whole(machine.nodes), _whole(machine.gpus_per_node)
+    machine, answers, said = launch.machine, [], launch.machine.places
+    nodes, gpus = machine.nodes, machine.gpus_per_node
+    if isinstance(nodes, Unknown):
+        raise InputError(unknown_value("the number of nodes", nodes, said.get("nodes", "launcher")))
+    if isinstance(gpus, Unknown):
+        place = said.get("gpus_per_node", "launcher")
+        raise InputError(unknown_value("the number of GPUs of a node", gpus, place))
     if nodes is not None and gpus is not None:
-        places = [machine.places[key] for key in ("nodes", "gpus_per_node") if key in machine.places]
+        places = [said[key] for key in ("nodes", "gpus_per_node") if key in said]
         answers.append((nodes * gpus, " and ".join(dict.fromkeys(places)) or "the launcher"))
-    elif isinstance(machine.nodes, Unknown):
-        raise InputError(
-            unknown_value("the number of nodes", machine.nodes, machine.places.get("nodes", "launcher"))
-        )
-    elif isinstance(machine.gpus_per_node, Unknown):
-        place = machine.places.get("gpus_per_node", "launcher")
-        raise InputError(unknown_value("the number of GPUs of a node", machine.gpus_per_node, place))
     elif nodes is not None:
-        answers.append((nodes * _in_a_host(nodes, launch, base), machine.places.get("nodes", "the launcher")))
+        place, per_node = said.get("nodes", "the launcher"), base.machines[0].node.n_gpus
+        if per_node > MOST_GPUS_OF_A_HOST:
+            raise InputError(
+                f"{place}: asks for {nodes} nodes and does not say how many GPUs each has; a node of the "
+                f"base's cluster is a scale-up domain of {per_node} GPUs on several hosts, so give --gpus N"
+            )
+        answers.append((nodes * per_node, place))
     world = launch.environment.get(WORLD_SIZE)
     if isinstance(world, str) and world.isascii() and world.isdigit() and len(world) < 9:
         answers.append((int(world), WORLD_SIZE))
@@ -303,22 +275,6 @@ def _asked(launch: LaunchFile, base: Scenario) -> tuple[int | None, str]:
     if not 0 < count <= MOST_GPUS:
         raise InputError(f"{place}: {count} GPUs are outside the limits 1 to {MOST_GPUS}")
     return count, place
-
-
-def _in_a_host(nodes: int, launch: LaunchFile, base: Scenario) -> int:
-    """GPUs of a node of the base; raises InputError where the base's nodes hold several hosts."""
-    per_node = base.machines[0].node.n_gpus
-    if per_node > MOST_GPUS_OF_A_HOST:
-        place = launch.machine.places.get("nodes", "the launcher")
-        raise InputError(
-            f"{place}: asks for {nodes} nodes and does not say how many GPUs each has; a node of the base's "
-            f"cluster is a scale-up domain of {per_node} GPUs on several hosts, so give --gpus N"
-        )
-    return per_node
-
-
-def _whole(value: int | Unknown | None) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 EMBEDDING = "account-for-embedding-in-pipeline-split"
@@ -336,17 +292,17 @@ def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False)
 
     Raises InputError where layers do not divide as Megatron-LM needs it.
     """
-    stages: dict[str, Any] = {}
     if given.has(LAYOUT):
         text = given.text(LAYOUT, "").strip("'\"")
-        vpp, stages, note = _of_layout(given, shape, pp, text)
+        vpp, stages = _of_layout(given, shape, pp, text)
         if given.integer(STAGES, vpp) != vpp:
             raise InputError(
                 f"{given.place(STAGES)} and {given.place(LAYOUT)} contradict each other: the layout has "
                 f"{vpp} stages a rank; correct one"
             )
         given.set("parallel.vpp", vpp, LAYOUT, STAGES)
-        _set_stages(given, stages, (LAYOUT,), note)
+        for key, value in stages.items():
+            given.set(f"stages.{key}", value, LAYOUT)
     else:
         vpp = _virtual_stages(given, shape.n_layers, pp)
         given.set("parallel.vpp", vpp, STAGES, LAYERS)
@@ -359,7 +315,7 @@ def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False)
         elif pp > 1:
             layers = list(_uneven(given, shape.n_layers, pp, vpp))
             note = "" if names else "Megatron-LM spreads layers evenly"
-            _set_stages(given, {"layers": layers}, tuple(names) or (FIRST,), note)
+            given.set("stages.layers", layers, *(names or (FIRST,)), note=note)
     if vpp > 1 and pp == 1:
         name = next(name for name in (LAYOUT, STAGES, LAYERS) if given.has(name))
         raise InputError(f"{given.place(name)}: virtual stages need --pipeline-model-parallel-size above 1")
@@ -384,14 +340,8 @@ def read_rounds(given: Given, pp: int, microbatches: int) -> None:
     if given.integer(ROUND, pp) == simulated:
         given.explain(ROUND, "key", f"a round has {simulated} micro-batches, as moesim simulates it")
     else:
-        given.explain(
-            ROUND, "not priced", f"the direction is unknown: moesim simulates rounds of {simulated}"
-        )
-
-
-def _set_stages(given: Given, stages: dict[str, Any], names: tuple[str, ...], note: str) -> None:
-    for key, value in stages.items():
-        given.set(f"stages.{key}", value, *names, note=note)
+        text = f"the direction is unknown: moesim simulates rounds of {simulated}"
+        given.explain(ROUND, "not priced", text)
 
 
 def _accounted(given: Given) -> tuple[int, int]:
@@ -423,7 +373,7 @@ def _uneven(given: Given, n_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
     if left < 0 or (others and left % (others * vpp)) or (not others and left):
         raise InputError(
             f"{left} layers do not divide over {others} pipeline ranks with {vpp} virtual stages each, which "
-            f"Megatron-LM needs; state {_dashes(STAGES)}, {_dashes(LAYOUT)}, or other sizes"
+            f"Megatron-LM needs; state --{STAGES}, --{LAYOUT}, or other sizes"
         )
     ranks = [fixed.get(rank, left // others if others else 0) for rank in range(pp)]
     for rank, layers in fixed.items():
@@ -438,8 +388,8 @@ def _uneven(given: Given, n_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
     return tuple(stages)
 
 
-def _of_layout(given: Given, shape: ModelShape, pp: int, text: str) -> tuple[int, dict[str, Any], str]:
-    """Virtual stages, keys of the scenario's section stages, and a note."""
+def _of_layout(given: Given, shape: ModelShape, pp: int, text: str) -> tuple[int, dict[str, Any]]:
+    """Virtual stages, and keys of the scenario's section stages."""
     letters = expand_layout(text)
     n_stages, layers = layers_of_layout(text)
     if n_stages % pp:
@@ -460,14 +410,10 @@ def _of_layout(given: Given, shape: ModelShape, pp: int, text: str) -> tuple[int
     vpp = n_stages // pp
     if layers is not None:
         mtp = mtp_stage_of_layout(text)
-        return vpp, {"layers": list(layers)} | ({} if mtp is None else {"mtp": mtp}), ""
+        return vpp, {"layers": list(layers)} | ({} if mtp is None else {"mtp": mtp})
     note = (
         "moesim keeps the embedding on the first stage, the loss on the last and all MTP modules on one "
         f"behind the layers, so the {n_stages} stages are balanced instead"
     )
     given.explain(LAYOUT, "not priced", f"the direction is unknown: {note}")
-    return vpp, {}, ""
-
-
-def _dashes(name: str) -> str:
-    return f"--{name}"
+    return vpp, {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -33,13 +33,7 @@ class MeaningRow:
 
     def to_dict(self) -> dict[str, str]:
         """The row as plain data."""
-        return {
-            "argument": self.argument,
-            "value": self.value,
-            "kind": self.kind,
-            "meaning": self.meaning,
-            "place": self.place,
-        }
+        return asdict(self)
 
 
 def shown(value: Any) -> str:
@@ -204,29 +198,18 @@ class Forks:
     entries: Mapping[str, TableEntry]
     local_kernels: frozenset[str]
 
-    def means(self, name: str, value: Value | Unknown) -> Iterator[tuple[str, Value | Unknown]] | None:
+    def means(self, name: str, value: Value | Unknown) -> list[tuple[str, Value | Unknown]] | None:
         """Arguments of Megatron-LM, with their values, that an argument stands for; None for others."""
         meaning = self.meanings.get(name)
-        if meaning is None or (meaning.values and _plain(value) not in meaning.values):
+        known = not isinstance(value, Unknown)
+        text = str(value).strip("'\"") if known else ""  # some scripts leave quotes around it
+        if meaning is None or (meaning.values and text not in meaning.values):
             return None
-        return _of(meaning, value)
-
-
-def _of(meaning: _Meaning, value: Value | Unknown) -> Iterator[tuple[str, Value | Unknown]]:
-    known = not isinstance(value, Unknown)
-    text = _plain(value)
-    if known and meaning.value is not None:
-        yield meaning.argument, meaning.value
-    else:
-        yield meaning.argument, meaning.values.get(text, value) if known else value
-    yield from meaning.also.items()
-    if known:
-        yield from meaning.also_with.get(text, {}).items()
-
-
-def _plain(value: Value | Unknown) -> str:
-    """The text of a value without the quotes that some scripts leave around it."""
-    return "" if isinstance(value, Unknown) else str(value).strip("'\"")
+        first = value
+        if known:
+            first = meaning.values.get(text, value) if meaning.value is None else meaning.value
+        more = meaning.also_with.get(text, {}) if known else {}
+        return [(meaning.argument, first), *meaning.also.items(), *more.items()]
 
 
 @lru_cache(maxsize=1)

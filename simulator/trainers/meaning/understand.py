@@ -98,7 +98,9 @@ def understand(
     and place, for unknown, refused and contradictory arguments and for values that matter and are missing.
     """
     in_part = starts_another_script(launch)
-    like_base = in_part or (launch.trainer in NAMED_TRAINERS and not _has_command_line(launch))
+    # A script that gives Megatron-DeepSpeed its model has Megatron-LM's own arguments.
+    whole = {f"--{name}" for name in NEEDED} <= {argument.name for argument in launch.arguments}
+    like_base = in_part or (launch.trainer in NAMED_TRAINERS and not whole)
     if like_base and not base.parallel.model_fields_set:
         raise InputError(
             f"{name} leaves the plan to the base, and the base states no parallel; add parallel to the base, "
@@ -114,28 +116,15 @@ def understand(
         check_named_model(launch, base.shape, ignore)
     check_contradictions(given)
     n_gpus = read_machine(given, launch, base, gpus)
-    _read(given, base, n_gpus, _model_name(name), vocab, like_base, launch.trainer)
+    model_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "launch"
+    _read(given, base, n_gpus, model_name, vocab, like_base, launch.trainer)
     if not any(row.kind in ("key", "default") for row in given.rows):
         raise InputError(
             f"{name}: none of its arguments sets a key of the scenario, so all of it would be the base's; "
             "give the file that states the plan"
         )
-    for argument in given.unexplained():
-        given.explain(argument, "irrelevant", "changes nothing here beside the other arguments of the file")
+    given.explain_rest()
     return Understanding(given.keys, tuple(given.rows), launch.notes, scenario_of(given.keys, base, name))
-
-
-def _known_schedules(trainer: str | None) -> frozenset[str]:
-    """Schedules that a trainer may have from the base: those made of Megatron-LM have no others."""
-    if trainer in ("nemo", "megatron-bridge", "megatron-lm"):
-        return frozenset(name for name, spec in SCHEDULES.items() if "megatron-lm" in spec.names_elsewhere)
-    return frozenset(SCHEDULES)
-
-
-def _has_command_line(launch: LaunchFile) -> bool:
-    """Whether the arguments are Megatron-LM's own, as in a script that gives Megatron-DeepSpeed its model."""
-    names = {argument.name for argument in launch.arguments}
-    return all(f"--{name}" in names for name in NEEDED)
 
 
 def _read(
@@ -150,7 +139,10 @@ def _read(
     tp = given.integer("tensor-model-parallel-size", base.parallel.tp if like_base else 1, most=1_000_000)
     shape = read_shape(given, base, name, tp, vocab, like_base)
     degrees = read_degrees(given, base, n_gpus, shape.moe is not None, like_base)
-    if like_base and not given.has(*STAGE_ARGUMENTS) and base.schedule in _known_schedules(trainer):
+    # A trainer that is made of Megatron-LM has no other schedules from the base.
+    spec, of_megatron = SCHEDULES.get(base.schedule), ("nemo", "megatron-bridge", "megatron-lm")
+    has_it = spec is not None and ("megatron-lm" in spec.names_elsewhere or trainer not in of_megatron)
+    if like_base and not given.has(*STAGE_ARGUMENTS) and has_it:
         kept = base.to_dict()
         given.set("schedule", base.schedule, "pipeline-model-parallel-size")
         given.keys["parallel.vpp"] = base.parallel.vpp
@@ -191,7 +183,3 @@ def scenario_of(keys: Mapping[str, Any], base: Scenario, name: str) -> Scenario:
         else:
             data[section] = value
     return validate_model(Scenario, data, f"the scenario from {name}", base._base)
-
-
-def _model_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "launch"

@@ -98,17 +98,12 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
         return {"--moe-token-dispatcher-type": word, **fused}
     sms = str(scenario.communication.sms)
     spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}
-    if word is None:
+    if word is None or (version == "0.14" and word != "deepep"):
+        calls = "calls DeepEP's normal kernels; use communication.kernels=deepep-2025-04"
+        older = "0.14 has no such dispatcher; use communication.kernels=deepep-2025-04, or Megatron-LM 0.20"
         raise InputError(
-            f"communication.kernels={scenario.communication.kernels}: Megatron-LM calls DeepEP's normal "
-            "kernels; use communication.kernels=deepep-2025-04",
-            key="communication.kernels",
-            nearest=("deepep-2025-04",),
-        )
-    if version == "0.14" and word != "deepep":
-        raise InputError(
-            f"communication.kernels={kind.name}: Megatron-LM 0.14 has no such dispatcher; use "
-            "communication.kernels=deepep-2025-04, or Megatron-LM 0.20",
+            f"communication.kernels={scenario.communication.kernels}: Megatron-LM "
+            f"{calls if word is None else older}",
             key="communication.kernels",
             nearest=("deepep-2025-04",),
         )
@@ -147,11 +142,8 @@ def precision_arguments(recipe: Precision, zero_stage: int) -> dict[str, Words]:
 def recompute_arguments(recompute: Recompute, shape: ModelShape) -> dict[str, Words]:
     """What the backward pass computes again: whole layers, or modules."""
     if recompute == "full":
-        return {
-            "--recompute-granularity": "full",
-            "--recompute-method": "uniform",
-            "--recompute-num-layers": "1",
-        }
+        whole = {"--recompute-granularity": "full", "--recompute-method": "uniform"}
+        return {**whole, "--recompute-num-layers": "1"}
     modules = recomputed_modules(recompute, shape)
     if not modules:
         return {}
@@ -213,7 +205,7 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
     InputError for a model that cannot be loaded, a plan that cannot be simulated and an unknown version.
     """
     trainer = build_trainer("megatron", version, Writer(megatron_arguments))
-    shape, facts = scenario.shape, facts_of(scenario)
+    shape, facts, p = scenario.shape, facts_of(scenario), scenario.parallel
     runs_schedule = facts.values(trainer.project)["schedule_there"] is not None
     adapted, changes = trainer.adapted(scenario)
     unspelled = [*trainer.problems_of(adapted), *changes]
@@ -234,11 +226,14 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
         "recompute": recompute_arguments(scenario.recompute, shape),
         "software": software_arguments(scenario.software, scenario.parallel, shape),
         "batch": _batch(scenario),
-        "optimizer": _optimizer(),
+        "optimizer": OPTIMIZER,
         "data": _data(scenario.parallel.zero_stage),
     }
     if runs_schedule and scenario.parallel.pp > 1:
-        groups["parallel"]["--pipeline-model-parallel-layout"] = _layout(scenario, shape)
+        # The stages as they were priced: stated, or balanced as the prediction balances them.
+        layers = scenario.stages.layers or prepare(scenario).stages.layers_per_stage
+        layout = layout_text(layers, shape.mtp_layers, scenario.stages.mtp)
+        groups["parallel"]["--pipeline-model-parallel-layout"] = layout
         if scenario.parallel.vpp > 1:
             group = per_round(scenario.parallel.pp, facts.microbatches)
             groups["parallel"]["--microbatch-group-size-per-virtual-pipeline-stage"] = str(group)
@@ -247,7 +242,7 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
     variables = {name: text for name, text in VARIABLES.items() if name in used}
     return Arguments(
         trainer.label,
-        f"{scenario.name}, {_plan(scenario)}",
+        f"{scenario.name}, TP{p.tp} PP{p.pp} EP{p.ep} CP{p.cp} VPP{p.vpp} {scenario.schedule}",
         {name: group for name, group in groups.items() if group},
         variables,
         megatron_environment(facts, scenario.machines[0].accelerator),
@@ -259,17 +254,6 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
             "Learning-rate schedule, weight decay, betas and clipping do not change the time: set your own.",
         ),
     )
-
-
-def _plan(scenario: Scenario) -> str:
-    plan = scenario.parallel
-    return f"TP{plan.tp} PP{plan.pp} EP{plan.ep} CP{plan.cp} VPP{plan.vpp} {scenario.schedule}"
-
-
-def _layout(scenario: Scenario, shape: ModelShape) -> str:
-    """The stages as they were priced: stated, or balanced as the prediction balances them."""
-    layers = scenario.stages.layers or prepare(scenario).stages.layers_per_stage
-    return layout_text(layers, shape.mtp_layers, scenario.stages.mtp)
 
 
 def _batch(scenario: Scenario) -> dict[str, Words]:
@@ -284,18 +268,12 @@ def _batch(scenario: Scenario) -> dict[str, Words]:
     }
 
 
-def _optimizer() -> dict[str, Words]:
-    return {
-        "--optimizer": "adam",
-        "--lr": "$LEARNING_RATE",
-        "--lr-decay-style": "cosine",
-        "--lr-warmup-fraction": "0.01",
-        "--weight-decay": "0.1",
-        "--adam-beta1": "0.9",
-        "--adam-beta2": "0.95",
-        "--clip-grad": "1.0",
-        "--init-method-std": "0.02",
-    }
+OPTIMIZER: dict[str, Words] = {
+    "--optimizer": "adam", "--lr": "$LEARNING_RATE", "--lr-decay-style": "cosine",
+    "--lr-warmup-fraction": "0.01", "--weight-decay": "0.1", "--adam-beta1": "0.9", "--adam-beta2": "0.95",
+    "--clip-grad": "1.0", "--init-method-std": "0.02",
+}  # fmt: skip
+"""What does not change the time of a step."""
 
 
 def _data(zero_stage: int) -> dict[str, Words]:

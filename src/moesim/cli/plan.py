@@ -77,13 +77,13 @@ class Wanted:
 
         The trainer's arguments for the scenario's own plan stand for those of any plan.
         """
-        from moesim.simulator.trainers.jobs import check_job
+        from moesim.simulator.trainers.jobs import job_text
         from moesim.simulator.trainers.registry import trainer_of
 
         if self.trainer is None:
             return
         if self.job is not None:
-            check_job(self.job, scenario, self.template)
+            job_text(self.job, scenario, ("script.py",), {}, self.template)
         try:
             export = trainer_of(self.trainer).arguments(scenario)
         except InputError:
