@@ -138,13 +138,26 @@ def inputs_of(scenario: Scenario, engine: str = EVENTS, n_gpus: int | None = Non
     """
     data = self_contained(scenario).to_dict()
     origin = scenario._origin
+    # The files that the scenario names and that are not written into it.
+    named: dict[str, object] = {
+        "profile": scenario.profile,
+        "schedule": scenario.schedule,
+        "routing.load.file": getattr(scenario.routing.load, "file", None),
+    }
+    for number, pool in enumerate(scenario.fleet.pools if scenario.fleet else ()):
+        named[f"fleet.pools.{number}.profile"] = pool.profile
+    paths = {
+        key: Path(scenario.path(name))
+        for key, name in named.items()
+        if isinstance(name, str) and name.lower().endswith((*EXTENSIONS, ".csv", ".npz", ".npy"))
+    }
     return Inputs(
         name=scenario.name,
         source=origin.source,
         overrides=origin.all_overrides(data),
         left_to_rules=tuple(key for key in origin.left if key.split(".")[0] not in origin.copied),
         scenario=data,
-        files=_digests(scenario),
+        files={key: _digest(path) for key, path in paths.items() if is_there(path)},
         plan=_plan(scenario, n_gpus),
         engine=engine,
         version=__version__,
@@ -163,13 +176,10 @@ def self_contained(scenario: Scenario) -> Scenario:
     if cluster is not scenario.cluster:
         update["cluster"] = cluster
     if scenario.fleet is not None:
-        clusters = [_written(scenario, pool.cluster) for pool in scenario.fleet.pools]
-        if any(new is not pool.cluster for new, pool in zip(clusters, scenario.fleet.pools, strict=True)):
-            pools = [
-                pool.model_copy(update={"cluster": new})
-                for new, pool in zip(clusters, scenario.fleet.pools, strict=True)
-            ]
-            update["fleet"] = scenario.fleet.model_copy(update={"pools": tuple(pools)})
+        pools = [(pool, _written(scenario, pool.cluster)) for pool in scenario.fleet.pools]
+        if any(new is not pool.cluster for pool, new in pools):
+            written = tuple(pool.model_copy(update={"cluster": new}) for pool, new in pools)
+            update["fleet"] = scenario.fleet.model_copy(update={"pools": written})
     return scenario.model_copy(update=update) if update else scenario
 
 
@@ -180,33 +190,16 @@ def _written(scenario: Scenario, cluster: AnyCluster | None) -> AnyCluster | Clu
         return load_cluster(cluster, base)
     if isinstance(cluster, ClusterOutline):
         parts: dict[str, object] = {}
-        if isinstance(cluster.node, str) and _is_file(cluster.node):
-            parts["node"] = load_node(cluster.node, base)
-        if isinstance(cluster.network, str) and _is_file(cluster.network):
-            parts["network"] = load_network(cluster.network, base)
+        for key, load in (("node", load_node), ("network", load_network)):
+            name = getattr(cluster, key)
+            if _is_file(name):
+                parts[key] = load(name, base)
         return cluster.model_copy(update=parts) if parts else cluster
     return cluster
 
 
 def _is_file(name: object) -> bool:
     return isinstance(name, str) and name.lower().endswith(EXTENSIONS)
-
-
-def _digests(scenario: Scenario) -> dict[str, str]:
-    """SHA-256 by key of the files that a scenario names and that are not written into it."""
-    named: dict[str, object] = {
-        "profile": scenario.profile,
-        "schedule": scenario.schedule,
-        "routing.load.file": getattr(scenario.routing.load, "file", None),
-    }
-    for number, pool in enumerate(scenario.fleet.pools if scenario.fleet else ()):
-        named[f"fleet.pools.{number}.profile"] = pool.profile
-    paths = {
-        key: Path(scenario.path(name))
-        for key, name in named.items()
-        if isinstance(name, str) and (_is_file(name) or name.lower().endswith((".csv", ".npz", ".npy")))
-    }
-    return {key: _digest(path) for key, path in paths.items() if is_there(path)}
 
 
 def _digest(path: Path) -> str:

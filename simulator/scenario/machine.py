@@ -6,7 +6,7 @@ accelerator, by an override, by `Scenario.replace` or in a comparison of hardwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from moesim.hwmodels.calibration import CalibrationProfile, fitting_profiles
@@ -130,20 +130,18 @@ def check_machine(scenario: OnMachine, cluster: Cluster, profile: CalibrationPro
             problems.append(error)
     if len(problems) == 1:
         raise problems[0]
-    if problems:
-        raise InputError(_listed(scenario, cluster, problems), key=problems[0].key)
-
-
-def _listed(scenario: OnMachine, cluster: Cluster, problems: Sequence[InputError]) -> str:
-    """All problems of a scenario on a cluster in one text, with the overrides that mend them together."""
+    if not problems:
+        return
+    # All problems in one text, with the overrides that mend them together.
     keys = [str(problem.key) for problem in problems]
     chosen = [
         f"{key}={rules.RULES[key](scenario.shape, (cluster,), scenario.parallel).value}" for key in keys
     ]
     listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
-    return (
+    raise InputError(
         f"{len(problems)} keys do not fit {cluster.accelerator.name}: {listed}. To leave all of them to the "
-        f"rules, which choose {', '.join(chosen)}: {' '.join(f'--set {key}=null' for key in keys)}"
+        f"rules, which choose {', '.join(chosen)}: {' '.join(f'--set {key}=null' for key in keys)}",
+        key=problems[0].key,
     )
 
 

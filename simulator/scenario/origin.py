@@ -70,17 +70,17 @@ def is_at_or_below(key: str, other: str) -> bool:
 
 def changes_of(overrides: Sequence[str]) -> list[Change]:
     """The changes of `key=value` texts; raises InputError for a text that is none, and for a value."""
-    return [_change_of(text) for text in overrides]
-
-
-def _change_of(text: object) -> Change:
-    if not isinstance(text, str):
-        raise InputError(
-            f"an override is a text key=value, for example 'parallel.ep=32', not {repr(text)[:80]}; give "
-            "other arguments by their names"
-        )
-    key, _ = key_and_text(text, "--set", "key=value, for example parallel.ep=32")
-    return Change(key, value_of(text, f"--set {key}"), text, f"--set {text!r}")
+    changes = []
+    texts: Sequence[object] = overrides
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(
+                f"an override is a text key=value, for example 'parallel.ep=32', not {repr(text)[:80]}; give "
+                "other arguments by their names"
+            )
+        key, _ = key_and_text(text, "--set", "key=value, for example parallel.ep=32")
+        changes.append(Change(key, value_of(text, f"--set {key}"), text, f"--set {text!r}"))
+    return changes
 
 
 def text_of(key: str, value: object) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from pydantic import BaseModel
@@ -94,7 +96,9 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known)
             section = result["cluster"] = outline_naming(section, part)
         below = section.get(part)
         if below is None:
-            below = section[part] = _chosen(known, parts[: number + 1])
+            path = parts[: number + 1]
+            by_rule = ".".join(path) in rules.RULES
+            below = section[part] = reduce(getitem, path, known()) if by_rule else {}
         if isinstance(below, str) and part in _DESCRIPTIONS:
             # Replace a name by its description, so that one figure in the description can change.
             below = section[part] = _DESCRIPTIONS[part](below)
@@ -105,13 +109,3 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known)
         section = below
     section[parts[-1]] = value
     return result
-
-
-def _chosen(known: Known, parts: Sequence[str]) -> Any:
-    """Value that a rule chose for a key that is left out; empty for a section that no rule chooses."""
-    if ".".join(parts) not in rules.RULES:
-        return {}
-    value: Any = known()
-    for part in parts:
-        value = value[part]
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,16 +120,6 @@ def _name(value: object) -> str:
 # Credits numbers that an override sets to the user, instead of to the scenario file.
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-def credited_to_user(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
-    """Return `model` with the figures at and below the dotted `keys` credited to the user instead of `place`.
-
-    Figures that name a source of their own keep it.
-    """
-    for key in keys:
-        model = _below(model, key.split("."), f"{STATED_IN}{place}")
-    return model
 
 
 def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
@@ -467,13 +457,21 @@ def changed_scenario(origin: ScenarioOrigin, changes: Sequence[Change], base: st
     scenario = validate_model(Scenario, data, place, base)
     left: tuple[str, ...] = ()
     if any(may_change_machine(change.key) for change in changes):
-        left = _left(origin, scenario, [change.key for change in changes], base)
+        try:
+            before = validate_model(Scenario, origin.data or {}, place, base)
+            has_machines = bool(before.machines)
+        except InputError:  # the data become a scenario only by the changes
+            has_machines = False
+        if has_machines:
+            left = left_to_rules(before, scenario, [change.key for change in changes])
         for key in left:
             data = without_key(data, key)
         if left:
             scenario = validate_model(Scenario, data, place, base)
     changed = origin.changed(data, changes, left)
-    scenario = credited_to_user(scenario, map(overridden_key, changed.overrides), place)
+    # Figures at and below overridden keys are the user's instead of the file's, unless they name a source.
+    for text in changed.overrides:
+        scenario = _below(scenario, overridden_key(text).split("."), f"{STATED_IN}{place}")
     scenario._origin = changed
     return scenario
 

@@ -61,8 +61,8 @@ class Fillable(Stated, Protocol):
 def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
     """Set the keys that a scenario under construction leaves out; return those worth reporting.
 
-    Those of `_goes_without_saying` are not reported. Raises InputError, with the `place`
-    that the scenario was read from, where its model or cluster cannot be found.
+    Raises InputError, with the `place` that the scenario was read from, where its model or cluster cannot be
+    found.
     """
     missing = [key for key in rules.RULES if not is_stated(scenario, key)]
     if scenario.fleet is not None and "profile" in missing:
@@ -80,18 +80,14 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
         if section:
             value = rules.without_mark(getattr(scenario, section), name, value)
         scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
+    # The usual kernel and number of SMs go without saying, and so do options of a plan that splits nothing.
+    usual = (("communication.sms", rules.SMS), ("communication.kernels", rules.KERNELS))
+    splits_nothing = scenario.parallel.tp == 1 or shape.moe is None
     return tuple(
         chosen.default
         for key, chosen in choices
-        if not _goes_without_saying(key, chosen.value, shape, scenario.parallel)
+        if (key, chosen.value) not in usual and not (splits_nothing and key.startswith("parallel."))
     )
-
-
-def _goes_without_saying(key: str, value: object, shape: ModelShape, plan: ParallelPlan) -> bool:
-    """Whether a value is the usual kernel or number of SMs, or an option of a plan that splits nothing."""
-    if key.startswith("parallel."):
-        return plan.tp == 1 or shape.moe is None
-    return (key, value) in (("communication.sms", rules.SMS), ("communication.kernels", rules.KERNELS))
 
 
 def list_defaults(
@@ -118,15 +114,20 @@ def list_defaults(
 def as_stated(scenario: Fillable, data: dict[str, Any], *, resolved: bool) -> dict[str, Any]:
     """Remove the values that rules chose from `data`, a dump of a scenario, unless `resolved`."""
     pools = () if scenario.fleet is None else zip(scenario.fleet.pools, data["fleet"]["pools"], strict=True)
+    price = "price_per_gpu_hour"
     for part, dumped in ((scenario, data), *pools):
-        if isinstance(part.cluster, BaseModel) and _states_no_price(part.cluster):
-            dumped["cluster"]["price_per_gpu_hour"] = None  # stated, so that no offer is taken
-    return data if resolved else _drop_unstated(scenario, data)
-
-
-def _states_no_price(cluster: BaseModel) -> bool:
-    """Whether a cluster states that it has no price."""
-    return is_stated(cluster, "price_per_gpu_hour") and getattr(cluster, "price_per_gpu_hour", None) is None
+        cluster = part.cluster
+        has_price = not isinstance(cluster, BaseModel) or getattr(cluster, price, None) is not None
+        if not has_price and price in cluster.model_fields_set:
+            dumped["cluster"][price] = None  # stated, so that no offer is taken
+    for key in () if resolved else rules.RULES:
+        section, _, name = key.rpartition(".")
+        place = data.get(section) if section else data
+        if isinstance(place, dict) and not is_stated(scenario, key):
+            place.pop(name, None)
+            if not place:
+                data.pop(section)
+    return data
 
 
 def is_stated(model: Stated, key: str) -> bool:
@@ -150,15 +151,3 @@ def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
             rest = {k: v for k, v in place.items() if k != name}
             result = {**result, section: rest} if section else rest
     return result
-
-
-def _drop_unstated(model: Stated, data: dict[str, Any]) -> dict[str, Any]:
-    """Drop the values that rules chose from `data`, a dump of `model`, and the sections that become empty."""
-    for key in rules.RULES:
-        section, _, name = key.rpartition(".")
-        place = data.get(section) if section else data
-        if isinstance(place, dict) and not is_stated(model, key):
-            place.pop(name, None)
-            if not place:
-                data.pop(section)
-    return data
