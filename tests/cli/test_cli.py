@@ -16,7 +16,7 @@ import moesim
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
 
 SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
@@ -76,24 +76,14 @@ def test_a_plan_that_does_not_fit_is_printed_and_exits_with_3(run: Run, small: s
 
 
 def test_traces_are_written(run: Run, small: str, tmp_path: Path) -> None:
-    command = (
-        "simulate",
-        small,
-        "--json",
-        "--trace",
-        "t.json.gz",
-        "--ranks",
-        "0,2-3",
-        "--trace-per-rank",
-        "ranks",
-    )
-    code, out, err = run(*command)
+    shown = ("--ranks", "0,2-3", "--trace-per-rank", "new/ranks")
+    code, out, err = run("simulate", small, "--json", "--trace", "t.json.gz", *shown)
     assert code == 0 and json.loads(out)
-    assert "wrote t.json.gz" in err and "wrote 3 files in ranks" in err
+    assert "wrote t.json.gz" in err and "wrote 3 files in new/ranks" in err
     packed = (tmp_path / "t.json.gz").read_bytes()
     trace = json.loads(gzip.decompress(packed))
     assert {e["pid"] for e in trace["traceEvents"]} == {0, 16, 24}, "GPU numbers of pipeline ranks 0, 2, 3"
-    assert sorted(p.name for p in (tmp_path / "ranks").iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / "new" / "ranks").iterdir()) == [
         f"rank-000{gpu}.json.gz" for gpu in ("00", "16", "24")
     ]
     run("simulate", small, "--trace", "again.json.gz", "--ranks", "0,2-3")
@@ -120,8 +110,6 @@ def test_schedule_in_three_formats(run: Run) -> None:
 
 
 def test_models(run: Run) -> None:
-    code, out, _ = run("models")
-    assert code == 0 and "671 B" in out and "37.55 B" in out
     code, out, _ = run("models", "deepseek-v3")
     assert code == 0 and "671,026,419,200" in out and "kv_lora_rank: 512" in out
     one = json.loads(run("models", "deepseek-v3", "--json").out)
@@ -153,8 +141,6 @@ def test_a_hybrid_model_shows_its_layers_and_states(run: Run) -> None:
 
 
 def test_hardware(run: Run) -> None:
-    code, out, _ = run("hardware")
-    assert code == 0 and "h800-sxm" in out and "deepseek-h800-2048" in out
     code, out, _ = run("hardware", "h800-sxm")
     assert code == 0 and "peak.bf16" in out and "989" in out
     rows = json.loads(run("hardware", "h800-sxm", "--json").out)
@@ -227,25 +213,6 @@ def test_import_hf_reads_a_renamed_model_as_its_family(run: Run, tmp_path: Path)
     assert wrong.code == 2 and "nearest: 'mixtral'" in wrong.err
 
 
-def test_import_hf_replaces_nothing_unless_told(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
-    (tmp_path / "model.yaml").write_text("mine")
-    code, out, err = run("import", "hf", "config.json", "-o", "model.yaml")
-    assert code == 2 and "--force" in err and out == ""
-    assert (tmp_path / "model.yaml").read_text() == "mine"
-    assert run("import", "hf", "config.json", "-o", "model.yaml", "--force").code == 0
-    assert load_model(tmp_path / "model.yaml").n_layers == 4
-
-
-def test_an_imported_model_runs_in_a_scenario(run: Run, small: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
-    run("import", "hf", "config.json", "-o", "model.yaml")
-    code, out, _ = run("simulate", small, "--set", "model=model.yaml", "--json")
-    assert code == 0
-    direct = run("simulate", small, "--set", "model=config.json", "--json")
-    assert json.loads(out)["step"] == json.loads(direct.out)["step"]
-
-
 def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from moesim.simulator.scoring import published as validation
     from moesim.simulator.scoring import published_collectives as validation_collectives
@@ -295,11 +262,9 @@ def test_run_prints_the_whole_run(run: Run, small: str) -> None:
 
 
 def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) -> None:
-    first, second = run("run", small, *STOPS, "--json"), run("run", small, *STOPS, "--json")
-    assert first.out == second.out and first.code == second.code == 0
+    first = run("run", small, *STOPS, "--json")
     report = RunReport.model_validate_json(first.out)
-    assert first.out == report.model_dump_json(indent=2) + "\n"
-    assert run("run", small, *STOPS, "--json", "--seed", "1").out != first.out
+    assert first.code == 0 and first.out == report.model_dump_json(indent=2) + "\n"
     assert report.step_factor is not None and len(report.outlook) == 21
     sure = Result.model_validate_json(run("simulate", small, *STOPS, "--uncertainty", "--json").out)
     assert report.inputs == sure.inputs
@@ -320,20 +285,9 @@ def test_version_and_help(run: Run) -> None:
     assert run("--version") == (0, f"moesim {moesim.__version__}\n", "")
     code, out, _ = run("--help")
     assert code == 0
-    for command in (
-        "simulate",
-        "run",
-        "schedule",
-        "validate",
-        "explain",
-        "models",
-        "hardware",
-        "schema",
-        "doctor",
-        "import",
-    ):
+    for command in ("simulate", "run", "schedule", "validate", "explain", "models", "hardware", "import"):
         assert command in out
-        assert run(*(("import", "hf") if command == "import" else (command,)), "--help").code == 0
+    assert run("import", "hf", "--help").code == 0
 
 
 def test_progress_goes_to_stderr_after_two_seconds(
@@ -376,7 +330,3 @@ def test_help_loads_no_simulator() -> None:
         [sys.executable, "-c", HELPS], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_presets_load() -> None:
-    assert load_scenario("deepseek-v3-2048xh800").parallel.pp == 16

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moesim.simulator.model.huggingface import FAMILIES
-
 SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 
 CONFIG: dict[str, Any] = {
@@ -52,29 +50,14 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        # unknown keys
-        ("paralel.pp=4", ("paralel", "unknown key", "'parallel'")),
         ("parallel.epp=8", ("parallel.epp", "unknown key", "'pp'")),
         # wrong units, bare numbers
-        ("cluster.price_per_gpu_hour=2", ("price_per_gpu_hour", "'2'", "bare number", "$2/h")),
         ("cluster.price_per_gpu_hour=2 GB/s", ("price_per_gpu_hour", "bandwidth", "price per hour")),
         ("variation.clock_cv=1 GB", ("variation.clock_cv", "1 GB", "fraction")),
-        ("routing.expert_load_cv=nan", ("routing.expert_load_cv", "nan")),
-        ("variation.jitter_cv=-1 %", ("variation.jitter_cv", "-1 %", "not negative")),
-        # the run
-        ("run=deepseek-v9", ("run: unknown run plan", "deepseek-v3")),
-        ("run.price.offer=$2/h", ("run.price.offer", "date")),
-        ("run.price.rent={term: on-demand, region: mars}", ("no offer for h200-sxm", "mars", "europe-west")),
-        ("run.failures=llama3-16k-h100", ("run.checkpoint and run.restart",)),
-        ("run.failures={interruptions: -1 /node-day}", ("run.failures.interruptions", "not negative")),
-        ("run.phases=[{name: x, steps: 2, override: [parallel.pp=3]}]", ("run.phases 'x'", "parallel.pp=3")),
         # plans that do not divide
         ("parallel.pp=3", ("parallel.pp=3", "32", "nearest: 2, 4")),
         ("parallel.ep=6", ("parallel.ep=6", "nearest: 4, 8")),
         ("batch.sequences=65", ("65", "nearest: 64, 72")),
-        ("batch.sequence_length=0", ("batch.sequence_length=0", "greater than 0")),
-        ("parallel.pp=four", ("parallel.pp", "'four'", "integer")),
-        ("parallel.pp=4.0", ("parallel.pp", "4.0", "integer")),
         # schedules that the shape cannot run
         ("schedule=dualpip", ("'dualpip'", "dualpipe")),
         ("schedule=absent.csv", ("absent.csv", "No such file")),
@@ -83,20 +66,9 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
         ("model=mixtral-8x7", ("'mixtral-8x7'", "nearest: 'mixtral-8x7b'")),
         ("cluster=h100", ("'h100'", "'h100-1024'")),
         ("profile=none", ("'none'", "h800-trace")),
-        ("precision=fp7", ("fp7", "'fp8'")),
-        ("recompute=some", ("recompute: 'some'", "selective", "core_attn")),
-        ("seed=-1", ("seed=-1",)),
         ("communication.sms=0", ("communication.sms=0",)),
-        ("run.tokens=.nan", ("run.tokens",)),
-        ("run.tokens=.inf", ("run.tokens",)),
-        ("run.tokens=1e308", ("run.tokens", "less than")),
         ("communication.sms=500", ("communication.sms=500", "131")),
-        ("base=x", ("base", "unknown key")),
         ("stages.blocks=[dense*3, moe, mtp, moe]", ("stages.blocks.0", "dense", "mixtral-8x22b", "moe")),
-        # not even key=value
-        ("parallel.pp", ("key=value",)),
-        ("model=[1", ("--set", "not valid YAML")),
-        ("name=!!int x", ("--set", "not valid YAML")),
         ("seed=" + "9" * 400, ("--set seed", "at most 40 characters")),
         ("seed=0x" + "f" * 5000, ("--set seed", "16 if hexadecimal")),
         ("schedule=!!bool maybe", ("--set schedule", "'maybe'")),
@@ -107,15 +79,11 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
         ("model=" + "x" * 5000, ("unknown model", "moesim models")),
         ("profile=" + "x" * 5000 + ".yaml", ("cannot be read",)),
         ("cluster.node.nics_per_gpu=0", ("nics_per_gpu", "0 is outside", "nearest: 1")),
-        ("cluster.node.gpus=0", ("cluster.node.gpus", "nearest: 1")),
         ("cluster.node.nic_bandwidth=0 GB/s", ("nic_bandwidth", "0 B/s is outside", "nearest: 1 MB/s")),
-        ("cluster.node.nic_bandwidth=1e-300 GB/s", ("nic_bandwidth", "nearest: 1 MB/s")),
         ("cluster.node.nic_bandwidth=1e999999 GB/s", ("nic_bandwidth", "out of range", "finite")),
         ("batch.sequence_length=1000000000000000000", ("batch.sequence_length", "100000000")),
         (".".join("a" * 1000) + "=1", ("is no key",)),
         ("model=" + "[" * 1000, ("--set", "model")),
-        ("name=[&a x, *a]", ("--set", "alias")),
-        ("name.first=x", ("name", "no keys below")),
     ],
 )
 def test_bad_settings(run: Run, tmp_path: Path, setting: str, words: tuple[str, ...]) -> None:
@@ -144,49 +112,17 @@ def test_plans_that_cannot_run(
     ("content", "words"),
     [
         (b"", ("empty",)),
-        (b"\n# only a comment\n", ("no data",)),
         (b"\x00\x01\x02", ("not a text file",)),
         (b"\x89PNG\r\n\x1a\n\xff\xfe", ("not a text file",)),
-        (b"- a\n- b\n", ("a list",)),
         (b"name: [1, 2\n", ("not valid YAML", "line")),
-        (b"name: a\nname: b\n", ("name", "line")),
         (b"a: &a [x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n", ("alias", "line 2")),
         (b"name: small\n", ("missing", "model", "parallel")),
-        (b"x: " + b"[" * 5000, ("nested too deeply",)),
         (b"a: " + b"x" * 600_000, ("limit", "0.5 MB")),
     ],
 )
 def test_bad_files(run: Run, tmp_path: Path, content: bytes, words: tuple[str, ...]) -> None:
     (tmp_path / "input.yaml").write_bytes(content)
     refused(run("simulate", "input.yaml", "--trace", "out.json"), tmp_path, "input.yaml", *words)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("absent.yaml", ("absent.yaml", "No such file")),
-        ("deepseek-v3-2048xh80", ("deepseek-v3-2048xh800", "presets")),
-        (".", ("presets",)),
-        ("", ("presets",)),
-    ],
-)
-def test_absent_scenarios(run: Run, tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
-    for command in ("simulate", "explain"):
-        refused(run(command, name), tmp_path, *words)
-
-
-@pytest.mark.parametrize(
-    ("csv", "words"),
-    [
-        ("", ("input.csv", "the file is empty; a schedule is expected")),
-        ("hello,world\n", ("input.csv", "line 1")),
-        ("0F0,0B0\n1F0,1B0\n", ("input.csv", "pp=2", "4")),
-        ("0F0\n1F0,1B0\n", ("0B0", "missing")),
-    ],
-)
-def test_bad_schedule_files(run: Run, tmp_path: Path, csv: str, words: tuple[str, ...]) -> None:
-    (tmp_path / "input.csv").write_text(csv)
-    refused(run("simulate", "small.yaml", "--set", "schedule=input.csv"), tmp_path, *words)
 
 
 @pytest.mark.parametrize(
@@ -211,14 +147,11 @@ def test_bad_trace_targets(
     ("change", "words"),
     [
         ({"num_local_experts": ...}, ("num_local_experts", "missing")),
-        ({"hidden_size": ...}, ("hidden_size", "missing")),
         ({"model_type": "mixtrel"}, ("'mixtrel'", "known families", "--as mixtral")),
         ({"num_hidden_layers": None}, ("num_hidden_layers=null", "whole number")),
         ({"hidden_act": "gelu"}, ("hidden_act='gelu'", "silu")),
-        ({"hidden_size": "wide"}, ("hidden_size='wide'", "whole number")),
         ({"num_hidden_layers": 10**7}, ("num_hidden_layers", "limit")),
         ({"num_attention_heads": 7}, ("num_attention_heads=7", "1024")),
-        ({"num_experts_per_tok": 9}, ("9", "8")),
     ],
 )
 def test_bad_configs(run: Run, tmp_path: Path, change: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -232,13 +165,10 @@ def test_bad_configs(run: Run, tmp_path: Path, change: dict[str, Any], words: tu
     ("content", "words"),
     [
         (b"", ("empty",)),
-        (b"[]", ("a list",)),
         (b"{", ("not valid JSON", "line 1")),
         (b'{"model_type": "mixtral", "num_hidden_layers": NaN}', ("NaN", "whole number")),
         (b'{"a": 1}', ("without model_type", "known families")),
-        (b'{"a": 1, "a": 2}', ("'a'", "twice")),
         (b"\xff\xfe\x00", ("not a text file",)),
-        (b"[" * 100_000, ("nested too deeply",)),
     ],
 )
 def test_bad_config_files(run: Run, tmp_path: Path, content: bytes, words: tuple[str, ...]) -> None:
@@ -256,7 +186,6 @@ def test_bad_model_targets(run: Run, tmp_path: Path, output: str) -> None:
     ("arguments", "words"),
     [
         (("schedule", "dualpipe", "--pp", "8", "--microbatches", "9"), ("microbatches=9", "16")),
-        (("schedule", "1f1b", "--pp", "0", "--microbatches", "9"), ("pp=0", "1")),
         (("schedule", "2f2b", "--pp", "4", "--microbatches", "9"), ("'2f2b'", "1f1b")),
         (("schedule", "1f1b", "--pp", "99999", "--microbatches", "99999"), ("limit",)),
         (("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--format", "jsn"), ("'jsn'", "'json'")),
@@ -264,7 +193,6 @@ def test_bad_model_targets(run: Run, tmp_path: Path, output: str) -> None:
         (("models", "deepseek"), ("'deepseek'", "'deepseek-v")),
         (("models", "deepseek-v3", "--search", "moe"), ("--search 'moe'", "not both")),
         (("models", "--search", "x" * 500), ("500 characters", "at most 200")),
-        (("models", "--profile", "h800-trac"), ("h800-trac", "h800-trace")),
         (("hardware", "h800"), ("'h800'", "h800-sxm")),
     ],
 )
@@ -293,14 +221,9 @@ KEYS = ["name", "model", "parallel", "batch.sequences", "stages.layers", "seed",
 VALUES = st.text(max_size=12) | st.integers().map(str) | st.sampled_from(["{}", "[]", "null", "{a: 1}"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=VALUES)
 def test_no_setting_raises_anything_else(run: Run, key: str, value: str) -> None:
     outcome = run("simulate", "small.yaml", "--set", f"{key}={value}", "--json")
     assert outcome.code in (0, 2, 3), outcome
     assert "internal error" not in outcome.err
-
-
-def test_the_family_list_is_what_the_message_names(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "bert"}))
-    assert all(family in run("import", "hf", "config.json").err for family in FAMILIES)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from moesim.hwmodels.files import consulted_paths, fingerprint
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.model.catalogue import load_model
 
@@ -125,12 +124,3 @@ def test_a_damaged_answer_is_computed_again(kept: Run, tmp_path: Path) -> None:
         database.execute("UPDATE results SET result = x'00' WHERE calibration_hash = ''")
         assert database.total_changes == 1
     assert kept("simulate", "small.yaml") == first
-
-
-def test_paths_are_collected_with_what_they_hold(tmp_path: Path) -> None:
-    shutil.copy(SMALL, tmp_path / "model.yaml")
-    with consulted_paths() as paths, pytest.raises(Exception, match="unknown key"):
-        load_model(tmp_path / "model.yaml")
-    assert paths == {str(tmp_path / "model.yaml")}
-    states = [fingerprint(str(tmp_path / name)) for name in ("model.yaml", "none", ".")]
-    assert len(states[0]) == 64 and states[1:] == ["absent", "folder"]

@@ -44,7 +44,7 @@ def test_plan_prints_counts_plans_reasons_and_arguments(
     assert out.code == 0, out.err
     for text in ("8 plans", "own plan", "by mechanism", "refused", "PP2"):
         assert text in out.out, text
-    out = run("plan", scenario, "--space", space, "--top", "2", "--workers", "1", "--arguments", "megatron")
+    out = run("plan", scenario, "--space", space, "--top", "1", "--workers", "1", "--arguments", "megatron")
     for text in ("2 plans", "recompute=selective is not searched", "--pipeline-model-parallel-size"):
         assert text in out.out, text
 
@@ -148,8 +148,9 @@ def test_what_cannot_be_written_is_refused_before_the_search(
     assert not out.out and not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("error", [InputError("the plan has no words"), KeyError("a fault")])
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("error", "as_json"), [(InputError("the plan has no words"), False), (KeyError("a fault"), True)]
+)
 def test_an_export_that_fails_late_does_not_lose_the_plan(
     run: Callable[..., Any],
     small: tuple[str, str],

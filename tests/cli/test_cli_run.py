@@ -15,7 +15,8 @@ from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.run_plan import default_stops
 
-SMALL = ("deepseek-v3-2048xh800", "--set", "batch.sequences=4096", "--set", "run.failures=none")
+GOLDEN = str(Path(__file__).parents[1] / "golden" / "scenario-small.yaml")
+SMALL = (GOLDEN, "--set", "run.failures=none")
 
 
 def test_the_same_label_is_the_same_statistic_in_simulate_and_run(run: Callable[..., Any]) -> None:
@@ -30,9 +31,6 @@ def test_the_same_label_is_the_same_statistic_in_simulate_and_run(run: Callable[
     assert f"predicted ${short(run_result.cost_usd, 4)} (P10 $" in lines["cost"]
     assert f"P50 ${short(report.cost_usd.p50, 4)}" in lines["cost"]
     assert f"predicted days {run_result.days:.1f} (P10" in lines["finish"]
-
-
-GOLDEN = str(Path(__file__).parents[1] / "golden" / "scenario-small.yaml")
 
 
 def test_a_run_that_mentions_no_failures_assumes_published_ones_and_says_so(run: Callable[..., Any]) -> None:

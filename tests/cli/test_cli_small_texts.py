@@ -57,31 +57,6 @@ def test_a_schema_states_its_dialect_and_describes_every_key(run: Run, what: str
     assert [key for key, value in schema["properties"].items() if not value.get("description")] == []
 
 
-def test_the_folder_of_traces_is_created(run: Run, tmp_path: Path) -> None:
-    shown = run(
-        "simulate", "deepseek-v3-trace-pair", "--ranks", "0", "--trace-per-rank", "new/ranks", "--json"
-    )
-    assert shown.code == 0 and "wrote 1 files in new/ranks" in shown.err
-    assert len(list((tmp_path / "new" / "ranks").glob("rank-*.json.gz"))) == 1
-
-
-@pytest.mark.parametrize("scenario", ["deepseek-v3-trace-pair", "five.yaml"])
-def test_a_kept_prediction_is_printed_without_pricing_it_again(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str
-) -> None:
-    example = Path(__file__).parents[2] / "examples" / "five-lines.yaml"
-    (tmp_path / "five.yaml").write_text(example.read_text())
-    monkeypatch.setenv("MOESIM_CACHE", str(tmp_path / "kept"))
-    first = run("simulate", scenario)
-
-    def refused(*_: object, **__: object) -> None:
-        raise AssertionError("a kept prediction was prepared again")
-
-    monkeypatch.setattr("moesim.simulator.predict.step.prepare", refused)
-    again = run("simulate", scenario)
-    assert again == first and first.code == 0
-
-
 def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from moesim.cli import root
 

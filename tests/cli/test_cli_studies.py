@@ -104,13 +104,3 @@ def test_a_sweep_without_a_possible_point_ends_with_its_reasons(run: Run) -> Non
     assert "none of the 4 points is possible: 2 illegal: " in shown.err and "at most 131" in shown.err
     large = run("sweep", PAIR, "--vary", "batch.sequence_length=200000", "--workers", "1")
     assert large.code == 3 and "1 does not fit: " in large.err
-
-
-def test_a_printed_sweep_shows_all_of_its_points_and_why_some_are_refused() -> None:
-    sms = [0, *range(1, 8)]
-    found = moesim.sweep(moesim.load(PAIR), {"communication.sms": sms, "seed": [0]}, workers=1)
-    text = str(found)
-    assert all(f"\n  {n:<17}  0 " in text for n in sms)
-    assert "1 illegal: " in text and "at least 1 communication SM" in text and "more:" in text
-    many = found.model_copy(update={"points": found.points * 10})
-    assert "... and 40 more" in str(many) and "10 illegal: " in str(many)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (
-    "hwmodels",
-    "simulator",
-    "kernels",
-    "app",
-    "src/moesim/cli",
-    "benchmarks",
-    "examples",
-)
+FOLDERS = ("hwmodels", "simulator", "kernels", "app", "src/moesim/cli", "benchmarks", "examples")
 STARTER = ROOT / "simulator" / "common" / "processes.py"
 """The one file that starts worker processes; its context keeps the current folder off their path."""
 
@@ -29,6 +22,12 @@ SHELLS = {"system", "popen", "posix_spawn", "posix_spawnp"} | {
     for ending in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")
 }
 """Calls of `os` that start a process without a list of arguments that this rule could read."""
+
+
+STARTS = re.compile(
+    rf"executable|[\"'][^\"'\n]*python|\bshell\s*=|\b(?:{'|'.join(WORKERS)})\b|\bos\.(?:{'|'.join(SHELLS)})\b"
+)
+"""What a file holds that starts any process; others are not parsed."""
 
 
 def is_python(node: ast.expr) -> bool:
@@ -75,6 +74,8 @@ def test_nothing_starts_python_with_the_current_folder_on_its_path() -> None:
             text = path.read_text("utf-8")
             safe = path == STARTER or 'os.environ["PYTHONSAFEPATH"] = "1"' in text
             checked += 1
+            if not STARTS.search(text):
+                continue
             found += [f"{path.relative_to(ROOT)}:{n}: {why}" for n, why in unsafe(ast.parse(text), safe)]
     assert checked > 400 and not found, "\n".join(found)
 

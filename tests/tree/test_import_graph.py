@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 def imported(text: str, known: set[str]) -> Iterator[str]:
     """Modules that a text imports anywhere: inside functions and for the type checker too."""
-    for node in ast.walk(ast.parse(text)):
+    lines = re.findall(r"(?m)^ *((?:from|import) moesim[\w.]*(?: import (?:\([^)]*\)|[^(\n]+))?)", text)
+    for node in ast.parse("\n".join(lines)).body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -56,7 +56,10 @@ def patterns() -> Iterator[tuple[str, str]]:
     """(place, pattern) of every call of the module re, and of every `pattern=` of a field."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            text = path.read_text("utf-8")
+            if not re.search(r"\bre\.\w+\(|\bpattern=", text):
+                continue
+            for node in ast.walk(ast.parse(text)):
                 if not isinstance(node, ast.Call):
                     continue
                 called = node.func
@@ -65,10 +68,8 @@ def patterns() -> Iterator[tuple[str, str]]:
                 for word in node.keywords:
                     if word.arg == "pattern":
                         found.append(word.value)
-                for value in found:
-                    text = constants(value)
-                    if text is not None:
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+                for pattern in filter(None, map(constants, found)):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", pattern
 
 
 def test_patterns_have_no_nested_quantifiers() -> None:

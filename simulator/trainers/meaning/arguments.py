@@ -154,6 +154,14 @@ def collect(
     if refused:
         left = len(refused) - MOST_SHOWN
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
+    rows += _state_defaults(launch, trainer, stated, table)
+    return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
+
+
+def _state_defaults(
+    launch: LaunchFile, trainer: _Trainer, stated: dict[str, StatedArgument], table: Table
+) -> list[MeaningRow]:
+    """State what the trainer takes by default, and return rows on a file of DeepSpeed that is not read."""
     # Versions of Megatron-LM that do not take Transformer Engine's attention by default.
     old = [one.name for one in launch.arguments if one.name.removeprefix("--") in forks().local_kernels]
     if old:
@@ -163,7 +171,7 @@ def collect(
         stated.setdefault(entry.name, local)
     # The file of DeepSpeed, where the script does not hold what it says about ZeRO.
     text = "the direction is unknown: this file is not read, and its ZeRO stage counts as the one of the rest"
-    rows += [
+    rows = [
         MeaningRow(one.name, shown_value(one.value), "not priced", text, one.place)
         for one in launch.arguments
         if one.name in ("--deepspeed_config", "--deepspeed-config") and "zero-stage" not in stated
@@ -171,7 +179,7 @@ def collect(
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
         stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
-    return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
+    return rows
 
 
 def _of_fork(argument: Argument, table: Table, ignore: Collection[str]) -> list[StatedArgument]:

@@ -23,8 +23,6 @@ from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.defaults import RULES, network_of, node_of, price_of
 from moesim.simulator.scenario.outline import ClusterOutline
-from moesim.simulator.scenario.sections import Routing
-from moesim.simulator.studies.reprice import without_prices
 from moesim.simulator.studies.space import key_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -145,12 +143,6 @@ def test_one_figure_below_a_default_can_change() -> None:
     assert "cluster.network" not in chosen(slower) and "cluster.node" in chosen(slower)
 
 
-def test_an_inner_copy_of_a_scenario_keeps_what_it_was_given() -> None:
-    copy = five().model_copy(update={"profile": "h100-products"})
-    assert copy.to_dict()["profile"] == "h100-products"
-    assert "profile" not in chosen(copy)
-
-
 def test_a_comparison_says_what_rules_chose_differently() -> None:
     sides = moesim.compare([five(), five().overridden("cluster.accelerator=b200-sxm")]).sides
     differs = sides[1].differs
@@ -241,15 +233,6 @@ def test_a_dedicated_engine_takes_no_sms() -> None:
     assert five().communication.sms == 20 and "communication.sms" not in chosen(five())
 
 
-def test_dense_models_have_no_expert_load() -> None:
-    assert five(model="llama-3-8b").routing.expert_load_cv.value == 0.0
-
-
-def test_tokens_are_the_models_or_a_round_figure() -> None:
-    assert five(model="deepseek-v3").run.tokens == 14.8e12
-    assert five(model="mixtral-8x22b").run.tokens == 1e12
-
-
 def test_every_shipped_accelerator_with_a_node_can_be_named() -> None:
     for name in shipped_names("nodes"):
         accelerator = load_node(name).accelerator.name
@@ -280,10 +263,6 @@ def test_prices_are_offers() -> None:
     assert none.machine.price_per_gpu_hour is None
 
 
-def test_without_prices_there_is_none() -> None:
-    assert without_prices(five()).machine.price_per_gpu_hour is None
-
-
 def test_every_range_holds_its_value() -> None:
     for architecture in ("h100-sxm", "mi300x"):
         scenario = five(cluster={"accelerator": architecture, "nodes": 4})
@@ -292,10 +271,6 @@ def test_every_range_holds_its_value() -> None:
         for item in ranged:
             assert item.range is not None and isinstance(item.value, float)
             assert item.range[0] < item.value < item.range[1]
-
-
-def test_a_section_alone_holds_sourced_figures() -> None:
-    assert Routing().expert_load_cv.value == 0.16 and Routing().model_fields_set == set()
 
 
 # -- fleets --------------------------------------------------------------------------------------------

@@ -63,11 +63,6 @@ def test_dumps_load_back() -> None:
         assert validate_model(RunPlan, data, "dump.json") == kept
 
 
-def test_a_rate_of_zero_needs_neither_restart_nor_checkpoint() -> None:
-    rate = plan(failures={"interruptions": "0 /1000 node-days"}).failures
-    assert rate is not None and rate.mean_time_between_s(1000) == float("inf")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -37,10 +37,6 @@ def test_presets_load_and_name_themselves(name: str) -> None:
     assert scenario.communication.order_of(scenario.schedule) == OVERLAP_ORDERS["deepseek-v3"]
 
 
-def test_both_presets_of_the_issue_are_there() -> None:
-    assert {HOME, "deepseek-v3-trace-pair"} <= set(preset_names())
-
-
 def test_a_dumped_scenario_loads_back(tmp_path: Path) -> None:
     again = load_scenario(written(tmp_path, preset_text()))
     assert again.resolved() == load_scenario(HOME).resolved()

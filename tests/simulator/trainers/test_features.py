@@ -9,7 +9,7 @@ import pytest
 from model_kinds import EVERY, GPT_OSS, LATENT, LONGCAT, MAVERICK, saved, shape_of
 
 from moesim.hwmodels.errors import InfeasibleError
-from moesim.simulator.model.attention import ATTENTION_KINDS, GQA
+from moesim.simulator.model.attention import ATTENTION_KINDS
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
@@ -89,16 +89,6 @@ def test_a_kind_of_attention_that_nobody_named_is_excluded_too() -> None:
     assert [e.because for e in exclusions if e.applies({"features": ("sliding",)})] == [
         "moesim knows no setting of it for attention over sliding windows"
     ]
-
-
-def test_windows_do_not_inherit_the_arguments_of_grouped_queries() -> None:
-    for attention in shape_of(GPT_OSS).attention_by_name.values():
-        assert (attention.megatron_arguments() is None) == (attention.kind != "gqa")
-
-    class Narrow(GQA):
-        """A kind that a later file derives from this one."""
-
-    assert Narrow(heads=8, kv_heads=2, head_dim=64).megatron_arguments() is None
 
 
 def test_megatron_bridge_trains_gpt_oss_from_its_own_recipe(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ import subprocess
 import pytest
 
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.export import Arguments
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
-from moesim.simulator.trainers.megatron.layout import expand_layout
 from moesim.simulator.trainers.megatron.model_arguments import attention_arguments
 from moesim.simulator.trainers.registry import trainer_of
 
@@ -44,69 +42,11 @@ def test_what_differs_from_the_priced_plan_is_said() -> None:
     assert "--pipeline-model-parallel-layout" not in megatron_arguments(load_scenario(HOME)).arguments
 
 
-def test_an_interleaved_plan_has_its_layout_and_no_second_spelling() -> None:
-    scenario = runnable(
-        "schedule=interleaved-1f1b", "parallel.vpp=2", "parallel.pp=4", "batch.sequences=16384"
-    )
-    arguments = megatron_arguments(scenario).arguments
-    assert "--num-virtual-stages-per-pipeline-rank" not in arguments
-    layout = expand_layout(str(arguments["--pipeline-model-parallel-layout"])).split("|")
-    assert tuple(stage.count("t") for stage in layout) == prepare(scenario).stages.layers_per_stage
-    assert arguments["--microbatch-group-size-per-virtual-pipeline-stage"] == "4"
-
-
-def test_modules_are_words_of_their_own() -> None:
-    arguments = megatron_arguments(runnable("recompute=[moe_act, layernorm]")).arguments
-    assert arguments["--recompute-modules"] == ("layernorm", "moe_act")
-    assert arguments["--recompute-granularity"] == "selective"
-    near = megatron_arguments(runnable("recompute=selective"))
-    assert near.arguments["--recompute-modules"] == ("layernorm", "mla_up_proj", "moe_act")
-    assert "name modules" in near.unspelled[0]
-    grouped = runnable("model=qwen3-235b-a22b", "recompute=selective", "parallel={tp: 1, pp: 1, ep: 8}")
-    assert megatron_arguments(grouped).arguments["--recompute-modules"] == ("layernorm", "moe_act")
-
-
-def test_the_model_is_complete() -> None:
-    arguments = megatron_arguments(runnable()).arguments
-    expected = {
-        "--qk-layernorm": None, "--disable-bias-linear": None, "--swiglu": None, "--rotary-base": "10000",
-        "--max-position-embeddings": "4096", "--norm-epsilon": "1e-06", "--mtp-num-layers": "1",
-        "--moe-router-topk-scaling-factor": "2.5", "--moe-router-enable-expert-bias": None,
-    }  # fmt: skip
-    assert expected.items() <= arguments.items()
-    qwen = megatron_arguments(runnable("model=qwen3-30b-a3b", "parallel={ep: 8}")).arguments
-    assert "--qk-layernorm" in qwen and "--mtp-num-layers" not in qwen
-
-
 def test_a_model_file_without_its_rotary_base_asks_for_it() -> None:
     shape = load_scenario(HOME).shape.model_copy(update={"numerics": None})
     export = megatron_arguments(runnable().model_copy(update={"model": shape}))
     assert export.arguments["--rotary-base"] == "$ROTARY_BASE"
     assert "rope_theta" in export.variables["ROTARY_BASE"]
-
-
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_sharding(zero_stage: int) -> None:
-    export = megatron_arguments(
-        runnable(f"parallel.zero_stage={zero_stage}", "parallel.tp=2", "parallel.sequence_parallel=true")
-    )
-    arguments = export.arguments
-    assert ("--use-distributed-optimizer" in arguments) == (zero_stage > 0)
-    assert ("--use-megatron-fsdp" in arguments) == (zero_stage > 1)
-    assert arguments["--ckpt-format"] == ("fsdp_dtensor" if zero_stage > 1 else "torch_dist")
-    assert export.environment == ({} if zero_stage > 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-
-
-def test_versions_spell_the_dispatcher_in_their_own_words() -> None:
-    new, old = (megatron_arguments(runnable(), version).arguments for version in ("0.20", "0.14"))
-    assert new["--moe-flex-dispatcher-num-sms"] == old["--moe-deepep-num-sms"] == "20"
-    assert "--moe-enable-deepep" in old and "--moe-enable-deepep" not in new
-
-
-def test_tokens_travel_with_the_library_that_is_priced() -> None:
-    arguments = megatron_arguments(runnable("communication.kernels=nccl")).arguments
-    assert arguments["--moe-token-dispatcher-type"] == "alltoall"
-    assert not [flag for flag in arguments if "deepep" in flag or "flex" in flag]
 
 
 def received(export: Arguments) -> list[str]:

@@ -12,7 +12,6 @@ from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.registry import trainer_of
 from moesim.simulator.trainers.rules import facts_of
 from moesim.simulator.trainers.torchtitan.export import (
-    torchtitan_command,
     torchtitan_snippet,
     torchtitan_toml,
 )
@@ -179,34 +178,10 @@ def test_the_toml_holds_the_plan_and_its_comments_the_rest() -> None:
     assert any("communication SMs" in sentence for sentence in configuration.unspelled)
 
 
-def test_steps_follow_from_the_tokens_of_the_run() -> None:
-    scenario = deepseek(*PIPELINED, "run={tokens: 1e12}")
-    data = tomllib.loads(torchtitan_toml(scenario).body)
-    per_step = 15360 * 4096
-    assert (data["training"]["steps"] - 1) * per_step < 1e12 <= data["training"]["steps"] * per_step
-
-
-def test_layers_are_not_compiled_where_the_schedule_refuses_it() -> None:
-    layers = "stages.layers=" + str([2] * 30 + [1] + [0])
-    split = deepseek(*PIPELINED, "schedule=zbv", layers)
-    assert tomllib.loads(torchtitan_toml(split).body)["compile"]["components"] == ["loss"]
-    assert 'components=["loss"]' in torchtitan_snippet(split)
-    assert tomllib.loads(torchtitan_toml(deepseek(*PIPELINED)).body)["compile"]["components"] == [
-        "model",
-        "loss",
-    ]
-
-
 def test_a_model_without_a_flavor_names_none() -> None:
     configuration = torchtitan_toml(load_scenario("mixtral-8x7b-64xh100"))
     assert tomllib.loads(configuration.body)["model"]["flavor"] == "a-flavor-of-your-own"
     assert any("ships no flavor" in sentence for sentence in configuration.unspelled)
-
-
-def test_the_command_names_the_paths_as_variables() -> None:
-    words = torchtitan_command("plan.toml")
-    assert words[:3] == ("-m", "torchtitan.train", "--job.config_file=plan.toml")
-    assert "--training.dataset_path=${DATA_PATH}" in words
 
 
 def test_experts_inside_the_only_replica_have_nothing_to_shard_over_in_the_older_release() -> None:

@@ -115,27 +115,9 @@ def _varied(count: int, seed: int) -> list[dict[str, str]]:
     return found
 
 
-def test_twenty_varied_plans_survive_the_round_trip_as_they_are_printed(tmp_path: Path) -> None:
-    for changed in _varied(20, seed=5):
+def test_varied_plans_survive_the_round_trip_as_they_are_printed(tmp_path: Path) -> None:
+    for changed in _varied(8, seed=5):
         check_round_trip(spellable(**changed), tmp_path)
-
-
-def test_the_rounds_of_an_interleaved_plan_are_those_that_are_simulated(tmp_path: Path) -> None:
-    changed = {
-        "schedule": "interleaved-1f1b",
-        "parallel.vpp": "2",
-        "parallel.pp": "8",
-        "batch.sequences": "16384",
-    }
-    export = megatron_arguments(spellable(**changed))
-    for size, kind in (("8", "key"), ("16", "not priced")):
-        script = tmp_path / "run.sh"
-        text = export.text().replace("virtual-pipeline-stage 8\n", f"virtual-pipeline-stage {size}\n")
-        script.write_text(
-            text + 'torchrun --nnodes 256 --nproc-per-node 8 pretrain_gpt.py "${TRAINING_ARGS[@]}"\n'
-        )
-        rows = moesim.import_launch(script, HOME, environment=dict.fromkeys(VARIABLES, "1")).rows
-        assert [row.kind for row in rows if "microbatch-group-size" in row.argument] == [kind]
 
 
 @pytest.mark.parametrize(
@@ -181,11 +163,6 @@ def test_published_layouts_are_read(text: str, layers: tuple[int, ...], mtp: int
     assert expand_layout(again) == expand_layout(text)
 
 
-@pytest.mark.parametrize("text", ["t|EL", "Et|L|t", "Em|tL", "Etm|mL", "Et|t", "tL"])
-def test_layouts_out_of_order_are_left_out(text: str) -> None:
-    assert layers_of_layout(text)[1] is None
-
-
 def test_a_layout_with_mtp_alone_is_imported() -> None:
     layout = "--pipeline-model-parallel-layout 'Et*3|(tt|)*29,m|L'"
     scenario = launches.read(f"--pipeline-model-parallel-size 8 --bf16 {layout}\n", base=HOME).scenario
@@ -210,10 +187,6 @@ def test_experts_are_split_like_the_rest_unless_the_script_says_otherwise() -> N
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=80))
 def test_frequencies_are_written_as_they_are_read(flags: list[int]) -> None:
     assert parse_frequency(frequency_text(flags), len(flags)) == tuple(flags)
-
-
-def test_a_frequency_number_counts_layers() -> None:
-    assert parse_frequency("2", 5) == (1, 0, 1, 0, 1)
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
