@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 
 import moesim
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.huggingface import import_hf
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
-
-SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 
 MIXTRAL = {
     "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
@@ -30,12 +29,6 @@ MIXTRAL = {
 
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
-    return "small.yaml"
 
 
 def test_simulate_prints_the_answer(run: Run, small: str) -> None:
@@ -330,3 +323,92 @@ def test_help_loads_no_simulator() -> None:
         [sys.executable, "-c", HELPS], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_explain(run: Run, small: str) -> None:
+    code, out, _ = run("explain", small)
+    assert code == 0
+    for word in (
+        "critical path",
+        "mean*",
+        "bounds",
+        "stage 0:",
+        "assumed: ",
+        "extrapolated",
+        "scenario.variation.clock_cv = 0.01",
+    ):
+        assert word in out
+    assert "\n  stages 1 to 2: 14 moe\n" in out, "equal stages share a line"
+    path, costs = out.split("what each cause costs")
+    shares = [
+        float(line.split()[-2]) for line in path.splitlines() if line.endswith(" %") and line.count("  ")
+    ]
+    assert sum(shares) == pytest.approx(100.0, abs=1.0), "the critical path covers the step"
+    for word in ("payloads of dispatch and combine", "all of them", "do not add up"):
+        assert word in costs
+    without = run("explain", small, "--no-counterfactuals")
+    assert without.code == 0 and "what each cause costs" not in without.out
+
+
+# -- small texts -------------------------------------------------------------------------------------
+
+
+CONFIG = Path(__file__).parents[1] / "golden" / "models" / "mixtral-8x7b-v0.1.json"
+
+
+def config_in(folder: Path, **more: str) -> Path:
+    folder.mkdir(parents=True)
+    data = {key: value for key, value in json.loads(CONFIG.read_text()).items() if key != "_name_or_path"}
+    (folder / "config.json").write_text(json.dumps(data | more))
+    return folder / "config.json"
+
+
+def test_a_model_is_not_named_after_the_folder_of_its_config(tmp_path: Path) -> None:
+    assert import_hf(config_in(tmp_path / "Downloads")).shape.name == "mixtral-46.7b"
+    stated = config_in(tmp_path / "a", _name_or_path="mistralai/Mixtral-8x7B-v0.1")
+    assert import_hf(stated).shape.name == "Mixtral-8x7B-v0.1"
+    assert import_hf(config_in(tmp_path / "b", _name_or_path="/data/$(x)")).shape.name == "mixtral-46.7b"
+    cached = tmp_path / "models--mistralai--Mixtral-8x7B" / "snapshots" / "0a1b"
+    assert import_hf(config_in(cached)).shape.name == "Mixtral-8x7B"
+    assert import_hf(CONFIG).shape.name == CONFIG.stem
+
+
+def test_the_name_of_a_model_may_be_given(run: Run, tmp_path: Path) -> None:
+    path = config_in(tmp_path / "x")
+    shown = run("import", "hf", str(path), "--name", "mine", "-o", "mine.yaml")
+    assert shown.code == 0 and shown.out.startswith("mine: ")
+    assert "name: mine" in (tmp_path / "mine.yaml").read_text()
+    with pytest.raises(InputError, match="letters, digits"):
+        import_hf(path, "a b\n")
+
+
+def test_a_csv_that_pytorch_refuses_says_so(run: Run) -> None:
+    sizes = ("--pp", "4", "--microbatches", "8", "--format", "csv")
+    both = run("schedule", "dualpipe", *sizes)
+    assert both.code == 0 and "refuses this CSV: dualpipe" in both.err and "refuses" not in both.out
+    assert run("schedule", "dualpipev", *sizes).err == ""
+    assert run("schedule", "dualpipe", *sizes[:4]).err == "", "a drawing is not given to PyTorch"
+
+
+@pytest.mark.parametrize("what", ["scenario", "result"])
+def test_a_schema_states_its_dialect_and_describes_every_key(run: Run, what: str) -> None:
+    schema = json.loads(run("schema", what).out)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert [key for key, value in schema["properties"].items() if not value.get("description")] == []
+
+
+def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moesim.cli import root
+
+    def stopped(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    codes: list[int] = []
+    monkeypatch.setattr(root, "app", stopped)
+    monkeypatch.setattr(root, "_start_quickly", lambda: None)
+    monkeypatch.setattr("os._exit", codes.append)
+    for arguments in (None, ["simulate"]):  # a console script, and a caller inside a process that goes on
+        with pytest.raises(SystemExit) as end:
+            root.main(arguments)
+        assert end.value.code == root.INTERRUPTED
+    assert codes == [root.INTERRUPTED]

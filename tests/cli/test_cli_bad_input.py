@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 
 CONFIG: dict[str, Any] = {
     "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
@@ -22,12 +19,7 @@ CONFIG: dict[str, Any] = {
 
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def small(tmp_path: Path) -> None:
-    """A scenario file that is fine, beside whatever a test breaks."""
-    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
+pytestmark = pytest.mark.usefixtures("small")  # beside whatever a test breaks
 
 
 def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:

@@ -2,71 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moesim.cli import main
 from moesim.cli.calibrate import _print_drift
 from moesim.hwmodels.calibration import load_profile
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return int(end.value.code or 0)
+def test_a_profile_for_a_sibling_names_every_entry(run: Callable[..., Any]) -> None:
+    transfer = ("transfer", "h200-measured", "h800-sxm", "-o", "made.yaml")
+    shown = run(*transfer)
+    made = load_profile("made.yaml")
+    assert shown.code == 0 and made.accelerator == "h800-sxm"
+    assert all(entry.id in shown.out for entry in made.entries())
+    assert run(*transfer).code == 2
 
 
-def test_without_a_gpu_calibrate_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "mine.yaml"
-    assert run("calibrate", "-o", str(output)) == 2
-    error = capsys.readouterr().err
-    assert "moesim: error:" in error and "Traceback" not in error
-    assert not output.exists()
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("calibrate -o mine.yaml", "moesim: error:"),  # there is no GPU here
+        ("calibrate -o profile.txt", "profile.txt"),
+        ("transfer h200-measured a100-sxm -o x.yaml", "a100-sxm"),
+        ("import deepep log.txt -o x.yaml --accelerator h200-sxm", "log.txt"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(run: Callable[..., Any], command: str, named: str) -> None:
+    Path("log.txt").write_text("hello\n")
+    outcome = run(*command.split())
+    assert outcome.code == 2 and named in outcome.err and "Traceback" not in outcome.err
+    assert not any(Path(name).exists() for name in ("mine.yaml", "x.yaml"))
 
 
-def test_an_output_that_is_no_profile_is_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("calibrate", "-o", "profile.txt") == 2
-    assert "profile.txt" in capsys.readouterr().err
-
-
-def test_a_profile_for_a_sibling_names_every_entry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    output = tmp_path / "h800-from-h200.yaml"
-    assert run("transfer", "h200-measured", "h800-sxm", "-o", str(output)) == 0
-    shown = capsys.readouterr().out
-    made = load_profile(output)
-    assert made.accelerator == "h800-sxm"
-    assert all(entry.id in shown for entry in made.entries())
-    assert run("transfer", "h200-measured", "h800-sxm", "-o", str(output)) == 2
-    assert "--force" in capsys.readouterr().err
-
-
-def test_a_transfer_to_another_die_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("transfer", "h200-measured", "a100-sxm", "-o", str(tmp_path / "x.yaml")) == 2
-    assert "a100-sxm" in capsys.readouterr().err
-
-
-def test_an_nccl_tests_table_becomes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_nccl_tests_table_becomes_a_profile(run: Callable[..., Any]) -> None:
     fixtures = Path(__file__).parents[1] / "kernels" / "importer_fixtures"
     logs = sorted(p for p in fixtures.iterdir() if "nccl" in p.name or "all_gather" in p.name)
     assert logs, "the importer's fixtures moved"
-    output = tmp_path / "imported.yaml"
-    code = run("import", "nccl-tests", str(logs[0]), "-o", str(output), "--accelerator", "h200-sxm")
-    shown = capsys.readouterr()
-    assert code == 0, shown.err
-    assert "nccl." in shown.out and load_profile(output).curves
-
-
-def test_a_log_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("hello\n")
-    assert run("import", "deepep", str(log), "-o", str(tmp_path / "x.yaml"), "--accelerator", "h200-sxm") == 2
-    assert "log.txt" in capsys.readouterr().err
+    shown = run("import", "nccl-tests", str(logs[0]), "-o", "mine.yaml", "--accelerator", "h200-sxm")
+    assert shown.code == 0, shown.err
+    assert "nccl." in shown.out and load_profile("mine.yaml").curves
 
 
 def test_calibrate_says_which_shapes_drifted(capsys: pytest.CaptureFixture[str]) -> None:

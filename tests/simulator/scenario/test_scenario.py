@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+import moesim
+from moesim.hwmodels.confidence import LEVELS
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
+from moesim.simulator.scenario.presets import shipped_presets
 from moesim.simulator.schedules.template import OVERLAP_ORDERS
 
 HOME = "deepseek-v3-2048xh800"
@@ -286,3 +289,17 @@ def test_a_limit_on_groups_is_the_models_or_its_own() -> None:
 def test_a_scenario_with_its_recipe_written_out_has_a_text() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", ["precision={linear: bf16, tensor_gather: bf16}"])
     assert "precision stated inline" in str(scenario)
+
+
+def test_presets_fit_and_say_how_sure_they_are() -> None:
+    rows = shipped_presets()
+    assert [row.preset for row in rows] == moesim.presets()
+    assert len(rows) >= 8
+    for row in rows:
+        scenario = load_scenario(row.preset)
+        assert scenario.name == row.preset and row.description and row.confidence in LEVELS
+        assert moesim.check(scenario).memory.fits
+    found = {row.preset: row for row in rows}
+    assert found[HOME].confidence == "measured" and found[HOME].defaults == 0
+    assert found["deepseek-v3-1024xmi300x"].confidence == "published"
+    assert {row.accelerator for row in rows} >= {"h100-sxm", "h200-sxm", "b200-sxm", "gb200", "mi300x"}

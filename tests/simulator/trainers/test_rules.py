@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.parallel import Layout, microbatches
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
 from moesim.simulator.trainers.rules import Exclusion, check_words, facts_of, holds
@@ -117,3 +118,19 @@ def test_a_scenario_is_priced_as_the_trainer_runs_it() -> None:
     assert again is adapted and none == ()
     old = trainer_of("megatron@0.14").adapted(plan())[0]
     assert (old.software.loss, old.recipe.loss) == ("fused", "bf16")
+
+
+@pytest.mark.parametrize("preset", ["deepseek-v3-2048xh800", "deepseek-v3-256xgb200", "llama-3-70b-64xh100"])
+def test_replicas_and_microbatches_agree_with_the_layout(preset: str) -> None:
+    scenario = load_scenario(preset)
+    plan = facts_of(scenario)
+    layout = Layout(scenario.parallel, scenario.machine.n_gpus, scenario.machine.node.n_gpus)
+    assert plan.replicas == layout.dp
+    assert plan.microbatches == microbatches(layout, scenario.batch.sequences)
+
+
+def test_a_placement_of_experts_is_no_placement_in_order() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800")
+    assert facts_of(scenario).placement_in_order
+    placed = scenario.overridden("routing.eplb={redundant_experts: 32}")
+    assert not facts_of(placed).placement_in_order
