@@ -17,7 +17,6 @@ from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.huggingface import import_hf
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
 
 MIXTRAL = {
@@ -156,16 +155,6 @@ def test_confidence_is_printed_and_an_engine_is_told(run: Run, small: str) -> No
     code, _, err = run("simulate", "deepseek-v3-2048xh800", *single, "--set", "schedule=1f1b",
                        "--set", "parallel.pp=1", "--set", "parallel.ep=1")  # fmt: skip
     assert code == 2 and "'m3-ultra' has no peak." in err
-
-
-def test_schemas_describe_what_is_read_and_printed(run: Run, small: str) -> None:
-    scenario = json.loads(run("schema", "scenario").out)
-    assert scenario.pop("$schema").startswith("https://json-schema.org/")
-    assert scenario == json.loads(json.dumps(Scenario.model_json_schema()))
-    assert "parallel" in scenario["properties"]
-    result = json.loads(run("schema", "result").out)
-    printed = json.loads(run("simulate", small, "--json").out)
-    assert set(result["required"]) <= printed.keys() <= result["properties"].keys()
 
 
 def test_doctor(run: Run) -> None:

@@ -129,15 +129,6 @@ def test_a_bad_override_is_one_paragraph(override: str, words: list[str]) -> Non
         assert word in message
 
 
-def test_dimensions_need_units() -> None:
-    node = "{node: hgx-h800, nodes: 256, network: mpft-ib-400g, price_per_gpu_hour: %s}"
-    assert load_scenario(HOME, [f"cluster={node % '$3/h'}"]).machine.price_per_gpu_hour is not None
-    for price, words in (("3", "bare number"), ("3 GB", "price"), ("[3]", "price_per_gpu_hour")):
-        with pytest.raises(InputError, match=words) as caught:
-            load_scenario(HOME, [f"cluster={node % price}"])
-        assert "cluster" in str(caught.value)
-
-
 # -- files that are none -----------------------------------------------------------------------------
 
 BOMB = "\n".join(['a0: &a0 ["x"]'] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)])
@@ -274,14 +265,10 @@ def test_a_limit_on_groups_is_the_models_or_its_own() -> None:
     home = load_scenario(HOME)
     reached = [
         prepare(home.replace(**{"routing.groups_per_token": limit})).pricer.targets().distinct_nodes
-        for limit in (1, 2, None, 8)
+        for limit in (1, 4, None, 8)
     ]
-    assert reached == sorted(reached)
+    assert reached == sorted(reached) and reached[1] == reached[2]
     assert reached[0] == pytest.approx(1.0)
-    same = home.replace(**{"routing.groups_per_token": 4})
-    assert prepare(same).pricer.targets() == prepare(home).pricer.targets()
-    unlimited = home.replace(routing={"gate": "unlimited"})
-    assert prepare(unlimited).pricer.targets().distinct_nodes == pytest.approx(reached[3])
     with pytest.raises(InputError, match=r"groups_per_token=9 is not between 1 and 8"):
         prepare(home.replace(**{"routing.groups_per_token": 9}))
 

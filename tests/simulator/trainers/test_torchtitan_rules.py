@@ -41,23 +41,10 @@ def sentences(scenario: Scenario, version: str = "0.3.0") -> tuple[str, ...]:
     return problems(facts_of(scenario), version)
 
 
-@pytest.mark.parametrize("version", ["0.2.2", "0.3.0"])
-@pytest.mark.parametrize(
-    "overrides",
-    [PIPELINED, (*WHOLE, "parallel.zero_stage=2"), (*SHARDED, "recompute=full")],
-)
-def test_a_plan_that_torchtitan_runs_has_no_problem(overrides: tuple[str, ...], version: str) -> None:
-    assert sentences(deepseek(*overrides), version) == ()
-
-
 @pytest.mark.parametrize(
     ("overrides", "version", "expected"),
     [
-        (
-            (*PIPELINED, "schedule=dualpipe"),
-            "0.3.0",
-            "schedule dualpipe: torch.distributed",
-        ),
+        ((*PIPELINED, "schedule=dualpipe"), "0.3.0", "schedule dualpipe: torch.distributed"),
         ((*PIPELINED, "schedule=zb-h1"), "0.3.0", "schedule zb-h1"),
         ((*PIPELINED, "parallel.zero_stage=2"), "0.3.0", "use parallel.zero_stage: 1"),
         ((*PIPELINED, "parallel.zero_stage=3"), "0.2.2", "use parallel.zero_stage: 1"),
@@ -69,11 +56,7 @@ def test_a_plan_that_torchtitan_runs_has_no_problem(overrides: tuple[str, ...], 
             "nearest: parallel.zero_stage: 3",
         ),
         ((*WHOLE, "parallel.zero_stage=2", "batch.sequences=4096"), "0.3.0", "again for every micro-batch"),
-        (
-            (*PIPELINED, "recompute=selective"),
-            "0.3.0",
-            "recompute=selective: torchtitan checkpoints",
-        ),
+        ((*PIPELINED, "recompute=selective"), "0.3.0", "recompute=selective: torchtitan checkpoints"),
         ((*PIPELINED, "precision=fp8"), "0.2.2", "FP8 GEMMs with scales by tile"),
         ((*PIPELINED, "precision=fp8"), "0.2.2", "precision.moments=bf16: torchtitan has fp32 only"),
         ((*PIPELINED, "parallel.cp=2"), "0.2.2", "attends with FlexAttention"),
@@ -101,11 +84,7 @@ def test_a_plan_that_torchtitan_runs_has_no_problem(overrides: tuple[str, ...], 
             "without sequence parallelism",
         ),
         ((*SHARDED, "parallel.ep=1"), "0.3.0", "FSDP cuts them evenly"),
-        (
-            (*SHARDED, "batch.sequence_length=4095"),
-            "0.3.0",
-            "a multiple of 2 x cp x tp = 2",
-        ),
+        ((*SHARDED, "batch.sequence_length=4095"), "0.3.0", "a multiple of 2 x cp x tp = 2"),
     ],
 )
 def test_each_limit_is_named(overrides: tuple[str, ...], version: str, expected: str) -> None:

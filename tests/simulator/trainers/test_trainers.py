@@ -74,22 +74,6 @@ def check_round_trip(scenario: Scenario, folder: Path) -> None:
         assert again.communication == scenario.communication
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"parallel.zero_stage": "0"},
-        {"parallel.zero_stage": "2"},
-        {"parallel.zero_stage": "3", "recompute": "full"},
-        {"parallel.tp": "2", "parallel.sequence_parallel": "true", "parallel.microbatch": "2"},
-        {"precision": "fp8", "recompute": "none"},
-        {"schedule": "interleaved-1f1b", "parallel.vpp": "2", "parallel.pp": "8"},
-    ],
-)
-def test_a_plan_survives_the_round_trip(changed: dict[str, str], tmp_path: Path) -> None:
-    check_round_trip(spellable(**changed), tmp_path)
-
-
 def _varied(count: int, seed: int) -> list[dict[str, str]]:
     """Overrides of plans that Megatron-LM has words for, of every dimension that it shares with a search."""
     draw = random.Random(seed)
@@ -116,7 +100,7 @@ def _varied(count: int, seed: int) -> list[dict[str, str]]:
 
 
 def test_varied_plans_survive_the_round_trip_as_they_are_printed(tmp_path: Path) -> None:
-    for changed in _varied(8, seed=5):
+    for changed in _varied(12, seed=5):
         check_round_trip(spellable(**changed), tmp_path)
 
 

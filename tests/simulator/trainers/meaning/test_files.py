@@ -25,12 +25,6 @@ def read_file(
     return understand(read_launch(path, environment), load_scenario(base), name)
 
 
-def test_a_string_over_several_lines_is_a_list_of_arguments(tmp_path: Path) -> None:
-    text = f'ARGS="\n{MIXTRAL}"\ntorchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py $ARGS\n'
-    scenario = read_file(tmp_path, text).scenario
-    assert (scenario.model, scenario.parallel.pp, scenario.parallel.ep) == ("mixtral-8x7b", 4, 8)
-
-
 def test_variables_of_a_model_zoo_file_come_from_the_environment(tmp_path: Path) -> None:
     text = (
         "ENV_VARS:\n  NCCL_DEBUG: VERSION\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
@@ -43,22 +37,6 @@ def test_variables_of_a_model_zoo_file_come_from_the_environment(tmp_path: Path)
     assert scenario.parallel.sequence_parallel
     with pytest.raises(InputError, match=r"v3\.yaml.*--tensor-model-parallel-size.*--env TP=VALUE"):
         read_file(tmp_path, text, "v3.yaml", DEEPSEEK, PP="16")
-
-
-def test_the_prefix_of_a_wrapper_counts(tmp_path: Path) -> None:
-    text = "TP=2 PP=8 EP=64 VPP=1 GBS=8192 NNODES=128 bash ./sbatch.sh --recompute-granularity full\n"
-    understanding = read_file(tmp_path, text, base=DEEPSEEK)
-    plan = understanding.scenario.parallel
-    assert (plan.tp, plan.pp, plan.ep, plan.zero_stage) == (2, 8, 64, 1)
-    assert understanding.scenario.recompute == "full" and understanding.scenario.machine.nodes == 128
-
-
-def test_the_width_of_mixtrals_experts_and_both_overlaps_are_used(tmp_path: Path) -> None:
-    text = f"torchrun pretrain_gpt.py {ONE_LINE}\n"
-    rows = {row.argument: row for row in read_file(tmp_path, text).rows}
-    assert "mixtral-8x7b" in rows["--ffn-hidden-size"].meaning
-    assert "overlap_data_parallel = true" in rows["--overlap-grad-reduce"].meaning
-    assert "overlap_data_parallel = true" in rows["--overlap-param-gather"].meaning
 
 
 def test_header_and_torchrun_that_disagree_are_refused(tmp_path: Path) -> None:

@@ -87,20 +87,6 @@ def test_torchtitan_trains_in_bf16_unless_a_converter_says_else(
     assert imported(tmp_path, text, "a.toml").scenario.recipe.linear == linear
 
 
-@pytest.mark.parametrize(
-    ("name", "flavor", "base"),
-    [("llama3", "405B", DEEPSEEK), ("llama3", "405B", "llama-3-70b-64xh100"), ("qwen3", "1B", DEEPSEEK)],
-)
-def test_a_model_that_is_only_named_must_be_the_bases(
-    tmp_path: Path, name: str, flavor: str, base: str
-) -> None:
-    text = TOML.format(name=name, flavor=flavor, converters="")
-    with pytest.raises(InputError, match=r"names the model .* give a --base with this model"):
-        imported(tmp_path, text, "a.toml", base)
-    fitting = TOML.format(name="llama3", flavor="70B", converters="")
-    assert imported(tmp_path, fitting, "b.toml", "llama-3-70b-64xh100").scenario.shape.n_layers == 80
-
-
 def test_a_batch_in_tokens_is_refused(tmp_path: Path) -> None:
     # The construct of models/llama3/config_registry.py of pytorch/torchtitan@b5bcd76.
     text = TOML.format(name="deepseek_v3", flavor="671B", converters="").replace(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from megatron_launches import DEEPSEEK, MIXTRAL, launch_of, read, row
 
-import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario import load_scenario
@@ -22,60 +21,6 @@ def test_every_argument_has_a_row_with_its_place() -> None:
     assert stated <= placed
     assert row(understanding, "--lr").kind == "irrelevant"
     assert row(understanding, "--context-parallel-size").meaning.endswith("Megatron-LM's default")
-
-
-def test_nvidias_mixtral_script_becomes_a_file_that_simulates() -> None:
-    understanding = read(MIXTRAL, 64, HOME)
-    assert understanding.scenario.model == "mixtral-8x7b"
-    assert understanding.scenario.parallel.sequence_parallel is False
-    assert "drops it" in row(understanding, "--sequence-parallel").meaning
-    assert understanding.scenario.software.overlap_data_parallel
-    assert understanding.scenario.communication.kernels == "nccl"
-    assert moesim.simulate(understanding.scenario).step.time_s > 0
-
-
-def test_layers_per_virtual_stage_make_the_schedule_interleaved() -> None:
-    understanding = read(MIXTRAL + "--num-layers-per-virtual-pipeline-stage 2\n", 64, HOME)
-    plan = understanding.scenario
-    assert (plan.parallel.vpp, plan.schedule) == (4, "interleaved-1f1b")
-    assert plan.stages.layers == (2,) * 16
-    other = read(MIXTRAL + "--num-virtual-stages-per-pipeline-rank 4\n", 64, HOME)
-    assert other.scenario.stages == plan.stages and other.scenario.parallel == plan.parallel
-    with pytest.raises(InputError, match="do not divide into virtual stages of 3"):
-        read(MIXTRAL + "--num-layers-per-virtual-pipeline-stage 3\n", 64, HOME)
-
-
-@pytest.mark.parametrize(
-    ("added", "layers"),
-    [
-        ("--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 7", (5, 10, 10, 7)),
-        ("--decoder-last-pipeline-num-layers 2", (10, 10, 10, 2)),
-        (
-            "--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 4 "
-            "--num-virtual-stages-per-pipeline-rank 2",
-            (2, 6, 6, 2, 2, 6, 6, 2),
-        ),
-    ],
-)
-def test_uneven_stages(added: str, layers: tuple[int, ...]) -> None:
-    assert read(MIXTRAL + added + "\n", 64, HOME).scenario.stages.layers == layers
-
-
-def test_embedding_and_loss_count_as_layers() -> None:
-    text = MIXTRAL.replace("--num-layers 32", "--num-layers 30") + (
-        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
-        "--num-layers-per-virtual-pipeline-stage 2 --vocab-size 32000\n"
-    )
-    plan = read(text, 64, HOME).scenario
-    assert plan.stages.layers == (1, *(2,) * 14, 1)
-
-
-def test_a_layout_gives_virtual_stages_and_layers() -> None:
-    text = MIXTRAL + "--pipeline-model-parallel-layout 'Et*3|(ttttt|)*5t*3|tL'\n"
-    plan = read(text, 64, HOME)
-    assert plan.scenario.parallel.vpp == 2 and plan.scenario.stages.layers == (3, 5, 5, 5, 5, 5, 3, 1)
-    with pytest.raises(InputError, match="has 31 of decoder layers"):
-        read(MIXTRAL + "--pipeline-model-parallel-layout 'Et*2|(ttttt|)*5t*3|tL'\n", 64, HOME)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +77,8 @@ def test_what_is_not_priced_says_the_direction() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("--num-layers-per-virtual-pipeline-stage 3", "do not divide into virtual stages of 3"),
+        ("--pipeline-model-parallel-layout 'Et*2|(ttttt|)*5t*3|tL'", "has 31 of decoder layers"),
         ("--fp4-format e2m1", "FP4"),
         ("--experimental-attention-variant gated_delta_net", "linear attention"),
         ("--batch-size 4", "--micro-batch-size"),
@@ -339,14 +286,6 @@ def test_routing() -> None:
     routing = read(MIXTRAL + text, 64, HOME).scenario.routing
     assert routing.expert_load_cv.value == 0.0
     assert routing.capacity is not None and routing.capacity.factor.value == 1.25
-
-
-def test_tensor_parallel_overlap() -> None:
-    text = MIXTRAL.replace("parallel-size 1 --pipe", "parallel-size 2 --pipe")
-    assert read(text, 64, HOME, vocab=32000).scenario.software.overlap_tensor_parallel == "weight-gradient"
-    full = read(text + "--tp-comm-overlap\n", 64, HOME, vocab=32000).scenario
-    assert full.software.overlap_tensor_parallel == "userbuffers"
-    assert full.parallel.sequence_parallel and full.parallel.expert_tp == 2  # as the tensor-parallel size
 
 
 def test_too_many_arguments_are_refused() -> None:
