@@ -72,6 +72,10 @@ class Chosen:
     default: Default
 
 
+Rule = Callable[[ModelShape, Sequence[Cluster], ParallelPlan], Chosen]
+"""Chooses a key from the model, the clusters and the plan."""
+
+
 class _Precision(Frozen):
     trained_in_fp8: dict[str, str]
 
@@ -276,12 +280,12 @@ def profile_of(accelerator: Accelerator) -> tuple[str, str]:
     return name, f"the best profile of {accelerator.name}, {level} in BF16 or FP8 ({rule})"
 
 
-def _name(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _name(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
     parts = "+".join(f"{m.n_gpus}x{m.accelerator.name.removesuffix('-sxm')}" for m in machines)
     return _chosen("name", f"{shape.name}-{parts}", "model, GPUs and accelerator", "derived", "the scenario")
 
 
-def _profile(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _profile(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
     default = profile_default(machines[0], "profile")
     return Chosen(default.value, default)
 
@@ -292,7 +296,7 @@ def profile_default(machine: Cluster, key: str) -> Default:
     return Default(key=key, value=name, why=why, kind="derived", source=load_profile(name).description)
 
 
-def _precision(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _precision(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
     source = _data().precision.trained_in_fp8.get(shape.name)
     without = [m.accelerator.name for m in machines if "fp8" not in m.accelerator.peak]
     if source is None:
@@ -304,11 +308,6 @@ def _precision(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     return _chosen("precision", "fp8", f"{shape.name} was trained in FP8", "published", source)
 
 
-def _sms(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    chosen = sms_of(machines[0].accelerator)
-    return _chosen("communication.sms", *chosen, "derived", "hwmodels/data/accelerators")
-
-
 def sms_of(accelerator: Accelerator) -> tuple[int, str]:
     """(SMs, reason) of the communication kernels; 0 SMs where a dedicated engine moves collectives."""
     if accelerator.communication_engine is not None:
@@ -316,11 +315,6 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
     if accelerator.compute_units is None:
         return 0, f"nobody published how many {accelerator.unit_name}s {accelerator.name} has"
     return SMS, "as DeepSeek-V3 trained"
-
-
-def _kernels(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    chosen, source = kernels_of(machines), "simulator/dispatchers"
-    return _chosen("communication.kernels", *chosen, "derived", source)
 
 
 def kernels_of(machines: Sequence[Cluster]) -> tuple[str, str]:
@@ -350,7 +344,7 @@ def default_spread(key: str) -> Callable[[], SourcedFraction]:
     return lambda: spread(key)[0]
 
 
-def _load(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _load(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
     if shape.moe is None:
         why = "the model has no routed experts"
         even = SourcedFraction(value=0.0, kind="derived", source=why, date="2026-11-22")
@@ -359,8 +353,8 @@ def _load(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     return _number("routing.expert_load_cv", spread("routing.expert_load_cv")[0], why)
 
 
-def _varied(key: str) -> Callable[[ModelShape, Sequence[Cluster]], Chosen]:
-    def choose(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _varied(key: str) -> Rule:
+    def choose(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
         kinds = {machine.accelerator.architecture for machine in machines}
         number, here = spread(key, kinds.pop() if len(kinds) == 1 else None)
         why = "taken on this architecture" if here else "carried over to hardware that it was not taken on"
@@ -377,11 +371,6 @@ def tokens_of(model: str) -> tuple[float, str, Kind, str]:
     return entry.value, why, entry.kind, entry.source
 
 
-def _tokens(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    value, why, kind, source = tokens_of(shape.name)
-    return _chosen("run.tokens", value, why, kind, source)
-
-
 def _chosen(key: str, value: str | float, why: str, kind: Kind, source: str) -> Chosen:
     return Chosen(value, Default(key=key, value=value, why=why, kind=kind, source=source))
 
@@ -389,13 +378,6 @@ def _chosen(key: str, value: str | float, why: str, kind: Kind, source: str) -> 
 def _number(key: str, number: SourcedFraction, why: str) -> Chosen:
     kind, source, of = number.kind, number.source, number.range
     return Chosen(number, Default(key=key, value=number.value, why=why, kind=kind, source=source, range=of))
-
-
-Rule = Callable[[ModelShape, Sequence[Cluster], ParallelPlan], Chosen]
-
-
-def _of_machines(rule: Callable[[ModelShape, Sequence[Cluster]], Chosen]) -> Rule:
-    return lambda shape, machines, plan: rule(shape, machines)
 
 
 def _of_plan(key: str, rule: Callable[[ParallelPlan, int | None], PlanDefault]) -> Rule:
@@ -408,16 +390,20 @@ def _of_plan(key: str, rule: Callable[[ParallelPlan, int | None], PlanDefault]) 
 
 
 RULES: Mapping[str, Rule] = {
-    "profile": _of_machines(_profile),
-    "precision": _of_machines(_precision),
+    "profile": _profile,
+    "precision": _precision,
     "parallel.sequence_parallel": _of_plan("parallel.sequence_parallel", sequence_parallel_of),
     "parallel.expert_tp": _of_plan("parallel.expert_tp", expert_tp_of),
-    "communication.sms": _of_machines(_sms),
-    "communication.kernels": _of_machines(_kernels),
-    "routing.expert_load_cv": _of_machines(_load),
-    "variation.clock_cv": _of_machines(_varied("variation.clock_cv")),
-    "variation.jitter_cv": _of_machines(_varied("variation.jitter_cv")),
-    "run.tokens": _of_machines(_tokens),
-    "name": _of_machines(_name),
+    "communication.sms": lambda shape, machines, plan: _chosen(
+        "communication.sms", *sms_of(machines[0].accelerator), "derived", "hwmodels/data/accelerators"
+    ),
+    "communication.kernels": lambda shape, machines, plan: _chosen(
+        "communication.kernels", *kernels_of(machines), "derived", "simulator/dispatchers"
+    ),
+    "routing.expert_load_cv": _load,
+    "variation.clock_cv": _varied("variation.clock_cv"),
+    "variation.jitter_cv": _varied("variation.jitter_cv"),
+    "run.tokens": lambda shape, machines, plan: _chosen("run.tokens", *tokens_of(shape.name)),
+    "name": _name,
 }
 """Keys that may be left out, each with the function that chooses it from model, clusters and plan."""

@@ -91,33 +91,28 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Check": "moesim.simulator.predict.driver",
-    "Comparison": "moesim.simulator.studies.compare",
-    "Estimate": "moesim.simulator.planner.estimate",
-    "Explanation": "moesim.simulator.studies.explain",
-    "HardwareComparison": "moesim.simulator.planner.hardware",
-    "InfeasibleError": "moesim.hwmodels.errors",
-    "InputError": "moesim.hwmodels.errors",
-    "Inputs": "moesim.simulator.scenario.inputs",
-    "MoesimError": "moesim.hwmodels.errors",
-    "PlanResult": "moesim.simulator.planner.result",
-    "PlanSpace": "moesim.simulator.planner.space",
-    "Progress": "moesim.simulator.studies.sweep",
-    "Result": "moesim.simulator.predict.result",
-    "RunReport": "moesim.simulator.run.report",
-    "Scenario": "moesim.simulator.scenario.scenario",
-    "Sensitivity": "moesim.simulator.studies.uncertainty",
-    "Sweep": "moesim.simulator.studies.sweep",
-    "Timeline": "moesim.simulator.predict.timeline",
-    "Trainer": "moesim.simulator.trainers.trainer",
-    "Uncertainty": "moesim.simulator.predict.work_size",
-    "Understanding": "moesim.simulator.trainers.meaning.understand",
-    "compare_hardware": "moesim.simulator.planner.hardware",
-    "plan": "moesim.simulator.planner.search",
-    "score": "moesim.simulator.scoring.published",
-    "sweep": "moesim.simulator.studies.sweep",
+    "hwmodels.errors": "InfeasibleError InputError MoesimError",
+    "simulator.planner.estimate": "Estimate",
+    "simulator.planner.hardware": "HardwareComparison compare_hardware",
+    "simulator.planner.result": "PlanResult",
+    "simulator.planner.search": "plan",
+    "simulator.planner.space": "PlanSpace",
+    "simulator.predict.driver": "Check",
+    "simulator.predict.result": "Result",
+    "simulator.predict.timeline": "Timeline",
+    "simulator.predict.work_size": "Uncertainty",
+    "simulator.run.report": "RunReport",
+    "simulator.scenario.inputs": "Inputs",
+    "simulator.scenario.scenario": "Scenario",
+    "simulator.scoring.published": "score",
+    "simulator.studies.compare": "Comparison",
+    "simulator.studies.explain": "Explanation",
+    "simulator.studies.sweep": "Progress Sweep sweep",
+    "simulator.studies.uncertainty": "Sensitivity",
+    "simulator.trainers.meaning.understand": "Understanding",
+    "simulator.trainers.trainer": "Trainer",
 }
-"""Modules of the public names, which are loaded when first used, so that `import moesim` stays fast."""
+"""Public names by module; they are loaded when first used, so that `import moesim` stays fast."""
 
 
 def load(scenario: AnyScenario, *overrides: str) -> Scenario:
@@ -375,8 +370,9 @@ def run(
 
 def __getattr__(name: str) -> object:
     """Load a public name when it is first used."""
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    for module, names in _LAZY.items():
+        if name in names.split():
+            return getattr(import_module(f"moesim.{module}"), name)
     raise AttributeError(f"module 'moesim' has no attribute {name!r}")
 
 

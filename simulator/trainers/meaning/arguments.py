@@ -28,30 +28,10 @@ from moesim.simulator.trainers.meaning.table import (
 )
 
 FILE = "data/trainers/names.yaml"
+VARIABLES_FILE = "data/trainers/wrappers.yaml"
 
 NAMED_TRAINERS = ("megatron-bridge", "nemo", "torchtitan", "deepspeed")
 """Trainers whose files have names of their own; what such a file does not state is the base's."""
-
-OWN = (
-    "zero-stage", "local-batch-size", "pipeline-microbatch-size", "recompute-policy", "schedule",
-    "gradient-accumulation-steps",
-)  # fmt: skip
-"""Arguments that Megatron-LM does not have, and that names of other trainers stand for."""
-
-
-WITHOUT_VALUE: Mapping[str, Value] = {
-    "recompute-granularity": "none", "num-experts": 0, "mtp-num-layers": 0, "fp8-format": "none",
-    "num-virtual-stages-per-pipeline-rank": 1, "moe-shared-expert-intermediate-size": 0,
-}  # fmt: skip
-"""Values of the arguments that an explicit None of a configuration switches off."""
-
-NEEDS_VALUE = frozenset([
-    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
-    "expert-model-parallel-size", "expert-tensor-parallel-size", "micro-batch-size", "global-batch-size",
-    "seq-length", "num-layers", "hidden-size", "num-attention-heads", "moe-router-topk",
-    "moe-token-dispatcher-type", "zero-stage", "schedule", "recompute-policy",
-])  # fmt: skip
-"""Arguments that decide the plan or the model, and whose value None means something else in every trainer."""
 
 MOST_ARGUMENTS = 5000
 """Most arguments of a launch file."""
@@ -225,13 +205,15 @@ def _read(
         return row("irrelevant", "off")
     if known is not None:
         value = _value(known, argument.value)
-        value = _without_value(known.argument, argument) if value is argument.value is None else value
+        if value is argument.value is None:
+            value = _without_value(known.argument, argument, table)
         if value is None or text == "auto":
             return row("base", "the file leaves it open, so the base's counts")
         return [StatedArgument(argument.name, value, argument.place, _entry(known.argument, table), text)]
     alike = table.entries.get(last.replace("_", "-"))
     if dot and section in trainer.like_megatron and alike is not None:
-        value = _without_value(alike.name, argument) if argument.value is None else argument.value
+        value = argument.value
+        value = _without_value(alike.name, argument, table) if value is None else value
         if value is None:
             return row("base", "the file leaves it open, so the base's counts")
         return [StatedArgument(argument.name, value, argument.place, alike, text)]
@@ -254,24 +236,24 @@ def _read(
     )
 
 
-def _without_value(name: str, argument: Argument) -> Value:
+def _without_value(name: str, argument: Argument, table: Table) -> Value:
     """What an explicit None says: off, or None where the base counts.
 
     Raises InputError for an argument that decides the plan and has no value that means off.
     """
-    if name in NEEDS_VALUE:
+    if name in table.needs_value:
         raise InputError(
             f"{argument.place}: {argument.name} = None: what the trainer takes for it is not known; write "
             f"the value, or give --ignore {argument.name} to take the base's"
         )
-    return WITHOUT_VALUE.get(name)
+    return table.without_value.get(name)
 
 
 _PREFIXED = ("training.trainer.", "training.model.", "training.exp_manager.", "training.run.")
 
 
 def _entry(name: str, table: Table) -> TableEntry:
-    return TableEntry(name, "used") if name in OWN else table.entries[name]
+    return TableEntry(name, "used") if name in table.own else table.entries[name]
 
 
 def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
@@ -290,18 +272,18 @@ def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
     return value
 
 
-SHORTHAND = {
-    "TP": "tensor-model-parallel-size",
-    "PP": "pipeline-model-parallel-size",
-    "EP": "expert-model-parallel-size",
-    "CP": "context-parallel-size",
-    "ETP": "expert-tensor-parallel-size",
-    "VPP": "num-virtual-stages-per-pipeline-rank",
-    "MBS": "micro-batch-size",
-    "GBS": "global-batch-size",
-    "SEQ_LEN": "seq-length",
-}
-"""Variables that users of Megatron-LM give to their scripts (yanring/Megatron-MoE-ModelZoo@e8650517)."""
+class _Variables(Section):
+    """Variables of wrapper scripts, and the arguments that they, or their values, stand for."""
+
+    shorthand: dict[str, str]
+    choices: dict[str, dict[str, dict[str, Any]]]
+
+
+@lru_cache(maxsize=1)
+def _variables() -> _Variables:
+    text = (resources.files("moesim.simulator") / VARIABLES_FILE).read_text("utf-8")
+    return validate_model(_Variables, parse_mapping(text, VARIABLES_FILE), VARIABLES_FILE)
+
 
 NODES = "NNODES"
 
@@ -310,29 +292,6 @@ HOSTS_OF_FOUR = "GB200_CLUSTER"
 
 IN_A_NODE = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPU_PER_NODE", "NUM_GPUS_PER_NODE", "NGPUS_PER_NODE")
 """Variables that hold the GPUs of a node."""
-
-_FP8 = {
-    "fp8-format": "e4m3", "fp8-param-gather": True, "use-precision-aware-optimizer": True,
-    "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16",
-}  # fmt: skip
-_FLEX = {"moe-token-dispatcher-type": "flex"}
-
-CHOICES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "PR": {
-        "bf16": {"bf16": True},
-        "fp8": {**_FP8, "fp8-recipe": "blockwise"},
-        "mxfp8": {**_FP8, "fp8-recipe": "mxfp8", "overlap-grad-reduce": True, "overlap-param-gather": True},
-    },
-    "A2A_OVERLAP": {"0": {}, "1": {"overlap-moe-expert-parallel-comm": True, "delay-wgrad-compute": True}},
-    "DISPATCHER": {
-        "alltoall": {"moe-token-dispatcher-type": "alltoall"},
-        "deepep": {**_FLEX, "moe-flex-dispatcher-backend": "deepep"},
-        "hybridep": {**_FLEX, "moe-flex-dispatcher-backend": "hybridep", "moe-hybridep-num-sms": 32},
-    },
-    "OPTIMIZER_OFFLOAD": {"0": {}, "1": {"optimizer-cpu-offload": True}},
-    "MOE_GROUPED_GEMM": {"true": {"moe-grouped-gemm": True}},
-}
-"""Arguments that the values of a variable stand for, in sbatch_benchmarking.sh of the same commit."""
 
 _UNDECIDING = re.compile(
     r"MODEL|COMMENT|CLUSTER|ACCOUNT|PARTITION|SEGMENT|PROFILE|PRETRAIN|DRY_RUN|DATASET|MCORE_RELEASE_VERSION"
@@ -393,9 +352,9 @@ def read_variables(
             continue
         if text.lower() in _OFF or name in (NODES, *IN_A_NODE, HOSTS_OF_FOUR):
             continue
-        if name in SHORTHAND:
-            _state_variable(stated, SHORTHAND[name], name, value, table)
-        elif name in CHOICES:
+        if name in _variables().shorthand:
+            _state_variable(stated, _variables().shorthand[name], name, value, table)
+        elif name in _variables().choices:
             rows += _chosen(launch, stated, table, base, name, text)
         elif _UNDECIDING.fullmatch(name):
             meaning = f"the direction is unknown: a variable for {launch.program}, which is not read"
@@ -417,12 +376,13 @@ def _chosen(
     text: str,
 ) -> list[MeaningRow]:
     """State the arguments of a variable with few values; a row where they change nothing."""
-    if text not in CHOICES[name]:
+    choices = _variables().choices[name]
+    if text not in choices:
         raise InputError(
-            f"environment: {name}={text[:60]} is not known; known: {', '.join(CHOICES[name])}; correct it, "
-            f"or give --ignore {name} if it changes neither time nor memory"
+            f"environment: {name}={text[:60]} is not known; known: {', '.join(choices)}; correct it, or give "
+            f"--ignore {name} if it changes neither time nor memory"
         )
-    arguments = CHOICES[name][text]
+    arguments = choices[text]
     if name == "PR" and text == base.recipe.linear == "bf16":
         return [MeaningRow(name, text, "base", "the precision is BF16, as the base's", "environment")]
     for argument, value in arguments.items():

@@ -10,7 +10,14 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.trainers.launch import Unknown, Value
-from moesim.simulator.trainers.meaning.table import Kind, MeaningRow, Table, TableEntry, shown
+from moesim.simulator.trainers.meaning.table import (
+    Kind,
+    MeaningRow,
+    Table,
+    TableEntry,
+    megatron_table,
+    shown,
+)
 
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})")
 _NUMBER = re.compile(r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?")
@@ -210,36 +217,13 @@ STAGES = "num-virtual-stages-per-pipeline-rank"
 FIRST = "decoder-first-pipeline-num-layers"
 LAST = "decoder-last-pipeline-num-layers"
 
-EXCLUSIVE = (
-    (LAYERS, STAGES, "both say how many virtual stages there are"),
-    (LAYERS, LAYOUT, "the layout has the virtual stages already"),
-    (STAGES, LAYOUT, "the layout has the virtual stages already"),
-    (LAYERS, FIRST, "uneven stages need --num-virtual-stages-per-pipeline-rank"),
-    (LAYERS, LAST, "uneven stages need --num-virtual-stages-per-pipeline-rank"),
-    (FIRST, LAYOUT, "the layout has the layers of every stage already"),
-    (LAST, LAYOUT, "the layout has the layers of every stage already"),
-    ("account-for-embedding-in-pipeline-split", LAYOUT, "the layout has the layers of every stage already"),
-    ("account-for-loss-in-pipeline-split", LAYOUT, "the layout has the layers of every stage already"),
-    ("account-for-embedding-in-pipeline-split", FIRST, "both say how many layers the first stage has"),
-    ("account-for-loss-in-pipeline-split", LAST, "both say how many layers the last stage has"),
-    ("bf16", "fp16", "there is one format of parameters"),
-    ("num-layers", "encoder-num-layers", "both say how many layers there are"),
-    ("seq-length", "encoder-seq-length", "both say how long a sequence is"),
-    ("use-torch-fsdp2", "use-distributed-optimizer", "both shard the optimizer states"),
-    ("use-torch-fsdp2", "use-megatron-fsdp", "both shard the parameters"),
-    ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "both name the format of gradients"),
-    ("enable-cuda-graph", "external-cuda-graph", "both name the kind of CUDA graphs"),
-    ("moe-expert-capacity-factor", "moe-expert-rank-capacity-factor", "both name the rows that are kept"),
-)
-"""Pairs of arguments that exclude each other in Megatron-LM, with the reason."""
-
 
 def check_contradictions(given: Given) -> None:
     """Raise InputError for arguments that contradict each other, and for ones that need another."""
     on = {name for name, stated in given.stated.items() if stated.value is not False}
     pairs = [
         pair
-        for pair in EXCLUSIVE
+        for pair in megatron_table().exclusive
         if {*pair[:2]} <= on and not (given.in_part and pair[:2] == (STAGES, LAYOUT))  # Bridge states both
     ]
     activations, granularity = "recompute-activations", "recompute-granularity"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -73,6 +73,10 @@ class _MeaningsFile(Section):
     not_priced: dict[str, UnpricedGroup]
     refused: dict[str, ReasonGroup]
     harmless: Annotated[dict[str, str], Field(default_factory=dict)]
+    own: tuple[str, ...]
+    without_value: dict[str, str | int]
+    needs_value: tuple[str, ...]
+    exclusive: tuple[tuple[str, str, str], ...]
 
 
 class UnknownArgumentError(InputError):
@@ -103,10 +107,17 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All entries by name without dashes, and values with which an argument changes nothing."""
+    """All entries by name without dashes, and values with which an argument changes nothing (`harmless`).
+
+    `own` are names that only other trainers have; `without_value` and `needs_value` say what None means.
+    """
 
     entries: Mapping[str, TableEntry]
-    harmless: Mapping[str, str] = field(default_factory=dict)
+    harmless: Mapping[str, str]
+    own: frozenset[str]
+    without_value: Mapping[str, str | int]
+    needs_value: frozenset[str]
+    exclusive: tuple[tuple[str, str, str], ...]
 
     def entry(self, argument: str, place: str) -> TableEntry:
         """The entry of an argument such as `--num-layers`; abbreviations count where they are unique.
@@ -165,7 +176,8 @@ def megatron_table() -> Table:
         if entry.name in by_name:
             raise InputError(f"{FILE}: {entry.name} is listed twice; keep one")
         by_name[entry.name] = entry
-    return Table(by_name, read.harmless)
+    own, needs_value = frozenset(read.own), frozenset(read.needs_value)
+    return Table(by_name, read.harmless, own, read.without_value, needs_value, read.exclusive)
 
 
 FORKS_FILE = "data/trainers/megatron-forks.yaml"
