@@ -25,6 +25,7 @@ def findings() -> dict[str, str]:
     from moesim.simulator.engine.registry import engine_report
     from moesim.simulator.model.catalogue import shipped_models
     from moesim.simulator.scenario import preset_names
+    from moesim.simulator.studies import result_cache
 
     found = {
         "moesim": moesim.__version__,
@@ -34,8 +35,12 @@ def findings() -> dict[str, str]:
     found |= {name: _installed(name) or "not installed" for name in PACKAGES}
     found["cupy"] = next((f"{v} ({name})" for name in CUPY if (v := _installed(name))), "not installed")
     found |= engine_report()
-    found |= {"kept predictions": _predictions()}
+    folder = result_cache.folder()
+    kept = (
+        f"off ({result_cache.FOLDER}=off)" if folder is None else result_cache.check() or f"{folder}: works"
+    )
     found |= {
+        "kept predictions": kept,
         "presets": ", ".join(preset_names()),
         "models": f"{len(shipped_models())} (moesim models)",
         "clusters": ", ".join(list_clusters()),
@@ -44,16 +49,6 @@ def findings() -> dict[str, str]:
         "ptxas": shutil.which("ptxas") or "not found (only kernel work needs it)",
     }
     return found
-
-
-def _predictions() -> str:
-    """Where predictions are kept, or why they are not."""
-    from moesim.simulator.studies import result_cache
-
-    folder = result_cache.folder()
-    if folder is None:
-        return f"off ({result_cache.FOLDER}=off)"
-    return result_cache.check() or f"{folder}: works"
 
 
 def _installed(name: str) -> str | None:

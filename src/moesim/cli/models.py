@@ -23,11 +23,12 @@ _MOST_SHOWN = 60
 
 def print_models(search: str | None, profile: str | None, as_json: bool) -> None:
     """Print the shipped models, or those that a search finds, with the evidence that prices them."""
-    from moesim.simulator.model.catalogue import catalogue, context_text
+    from moesim.simulator.cost.price_evidence import evidence_text
+    from moesim.simulator.model.catalogue import catalogue, context_text, load_model
     from moesim.simulator.model.catalogue import search as found_by
 
     rows = catalogue() if search is None else found_by(catalogue(), search)
-    evidence = _evidence([row.name for row in rows], profile or PROFILE)
+    evidence = {row.name: _evidence_of(load_model(row.name), profile or PROFILE) for row in rows}
     if as_json:
         print_json([_row_object(row, evidence[row.name]) for row in rows])
         return
@@ -37,7 +38,8 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
     cells = [
         (
             row.name, short(row.parameters_total, 4), short(row.parameters_activated, 4), str(row.layers),
-            row.attention, row.experts, context_text(row.context), _priced(row, evidence[row.name]),
+            row.attention, row.experts, context_text(row.context), evidence_text(evidence[row.name])
+            + (f"; not modelled: {len(row.not_modelled)}" if row.not_modelled else ""),
         )
         for row in rows
     ]  # fmt: skip
@@ -49,14 +51,6 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
     print_text(
         f"{len(rows)} of {len(catalogue())} shipped models; moesim models NAME shows one with its source"
     )
-
-
-def _priced(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> str:
-    """What prices a model, and how many of its features are left out."""
-    from moesim.simulator.cost.price_evidence import evidence_text
-
-    left_out = f"; not modelled: {len(row.not_modelled)}" if row.not_modelled else ""
-    return f"{evidence_text(evidence)}{left_out}"
 
 
 def print_model(name: str, profile: str | None, as_json: bool) -> None:
@@ -144,13 +138,8 @@ def _print_states(shape: ModelShape, context: int | None) -> None:
     lengths = [4096] if context is None or context <= 4096 else [4096, context]
     rows = state_sizes(shape, lengths)
     print_text("\nkeys, values and states of one sequence in BF16, over all layers of a kind")
-    headers = (
-        "attention",
-        "kind",
-        "layers",
-        "a further token",
-        *(f"{context_text(n)} tokens" for n in lengths),
-    )
+    further = (f"{context_text(n)} tokens" for n in lengths)
+    headers = ("attention", "kind", "layers", "a further token", *further)
     cells = [
         (
             row.name or row.kind, row.kind, str(row.layers), _bytes(row.bytes_per_token),
@@ -189,9 +178,7 @@ def model_object(shape: ModelShape) -> dict[str, Any]:
         "name": shape.name,
         **_counts(shape),
         "parameters_by_component": parameters_by_component(shape).as_dict(),
-        "attention": row.attention,
-        "feed_forward": row.feed_forward,
-        "experts": row.experts,
+        **{key: getattr(row, key) for key in ("attention", "feed_forward", "experts")},
         "shape": shape.model_dump(mode="json", exclude_none=True),
     }
 
@@ -199,25 +186,15 @@ def model_object(shape: ModelShape) -> dict[str, Any]:
 def _row_object(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> dict[str, Any]:
     from moesim.simulator.model.catalogue import load_model
 
+    same = ("layers", "hidden", "attention", "feed_forward", "experts", "context")
     return {
         "name": row.name,
         **_counts(load_model(row.name)),
-        "layers": row.layers,
-        "hidden": row.hidden,
-        "attention": row.attention,
-        "feed_forward": row.feed_forward,
-        "experts": row.experts,
-        "context": row.context,
+        **{key: getattr(row, key) for key in same},
         "priced_from": _evidence_objects(evidence),
         "not_modelled": list(row.not_modelled),
         "source": row.source,
     }
-
-
-def _evidence(names: Sequence[str], profile: str) -> dict[str, tuple[PartEvidence, ...]]:
-    from moesim.simulator.model.catalogue import load_model
-
-    return {name: _evidence_of(load_model(name), profile) for name in names}
 
 
 def _evidence_of(shape: ModelShape, profile: str) -> tuple[PartEvidence, ...]:

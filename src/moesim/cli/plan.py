@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from moesim.cli.console import AsJson, print_json, print_raw, print_table, print
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
+    from moesim.simulator.planner.result import PlanResult, PlanRow
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.trainers.jobs import JobTemplate
 
@@ -186,9 +186,6 @@ def scenario_yaml(scenario: Scenario) -> str:
     return dump_mapping(data)
 
 
-GIB = 2**30
-
-
 def plan(
     scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A preset name or scenario file.")],
     space: Annotated[
@@ -259,6 +256,14 @@ def plan(
 
     wanted = Wanted.checked(trainer, arguments, job, job_template, job_file, output)
     processes = min(os.cpu_count() or 1, 4) if workers is None else workers
+    told = -1
+
+    def progress(share: float, text: str) -> None:
+        nonlocal told
+        if int(10 * share) > told:  # a line for every tenth of the work
+            told = int(10 * share)
+            say(f"{share:.0%}: {text}")
+
     with working(f"planning {scenario}") as say:
         values = with_headroom(varied(load_space(space), vary or []), headroom)
         loaded = load_scenario(scenario, overrides or [])
@@ -271,7 +276,7 @@ def plan(
             top=top,
             deadline_days=deadline_days,
             budget_usd=budget_usd,
-            progress=_tenths(say),
+            progress=progress,
             workers=processes,
             trainer=limit,
         )
@@ -283,19 +288,6 @@ def plan(
         _print(result)
         exports.show()
     exports.check()
-
-
-def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
-    """A progress callback that prints one line for every tenth of the work."""
-    told = -1
-
-    def progress(share: float, text: str) -> None:
-        nonlocal told
-        if int(10 * share) > told:
-            told = int(10 * share)
-            say(f"{share:.0%}: {text}")
-
-    return progress
 
 
 def _print(result: PlanResult) -> None:
@@ -313,7 +305,15 @@ def _print(result: PlanResult) -> None:
             f"{result.rivals} families were not simulated though within the closed form's error of the best"
         )
     if result.trainer is not None:
-        _print_trainer(result.trainer)
+        # What the search was limited to, and what the best of all plans would gain.
+        print_text(f"searched what {result.trainer.trainer} can run, priced as it runs it")
+        first, *reasons = result.trainer.sentences or ("no plan of other frameworks fits",)
+        lines = [
+            *(f"  {text}" for text in result.trainer.replaced),
+            first,
+            *(f"  {text}" for text in reasons),
+        ]
+        print_text("\n".join(lines))
     for sentence in result.kept:
         print_text(sentence)
     print_text("")
@@ -321,11 +321,8 @@ def _print(result: PlanResult) -> None:
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
     print_table(headers, rows, right=range(3, 10))
     if result.own is not None:
-        place = (
-            "not among those that were estimated"
-            if result.own_rank is None
-            else f"place {result.own_rank} by closed form"
-        )
+        place = f"place {result.own_rank} by closed form"
+        place = "not among those that were estimated" if result.own_rank is None else place
         print_text(f"\nthe scenario's own plan, {place}")
         print_table(headers, [_cells(result.own)], right=range(3, 10))
         print_text("\nseconds that it takes more than the best, by mechanism")
@@ -337,27 +334,15 @@ def _print(result: PlanResult) -> None:
         print_verdict(result)
     print_text("\nmemory of the best plan's fullest GPU, GiB")
     kinds = sorted(result.best.memory_by_kind_bytes.items(), key=lambda item: -item[1])
-    print_table(("", ""), [(kind, f"{value / GIB:.1f}") for kind, value in kinds], right=(1,))
+    print_table(("", ""), [(kind, f"{value / 2**30:.1f}") for kind, value in kinds], right=(1,))
     if result.pareto:
         print_text("\nleast time for the memory (* by closed form)")
         print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
     print_text("\nrefused")
-    print_table(
-        ("plans", "reason", "for example"), [(f"{r.count:,}", r.reason, r.example) for r in result.refused]
-    )
+    refused = [(f"{r.count:,}", r.reason, r.example) for r in result.refused]
+    print_table(("plans", "reason", "for example"), refused)
     for note in result.notes:
         print_text(f"note: {note}")
-
-
-def _print_trainer(verdict: TrainerVerdict) -> None:
-    """What the search was limited to, and what the best of all plans would gain."""
-    print_text(f"searched what {verdict.trainer} can run, priced as it runs it")
-    for sentence in verdict.replaced:
-        print_text(f"  {sentence}")
-    first, *reasons = verdict.sentences or ("no plan of other frameworks fits",)
-    print_text(first)
-    for reason in reasons:
-        print_text(f"  {reason}")
 
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
@@ -372,7 +357,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         str(row.zero_stage),
         step_text(row.time_s) + ("" if row.source == "simulated" else "*"),
         f"{100 * row.margin:+.1f} %",
-        f"{row.memory_bytes / GIB:.1f}" + ("" if row.verdict == "fits" else f", {row.verdict}"),
+        f"{row.memory_bytes / 2**30:.1f}" + ("" if row.verdict == "fits" else f", {row.verdict}"),
         f"{row.days:.1f}",
         "" if row.cost_usd is None else f"{row.cost_usd / 1e6:.2f}",
     )

@@ -220,18 +220,14 @@ def print_board(board: Board) -> None:
          percent(t.group_median))
         for t in board.totals
     ]  # fmt: skip
-    print_table(
-        ("rows of", "rows", "over rows", "groups", "mean of group medians", "median of them"),
-        over,
-        right=(1, 2, 3, 4, 5),
-    )
+    heads = ("rows of", "rows", "over rows", "groups", "mean of group medians", "median of them")
+    print_table(heads, over, right=(1, 2, 3, 4, 5))
     if board.group_covered is not None:
         print_text(f"mean over groups of the share in the 80 % interval: {board.group_covered:.0%}")
     print_refusals(board)
     print_memory(board)
-    missed = sorted(
-        (r for r in board.rows if r.relative_error is not None), key=lambda r: -abs(r.relative_error or 0)
-    )
+    known = [r for r in board.rows if r.relative_error is not None]
+    missed = sorted(known, key=lambda r: -abs(r.relative_error or 0))
     print_text("\nlargest misses")
     lines = [(r.id, r.group, percent(r.relative_error or 0.0), r.recompute) for r in missed[:10]]
     print_table(("row", "group", "error", "recompute"), lines, right=(2,))
