@@ -6,49 +6,44 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
 from itertools import zip_longest
 from pathlib import PurePosixPath
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown
 from moesim.simulator.trainers.reading.configuration import entries_of_text
 from moesim.simulator.trainers.reading.script import Command, Word
 from moesim.simulator.trainers.reading.trainer_names import trainer_of
 
-_FLAGS = {
-    "torchrun": {"standalone", "no_python", "run_path", "use_env", "enable_elastic"},
-    "deepspeed": {
-        "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
-        "bind_cores_to_rank", "elastic_training", "enable_elastic_training",
-    },
-    "accelerate": {
-        "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "cpu", "tpu", "same_network", "debug",
-        "no_python", "quiet", "q", "use_xpu", "ipex", "multi_cpu", "no_tpu_cluster", "use_parallelism_config",
-    },
-}  # fmt: skip
-"""The options of each launcher that take no value."""
-_VALUES = {
-    "torchrun": {
-        "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts",
-        "monitor_interval", "start_method", "role", "log_dir", "r", "redirects", "t", "tee", "node_rank",
-        "local_ranks_filter", "master_addr", "master_port", "local_addr", "logs_specs", "event_log_handler",
-        "numa_binding", "signals_to_handle", "virtual_local_rank", "duplicate_stdout_filters",
-        "duplicate_stderr_filters", "shutdown_timeout",
-    },
-    "deepspeed": {
-        "hostfile", "H", "include", "i", "exclude", "e", "num_nodes", "min_elastic_nodes", "num_gpus",
-        "max_elastic_nodes", "master_port", "master_addr", "launcher", "launcher_args", "autotuning",
-        "bind_core_list", "ssh_port", "venv_script", "node_rank",
-    },
-}  # fmt: skip
-"""The options of torchrun and deepspeed that take a value."""
-_LAUNCHERS = {
-    "torchrun": "torchrun", "ft_launcher": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate",
-    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed",
-}  # fmt: skip
-_NODES = {"torchrun": "nnodes", "deepspeed": "num_nodes", "accelerate": "num_machines"}
-_GPUS = {"torchrun": "nproc_per_node", "deepspeed": "num_gpus"}
+FILE = "data/trainers/launchers.yaml"
+
+
+class _Launcher(Section):
+    """Names and options of a launcher."""
+
+    names: tuple[str, ...]
+    nodes: str
+    gpus: str = ""
+    flags: tuple[str, ...]
+    values: tuple[str, ...] | None = None
+
+
+@lru_cache(maxsize=1)
+def _launchers() -> dict[str, _Launcher]:
+    text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
+    return {name: validate_model(_Launcher, data, FILE) for name, data in parse_mapping(text, FILE).items()}
+
+
+def _launcher_named(name: str) -> str | None:
+    """The launcher that a program or module is."""
+    return next((launcher for launcher, known in _launchers().items() if name in known.names), None)
+
+
 _PYTHON = re.compile(r"python[\d.]*")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
@@ -87,7 +82,7 @@ def started(command: Command) -> Started | None:
         following = [one.text for one in words[at + 1 : at + 3]]
         found: Started | None = None
         if name in ("torchrun", "deepspeed", "ft_launcher"):
-            found = _launched(_LAUNCHERS[name], words[at + 1 :])
+            found = _launched(str(_launcher_named(name)), words[at + 1 :])
         elif name == "accelerate" and following[:1] == ["launch"]:
             found = _launched("accelerate", words[at + 2 :])
         elif _PYTHON.fullmatch(name):
@@ -108,7 +103,7 @@ def _python(words: list[Word]) -> Started | None:
     while words:
         text = words[0].text
         if text == "-m" and len(words) > 1:
-            launcher = _LAUNCHERS.get(words[1].text)
+            launcher = _launcher_named(words[1].text)
             return _launched(launcher, words[2:]) if launcher else Started(None, words[1], words[2:])
         if text == "-c" or (not words[1:] and text.startswith("-")):
             return None
@@ -124,6 +119,7 @@ def _python(words: list[Word]) -> Started | None:
 def _launched(launcher: str, words: list[Word]) -> Started | None:
     """The program behind the options of a launcher; a value never begins with a dash."""
     options: dict[str, Word] = {}
+    known = _launchers()[launcher]
     is_module = False
     at = 0
     while at < len(words):
@@ -136,14 +132,14 @@ def _launched(launcher: str, words: list[Word]) -> Started | None:
         if name in ("m", "module"):
             is_module = True
             break
-        known = _VALUES.get(launcher, {name}) | _FLAGS[launcher]
-        if name not in known and not name.startswith("ft_"):
+        is_open = known.values is None or name.startswith("ft_")
+        if not is_open and name not in (*(known.values or ()), *known.flags):
             raise InputError(
                 f"{word.place}: {word.text[:60]} is no option of {launcher}, and its program comes later: a "
                 "value before it is missing, or the program; write them out"
             )
         options[name] = Word(value, word.place)
-        takes = not equals and name not in _FLAGS[launcher] and at < len(words)
+        takes = not equals and name not in known.flags and at < len(words)
         if takes and not words[at].text.startswith("-"):
             options[name] = words[at]
             at += 1
@@ -332,7 +328,8 @@ def machine_of(
     gpus: list[tuple[str, str]] = []
     launcher, options = program.launcher, program.options
     if launcher is not None:
-        for counts, option in ((nodes, _NODES[launcher]), (gpus, _GPUS.get(launcher, ""))):
+        known = _launchers()[launcher]
+        for counts, option in ((nodes, known.nodes), (gpus, known.gpus)):
             if option in options:
                 counts.append((options[option].text, options[option].place))
         total = options["num_processes"].text if "num_processes" in options else ""
