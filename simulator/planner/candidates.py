@@ -79,7 +79,19 @@ def find_candidates(
         placed = with_placement(job.scenario, placement)
         books.setdefault(price_key(placement), PriceBook(placed, job.shape, job.cluster, job.profile))
     book = books[min(books)]
-    space = _priceable(book, frames, space, refused)
+    # The space without precisions that the profile cannot price. Raises InputError if none is left.
+    kept, problem = [], ""
+    for precision, recipe in zip(space.precision, space.recipes, strict=True):
+        try:
+            if frames:
+                book.alone(frames[0].plan, recipe, "none")
+            kept.append(precision)
+        except InputError as error:
+            problem = str(error)
+            refused.add_error(problem, len(frames) * space.per_frame // len(space.precision), recipe.linear)
+    if not kept:
+        raise InputError(problem)
+    space = replace(space, precision=tuple(kept))
     gathering = _Gathering(job, space, book, most_s, refused, limits)
     layouts = _layouts(
         job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, COUNTED, PRICED), pool
@@ -161,7 +173,22 @@ class _Gathering:
             usable |= fits
             self.legal += int((legal * often).sum())
             self.fitting += int(((fits & ~slow) * often).sum())
-            self._refuse_full(group.frames, over, counted.least[k], often)
+            # Refuse the plans that are `over`: those out of memory, and those that lack the head-room.
+            used, reserved = counted.least[k]
+            full, headroom = used > self.capacity, self.space.headroom
+            for reason, refused, needed, verb, limit in (
+                (FULL, over & full, used, "needs", self.capacity),
+                (AT_RISK, over & ~full, reserved, "may reserve", self.capacity)
+                if headroom is None
+                else (NO_HEADROOM, over & ~full, used, "needs", self.capacity * (1.0 - headroom)),
+            ):
+                if not refused.any():
+                    continue
+                place = np.unravel_index(int(np.where(refused, needed, np.inf).argmin()), refused.shape)
+                size = f"{needed[place] / GIB:.2f} of {limit / GIB:.2f} GiB"
+                miss = float(needed[place]), f"{group.frames[int(place[0])].label} {verb} {size}"
+                self.refused.add(reason, int((refused * often).sum()), miss[1])
+                self._nearest[reason] = min(self._nearest.get(reason, miss), miss)
             self._refuse_slow(group.frames, slow & fits, counted.bound[0], often)
         keep = np.nonzero((usable & ~slow).ravel())[0]
         pairs = zip(counted.layout, counted.memory, strict=True)
@@ -220,26 +247,6 @@ class _Gathering:
                 fewer = held.used < least[k][0]
                 least[k] = np.where(fewer, held, least[k])
         return _Counted(best, used, chosen, least)
-
-    def _refuse_full(
-        self, frames: Sequence[Frame], over: BoolArray, least: FloatArray, often: IntArray
-    ) -> None:
-        """Refuse the plans that are `over`: those out of memory, and those that lack the head-room."""
-        used, reserved = least
-        full, headroom = used > self.capacity, self.space.headroom
-        for reason, refused, needed, verb, limit in (
-            (FULL, over & full, used, "needs", self.capacity),
-            (AT_RISK, over & ~full, reserved, "may reserve", self.capacity)
-            if headroom is None
-            else (NO_HEADROOM, over & ~full, used, "needs", self.capacity * (1.0 - headroom)),
-        ):
-            if not refused.any():
-                continue
-            place = np.unravel_index(int(np.where(refused, needed, np.inf).argmin()), refused.shape)
-            size = f"{needed[place] / GIB:.2f} of {limit / GIB:.2f} GiB"
-            miss = float(needed[place]), f"{frames[int(place[0])].label} {verb} {size}"
-            self.refused.add(reason, int((refused * often).sum()), miss[1])
-            self._nearest[reason] = min(self._nearest.get(reason, miss), miss)
 
     def _refuse_slow(
         self, frames: Sequence[Frame], slow: BoolArray, bound: FloatArray, often: IntArray
@@ -367,19 +374,3 @@ def _balanced(
     blocks: tuple[object, ...], weights: tuple[float, ...], n: int, ends_alone: bool
 ) -> StageAssignment:
     return balanced(blocks, weights, n, ends_alone=ends_alone)  # type: ignore[arg-type]
-
-
-def _priceable(book: PriceBook, frames: Sequence[Frame], space: Space, refused: Refusals) -> Space:
-    """The space without precisions that the profile cannot price. Raises InputError if none is left."""
-    kept, problem = [], ""
-    for precision, recipe in zip(space.precision, space.recipes, strict=True):
-        try:
-            if frames:
-                book.alone(frames[0].plan, recipe, "none")
-            kept.append(precision)
-        except InputError as error:
-            problem = str(error)
-            refused.add_error(problem, len(frames) * space.per_frame // len(space.precision), recipe.linear)
-    if not kept:
-        raise InputError(problem)
-    return replace(space, precision=tuple(kept))

@@ -115,7 +115,20 @@ def estimate(scenario: Scenario) -> Estimate:
     Raises InputError for an illegal scenario, and for what the closed form cannot price: a fleet, full
     resolution, faults, a schedule from a file and a part of the model.
     """
-    _check_scope(scenario)
+    # What the closed form cannot price, with the remedy.
+    beyond = {
+        "a fleet of several clusters": scenario.fleet is not None,
+        "resolution full": scenario.resolution == "full",
+        "faults": bool(scenario.faults),
+        "a schedule from a file": scenario.schedule.lower().endswith(".csv"),
+        "a part of the model (stages.blocks)": scenario.stages.blocks is not None,
+    }
+    refused = [what for what, is_given in beyond.items() if is_given]
+    if refused:
+        raise InputError(
+            f"scenario {scenario.name}: the closed form cannot price {' and '.join(refused)}; simulate the "
+            "step instead (moesim simulate without --fast, moesim.simulate)"
+        )
     job = resolve(scenario)
     frame, stages, book = _laid_out(job)
     plan, policy, sms = scenario.parallel, scenario.recompute, scenario.communication.sms
@@ -132,23 +145,6 @@ def estimate(scenario: Scenario) -> Estimate:
     evidence = [priced.table.evidence, *(part.evidence for part in priced.sync)]
     notes = combined((part, 1.0) for part in evidence).notes
     return _finished(job, frame, stages, (seconds, bound), notes)
-
-
-def _check_scope(scenario: Scenario) -> None:
-    """Raise InputError for what the closed form cannot price, with the remedy."""
-    beyond = {
-        "a fleet of several clusters": scenario.fleet is not None,
-        "resolution full": scenario.resolution == "full",
-        "faults": bool(scenario.faults),
-        "a schedule from a file": scenario.schedule.lower().endswith(".csv"),
-        "a part of the model (stages.blocks)": scenario.stages.blocks is not None,
-    }
-    refused = [what for what, is_given in beyond.items() if is_given]
-    if refused:
-        raise InputError(
-            f"scenario {scenario.name}: the closed form cannot price {' and '.join(refused)}; simulate the "
-            "step instead (moesim simulate without --fast, moesim.simulate)"
-        )
 
 
 def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
@@ -168,16 +164,6 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     return Frame(plan, scenario.schedule, count, job.layout, shaped), stages, book
 
 
-def _memory(job: ResolvedJob, frame: Frame, stages: StageAssignment) -> MemoryResult:
-    """Memory of the fullest GPU; with all micro-batches where it grows with their number."""
-    ranks = frame.pattern.in_flight[-1]
-    if ranks != frame.pattern.in_flight[0]:
-        plan = frame.plan
-        ranks = tuple(rank_stages(build(frame.schedule, plan.pp, frame.microbatches, plan.vpp)))
-    report = memory_of(job.scenario, job.shape, job.cluster, stages, ranks, frame.microbatches)
-    return fullest_of(report, range(frame.plan.pp))
-
-
 def _finished(
     job: ResolvedJob,
     frame: Frame,
@@ -190,6 +176,12 @@ def _finished(
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
     gpu_hours, price = run_s / SECONDS_PER_HOUR * cluster.n_gpus, cluster.price_per_gpu_hour
+    # Memory of the fullest GPU; with all micro-batches where it grows with their number.
+    ranks = frame.pattern.in_flight[-1]
+    if ranks != frame.pattern.in_flight[0]:
+        plan = frame.plan
+        ranks = tuple(rank_stages(build(frame.schedule, plan.pp, frame.microbatches, plan.vpp)))
+    report = memory_of(job.scenario, job.shape, job.cluster, stages, ranks, frame.microbatches)
     return Estimate(
         scenario=scenario.name,
         inputs=inputs_of(scenario, CLOSED_FORM),
@@ -198,7 +190,7 @@ def _finished(
         lower_bound_s=times_s[1],
         tokens_per_s=tokens / seconds,
         tokens_per_s_per_gpu=tokens / seconds / cluster.n_gpus,
-        memory=_memory(job, frame, stages),
+        memory=fullest_of(report, range(frame.plan.pp)),
         days=run_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=None if price is None else gpu_hours * price.value,

@@ -132,7 +132,19 @@ def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
         return cluster.price_per_gpu_hour
     chip = cluster.accelerator.name
     if payment == "purchase":
-        return _bought(cluster)
+        names = list_purchases(cluster.accelerator.name)
+        if not names:
+            raise InputError(f"no purchase of {cluster.accelerator.name} is known")
+        buy = load_purchase(names[0])
+        bill = rates(cluster, Price(buy=buy), 0)
+        usd_per_hour = bill.usd(1.0)
+        assert usd_per_hour is not None
+        return SourcedUsdPerHour(
+            value=usd_per_hour / bill.gpus,
+            kind="derived",
+            source=f"{bill.described}: hardware, building, upkeep and electricity for each hour of use",
+            date=buy.system_per_gpu.date,
+        )
     known = {offer.term for offer in load_prices(chip).offers} if chip in list_prices() else set()
     term: Term = payment
     if term not in known:
@@ -155,22 +167,6 @@ def paid(scenario: Scenario, payment: Payment) -> Scenario:
     plain = SourcedUsdPerHour(**{name: getattr(price, name) for name in SourcedUsdPerHour.model_fields})
     cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": plain})
     return scenario.model_copy(update={"cluster": cluster})
-
-
-def _bought(cluster: Cluster) -> SourcedUsdPerHour:
-    names = list_purchases(cluster.accelerator.name)
-    if not names:
-        raise InputError(f"no purchase of {cluster.accelerator.name} is known")
-    buy = load_purchase(names[0])
-    bill = rates(cluster, Price(buy=buy), 0)
-    usd_per_hour = bill.usd(1.0)
-    assert usd_per_hour is not None
-    return SourcedUsdPerHour(
-        value=usd_per_hour / bill.gpus,
-        kind="derived",
-        source=f"{bill.described}: hardware, building, upkeep and electricity for each hour of use",
-        date=buy.system_per_gpu.date,
-    )
 
 
 LEAST, MOST = 2, 6

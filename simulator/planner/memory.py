@@ -76,7 +76,11 @@ class MemoryBook:
 
         `replicas`: number of redundant experts of the placement (eq. M6).
         """
-        plans = self._inputs(frames, pattern, replicas)
+        if self._of is None or self._of[0] is not frames or self._of[1] is not pattern:
+            self._of, self._plans = (frames, pattern), {}
+        if replicas not in self._plans:
+            self._plans[replicas] = _ManyPlans(self, frames, pattern, replicas)
+        plans = self._plans[replicas]
         whole = (len(frames), *(len(axis) for axis in self.axes))
         software, stages = self.scenario.software, self.space.zero_stage
         slack = np.array([highest(allocator_slack(software, stage)) for stage in stages])
@@ -87,13 +91,6 @@ class MemoryBook:
             fuller = total > used
             used, reserved = np.where(fuller, total, used), np.where(fuller, most, reserved)
         return FullestRank(used, reserved)
-
-    def _inputs(self, frames: Sequence[Frame], pattern: Pattern, replicas: int) -> _ManyPlans:
-        if self._of is None or self._of[0] is not frames or self._of[1] is not pattern:
-            self._of, self._plans = (frames, pattern), {}
-        if replicas not in self._plans:
-            self._plans[replicas] = _ManyPlans(self, frames, pattern, replicas)
-        return self._plans[replicas]
 
     @property
     def axes(self) -> tuple[Sequence[object], ...]:

@@ -81,10 +81,6 @@ class Candidates:
         """Number of price tables that were computed."""
         return sum(book.priced for book in self.books.values())
 
-    def book_of(self, placement: int) -> PriceBook:
-        """Prices with a placement, given by its position in the space."""
-        return self.books[price_key(self.space.placement[placement])]
-
     def placements_of(self, number: int) -> list[int]:
         """Positions of the placements that are legal for a plan and fit."""
         if len(self.space.placement) == 1:
@@ -145,17 +141,17 @@ class PricedCandidates:
     def priced(self, chosen: Sequence[tuple[int, int]]) -> list[PricedPlan]:
         """The prices of some plans, each with a placement of the space."""
         c = self.candidates
-        axes = self._axes(np.array([number for number, _ in chosen], dtype=np.int64))
+        # Positions in the lists of frames, precisions, policies, SMs and ZeRO stages [plans, axes].
+        index, inner = (
+            self.candidates.index[np.array([number for number, _ in chosen], dtype=np.int64)],
+            inner_axes(self.candidates.space),
+        )
+        most = int(index.max(initial=0)) // self.candidates.space.inner + 1
+        axes = np.array(np.unravel_index(index, (most, *inner))).T
         return [
             self._priced(int(c.group[number]), own, c.layout_with(number, p), p)
             for (number, p), own in zip(chosen, axes.tolist(), strict=True)
         ]
-
-    def _axes(self, numbers: IntArray) -> IntArray:
-        """Positions in the lists of frames, precisions, policies, SMs and ZeRO stages [plans, axes]."""
-        index, inner = self.candidates.index[numbers], inner_axes(self.candidates.space)
-        most = int(index.max(initial=0)) // self.candidates.space.inner + 1
-        return np.array(np.unravel_index(index, (most, *inner))).T
 
     def _priced(self, group: int, axes: Sequence[int], layout: int, placement: int) -> PricedPlan:
         c, (n, p, r, s, z) = self.candidates, axes
@@ -170,10 +166,9 @@ class PricedCandidates:
             spread = c.loads.spread(frame, c.space.placement[placement])
             self._spreads[group, n, placement] = spread
         choice = c.recipes[p], c.space.recompute[r], c.space.sms[s]
-        return c.book_of(placement).priced_plan(frame, plan, choice, spread, stages, self._layers_of(stages))
-
-    def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
-        """Layers of each stage, counted once a layout; the candidates keep the layouts alive."""
-        if id(layout) not in self._layers:
-            self._layers[id(layout)] = layout.layers_per_stage
-        return self._layers[id(layout)]
+        # Layers of each stage, counted once a layout; the candidates keep the layouts alive.
+        if id(stages) not in self._layers:
+            self._layers[id(stages)] = stages.layers_per_stage
+        return c.books[price_key(c.space.placement[placement])].priced_plan(
+            frame, plan, choice, spread, stages, self._layers[id(stages)]
+        )

@@ -13,7 +13,7 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import html_table
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.memory.gpu import Verdict, is_admitted, rank_stages, verdict_of
-from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import placement_name, with_placement
@@ -257,7 +257,24 @@ class PlanResult:
 
     def __repr__(self) -> str:
         """The first ranked plans and what the search counted, in about ten lines."""
-        return _text(self)
+        # What was planned, without the plan of its own, which the rows replace.
+        inputs = self.inputs
+        lines = [
+            *([] if inputs is None else [f"{inputs.name}:", *inputs.lines(plan=False)]),
+            f"plans by {self.objective}: {self.considered:,} considered, {self.legal:,} legal, "
+            f"{self.fitting:,} fit, {self.simulated:,} simulated",
+            *table_lines([list(PLAN_COLUMNS), *map(_cells, self.ranked)], MOST_PLANS),
+        ]
+        if self.trainer is not None:
+            lines.append(f"  {self.trainer.trainer}: {next(iter(self.trainer.sentences), 'searched alone')}")
+        if self.own is not None:
+            rank = "" if self.own_rank is None else f" (rank {self.own_rank})"
+            lines.append(f"  the scenario's own plan{rank}: {_row_text(self.own)}")
+        if self.rivals:
+            lines.append(f"  {self.rivals:,} further families are within the error of the closed form")
+        lines += [f"  {sentence}" for sentence in self.kept]
+        lines += [f"  note: {note}" for note in self.notes[:2]]
+        return "\n".join([*lines, "  more: .best, .ranked, .pareto, .refused, .to_pandas()"])
 
     def _repr_html_(self) -> str:
         """The ranked plans as a table, for notebooks."""
@@ -294,12 +311,6 @@ class PlanResult:
         return pd.DataFrame([{k: v for k, v in row.items() if k != "scenario"} for row in rows])
 
 
-def _of(result: PlanResult) -> list[str]:
-    """What was planned, without the plan of its own, which the rows replace."""
-    inputs = result.inputs
-    return [] if inputs is None else [f"{inputs.name}:", *inputs.lines(plan=False)]
-
-
 def step_text(seconds: float) -> str:
     """Seconds of a step with four digits, so that a printed step is exact to 0.05 %."""
     return f"{seconds:#.4g}".rstrip(".") if seconds < 1e4 else f"{seconds:.0f}"
@@ -327,26 +338,6 @@ def _cells(row: PlanRow) -> list[str]:
         f"{row.days:.1f}",
         "no price" if row.cost_usd is None else f"${short(row.cost_usd)}",
     ]
-
-
-def _text(result: PlanResult) -> str:
-    """The best plans, the scenario's own, and what the search counted, in about ten lines."""
-    lines = [
-        *_of(result),
-        f"plans by {result.objective}: {result.considered:,} considered, {result.legal:,} legal, "
-        f"{result.fitting:,} fit, {result.simulated:,} simulated",
-        *table_lines([list(PLAN_COLUMNS), *map(_cells, result.ranked)], MOST_PLANS),
-    ]
-    if result.trainer is not None:
-        lines.append(f"  {result.trainer.trainer}: {next(iter(result.trainer.sentences), 'searched alone')}")
-    if result.own is not None:
-        rank = "" if result.own_rank is None else f" (rank {result.own_rank})"
-        lines.append(f"  the scenario's own plan{rank}: {_row_text(result.own)}")
-    if result.rivals:
-        lines.append(f"  {result.rivals:,} further families are within the error of the closed form")
-    lines += [f"  {sentence}" for sentence in result.kept]
-    lines += [f"  note: {note}" for note in result.notes[:2]]
-    return "\n".join([*lines, "  more: .best, .ranked, .pareto, .refused, .to_pandas()"])
 
 
 # -- rows --------------------------------------------------------------------------------------------
@@ -501,12 +492,7 @@ def precision_name(scenario: Scenario) -> str:
     """Name of the recipe; one without a name is described by the nearest that has one."""
     if isinstance(scenario.precision, str):
         return scenario.precision
-    return nearest_recipe(scenario.precision)
-
-
-def nearest_recipe(recipe: Precision) -> str:
-    """Name of the nearest recipe, with the fields that differ, such as "fp8 dispatch=bf16"."""
-    fields = dict(recipe)
+    fields = dict(scenario.precision)
     differing = {
         name: [f"{key}={fields[key]}" for key, value in known if fields[key] != value]
         for name, known in PRECISIONS.items()

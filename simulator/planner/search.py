@@ -89,32 +89,21 @@ def plan(
         )
     with engine_processes(workers) as pool, without_cyclic_collection():
         if framework is not None:
-            found = _plan_for_trainer(framework, scenario, wanted, goal, say, pool)
+            # The best plans that a trainer can run, with the best of all beside them.
+            alone = replace(goal, top=1)
+            started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
+            adapted, replaced = framework.adapted(scenario, any_plan=True)
+            result = _plan_cluster(adapted, wanted, goal, say, pool, framework)
+            best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
+            gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
+            reasons = () if best is None else framework.problems_of(best.scenario)
+            found = replace(result, trainer=TrainerVerdict(framework.label, replaced, best, reasons, gain))
         elif scenario.fleet is not None:
             found = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
             found = _plan_cluster(scenario, wanted, goal, say, pool)
     kept = (headroom_sentence(wanted, scenario), *kept_as_stated(wanted, scenario))
     return replace(found, inputs=inputs_of(scenario), headroom=wanted.headroom, kept=kept)
-
-
-def _plan_for_trainer(
-    trainer: Trainer,
-    scenario: Scenario,
-    wanted: PlanSpace,
-    goal: Goal,
-    say: OnProgress,
-    pool: Executor | None,
-) -> PlanResult:
-    """The best plans that a trainer can run, with the best of all beside them."""
-    alone = replace(goal, top=1)
-    started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
-    adapted, replaced = trainer.adapted(scenario, any_plan=True)
-    result = _plan_cluster(adapted, wanted, goal, say, pool, trainer)
-    best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
-    gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
-    reasons = () if best is None else trainer.problems_of(best.scenario)
-    return replace(result, trainer=TrainerVerdict(trainer.label, replaced, best, reasons, gain))
 
 
 def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow | None:

@@ -256,7 +256,7 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     defaults: dict[str, tuple[Any, ...]] = {
         "tp": _powers(cluster.node.n_gpus),
         "pp": tuple(d for d in range(1, min(n, most_stages) + 1) if n % d == 0),
-        "ep": _divisors(moe.experts) if moe else (1,),
+        "ep": tuple(d for d in range(1, moe.experts + 1) if moe.experts % d == 0) if moe else (1,),
         "cp": _powers(8),
         "vpp": (1, 2, 4),
         "expert_tp": (1,),
@@ -357,7 +357,3 @@ def _check_sms(sms: int, cluster: Cluster) -> None:
 
 def _powers(most: int) -> tuple[int, ...]:
     return tuple(1 << k for k in range(most.bit_length()) if 1 << k <= most)
-
-
-def _divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)

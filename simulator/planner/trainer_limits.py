@@ -12,7 +12,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray
 from moesim.hwmodels.errors import InfeasibleError
-from moesim.simulator.model.recompute import Recompute, parse_recompute, recompute_label
+from moesim.simulator.model.recompute import parse_recompute, recompute_label
 from moesim.simulator.model.repeated import modules_of_model
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import placement_name
@@ -66,36 +66,32 @@ class TrainerLimits:
             "placement": frozenset({"experts_in_order"}),
         }
 
-    def check_model(self) -> None:
-        """Raise InfeasibleError where the trainer can run no plan of the model and software at all."""
-        for entry in self.trainer.exclusions:
-            if entry.reads <= self._given.keys() and entry.applies(self._given):
-                raise InfeasibleError(
-                    f"{self.trainer.label} cannot train {self.scenario.shape.name} as the scenario says: "
-                    f"{entry.because}"
-                )
-
     def chosen(self, wanted: PlanSpace, space: Space) -> tuple[Space, tuple[str, ...]]:
         """The space to search: the trainer's own recompute choices and recipes where the user names none.
 
         Returns it with sentences on values that the user named and the trainer has no words for. Raises
         InfeasibleError where nothing is left.
         """
-        self.check_model()
+        # Raise InfeasibleError where the trainer can run no plan of the model and software at all.
+        for entry in self.trainer.exclusions:
+            if entry.reads <= self._given.keys() and entry.applies(self._given):
+                raise InfeasibleError(
+                    f"{self.trainer.label} cannot train {self.scenario.shape.name} as the scenario says: "
+                    f"{entry.because}"
+                )
         recipes = [self.trainer.adapted_recipe(recipe)[0] for recipe in space.recipes]
         update: dict[str, Any] = {"precision": tuple(dict.fromkeys(recipes))}
         if wanted.recompute is None and "recompute" in self.trainer.search:
-            update["recompute"] = self._recompute_choices()
+            # The trainer's choices whose modules the model has.
+            have = modules_of_model(self.scenario.shape)
+            search, dense = self.trainer.search, self.scenario.shape.moe is None
+            texts = search["recompute_dense" if dense and "recompute_dense" in search else "recompute"]
+            choices = map(parse_recompute, texts)
+            update["recompute"] = tuple(
+                choice for choice in choices if isinstance(choice, str) or have.issuperset(choice)
+            )
         narrow, sentences = self.narrowed(replace(space, **update))
         return narrow, tuple(s for s in sentences if getattr(wanted, s.partition("=")[0]) is not None)
-
-    def _recompute_choices(self) -> tuple[Recompute, ...]:
-        """The trainer's choices whose modules the model has."""
-        have = modules_of_model(self.scenario.shape)
-        search, dense = self.trainer.search, self.scenario.shape.moe is None
-        texts = search["recompute_dense" if dense and "recompute_dense" in search else "recompute"]
-        choices = map(parse_recompute, texts)
-        return tuple(choice for choice in choices if isinstance(choice, str) or have.issuperset(choice))
 
     def narrowed(self, space: Space) -> tuple[Space, tuple[str, ...]]:
         """The space without values that the trainer has no words for, with a sentence on each of them.
@@ -129,7 +125,11 @@ class TrainerLimits:
         if axis == "schedule":
             return schedule_values(value, self.trainer.project)
         if axis == "precision":
-            return recipe_values(value if not isinstance(value, str) else self._named(value))
+            return recipe_values(
+                value
+                if not isinstance(value, str)
+                else self.scenario.model_copy(update={"precision": value}).recipe
+            )
         if axis == "recompute":
             return recompute_values(value)
         if axis == "sms":
@@ -137,9 +137,6 @@ class TrainerLimits:
         if axis == "placement":
             return {"experts_in_order": value is None}
         return {axis: value}
-
-    def _named(self, name: str) -> Any:
-        return self.scenario.model_copy(update={"precision": name}).recipe
 
     def frames(self, frames: Sequence[Frame], per_frame: int, refused: Refusals) -> list[Frame]:
         """The frames that the trainer can run; the others are refused."""
@@ -221,13 +218,9 @@ class TrainerLimits:
         plan, layout = frame.plan, frame.layout
         return {
             **self._given,
-            **plan_values(self._shape, plan, frame.schedule, self.trainer.project),
+            **plan_values(self.scenario.shape, plan, frame.schedule, self.trainer.project),
             **batch_values(plan, layout.n_gpus // (plan.tp * plan.cp * plan.pp), frame.microbatches),
         }
-
-    @cached_property
-    def _shape(self) -> Any:
-        return self.scenario.shape
 
     def _text(self, reason: str) -> str:
         return f"{self.trainer.label}: {reason}"

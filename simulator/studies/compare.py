@@ -47,16 +47,14 @@ def own_names(scenarios: Sequence[Scenario]) -> list[str]:
     first: dict[str, Scenario] = {}
     for scenario in scenarios:
         original = first.setdefault(scenario.name, scenario)
-        names.append(_told_apart(original, scenario))
+        # The name of a scenario with its keys that differ from those of `original`.
+        changes = [
+            f"{key}={_short_value(new)}" for key, (_, new) in differing_keys(original, scenario).items()
+        ]
+        more = len(changes) - MOST_CHANGES
+        shown = changes[:MOST_CHANGES] + ([f"{more} more keys"] if more > 0 else [])
+        names.append(", ".join([scenario.name, *shown]))
     return names
-
-
-def _told_apart(original: Scenario, scenario: Scenario) -> str:
-    """The name of a scenario with its keys that differ from those of `original`."""
-    changes = [f"{key}={_short_value(new)}" for key, (_, new) in differing_keys(original, scenario).items()]
-    more = len(changes) - MOST_CHANGES
-    shown = changes[:MOST_CHANGES] + ([f"{more} more keys"] if more > 0 else [])
-    return ", ".join([scenario.name, *shown])
 
 
 def _short_value(value: object) -> str:
@@ -129,7 +127,16 @@ class Comparison(TableResult):
 
     def __str__(self) -> str:
         """The main figures of every scenario, what differs, and the largest differences by cause."""
-        return _text(self)
+        sides = self.sides
+        rows = [["scenario", "step (s)", "change (s)", "MFU", "memory (GiB)", "days", "cost"]]
+        rows += [_printed_row(side, sides[0]) for side in sides]
+        title = f"comparison of {len(sides)} scenarios with {sides[0].name}"
+        lines = [title, *sides[0].inputs.lines(), *table_lines(rows)]
+        differing = [w for w in self.waterfall if max(w.seconds) != min(w.seconds)][:MOST_PRINTED]
+        if differing:
+            lines.append("  largest differences on the critical path, seconds:")
+            lines += [f"    {w.cause}: {' -> '.join(f'{s:.3f}' for s in w.seconds)}" for w in differing]
+        return "\n".join([*lines, "  more: .rows(), .waterfall_rows(), .to_pandas()"])
 
     def rows(self) -> list[Row]:
         """One row for each figure, with every scenario's value and its change against the first."""
@@ -293,20 +300,6 @@ def causes(result: Result) -> dict[str, float]:
     found = {row.cause: row.seconds for row in result.critical_path_s}
     rest_ns = round((result.step.time_s - fsum(found.values())) * 1e9)
     return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
-
-
-def _text(comparison: Comparison) -> str:
-    """The main figures of every scenario and the causes that differ most, in about ten lines."""
-    sides = comparison.sides
-    rows = [["scenario", "step (s)", "change (s)", "MFU", "memory (GiB)", "days", "cost"]]
-    rows += [_printed_row(side, sides[0]) for side in sides]
-    title = f"comparison of {len(sides)} scenarios with {sides[0].name}"
-    lines = [title, *sides[0].inputs.lines(), *table_lines(rows)]
-    differing = [w for w in comparison.waterfall if max(w.seconds) != min(w.seconds)][:MOST_PRINTED]
-    if differing:
-        lines.append("  largest differences on the critical path, seconds:")
-        lines += [f"    {w.cause}: {' -> '.join(f'{s:.3f}' for s in w.seconds)}" for w in differing]
-    return "\n".join([*lines, "  more: .rows(), .waterfall_rows(), .to_pandas()"])
 
 
 def _fit(figure: Mapping[str, float | bool | None]) -> str:

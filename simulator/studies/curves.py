@@ -98,7 +98,14 @@ def overrides_at(scenario: Scenario, name: AxisName, value: float) -> tuple[str,
         return faster_links(scenario, nic=value)
     if name == "scale_up":
         return faster_links(scenario, scale_up=value)
-    key, now = _keys(scenario)[name]
+    key, now = {
+        "sms": ("communication.sms", scenario.communication.sms),
+        "ep": ("parallel.ep", scenario.parallel.ep),
+        "batch": ("batch.sequences", scenario.batch.sequences),
+        "imbalance": ("routing.expert_load_cv", float(scenario.routing.expert_load_cv.value)),
+        "nodes": ("cluster.nodes", scenario.machine.nodes),
+        "sequence": ("batch.sequence_length", scenario.batch.sequence_length),
+    }[name]
     return () if value == now else (f"{key}={value:g}" if value != int(value) else f"{key}={int(value)}",)
 
 
@@ -123,18 +130,6 @@ def curve_point(
     kept = {key: found if isinstance(found := all_figures[key], float) else None for key in SHOWN}
     shortage = result.memory.shortage
     return CurvePoint(value, "ok" if shortage is None else "does not fit", shortage or "", kept)
-
-
-def _keys(scenario: Scenario) -> dict[str, tuple[str, float]]:
-    """Key and present value of the inputs that are plain keys."""
-    return {
-        "sms": ("communication.sms", scenario.communication.sms),
-        "ep": ("parallel.ep", scenario.parallel.ep),
-        "batch": ("batch.sequences", scenario.batch.sequences),
-        "imbalance": ("routing.expert_load_cv", float(scenario.routing.expert_load_cv.value)),
-        "nodes": ("cluster.nodes", scenario.machine.nodes),
-        "sequence": ("batch.sequence_length", scenario.batch.sequence_length),
-    }
 
 
 def _axis(

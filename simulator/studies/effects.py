@@ -78,7 +78,7 @@ class EntryEffect:
 
     def at_change(self, change: FloatArray) -> FloatArray:
         """Seconds by which the step changes at a relative change of the source's times."""
-        low, high = (_slope(at, seconds) for at, seconds in zip(self.at, self.seconds, strict=True))
+        low, high = (seconds / at if at else 0.0 for at, seconds in zip(self.at, self.seconds, strict=True))
         return np.asarray(np.where(change < 0, change * low, change * high))
 
 
@@ -89,10 +89,6 @@ class RangeEffect:
     key: str
     ends: tuple[object, object]
     results: tuple[Result, Result]
-
-
-def _slope(at: float, seconds: float) -> float:
-    return seconds / at if at else 0.0
 
 
 def generator_of(name: str, seed: int) -> np.random.Generator:

@@ -91,11 +91,27 @@ def points(space: Space, design: str = "grid", count: int | None = None, seed: i
         return _once(found)
     choices = {key: _choice(key, values, drawn) for key, values in space.items()}
     if design == "grid":
-        return _grid(choices)
+        size = prod(len(c.values) for c in choices.values())
+        if size > MOST_POINTS:
+            raise InputError(f"the grid has {size:,} points, more than {MOST_POINTS:,}; use design sobol")
+        return _once(
+            [dict(zip(choices, row, strict=True)) for row in product(*(c.values for c in choices.values()))]
+        )
     if design == "list":
-        return _zip(choices)
+        lengths = {len(c.values) for c in choices.values()} - {1}
+        if len(lengths) > 1:
+            told = ", ".join(f"{key} {len(c.values)}" for key, c in choices.items())
+            raise InputError(f"design list needs as many values for every key (or one): {told}")
+        n = max(lengths, default=1)
+        return _once(
+            [{k: c.values[i if len(c.values) > 1 else 0] for k, c in choices.items()} for i in range(n)]
+        )
     assert count is not None
-    units = _random(count, len(choices), seed) if design == "random" else _sobol(count, len(choices), seed)
+    units = (
+        np.random.default_rng(seed).random((count, len(choices)))
+        if design == "random"
+        else _sobol(count, len(choices), seed)
+    )
     return _once(
         [{k: c.at(float(u)) for (k, c), u in zip(choices.items(), row, strict=True)} for row in units]
     )
@@ -118,33 +134,11 @@ def _choice(key: str, values: Values, drawn: bool) -> _Choice:
     return _Choice((values,))
 
 
-def _grid(choices: Mapping[str, _Choice]) -> list[Point]:
-    size = prod(len(c.values) for c in choices.values())
-    if size > MOST_POINTS:
-        raise InputError(f"the grid has {size:,} points, more than {MOST_POINTS:,}; use design sobol")
-    return _once(
-        [dict(zip(choices, row, strict=True)) for row in product(*(c.values for c in choices.values()))]
-    )
-
-
-def _zip(choices: Mapping[str, _Choice]) -> list[Point]:
-    lengths = {len(c.values) for c in choices.values()} - {1}
-    if len(lengths) > 1:
-        told = ", ".join(f"{key} {len(c.values)}" for key, c in choices.items())
-        raise InputError(f"design list needs as many values for every key (or one): {told}")
-    n = max(lengths, default=1)
-    return _once([{k: c.values[i if len(c.values) > 1 else 0] for k, c in choices.items()} for i in range(n)])
-
-
 def _once(found: list[Point]) -> list[Point]:
     kept: dict[str, Point] = {}
     for point in found:
         kept.setdefault(repr(sorted(point.items(), key=lambda item: item[0])), point)
     return list(kept.values())
-
-
-def _random(count: int, dimensions: int, seed: int) -> FloatArray:
-    return np.random.default_rng(seed).random((count, dimensions))
 
 
 def _sobol(count: int, dimensions: int, seed: int) -> FloatArray:
@@ -239,10 +233,12 @@ def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0)
 
     Raises InputError if one of them cannot be read.
     """
+    # The cluster as plain data, or the list of the clusters of a fleet's pools.
+    found = [machine.model_dump(mode="json") for machine in scenario.machines]
     content = {
         "scenario": scenario.resolved(),
         "model": scenario.shape.model_dump(mode="json"),
-        "cluster": _machines(scenario),
+        "cluster": found if scenario.fleet is not None else found[0],
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,
         **({"engine_draws": engine_draws} if engine_draws else {}),
@@ -251,12 +247,6 @@ def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0)
     text = json.dumps(content, sort_keys=True, default=str)
     hashes = [profile_hash(profile) for profile in scenario.calibrations]
     return Key(hashlib.sha256(text.encode()).hexdigest(), joined_hash(hashes), __version__)
-
-
-def _machines(scenario: Scenario) -> Any:
-    """The cluster as plain data, or the list of the clusters of a fleet's pools."""
-    found = [machine.model_dump(mode="json") for machine in scenario.machines]
-    return found if scenario.fleet is not None else found[0]
 
 
 def _files(scenario: Scenario) -> list[str]:

@@ -318,7 +318,27 @@ def take_over(source: Path, into: Store) -> Taken:
     """
     new = known = damaged = 0
     with _opened(source) as db:
-        _check(db, source)
+        # Raise InputError unless the file has exactly the tables of a store of this version.
+        found = {
+            str(name): " ".join(str(sql).split())
+            for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 20")
+            if not (kind == "index" and str(name).startswith("sqlite_autoindex_"))
+        }
+        wanted = {}
+        for statement in filter(str.strip, TABLES.split(";")):
+            sql = " ".join(statement.split()).replace("IF NOT EXISTS ", "")
+            wanted[sql.split()[2]] = sql
+        if found != wanted:
+            raise InputError(
+                f"store {source}: its tables are not those of a sweep's store; give a file that a sweep wrote"
+            )
+        meta = dict(db.execute("SELECT name, substr(value, 1, 20) FROM meta LIMIT 20"))
+        schema, version = meta.get("schema"), meta.get("version")
+        if schema != str(SCHEMA) or version != __version__:
+            raise InputError(
+                f"store {source}: written by moesim {version} (layout {schema}), this is {__version__} "
+                f"(layout {SCHEMA}); results may differ between versions"
+            )
         columns = ", ".join((*COLUMNS, "row_digest", "result", "result_digest"))
         rows = db.execute(
             f"SELECT {columns} FROM results WHERE length(result) <= {MOST_ROW_BYTES} LIMIT {MOST_ROWS}"
@@ -359,27 +379,3 @@ def _opened(path: Path, immutable: bool = True) -> Iterator[sqlite3.Connection]:
             yield db
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise InputError(f"store {path}: this is no sound store of a sweep ({error})") from None
-
-
-def _check(db: sqlite3.Connection, path: Path) -> None:
-    """Raise InputError unless the file has exactly the tables of a store of this version."""
-    found = {
-        str(name): " ".join(str(sql).split())
-        for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 20")
-        if not (kind == "index" and str(name).startswith("sqlite_autoindex_"))
-    }
-    wanted = {}
-    for statement in filter(str.strip, TABLES.split(";")):
-        sql = " ".join(statement.split()).replace("IF NOT EXISTS ", "")
-        wanted[sql.split()[2]] = sql
-    if found != wanted:
-        raise InputError(
-            f"store {path}: its tables are not those of a sweep's store; give a file that a sweep wrote"
-        )
-    meta = dict(db.execute("SELECT name, substr(value, 1, 20) FROM meta LIMIT 20"))
-    schema, version = meta.get("schema"), meta.get("version")
-    if schema != str(SCHEMA) or version != __version__:
-        raise InputError(
-            f"store {path}: written by moesim {version} (layout {schema}), this is {__version__} "
-            f"(layout {SCHEMA}); results may differ between versions"
-        )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -78,7 +78,29 @@ class Sweep(TableResult):
 
     def __str__(self) -> str:
         """The number of points by status, the fastest point, the first points and reasons of refusals."""
-        return _text(self)
+        by_status = Counter(point.status for point in self.points)
+        counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
+        lines = [f"sweep of {self.scenario}: {count(len(self.points), 'point')} ({counted})"]
+        lines += self.inputs.lines()
+        timed = [point for point in self.points if point.status == "ok"]
+        if timed:
+            best = min(timed, key=lambda point: float(point.figures["step_time_s"] or 0.0))
+            values = ", ".join(f"{key}={value}" for key, value in best.values.items())
+            lines.append(f"  fastest: {values}: {best.figures['step_time_s']:.3f} s")
+        keys = list(dict.fromkeys(key for point in self.points for key in point.values))
+        rows = [[*keys, "status", "step (s)", "MFU", "memory (GiB)", "days", "cost"]]
+        rows += [
+            [*(str(point.values.get(key, "")) for key in keys), *_printed_figures(point)]
+            for point in self.points
+        ]
+        lines += table_lines(rows, MOST_PRINTED)
+        reasons = self.reasons()
+        if reasons:
+            lines.append("  why not:")
+            lines += [f"    {number:,} {status}: {why}" for (status, why), number in reasons[:MOST_PRINTED]]
+            left = sum(number for _, number in reasons[MOST_PRINTED:])
+            lines += [f"    ... and {left:,} more"] if left else []
+        return "\n".join([*lines, "  more: .rows(), .best(), .to_pandas()"])
 
     def rows(self) -> list[Row]:
         """One row for each point, with its values, status, figures and reason."""
@@ -125,7 +147,14 @@ def sweep(
         raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
     scenario = load_scenario(scenario, overrides)
     design_points = points(space, design, count, seed)
-    _check_keys(scenario, design_points)
+    # Raise InputError if a point names a key that no scenario has; each set of keys is tried once.
+    for values in {tuple(sorted(values)): values for values in reversed(design_points)}.values():
+        try:
+            scenario.replace(**values)
+        except UnknownKeyError as error:
+            raise UnknownKeyError(f"the sweep cannot vary it: {error}") from None
+        except InputError:  # an illegal value; the point will say so
+            continue
     run = _Run(scenario, design_points, uncertainty, progress)
     if store is None:
         run.compute(None, workers, scheduler)
@@ -143,17 +172,6 @@ def sweep(
         reused=run.reused,
         work_s=fsum(outcome.work_s for outcome in run.outcomes.values()),
     )
-
-
-def _check_keys(scenario: Scenario, design: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if a point names a key that no scenario has; each set of keys is tried once."""
-    for values in {tuple(sorted(values)): values for values in reversed(design)}.values():
-        try:
-            scenario.replace(**values)
-        except UnknownKeyError as error:
-            raise UnknownKeyError(f"the sweep cannot vary it: {error}") from None
-        except InputError:  # an illegal value; the point will say so
-            continue
 
 
 class _Run:
@@ -222,7 +240,9 @@ class _Run:
                 scenario = self.scenario.replace(**values)
                 self.keys[number] = key_of(scenario, self.uncertainty)
             except InputError as error:
-                self.keys[number] = self._refused(values)
+                # The key of a point whose scenario is illegal.
+                text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
+                self.keys[number] = Key(hashlib.sha256(text.encode()).hexdigest(), "none", __version__)
                 self._keep(store, number, PointOutcome("illegal", str(error), {}, ""))
                 continue
             known = None if store is None else store.get(self.keys[number])
@@ -230,11 +250,6 @@ class _Run:
                 yield number, scenario
             else:
                 self._reuse(number, known)
-
-    def _refused(self, values: dict[str, Any]) -> Key:
-        """The key of a point whose scenario is illegal."""
-        text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
-        return Key(hashlib.sha256(text.encode()).hexdigest(), "none", __version__)
 
     def _reuse(self, number: int, outcome: PointOutcome) -> None:
         self.outcomes[number] = outcome
@@ -255,33 +270,6 @@ class _Run:
         failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
         eta = left / rate if self.computed else None
         self.progress(Progress(len(self.outcomes), len(self.design), self.reused, failed, rate, eta))
-
-
-def _text(sweep: Sweep) -> str:
-    """Points by status, the fastest point, the first points with their figures, and what was refused why."""
-    by_status = Counter(point.status for point in sweep.points)
-    counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
-    lines = [f"sweep of {sweep.scenario}: {count(len(sweep.points), 'point')} ({counted})"]
-    lines += sweep.inputs.lines()
-    timed = [point for point in sweep.points if point.status == "ok"]
-    if timed:
-        best = min(timed, key=lambda point: float(point.figures["step_time_s"] or 0.0))
-        values = ", ".join(f"{key}={value}" for key, value in best.values.items())
-        lines.append(f"  fastest: {values}: {best.figures['step_time_s']:.3f} s")
-    keys = list(dict.fromkeys(key for point in sweep.points for key in point.values))
-    rows = [[*keys, "status", "step (s)", "MFU", "memory (GiB)", "days", "cost"]]
-    rows += [
-        [*(str(point.values.get(key, "")) for key in keys), *_printed_figures(point)]
-        for point in sweep.points
-    ]
-    lines += table_lines(rows, MOST_PRINTED)
-    reasons = sweep.reasons()
-    if reasons:
-        lines.append("  why not:")
-        lines += [f"    {number:,} {status}: {why}" for (status, why), number in reasons[:MOST_PRINTED]]
-        left = sum(number for _, number in reasons[MOST_PRINTED:])
-        lines += [f"    ... and {left:,} more"] if left else []
-    return "\n".join([*lines, "  more: .rows(), .best(), .to_pandas()"])
 
 
 def _printed_figures(point: SweepPoint) -> list[str]:

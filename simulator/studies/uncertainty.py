@@ -125,29 +125,6 @@ def engine_steps_s(
     The other arguments are those of `engine_bands`.
     """
     changes = {effect.source.id: drawn_changes(effect.source, draws, seed) for effect in effects}
-    return _run_all(prepared, changes, draws, pool, say)
-
-
-def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:
-    """Values of a figure that the result has, at other step times (s)."""
-    time = result.step.time_s
-    scale = seconds / time if UNCERTAIN[metric] > 0 else time / seconds
-    return np.asarray(float(figures(result)[metric] or 0.0) * scale)
-
-
-def _band(predicted: float, values: FloatArray) -> Band:
-    p10, p50, p90 = (float(v) for v in np.quantile(values, [0.1, 0.5, 0.9]))
-    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
-
-
-def _run_all(
-    prepared: Prepared,
-    changes: Mapping[str, FloatArray],
-    draws: int,
-    pool: Executor | None,
-    say: Say | None,
-) -> FloatArray:
-    """Step seconds of every draw."""
     seconds, done, engine = np.empty(draws), 0, prepared.engine.name
     chunks = [range(n, min(n + CHUNK, draws)) for n in range(0, draws, CHUNK)]
     points = [[{k: float(v[n]) for k, v in changes.items()} for n in chunk] for chunk in chunks]
@@ -169,6 +146,18 @@ def _run_all(
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
     return seconds
+
+
+def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:
+    """Values of a figure that the result has, at other step times (s)."""
+    time = result.step.time_s
+    scale = seconds / time if UNCERTAIN[metric] > 0 else time / seconds
+    return np.asarray(float(figures(result)[metric] or 0.0) * scale)
+
+
+def _band(predicted: float, values: FloatArray) -> Band:
+    p10, p50, p90 = (float(v) for v in np.quantile(values, [0.1, 0.5, 0.9]))
+    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def _steps_of_scenario(scenario: Scenario, points: Sequence[Mapping[str, float]], engine: str) -> list[float]:

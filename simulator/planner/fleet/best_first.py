@@ -239,7 +239,18 @@ class FleetSearch:
         """The layout of eq. S3 if it fits, else the best layout that fits; None if none does."""
         frame = self.frames[node.frame]
         parts = self.pools.at(frame.plan.pp)
-        memory = self._memory(parts, frame, node.recipe, node.policy, zero)
+        update = {
+            "parallel": frame.plan.model_copy(update={"zero_stage": self.space.zero_stage[zero]}),
+            "precision": self.space.precision[node.recipe],
+            "recompute": self.space.recompute[node.policy],
+        }
+        own = [
+            PoolSlice(part.label, part.cluster, part.scenario.model_copy(update=update), part.ranks)
+            for part in parts
+        ]
+        memory = FleetMemory(
+            self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom
+        )
         route = frame.pattern.samples[0].routes[0]
         if self.fixed is not None:
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
@@ -249,20 +260,6 @@ class FleetSearch:
         near = [{k: float(round(RESOLUTION * w / layer)) for k, w in p.weights.items()} for p in pools]
         stages, fits = balanced_over_pools(near, [owners[rank] for rank in route], memory)
         return stages if fits else None
-
-    def _memory(
-        self, parts: Sequence[PoolSlice], frame: Frame, recipe: int, policy: int, zero: int
-    ) -> FleetMemory:
-        update = {
-            "parallel": frame.plan.model_copy(update={"zero_stage": self.space.zero_stage[zero]}),
-            "precision": self.space.precision[recipe],
-            "recompute": self.space.recompute[policy],
-        }
-        own = [
-            PoolSlice(part.label, part.cluster, part.scenario.model_copy(update=update), part.ranks)
-            for part in parts
-        ]
-        return FleetMemory(self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom)
 
     def _estimate(self, bound: float, node: _Node, stages: StageAssignment) -> None:
         """Estimate the plans of a node, one for each of its ZeRO stages (eq. P2)."""

@@ -42,12 +42,23 @@ def verdict(best: PlanRow, alone: Sequence[PoolAlone]) -> FleetVerdict:
     rows = [row.plan for row in alone if row.plan is not None]
     wins = all(best.time_s < row.time_s for row in rows)
     ideal = ideal_s([row.time_s for row in rows]) if len(rows) == len(alone) else None
+    parts = [
+        f"{pool.accelerator} holds {pool.layers} layers on pipeline ranks {pool.first_rank} to "
+        f"{pool.last_rank} at {1e3 * pool.layer_s:.1f} ms a layer, idle {pool.bubble_s:.2f} s, "
+        f"{pool.memory.total_bytes / 2**30:.0f} of {pool.memory.capacity_bytes / 2**30:.0f} GiB"
+        for pool in best.pools
+    ]
     return FleetVerdict(
         tuple(alone),
         wins,
         ideal,
         None if ideal is None else ideal / best.time_s,
-        (*_steps(best, alone), *_shares(best), *_losses(best, rows, ideal), *_money(best, alone)),
+        (
+            *_steps(best, alone),
+            *(["; ".join(parts) + "."] if parts else []),
+            *_losses(best, rows, ideal),
+            *_money(best, alone),
+        ),
     )
 
 
@@ -71,16 +82,6 @@ def _steps(best: PlanRow, alone: Sequence[PoolAlone]) -> list[str]:
         )
         said.append(f"{who} takes {alone_s:.2f} s ({row.plan.label}): {what}.")
     return said
-
-
-def _shares(best: PlanRow) -> list[str]:
-    parts = [
-        f"{pool.accelerator} holds {pool.layers} layers on pipeline ranks {pool.first_rank} to "
-        f"{pool.last_rank} at {1e3 * pool.layer_s:.1f} ms a layer, idle {pool.bubble_s:.2f} s, "
-        f"{pool.memory.total_bytes / 2**30:.0f} of {pool.memory.capacity_bytes / 2**30:.0f} GiB"
-        for pool in best.pools
-    ]
-    return ["; ".join(parts) + "."] if parts else []
 
 
 def _losses(best: PlanRow, rows: Sequence[PlanRow], ideal: float | None) -> list[str]:
