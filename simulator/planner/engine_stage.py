@@ -59,39 +59,29 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
     text = f"{estimated:,} plans in closed form; the front of time and memory"
     say(0.0, text)
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    running = _Running(scenarios, pool, scaled(say, FRONT, 1.0))
+    # Plans with the same prices run one after the other in one process.
+    order = sorted(range(len(scenarios)), key=lambda n: (_price_key(scenarios[n]), n))
+    steps: dict[int, PlanStep | str] = {}
+
+    def alive() -> None:
+        done, count = len(steps), len(order)
+        words = f"{done} of {count} plans simulated" if done else f"simulating {count} plans"
+        say(FRONT + (1.0 - FRONT) * (done / max(1, count)), words)
+
+    running = outcomes(pool, simulated, [scenarios[n] for n in order], alive)
     for number, search in enumerate(searches):  # this process refines the fronts while the workers simulate
         search.front = search.study.front(scaled(say, *equal_part(number, len(searches), 0.0, FRONT)))
+    for place, step in running:
+        steps[order[place]] = step
+        alive()
     rows, problems = [], []
-    for (search, number), step in zip(todo, running.steps(), strict=True):
+    for place, (search, number) in enumerate(todo):
+        step = steps[place]
         if isinstance(step, str):
             problems.append(f"{search.row(number, None).label} is left out: {step}")
         elif step.keeps(search.headroom) and (step.time_s or 0.0) <= search.most_s:
             rows.append(search.row(number, step))
     return Ranking(goal.ranked(rows), problems)
-
-
-class _Running:
-    """Plans that are being simulated; those with the same prices run one after the other in one process."""
-
-    def __init__(self, scenarios: Sequence[Scenario], pool: Executor | None, say: OnProgress) -> None:
-        self._say, self._done = say, 0
-        self._order = sorted(range(len(scenarios)), key=lambda n: (_price_key(scenarios[n]), n))
-        self._outcomes = outcomes(pool, simulated, [scenarios[n] for n in self._order], self._alive)
-
-    def steps(self) -> list[PlanStep | str]:
-        """The step of every plan, or the message with which the engine refuses it."""
-        found: dict[int, PlanStep | str] = {}
-        for place, step in self._outcomes:
-            found[self._order[place]] = step
-            self._done += 1
-            self._alive()
-        return [found[n] for n in range(len(self._order))]
-
-    def _alive(self) -> None:
-        count = len(self._order)
-        text = f"{self._done} of {count} plans simulated" if self._done else f"simulating {count} plans"
-        self._say(self._done / max(1, count), text)
 
 
 def _price_key(scenario: Scenario) -> tuple[object, ...]:

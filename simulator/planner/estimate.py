@@ -16,7 +16,6 @@ from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment, describe
-from moesim.simulator.memory.gpu import rank_stages
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, step_seconds
 from moesim.simulator.planner.expert_loads import ExpertLoads
@@ -30,7 +29,6 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.inputs import CLOSED_FORM, Inputs, inputs_of
 from moesim.simulator.scenario.machine import check_sms
-from moesim.simulator.schedules import build
 from moesim.version import __version__
 
 SCHEMA_VERSION = 1
@@ -176,12 +174,7 @@ def _finished(
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
     gpu_hours, price = run_s / SECONDS_PER_HOUR * cluster.n_gpus, cluster.price_per_gpu_hour
-    # Memory of the fullest GPU; with all micro-batches where it grows with their number.
-    ranks = frame.pattern.in_flight[-1]
-    if ranks != frame.pattern.in_flight[0]:
-        plan = frame.plan
-        ranks = tuple(rank_stages(build(frame.schedule, plan.pp, frame.microbatches, plan.vpp)))
-    report = memory_of(job.scenario, job.shape, job.cluster, stages, ranks, frame.microbatches)
+    report = memory_of(job.scenario, job.shape, job.cluster, stages, frame.in_flight, frame.microbatches)
     return Estimate(
         scenario=scenario.name,
         inputs=inputs_of(scenario, CLOSED_FORM),

@@ -11,12 +11,13 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.dispatch_limits import check_domains, check_group, check_kernels
 from moesim.simulator.layout.parallel import Layout, check_against_model, check_expert_overlap, microbatches
+from moesim.simulator.memory.gpu import RankStages, rank_stages
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.replay import Pattern, pattern
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.schedules import SCHEDULES, Awaited
+from moesim.simulator.schedules import SCHEDULES, Awaited, build
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,23 @@ class Frame:
     pattern: Pattern
 
     @property
+    def in_flight(self) -> tuple[RankStages, ...]:
+        """Fullest moments of every rank, from the whole schedule if they grow with the micro-batches."""
+        early, late = self.pattern.in_flight[0], self.pattern.in_flight[-1]
+        whole = (self.schedule, self.plan.pp, self.microbatches, self.plan.vpp)
+        return late if early == late else _whole_schedule(*whole)
+
+    @property
     def label(self) -> str:
         """Degrees and schedule in the field's shorthand, such as TP1 PP8 EP64."""
         p = self.plan
         parts = [f"TP{p.tp} PP{p.pp} EP{p.ep} CP{p.cp} VPP{p.vpp} MBS{p.microbatch}"]
         return " ".join([*parts, *([f"ETP{p.expert_tp}"] if p.expert_tp > 1 else []), self.schedule])
+
+
+@lru_cache(maxsize=512)
+def _whole_schedule(name: str, pp: int, microbatches: int, vpp: int) -> tuple[RankStages, ...]:
+    return tuple(rank_stages(build(name, pp, microbatches, vpp)))
 
 
 def legal_frames(

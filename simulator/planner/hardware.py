@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import numpy as np
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
@@ -444,7 +443,7 @@ def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[Clus
     figures = {name: bands[name] for name in FIGURES if name in bands}
     kwh = _kwh(found)
     if kwh is not None:
-        figures[KWH] = _scaled(kwh, kwh * found.draws)
+        figures[KWH] = Band.of(kwh, kwh * found.draws)
     row = base.model_copy(
         update={
             "inputs": inputs_of(found.scenario),
@@ -480,13 +479,8 @@ def _differences(first: tuple[ClusterPlan, Result], other: tuple[ClusterPlan, Re
     found = {name: bands[name] for name in FIGURES if name in bands}
     before, after = _kwh(plan_a), _kwh(plan_b)
     if before is not None and after is not None:
-        found[KWH] = _scaled(after - before, after * plan_b.draws - before * plan_a.draws)
+        found[KWH] = Band.of(after - before, after * plan_b.draws - before * plan_a.draws)
     return found
-
-
-def _scaled(predicted: float, drawn: FloatArray) -> Band:
-    p10, p50, p90 = (float(v) for v in np.quantile(drawn, [0.1, 0.5, 0.9]))
-    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def _flat(row: ClusterRow) -> Row:

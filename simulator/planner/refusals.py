@@ -61,6 +61,13 @@ class Refusals:
         return tuple(Refusal(reason, self.counts[reason], self.examples[reason]) for reason in order)
 
 
+def refusal_text(refused: Refusals, first: str, widen: str) -> str:
+    """Why a search has no plan: a first sentence, the most frequent reasons, and what to widen."""
+    rows = refused.rows()[:4]
+    listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows)
+    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the {widen} or the limits"
+
+
 def reason_of(message: str) -> str:
     """The kind of an error: its text up to the first detail, with every number replaced by n.
 

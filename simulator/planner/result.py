@@ -12,7 +12,7 @@ from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import html_table
 from moesim.simulator.layout.stages import StageAssignment
-from moesim.simulator.memory.gpu import Verdict, is_admitted, rank_stages, verdict_of
+from moesim.simulator.memory.gpu import Verdict, is_admitted, verdict_of
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
@@ -21,12 +21,12 @@ from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.refusals import Refusal
 from moesim.simulator.planner.split_pricing import step_causes
 from moesim.simulator.predict.placement import fullest_of, memory_of
+from moesim.simulator.predict.pools import pool_results
 from moesim.simulator.predict.result_parts import MemoryResult, PoolResult
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.scenario.sections import Stages
-from moesim.simulator.schedules import build
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -353,11 +353,13 @@ class PlanStep:
     causes: dict[str, float]
     layers: tuple[int, ...]
     microbatches: int
+    pools: tuple[PoolResult, ...] = ()
+    """The results of each pool of a fleet."""
 
     def keeps(self, headroom: float | None) -> bool:
-        """Whether the plan leaves the head-room of a search (see `is_admitted`)."""
-        memory = self.memory
-        return bool(is_admitted(memory.total_bytes, memory.range_bytes[1], memory.capacity_bytes, headroom))
+        """Whether the plan leaves the head-room of a search on every pool (see `is_admitted`)."""
+        counted = [pool.memory for pool in self.pools] or [self.memory]
+        return all(is_admitted(m.total_bytes, m.range_bytes[1], m.capacity_bytes, headroom) for m in counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,13 +380,14 @@ class Estimates:
 def simulate_plan(scenario: Scenario) -> PlanStep:
     """Simulate a plan (in a worker process). Raises InputError for an illegal scenario."""
     step = run_step(scenario)
-    prepared = step.prepared
+    prepared, execution = step.prepared, step.executions[0]
     return PlanStep(
         step.time_s,
         prepared.memory,
-        step_causes(prepared, step.executions[0]),
+        step_causes(prepared, execution),
         prepared.stages.layers_per_stage,
         prepared.schedule.microbatches,
+        pool_results(prepared, execution) if prepared.of_fleet else (),
     )
 
 
@@ -421,18 +424,9 @@ def closed_form_memory(
     """
     frame = candidates.axes(number)[0]
     assignment = candidates.assignment(number, placement)
-    ranks = frame.pattern.in_flight[-1]
-    if ranks != frame.pattern.in_flight[0]:  # memory grows with the micro-batches, so count all of them
-        schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
-        ranks = tuple(rank_stages(schedule))
-    report = memory_of(scenario, shape, cluster, assignment, ranks, frame.microbatches)
-    return PlanStep(
-        None,
-        fullest_of(report, range(len(report.by_rank))),
-        {},
-        assignment.layers_per_stage,
-        frame.microbatches,
-    )
+    report = memory_of(scenario, shape, cluster, assignment, frame.in_flight, frame.microbatches)
+    memory = fullest_of(report, range(len(report.by_rank)))
+    return PlanStep(None, memory, {}, assignment.layers_per_stage, frame.microbatches)
 
 
 def make_row(
@@ -485,6 +479,7 @@ def make_row(
         variants=known.variants,
         causes_s=found.causes,
         scenario=scenario,
+        pools=found.pools,
     )
 
 

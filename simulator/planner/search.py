@@ -22,7 +22,7 @@ from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
 from moesim.simulator.planner.processes import engine_processes, outcomes
-from moesim.simulator.planner.refusals import AT_RISK, Refusals
+from moesim.simulator.planner.refusals import AT_RISK, Refusals, refusal_text
 from moesim.simulator.planner.result import PlanResult, PlanRow, PlanStep, TrainerVerdict, scenario_of
 from moesim.simulator.planner.space import (
     PlanSpace,
@@ -272,10 +272,8 @@ def _saved_sms(searches: Sequence[VariantSearch], best: PlanRow, wanted: PlanSpa
 
 
 def _nothing(refused: Refusals, first: str = "no plan of the space is legal and fits") -> str:
-    rows = refused.rows()
-    listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
     remedy = "; a head-room of 0 admits plans at risk" if AT_RISK in refused.counts else ""
-    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the cluster or the limits{remedy}"
+    return refusal_text(refused, first, "cluster") + remedy
 
 
 # -- nearest -----------------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Self
 
+import numpy as np
 from pydantic import Field
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
@@ -198,6 +201,12 @@ class Band(Frozen):
     p10: float
     p50: float
     p90: float
+
+    @classmethod
+    def of(cls, predicted: float, drawn: FloatArray) -> Self:
+        """The band of a figure from draws of it."""
+        p10, p50, p90 = (float(value) for value in np.quantile(drawn, [0.1, 0.5, 0.9]))
+        return cls(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
     @property
     def has_sign(self) -> bool:

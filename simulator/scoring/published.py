@@ -27,26 +27,25 @@ from moesim.simulator.predict.summarise import run_report
 from moesim.simulator.run.failures import FailureModel, optimal_interval_s, simulate_failures
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
-from moesim.simulator.scenario.run_plan import OPTIMAL, RunPlan, load_run_plan
+from moesim.simulator.scenario.run_plan import OPTIMAL, load_run_plan
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 
 FILE = "data/published/runs.yaml"
 REPLICAS = 200
 
 
-class _Phases(Frozen):
+class _Published(Frozen):
     id: str
     quantity: str
     unit: str
     value: float
+
+
+class _Phases(_Published):
     of: tuple[str, ...]
 
 
-class _Total(Frozen):
-    id: str
-    quantity: str
-    unit: str
-    value: float
+class _Total(_Published):
     path: str
     scale: float
 
@@ -89,9 +88,8 @@ class PublishedRuns(Frozen):
     context_plans: tuple[ContextPlan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One published figure of a run and its prediction."""
+class Row(Frozen):
+    """One published quantity and its prediction; `relative_error` = predicted / published - 1."""
 
     id: str
     source: str
@@ -99,6 +97,30 @@ class Scored:
     unit: str
     published: float
     predicted: float
+    relative_error: float
+    used_for_calibration: bool
+
+    @classmethod
+    def of(
+        cls,
+        id_: str,
+        source: str,
+        words: tuple[str, str],
+        figures: tuple[float, float],
+        calibrated: bool = False,
+    ) -> Row:
+        """The row of `words` (quantity, unit) with `figures` (published, predicted)."""
+        published, predicted = figures
+        return cls(
+            id=id_,
+            source=source,
+            quantity=words[0],
+            unit=words[1],
+            published=published,
+            predicted=predicted,
+            relative_error=predicted / published - 1.0,
+            used_for_calibration=calibrated,
+        )
 
 
 @lru_cache(maxsize=1)
@@ -108,29 +130,31 @@ def published_runs() -> PublishedRuns:
     return validate_model(PublishedRuns, parse_mapping(text, FILE), FILE)
 
 
-def score_report(report: RunReport) -> list[Scored]:
-    """Compare a report of the run plan `deepseek-v3` with DeepSeek-V3's published GPU-hours and dollars."""
+def score_report(report: RunReport, suffix: str = "") -> list[Row]:
+    """Compare a report of the run plan `deepseek-v3` with DeepSeek-V3's published GPU-hours and dollars.
+
+    `suffix`: added to the ids.
+    """
     data = published_runs()
     hours = {row.phase: row.gpu_hours_with_stops for row in report.phases}
-    rows = [
-        Scored(p.id, data.report, p.quantity, p.unit, p.value, math.fsum(hours[name] for name in p.of) / 1e3)
-        for p in data.phases
-    ]
+    predicted = [math.fsum(hours[name] for name in p.of) / 1e3 for p in data.phases]
     for total in data.totals:
         value: Any = report
         for part in total.path.split("."):
             value = getattr(value, part)
-        rows.append(
-            Scored(total.id, data.report, total.quantity, total.unit, total.value, value * total.scale)
-        )
-    return rows
+        predicted.append(value * total.scale)
+    rows: list[_Published] = [*data.phases, *data.totals]
+    return [
+        Row.of(row.id + suffix, data.report, (row.quantity, row.unit), (row.value, one))
+        for row, one in zip(rows, predicted, strict=True)
+    ]
 
 
-def score_goodput() -> list[Scored]:
+def score_goodput() -> list[Row]:
     """Compare published effective training times with simulated ones, none of which was fitted."""
     return [
-        Scored(case.id, f"{case.source} ({case.assumed})", case.quantity, "1", case.value, goodput(case))
-        for case in published_runs().goodput
+        Row.of(c.id, f"{c.source} ({c.assumed})", (c.quantity, "1"), (c.value, goodput(c)))
+        for c in published_runs().goodput
     ]
 
 
@@ -167,29 +191,6 @@ class ContextRow:
     fits: bool
 
 
-def context_plan_sensitivity(
-    report_of: Callable[[RunPlan], RunReport], progress: Callable[[str], None] = lambda what: None
-) -> list[ContextRow]:
-    """GPU-hours of DeepSeek-V3's context extensions under several plans, as its own is not published."""
-    data, rows = published_runs(), []
-    plan = load_run_plan(data.plan)
-    for choice in data.context_plans:
-        progress(f"context extension: {choice.name}")
-        first, second, *_ = plan.phases
-        changed = (
-            first.model_copy(update={"override": choice.first}),
-            second.model_copy(update={"override": choice.second}),
-        )
-        report = report_of(plan.model_copy(update={"ramp": None, "phases": changed}))
-        hours = [row.gpu_hours for row in report.phases[1:]]
-        rows.append(
-            ContextRow(
-                choice.name, hours[0], hours[1], not any("does not fit" in a for a in report.assumptions)
-            )
-        )
-    return rows
-
-
 PROFILES = ("h800-trace", "h800-published", "h800-from-h200")
 """Profiles that are scored; the first is the preset's default (docs/decisions/0002-default-profile.md).
 
@@ -199,27 +200,10 @@ between launches and the shortest kernel, but no kernel rate."""
 DataT = TypeVar("DataT", bound=BaseModel)
 
 
-class Row(Frozen):
-    """One published quantity and its prediction; `relative_error` = predicted / published - 1."""
-
-    id: str
-    source: str
-    quantity: str
-    unit: str
-    published: float
-    predicted: float
-    relative_error: float
-    used_for_calibration: bool
-
-
-class Figure(Frozen):
+class Figure(_Published):
     """A published figure, with the path of its prediction in a result."""
 
-    id: str
     source: str
-    quantity: str
-    unit: str
-    value: float
     scenario: str
     override: tuple[str, ...] = ()
     path: str
@@ -263,8 +247,16 @@ def score(progress: Progress = lambda what: None) -> list[Row]:
     figures = _read(_Figures, "deepseek-v3.yaml").figures
     rows = []
     for profile in PROFILES:
-        rows += _score_profile(figures, profile, progress) + score_run(profile, progress)
-    return [*rows, *score_deepep(), *(_run_row(scored) for scored in score_goodput())]
+        results: dict[tuple[str, ...], Result] = {}
+        for figure in figures:
+            key = (figure.scenario, *figure.override)
+            if key not in results:
+                progress(f"{figure.scenario} with {profile}")
+                overrides = [f"profile={profile}", *figure.override]
+                results[key] = simulate(load_scenario(figure.scenario, overrides))
+            rows.append(_row(figure, results[key]))
+        rows += score_run(profile, progress)
+    return [*rows, *score_deepep(), *score_goodput()]
 
 
 def score_run(profile: str, progress: Progress = lambda what: None) -> list[Row]:
@@ -273,31 +265,27 @@ def score_run(profile: str, progress: Progress = lambda what: None) -> list[Row]
     data = published_runs()
     result = simulate(load_scenario(data.scenario, [f"profile={profile}", f"run={data.plan}"]))
     assert result.run.report is not None
-    return [_run_row(scored, f"@{result.profile}") for scored in score_report(result.run.report)]
-
-
-def _run_row(scored: Scored, suffix: str = "") -> Row:
-    return Row(
-        id=scored.id + suffix,
-        source=scored.source,
-        quantity=scored.quantity,
-        unit=scored.unit,
-        published=scored.published,
-        predicted=scored.predicted,
-        relative_error=scored.predicted / scored.published - 1.0,
-        used_for_calibration=False,
-    )
+    return score_report(result.run.report, f"@{result.profile}")
 
 
 def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
-    """GPU-hours of DeepSeek-V3's context extension under several plans, as its own is not published."""
-    prepared = prepare(load_scenario(published_runs().scenario))
-
-    def report_of(plan: RunPlan) -> RunReport:
-        planned = prepared.under(prepared.scenario.model_copy(update={"run": plan}))
-        return run_report(planned, 1.0)  # the main phase is not used
-
-    return context_plan_sensitivity(report_of, progress)
+    """GPU-hours of DeepSeek-V3's context extensions under several plans, as its own is not published."""
+    data, rows = published_runs(), []
+    plan, prepared = load_run_plan(data.plan), prepare(load_scenario(data.scenario))
+    for choice in data.context_plans:
+        progress(f"context extension: {choice.name}")
+        first, second, *_ = plan.phases
+        changed = (
+            first.model_copy(update={"override": choice.first}),
+            second.model_copy(update={"override": choice.second}),
+        )
+        run = plan.model_copy(update={"ramp": None, "phases": changed})
+        planned = prepared.under(prepared.scenario.model_copy(update={"run": run}))
+        report = run_report(planned, 1.0)  # the main phase is not used
+        hours = [row.gpu_hours for row in report.phases[1:]]
+        fits = not any("does not fit" in text for text in report.assumptions)
+        rows.append(ContextRow(choice.name, hours[0], hours[1], fits))
+    return rows
 
 
 def _read(cls: type[DataT], name: str) -> DataT:
@@ -305,31 +293,11 @@ def _read(cls: type[DataT], name: str) -> DataT:
     return validate_model(cls, parse_mapping(text, name), name)
 
 
-def _score_profile(figures: tuple[Figure, ...], profile: str, progress: Progress) -> list[Row]:
-    results: dict[tuple[str, ...], Result] = {}
-    rows = []
-    for figure in figures:
-        key = (figure.scenario, *figure.override)
-        if key not in results:
-            progress(f"{figure.scenario} with {profile}")
-            overrides = [f"profile={profile}", *figure.override]
-            results[key] = simulate(load_scenario(figure.scenario, overrides))
-        rows.append(_row(figure, results[key]))
-    return rows
-
-
 def _row(figure: Figure, result: Result) -> Row:
-    predicted = lookup(result, figure.path) * figure.scale
-    return Row(
-        id=f"{figure.id}@{result.profile}",
-        source=figure.source,
-        quantity=figure.quantity,
-        unit=figure.unit,
-        published=figure.value,
-        predicted=predicted,
-        relative_error=predicted / figure.value - 1.0,
-        used_for_calibration=result.profile in figure.calibrated_by,
-    )
+    figures = figure.value, lookup(result, figure.path) * figure.scale
+    calibrated = result.profile in figure.calibrated_by
+    words = figure.quantity, figure.unit
+    return Row.of(f"{figure.id}@{result.profile}", figure.source, words, figures, calibrated)
 
 
 def beside_published(scenario: Scenario, result: Result) -> list[Row]:
@@ -361,27 +329,15 @@ def lookup(result: Result, path: str) -> float:
 
 def score_deepep() -> list[Row]:
     """Score DeepEP's H800 table, predicted from link rates and the SM curve (docs/model.md, eq. X2)."""
-    table = _read(_DeepEpTable, "deepep-h800.yaml")
-    return [_deepep_row(table, row) for row in table.rows]
-
-
-def _deepep_row(table: _DeepEpTable, row: _DeepEpRow) -> Row:
-    setup = DeepEpSetup(
-        table.tokens, table.hidden, table.experts, table.top_k, table.sms, table.node, table.network,
-        table.profile,
-    )  # fmt: skip
-    predicted = deepep_bandwidth(row.operation, row.ep, row.kernels, setup)
-    counted = "NVLink" if row.ep <= 8 else "RDMA"
-    return Row(
-        id=f"{row.kernels}.ep{row.ep}.{row.operation}",
-        source=row.source,
-        quantity=f"{row.operation} EP{row.ep} stand-alone, logical {counted} bandwidth",
-        unit="GB/s",
-        published=row.gb_per_s,
-        predicted=predicted,
-        relative_error=predicted / row.gb_per_s - 1.0,
-        used_for_calibration=row.calibrated,
-    )
+    table, rows = _read(_DeepEpTable, "deepep-h800.yaml"), []
+    setup = DeepEpSetup(**table.model_dump(exclude={"rows"}))
+    for row in table.rows:
+        counted = "NVLink" if row.ep <= 8 else "RDMA"
+        words = f"{row.operation} EP{row.ep} stand-alone, logical {counted} bandwidth", "GB/s"
+        figures = row.gb_per_s, deepep_bandwidth(row.operation, row.ep, row.kernels, setup)
+        id_ = f"{row.kernels}.ep{row.ep}.{row.operation}"
+        rows.append(Row.of(id_, row.source, words, figures, row.calibrated))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,16 +230,9 @@ def _summary(use: str, name: str, rows: list[CollectiveRow]) -> GroupSummary:
 
 def as_score(row: CollectiveRow) -> Row:
     """The row in the form of the scoreboard; its error stays that of the time."""
-    return Row(
-        id=f"collectives.{row.id}",
-        source=row.source,
-        quantity=f"{row.group} ({row.use})",
-        unit=row.unit,
-        published=row.measured,
-        predicted=row.predicted,
-        relative_error=row.relative_error,
-        used_for_calibration=False,
-    )
+    words = f"{row.group} ({row.use})", row.unit
+    found = Row.of(f"collectives.{row.id}", row.source, words, (row.measured, row.predicted))
+    return found.model_copy(update={"relative_error": row.relative_error})
 
 
 def not_predicted() -> dict[tuple[Use, str], int]:

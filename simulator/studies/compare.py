@@ -234,7 +234,7 @@ def predicted_with_draws(scenario: Scenario) -> tuple[Result, FloatArray]:
 def bands_of_draws(result: Result, draws: FloatArray) -> dict[str, Band]:
     """Intervals, by name, of all figures that are a power of the step time, from `relative_draws`."""
     found = _powered(result)
-    return {name: _band(value, value * draws**power) for name, (value, power) in found.items()}
+    return {name: Band.of(value, value * draws**power) for name, (value, power) in found.items()}
 
 
 def bands_of_changes(
@@ -246,7 +246,7 @@ def bands_of_changes(
     """
     before, after = _powered(first), _powered(other)
     return {
-        name: _band(
+        name: Band.of(
             value - before[name][0], value * other_draws**power - before[name][0] * first_draws**power
         )
         for name, (value, power) in after.items()
@@ -261,7 +261,7 @@ def bands_of_margins(margins: Sequence[float], draws: Sequence[FloatArray]) -> l
     """
     first = (1.0 + margins[0]) * draws[0]
     return [
-        _band((1.0 + margin) / (1.0 + margins[0]) - 1.0, (1.0 + margin) * own / first - 1.0)
+        Band.of((1.0 + margin) / (1.0 + margins[0]) - 1.0, (1.0 + margin) * own / first - 1.0)
         for margin, own in zip(margins, draws, strict=True)
     ]
 
@@ -270,11 +270,6 @@ def _powered(result: Result) -> dict[str, tuple[float, int]]:
     """Figures that are proportional to a power of the step time, with that power, by name."""
     values = powered_figures(result)
     return {name: (value, POWERS[name]) for name, value in values.items() if value is not None}
-
-
-def _band(predicted: float, drawn: FloatArray) -> Band:
-    p10, p50, p90 = (float(v) for v in np.quantile(drawn, [0.1, 0.5, 0.9]))
-    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def changes(first: Result, other: Result) -> dict[str, float]:
@@ -399,8 +394,7 @@ def change_bands(scenario: Scenario, result: Result, found: Sequence[Neighbour])
         except (InputError, InfeasibleError):
             continue
         drawn = (row.step_time_s * other) / (result.step.time_s * own) - 1.0
-        p10, p50, p90 = (float(value) for value in np.quantile(drawn, [0.1, 0.5, 0.9]))
-        bands[row.override] = Band(predicted=row.change, p10=p10, p50=p50, p90=p90)
+        bands[row.override] = Band.of(row.change, drawn)
     return bands
 
 

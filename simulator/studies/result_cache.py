@@ -60,11 +60,8 @@ def problem() -> str | None:
 
 def check() -> str | None:
     """Open the cache, and say as `problem` does why it does not work; None if it works or is turned off."""
-    try:
-        with _opened():
-            pass
-    except _NotKeptError as error:
-        _told(error)
+    with _opened():
+        pass
     return _problem
 
 
@@ -102,19 +99,17 @@ def find(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -
     from moesim.simulator.studies.space import key_of
 
     key = key_of(scenario, uncertainty, engine_draws)
-    try:
-        with _opened() as store:
-            text = store.result(key)
-            try:
-                found = Result.model_validate_json(text) if text else None
-                # The same scenario may come from another file, or by other overrides.
-                return found and found.model_copy(update={"inputs": inputs_of(scenario)})
-            except ValidationError:  # the row is damaged
-                store.forget(key)
-                return None
-    except _NotKeptError as error:
-        _told(error)
-        return None
+    with _opened() as store:
+        text = "" if store is None else store.result(key)
+        if store is None or not text:
+            return None
+        try:
+            # The same scenario may come from another file, or by other overrides.
+            found = Result.model_validate_json(text)
+            return found.model_copy(update={"inputs": inputs_of(scenario)})
+        except ValidationError:  # the row is damaged
+            store.forget(key)
+    return None
 
 
 def keep(scenario: Scenario, result: Result) -> None:
@@ -128,14 +123,13 @@ def keep(scenario: Scenario, result: Result) -> None:
     bands = result.uncertainty
     draws = bands.by_engine.draws if bands is not None and bands.by_engine is not None else 0
     pairs = [(scenario, result), (without_prices(scenario), unpriced(result, scenario))]
-    try:
-        with _opened() as store:
-            for of, found in pairs:
-                outcome = PointOutcome("ok", "", dict(figures(found)), found.model_dump_json())
-                store.put(key_of(of, bands is not None, draws), of.name, outcome)
-            store.shrink(MOST_BYTES)
-    except _NotKeptError as error:
-        _told(error)
+    with _opened() as store:
+        if store is None:
+            return
+        for of, found in pairs:
+            outcome = PointOutcome("ok", "", dict(figures(found)), found.model_dump_json())
+            store.put(key_of(of, bands is not None, draws), of.name, outcome)
+        store.shrink(MOST_BYTES)
 
 
 def predict_unpriced(
@@ -172,61 +166,45 @@ def predict_unpriced(
 def find_answer(name: str) -> PointOutcome | None:
     """The answer that was kept under a name, with its text as `result`; None if there is none."""
     key = Key(name, "", __version__)
-    try:
-        with _opened() as store:
-            outcome, text = store.get(key), store.result(key)
-            return replace(outcome, result=text) if outcome is not None and text else None
-    except _NotKeptError as error:
-        _told(error)
-        return None
+    with _opened() as store:
+        outcome, text = (None, "") if store is None else (store.get(key), store.result(key))
+        return replace(outcome, result=text) if outcome is not None and text else None
+    return None
 
 
 def keep_answer(name: str, of: str, answer: PointOutcome) -> None:
     """Store the answer of a command under a name, in the place of an older one. `of`: the scenario's name."""
     key = Key(name, "", __version__)
-    try:
-        with _opened() as store:
+    with _opened() as store:
+        if store is not None:
             store.forget(key)
             store.put(key, of, answer)
             store.shrink(MOST_BYTES)
-    except _NotKeptError as error:
-        _told(error)
-
-
-class _NotKeptError(Exception):
-    """The cache is off, or does not work here."""
-
-
-def _told(error: _NotKeptError) -> None:
-    global _problem
-    if str(error):
-        _problem = str(error)
 
 
 @contextmanager
-def _opened() -> Iterator[Store]:
-    where = folder()
+def _opened() -> Iterator[Store | None]:
+    """The open cache, None where it is off or does not open; an error of its file ends the block."""
+    global _problem
+    where, store = folder(), None
     if where is None or _problem is not None:
-        raise _NotKeptError
+        yield None
+        return
     path = where / f"predictions-{__version__}-{program_hash()[:12]}.sqlite"
     try:
         if not path.exists():
             make_private_folder(where)
-            _remove_old(where)
-        with Store(path, durable=False, busy_s=BUSY_S) as store:
+            for old in where.glob("predictions-*.sqlite*"):
+                if time.time() - old.stat().st_mtime > OLD_S:
+                    old.unlink(missing_ok=True)
+        store = Store(path, durable=False, busy_s=BUSY_S)
+        with store:
             yield store
     except (InputError, OSError) as error:
-        raise _NotKeptError(_sentence(where, error)) from None
-
-
-def _sentence(where: Path, error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return (
-        f"predictions are not kept in {where}: {reason or error}; set {FOLDER} to another folder, or to off"
-    )
-
-
-def _remove_old(where: Path) -> None:
-    for path in where.glob("predictions-*.sqlite*"):
-        if time.time() - path.stat().st_mtime > OLD_S:
-            path.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        _problem = (
+            f"predictions are not kept in {where}: {reason or error}; set {FOLDER} to another folder, "
+            "or to off"
+        )
+        if store is None:
+            yield None

@@ -100,7 +100,7 @@ def engine_bands(
     for metric in UNCERTAIN:
         value = base[metric]
         if value is not None:
-            bands[metric] = _band(float(value), scaled(result, metric, drawn))
+            bands[metric] = Band.of(float(value), scaled(result, metric, drawn))
     error = first_order / seconds - 1.0
     return EngineBands(
         bands=bands,
@@ -153,11 +153,6 @@ def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:
     time = result.step.time_s
     scale = seconds / time if UNCERTAIN[metric] > 0 else time / seconds
     return np.asarray(float(figures(result)[metric] or 0.0) * scale)
-
-
-def _band(predicted: float, values: FloatArray) -> Band:
-    p10, p50, p90 = (float(v) for v in np.quantile(values, [0.1, 0.5, 0.9]))
-    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def _steps_of_scenario(scenario: Scenario, points: Sequence[Mapping[str, float]], engine: str) -> list[float]:
@@ -267,7 +262,7 @@ def uncertainty(
         result, effects, around, seed_s=deviation, left_out=left_out, samples=samples, seed=seed
     )
     base = figures(result)
-    bands = {name: _band(float(base[name] or 0.0), values) for name, values in drawn.items()}
+    bands = {name: Band.of(float(base[name] or 0.0), values) for name, values in drawn.items()}
     rows = [_entry_row(time, e) for e in effects] + [_range_row(e) for e in around]
     if deviation:
         rows.append(_seed_row(time, seeds, deviation))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import PoolSlice, pool_of_ranks
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
-from moesim.simulator.memory.gpu import RankStages, rank_stages
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
@@ -31,7 +29,6 @@ from moesim.simulator.planner.refusals import FULL, FULL_OR_NO_HEADROOM, TOO_SLO
 from moesim.simulator.planner.space import Space
 from moesim.simulator.predict.fleet import FleetMemory, balanced_over_pools
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import build
 
 MOST_EXPANDED = 10_000
 """Most combinations of frame, precision and recompute that are expanded; a search that stops here says so."""
@@ -145,10 +142,6 @@ class FleetSearch:
         found = [min(plans, key=lambda p: (p.time_s, p.zero)) for plans in self.estimates.values()]
         return sorted((p for p in found if p.time_s <= self.most_s), key=lambda p: (p.time_s, p.frame))
 
-    def fitting_of(self, number: int) -> int:
-        """Number of estimated plans of a frame, which differ only in precision, recompute or ZeRO stage."""
-        return len(self.estimates[number])
-
     def _limit(self, families: int) -> float:
         """Step time (s) above which no further plan is needed.
 
@@ -248,9 +241,7 @@ class FleetSearch:
             PoolSlice(part.label, part.cluster, part.scenario.model_copy(update=update), part.ranks)
             for part in parts
         ]
-        memory = FleetMemory(
-            self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom
-        )
+        memory = FleetMemory(self.shape, own, frame.in_flight, frame.microbatches, self.space.headroom)
         route = frame.pattern.samples[0].routes[0]
         if self.fixed is not None:
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
@@ -288,16 +279,3 @@ class FleetSearch:
         owners = pool_of_ranks(self.pools.at(plan.pp))
         order = self.scenario.communication.order_of(frame.schedule)
         return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, order)[0])
-
-
-@lru_cache(maxsize=512)
-def _ranks_of(name: str, pp: int, microbatches: int, vpp: int) -> tuple[RankStages, ...]:
-    return tuple(rank_stages(build(name, pp, microbatches, vpp)))
-
-
-def _ranks_in_flight(frame: Frame) -> tuple[RankStages, ...]:
-    """Fullest moments of every rank, from the whole schedule if they grow with the micro-batches."""
-    early, late = frame.pattern.in_flight[0], frame.pattern.in_flight[-1]
-    if early == late:
-        return late
-    return _ranks_of(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import fsum, isfinite
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -15,6 +15,7 @@ from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.fleet.best_first import FleetPlan, FleetSearch
 from moesim.simulator.planner.fleet.space import FleetPools, fleet_pools, fleet_space, legal_fleet_frames
 from moesim.simulator.planner.goal import Goal, OnProgress
+from moesim.simulator.planner.refusals import refusal_text
 from moesim.simulator.planner.result import (
     Estimates,
     FleetVerdict,
@@ -23,12 +24,10 @@ from moesim.simulator.planner.result import (
     PlanStep,
     PoolAlone,
     make_row,
+    simulate_plan,
 )
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.planner.split_pricing import CAUSES, step_causes
-from moesim.simulator.predict.pools import pool_results
-from moesim.simulator.predict.result_parts import PoolResult
-from moesim.simulator.predict.step import run_step
+from moesim.simulator.planner.split_pricing import CAUSES
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.sections import Stages
 from moesim.simulator.schedules import pool_defaults
@@ -113,14 +112,6 @@ PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
 """The search that finds the best plan of one pool alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedFleet:
-    """The simulated step of a fleet's plan, with the results of each pool."""
-
-    found: PlanStep
-    pools: tuple[PoolResult, ...]
-
-
 def plan_fleet(
     scenario: Scenario,
     wanted: PlanSpace,
@@ -150,11 +141,13 @@ def plan_fleet(
     best = study.best()
     estimated = time.perf_counter()
     if not best:
-        raise InfeasibleError(_nothing(study))
+        raise InfeasibleError(refusal_text(refused, "no plan of the fleet is legal and fits", "pools"))
     say(0.75, f"{study.estimated:,} plans in closed form; simulating {len(best[: goal.top])}")
     rows = _simulated(scenario, study, best[: goal.top], usd, pool)
     if not rows:
-        raise InfeasibleError(_nothing(study, "no plan that was simulated keeps the deadline or budget"))
+        raise InfeasibleError(
+            refusal_text(refused, "no plan that was simulated keeps the deadline or budget", "pools")
+        )
     own = _own(scenario, pools, usd, rows[0].time_s)
     engine = time.perf_counter()
     judged = verdict(
@@ -214,32 +207,14 @@ def _simulated(
     """Simulate the plans, and return those that fit and keep the limits, fastest first."""
     scenarios = [_scenario_of(scenario, study, plan) for plan in plans]
     run = map if pool is None else pool.map
-    simulated = list(run(simulate_fleet_plan, scenarios))
-    done = [one for one in zip(plans, scenarios, simulated, strict=True) if _keeps(one[2], study)]
-    rows = [_row(study, plan, one, found, usd) for plan, one, found in done]
+    rows = []
+    for plan, own, found in zip(plans, scenarios, list(run(simulate_plan, scenarios)), strict=True):
+        if found.keeps(study.space.headroom):
+            known = Estimates(plan.time_s, plan.bound_s, plan.stages, len(study.estimates[plan.frame]))
+            rows.append(_row(own, study.pools, usd, found, known))
     rows = [row for row in rows if row.time_s <= study.most_s]
     rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
     return [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
-
-
-def _keeps(simulated: SimulatedFleet, study: FleetSearch) -> bool:
-    """Whether every pool keeps the head-room of the search."""
-    headroom = study.space.headroom
-    return all(replace(simulated.found, memory=pool.memory).keeps(headroom) for pool in simulated.pools)
-
-
-def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
-    """Simulate a plan of a fleet (in a worker process). Raises InputError for an illegal plan."""
-    step = run_step(scenario)
-    prepared, execution, memory = step.prepared, step.executions[0], step.prepared.memory
-    found = PlanStep(
-        step.time_s,
-        memory,
-        step_causes(prepared, execution),
-        prepared.stages.layers_per_stage,
-        prepared.schedule.microbatches,
-    )
-    return SimulatedFleet(found, pool_results(prepared, execution))
 
 
 def _scenario_of(base: Scenario, study: FleetSearch, plan: FleetPlan) -> Scenario:
@@ -257,16 +232,10 @@ def _scenario_of(base: Scenario, study: FleetSearch, plan: FleetPlan) -> Scenari
 
 
 def _row(
-    study: FleetSearch, plan: FleetPlan, scenario: Scenario, simulated: SimulatedFleet, usd: float | None
+    scenario: Scenario, pools: FleetPools, usd: float | None, found: PlanStep, known: Estimates
 ) -> PlanRow:
-    cluster = study.pools.parts[0].scenario.machine
-    known = Estimates(plan.time_s, plan.bound_s, plan.stages, study.fitting_of(plan.frame))
-    row = make_row(scenario, cluster, simulated.found, known)
-    return _billed(row, study.pools, usd, simulated.pools)
-
-
-def _billed(row: PlanRow, pools: FleetPools, usd: float | None, done: tuple[PoolResult, ...]) -> PlanRow:
-    """The row with the cost and the energy of all pools."""
+    """A row of the result, with the cost and the energy of all pools."""
+    row = make_row(scenario, pools.parts[0].scenario.machine, found, known)
     run_s = row.days * SECONDS_PER_DAY
     watts = [
         part.cluster.n_gpus
@@ -275,20 +244,18 @@ def _billed(row: PlanRow, pools: FleetPools, usd: float | None, done: tuple[Pool
         for part in pools.parts
     ]
     cost = None if usd is None else run_s / SECONDS_PER_HOUR * usd
-    return replace(row, cost_usd=cost, energy_j=run_s * fsum(watts), pools=done)
+    return replace(row, cost_usd=cost, energy_j=run_s * fsum(watts))
 
 
 def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float) -> PlanRow | None:
     """The simulated row of the scenario's own plan; None if it is illegal or does not fit."""
     try:
-        simulated = simulate_fleet_plan(scenario)
+        found = simulate_plan(scenario)
     except InputError:
         return None
-    found = simulated.found
     if not found.memory.fits or found.time_s is None:
         return None
-    row = make_row(scenario, pools.parts[0].scenario.machine, found, Estimates())
-    return replace(_billed(row, pools, usd, simulated.pools), margin=found.time_s / best_s - 1.0)
+    return replace(_row(scenario, pools, usd, found, Estimates()), margin=found.time_s / best_s - 1.0)
 
 
 def _rank(own: PlanRow | None, rows: list[PlanRow], proven_s: float) -> int | None:
@@ -339,9 +306,3 @@ def _notes(study: FleetSearch, objective: str) -> list[str]:
     if objective == "energy":
         notes.append("energy counts every accelerator at its board's power limit, whatever it does")
     return notes
-
-
-def _nothing(study: FleetSearch, first: str = "no plan of the fleet is legal and fits") -> str:
-    rows = study.refused.rows()
-    listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
-    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the pools or the limits"

@@ -9,7 +9,6 @@ from moesim.simulator.scenario.run_plan import load_run_plan
 from moesim.simulator.scoring.published import (
     ContextRow,
     Row,
-    context_plan_sensitivity,
     goodput,
     published_runs,
     score_goodput,
@@ -51,16 +50,6 @@ def test_goodput_follows_the_ettr_formula_of_the_paper() -> None:
 
 
 def test_reports_are_scored_by_phase() -> None:
-    asked: list[str] = []
-
-    def report_of(plan: object) -> RunReport:
-        asked.append(str(plan))
-        return REPORT
-
-    rows = context_plan_sensitivity(report_of)
-    assert len(rows) == len(asked) == len(published_runs().context_plans)
-    assert len(set(asked)) == len(asked)
-    assert (rows[0].first_gpu_hours, rows[0].second_gpu_hours, rows[0].fits) == (20e3, 30e3, True)
     scored = {row.id: row.predicted for row in score_report(REPORT)}
     assert scored["v3-report.run.pre_training"] == 10.0
     assert scored["v3-report.run.context_extension"] == 50.0
@@ -86,6 +75,7 @@ REPORT = _report()
 
 def test_context_extension_brackets_the_published_hours(context_rows: list[ContextRow]) -> None:
     """The plan was not published: legal ones lie on both sides of the 119 thousand hours."""
+    assert len(context_rows) == len(published_runs().context_plans)
     hours = [(row.first_gpu_hours + row.second_gpu_hours) / 1e3 for row in context_rows if row.fits]
     assert len(hours) >= 3
     assert min(hours) < 119 < max(hours)
