@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.planner.candidate_search import VariantSearch
 from moesim.simulator.planner.candidates import GIB
-from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, front, scaled
+from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, front
 from moesim.simulator.planner.processes import outcomes
 from moesim.simulator.planner.result import PlanRow, PlanStep, precision_name, scenario_of, simulate_plan
 from moesim.simulator.scenario import Scenario
@@ -70,7 +70,7 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
 
     running = outcomes(pool, simulated, [scenarios[n] for n in order], alive)
     for number, search in enumerate(searches):  # this process refines the fronts while the workers simulate
-        search.front = search.study.front(scaled(say, *equal_part(number, len(searches), 0.0, FRONT)))
+        search.front = search.study.front(equal_part(say, number, len(searches), 0.0, FRONT))
     for place, step in running:
         steps[order[place]] = step
         alive()

@@ -80,39 +80,23 @@ def legal_frames(
                 refused.add_error(str(error), per_batch, _short(sized.plan))
                 continue
             for name, vpp in space.schedules:
-                message = _schedule_problem(name, plan.pp, count, vpp)
-                frame = None
-                if message is None:
+                problem = _schedule_problem(name, plan.pp, count, vpp)
+                try:
+                    if problem is not None:
+                        raise InputError(problem)
                     shaped = sized.plan.model_copy(update={"vpp": vpp})
-                    frame = _frame(shaped, name, count, sized, shape, sequence, kernels, awaited)
-                    message = frame if isinstance(frame, str) else None
-                if message is not None:
-                    refused.add_error(message, space.per_frame, f"{_short(sized.plan)} VPP{vpp} {name}")
-                elif isinstance(frame, Frame):
-                    found.append(frame)
+                    check_kernels(kernels, plan.ep, shape, name, SCHEDULES[name].overlapped_pairs)
+                    check_expert_overlap(name, shaped, routed=shape.moe is not None)
+                    steps = pattern(name, plan.pp, count, vpp, awaited)
+                    if steps.n_stages > shape.n_layers:
+                        check_against_model(shaped, shape, sequence, steps.n_stages)
+                except InputError as error:
+                    plan_text = f"{_short(sized.plan)} VPP{vpp} {name}"
+                    refused.add_error(str(error), space.per_frame, plan_text)
+                    continue
+                whole = Layout(shaped, layout.n_gpus, layout.gpus_per_node)
+                found.append(Frame(shaped, name, count, whole, steps))
     return found, refused
-
-
-def _frame(
-    plan: ParallelPlan,
-    name: str,
-    count: int,
-    layout: Layout,
-    shape: ModelShape,
-    sequence: int,
-    kernels: str,
-    awaited: Awaited,
-) -> Frame | str:
-    """A frame, or the reason why its schedule cannot be built or has more stages than the model can fill."""
-    try:
-        check_kernels(kernels, plan.ep, shape, name, SCHEDULES[name].overlapped_pairs)
-        check_expert_overlap(name, plan, routed=shape.moe is not None)
-        shaped = pattern(name, plan.pp, count, plan.vpp, awaited)
-        if shaped.n_stages > shape.n_layers:
-            check_against_model(plan, shape, sequence, shaped.n_stages)
-    except InputError as error:
-        return str(error)
-    return Frame(plan, name, count, Layout(plan, layout.n_gpus, layout.gpus_per_node), shaped)
 
 
 def _layouts(

@@ -113,10 +113,10 @@ def scaled(say: OnProgress, first: float, last: float) -> OnProgress:
     return lambda share, text: say(first + share * (last - first), text)
 
 
-def equal_part(number: int, count: int, first: float, last: float) -> tuple[float, float]:
-    """Start and end of the `number`-th (from 0) of `count` equal parts between `first` and `last`."""
+def equal_part(say: OnProgress, number: int, count: int, first: float, last: float) -> OnProgress:
+    """A callback for the `number`-th (from 0) of `count` equal parts between `first` and `last`."""
     step = (last - first) / count
-    return first + number * step, first + (number + 1) * step
+    return scaled(say, first + number * step, first + (number + 1) * step)
 
 
 # -- pareto ------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -36,14 +36,17 @@ from moesim.simulator.memory.rank_bytes import (
     total_of,
     workspace_bytes,
 )
+from moesim.simulator.model.block import HEAD
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.plan_arrays import inner_axes
 from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario import Scenario
 
 Kinds = tuple[BlockKind, ...]
+Size = Literal["kept", "working", "placeholders", "freed"]
 
 
 class FullestRank(NamedTuple):
@@ -81,7 +84,7 @@ class MemoryBook:
         if replicas not in self._plans:
             self._plans[replicas] = _ManyPlans(self, frames, pattern, replicas)
         plans = self._plans[replicas]
-        whole = (len(frames), *(len(axis) for axis in self.axes))
+        whole = (len(frames), *inner_axes(self.space))
         software, stages = self.scenario.software, self.space.zero_stage
         slack = np.array([highest(allocator_slack(software, stage)) for stage in stages])
         used, reserved = np.zeros(whole), np.zeros(whole)
@@ -92,63 +95,41 @@ class MemoryBook:
             used, reserved = np.where(fuller, total, used), np.where(fuller, most, reserved)
         return FullestRank(used, reserved)
 
-    @property
-    def axes(self) -> tuple[Sequence[object], ...]:
-        """Precisions, recompute policies, communication SMs and ZeRO stages."""
-        space = self.space
-        return space.recipes, space.recompute, space.sms, space.zero_stage
+    def size(self, what: Size, frame: Frame, kind: BlockKind) -> FloatArray:
+        """Bytes of a block [precisions, policies, sms, ZeRO stages]; an axis of no influence has length 1.
 
-    def activations(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        """Activation bytes that a micro-batch keeps in a block [precisions, policies, 1, 1]."""
-        key = ("activations", *_split(frame), kind)
+        `kept`: activations of a micro-batch. `working`: workspace. `placeholders`: those of weight gradients.
+        `freed`: bytes that the head frees before the layers run backward.
+        """
+        key = (what, *_split(frame), kind)
         if key not in self._numbers:
-            sequence, software = self.scenario.batch.sequence_length, self.scenario.software
-            rows = [
-                [
-                    activation_bytes(self.shape, kind, recipe, policy, frame.plan, sequence, software)
-                    for policy in self.space.recompute
-                ]
-                for recipe in self.space.recipes
-            ]
+            shape, plan, software = self.shape, frame.plan, self.scenario.software
+            sequence, policies = self.scenario.batch.sequence_length, self.space.recompute
+            rows: list[list[float]]
+            match what:
+                case "kept":
+                    rows = [
+                        [activation_bytes(shape, kind, r, p, plan, sequence, software) for p in policies]
+                        for r in self.space.recipes
+                    ]
+                case "working":
+                    rows = [
+                        [workspace_bytes(shape, kind, plan, r, sequence, software)]
+                        for r in self.space.recipes
+                    ]
+                case "freed":
+                    rows = [
+                        [bytes_freed_by_head(shape, plan, r, sequence, software)] for r in self.space.recipes
+                    ]
+                case "placeholders":
+                    rows = [[placeholder_bytes(shape, kind, plan, software)]]
             self._numbers[key] = np.array(rows)[:, :, None, None]
-        return self._numbers[key]
-
-    def working(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        """Workspace bytes of a block [precisions, 1, 1, 1]."""
-        key = ("working", *_split(frame), kind)
-        if key not in self._numbers:
-            sequence, software = self.scenario.batch.sequence_length, self.scenario.software
-            row = [
-                workspace_bytes(self.shape, kind, frame.plan, recipe, sequence, software)
-                for recipe in self.space.recipes
-            ]
-            self._numbers[key] = np.array(row)[:, None, None, None]
-        return self._numbers[key]
-
-    def placeholders(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        """Bytes of the placeholders of a block's weight gradients [1, 1, 1, 1]."""
-        key = ("placeholders", *_split(frame), kind)
-        if key not in self._numbers:
-            size = placeholder_bytes(self.shape, kind, frame.plan, self.scenario.software)
-            self._numbers[key] = np.full((1, 1, 1, 1), size)
-        return self._numbers[key]
-
-    def freed(self, frame: Frame) -> FloatArray:
-        """Bytes that the head frees before the layers run backward [precisions, 1, 1, 1]."""
-        key = ("freed", *_split(frame))
-        if key not in self._numbers:
-            sequence, software = self.scenario.batch.sequence_length, self.scenario.software
-            row = [
-                bytes_freed_by_head(self.shape, frame.plan, recipe, sequence, software)
-                for recipe in self.space.recipes
-            ]
-            self._numbers[key] = np.array(row)[:, None, None, None]
         return self._numbers[key]
 
     def expert_buffers(self, frame: Frame) -> FloatArray:
         """Bytes of the buffers of expert-parallel communication [1, 1, sms, 1]."""
-        plan, ep = frame.plan, frame.plan.ep
-        key = ("buffers", ep, plan.expert_tp, plan.microbatch, plan.tp, plan.cp)
+        plan = frame.plan
+        key = ("buffers", plan.ep, plan.expert_tp, plan.microbatch, plan.tp, plan.cp)
         if key not in self._numbers:
             kind = dispatcher(self.scenario.communication.kernels)
             sequence = self.scenario.batch.sequence_length
@@ -208,16 +189,16 @@ class _ManyPlans(PlanNumbers):
         self.whole_gradients = book.scenario.software.keeps_whole_gradients(pattern.pp)
 
     def kept(self, kind: BlockKind) -> FloatArray:
-        return self._by_split(("kept", kind), lambda frame: self._book.activations(frame, kind))
+        return self._by_split("kept", kind)
 
     def working(self, kind: BlockKind) -> FloatArray:
-        return self._by_split(("working", kind), lambda frame: self._book.working(frame, kind))
+        return self._by_split("working", kind)
 
     def placeholders(self, kind: BlockKind) -> FloatArray:
-        return self._by_split(("placeholders", kind), lambda frame: self._book.placeholders(frame, kind))
+        return self._by_split("placeholders", kind)
 
     def freed(self) -> FloatArray:
-        return self._by_split("freed", self._book.freed)
+        return self._by_split("freed", HEAD)
 
     def parameters(self, kinds: Sequence[BlockKind]) -> _Parameters:
         key = tuple(sorted(kinds))
@@ -227,9 +208,11 @@ class _ManyPlans(PlanNumbers):
             self._parameters[key] = _Parameters(_by_frame(each[:, 0]), _by_frame(each[:, 1]))
         return self._parameters[key]
 
-    def _by_split(self, key: object, size: Callable[[Frame], FloatArray]) -> FloatArray:
+    def _by_split(self, what: Size, kind: BlockKind) -> FloatArray:
+        key = (what, kind)
         if key not in self._sizes:
-            self._sizes[key] = np.array([size(self._frames[n]) for n in self._first])[self._split_of]
+            each = [self._book.size(what, self._frames[n], kind) for n in self._first]
+            self._sizes[key] = np.array(each)[self._split_of]
         return self._sizes[key]
 
 

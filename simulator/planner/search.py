@@ -149,7 +149,7 @@ def _plan_cluster(
     own = None if isinstance(mine, str) else searches[0].own(mine)
     reasons = () if own is None else _against_own(trainer, scenario)
     for number, search in enumerate(alive):
-        search.explore(own, scaled(say, *equal_part(number, len(alive), BOUNDED, ESTIMATED)))
+        search.explore(own, equal_part(say, number, len(alive), BOUNDED, ESTIMATED))
     estimated = time.perf_counter()
     ranking = rank(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
     rows, problems = ranking.rows, ranking.problems
@@ -211,7 +211,7 @@ def _searches(
             with_overrides(scenario, texts) if texts else scenario,
             wanted,
             goal,
-            scaled(say, *equal_part(number, len(variants), 0.0, OWN)),
+            equal_part(say, number, len(variants), 0.0, OWN),
             trainer,
             pool,
         )

@@ -8,10 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.texts import key_and_text, parse_integers, value_of
@@ -61,14 +62,12 @@ Counts = Annotated[tuple[Count, ...] | None, BeforeValidator(_expanded)]
 Names = Annotated[tuple[str, ...] | None, BeforeValidator(_listed)]
 
 
-class PlanSpace(BaseModel):
+class PlanSpace(Frozen):
     """Values to try by key; a key that is left out takes its default (docs/planner.md lists them).
 
     Integers may be written as expressions ("1..16:2x"). `variants` crosses all of it with other scenario
     keys by dotted path (cluster.nodes, routing.expert_load_cv, ...), each with a list of values.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tp: Counts = None
     pp: Counts = None

@@ -9,8 +9,9 @@ from importlib import resources
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
@@ -62,7 +63,7 @@ KERNELS = {
 """Dispatchers by the beginning of a group's name; the first that fits."""
 
 
-class MeasuredRow(BaseModel):
+class MeasuredRow(Frozen):
     """One row of `data/published/collectives.csv`.
 
     `bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of an
@@ -70,8 +71,6 @@ class MeasuredRow(BaseModel):
     bytes of a rank's tokens and seconds.
     `note` says why a row has its class.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     use: Use
@@ -89,13 +88,11 @@ class MeasuredRow(BaseModel):
     note: str
 
 
-class CollectiveRow(BaseModel):
+class CollectiveRow(Frozen):
     """A measured figure and its prediction; `relative_error` is that of the time, predicted / measured - 1.
 
     `unit` is s, or GB/s as the source counts them; the time's error is then measured / predicted - 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     use: Use
@@ -109,10 +106,8 @@ class CollectiveRow(BaseModel):
     """Algorithm and protocol that the model chose, or the SMs of an expert-parallel row."""
 
 
-class GroupSummary(BaseModel):
+class GroupSummary(Frozen):
     """Errors of one group of rows, as fractions of the measured time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     use: Use
     group: str

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.cluster import load_cluster
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.collectives.library import load_library
@@ -22,10 +21,8 @@ EVEN = ("routing.expert_load_cv=0", "variation.clock_cv=0", "variation.jitter_cv
 """Overrides that make all ranks equal."""
 
 
-class _Networks(BaseModel):
+class _Networks(Frozen):
     """Published figures of one job on two networks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     scenario: str
     clusters: tuple[str, str]

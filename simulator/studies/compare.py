@@ -7,7 +7,6 @@ from math import fsum
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -330,10 +329,8 @@ SMS_STEPS = (-8, -4, 4, 8)
 RECOMPUTE = ("none", "selective", "deepseek-v3", "full")
 
 
-class Neighbour(BaseModel):
+class Neighbour(Frozen):
     """One change of a scenario and its effect; `change` is the relative change of the step time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     override: str
     why: str

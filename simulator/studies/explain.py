@@ -9,7 +9,7 @@ from math import fsum
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.frozen import Frozen
@@ -41,26 +41,14 @@ ChangeOfVariation = Callable[[PreparedPool, Program, MemberVariation], MemberVar
 ChangeOfLinks = Callable[[PreparedPool, LinkMap], LinkMap]
 
 
-def _same_costs(pool: PreparedPool, costs: CostTable) -> CostTable:
-    return costs
-
-
-def _same_variation(pool: PreparedPool, program: Program, variation: MemberVariation) -> MemberVariation:
-    return variation
-
-
-def _same_links(pool: PreparedPool, link_map: LinkMap) -> LinkMap:
-    return link_map
-
-
 @dataclass(frozen=True, slots=True)
 class SwitchableCause:
     """A cause by name, with the changes of prices, differences between members and links that remove it."""
 
     name: str
-    costs: ChangeOfCosts = _same_costs
-    variation: ChangeOfVariation = _same_variation
-    links: ChangeOfLinks = _same_links
+    costs: ChangeOfCosts = lambda pool, costs: costs
+    variation: ChangeOfVariation = lambda pool, program, variation: variation
+    links: ChangeOfLinks = lambda pool, link_map: link_map
 
 
 Price = TypeVar("Price", PhaseCost, TransferCost, SyncCost)
@@ -332,10 +320,8 @@ def _of_pool(pool: PreparedPool, causes: Sequence[SwitchableCause]) -> tuple[tup
     return tuple(programs), any(a is not b for a, b in zip(programs, pool.programs, strict=True))
 
 
-class Cause(BaseModel):
+class Cause(Frozen):
     """Seconds that one cause takes on the critical path, and their share of the step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cause: str
     seconds: float

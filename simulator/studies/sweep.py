@@ -12,9 +12,10 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from moesim.hwmodels.errors import InputError, UnknownKeyError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.summary_text import count, gib, percent, short, table_lines
 from moesim.simulator.common.processes import default_workers
 from moesim.simulator.common.tables import Row, TableResult
@@ -48,15 +49,13 @@ class Progress:
         return f"{self.done} of {self.total} points{told}{left}"
 
 
-class SweepPoint(BaseModel):
+class SweepPoint(Frozen):
     """One point, with the values of its keys, its status and its figures."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     values: dict[str, Any]
     status: Status
     reason: str = ""
-    figures: dict[str, float | bool | None] = {}
+    figures: dict[str, float | bool | None] = Field(default_factory=dict)
     key: str
     """Its key in the store."""
 

@@ -22,17 +22,19 @@ from moesim.simulator.predict.work_size import Band, Effect, EngineBands, Uncert
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.studies.effects import (
+    SAMPLES,
     EntryEffect,
     RangeEffect,
     Ranges,
+    bounded,
     drawn_changes,
+    draws_s,
     entry_effects,
     generator_of,
     moved,
     range_effects,
     seed_deviation_s,
 )
-from moesim.simulator.studies.monte_carlo import SAMPLES, bounded, draws_s
 from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR, QUANTILE_90, model_error
 from moesim.simulator.studies.whole_run import with_uncertain_run
 

@@ -16,8 +16,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.inputs import EVENTS, inputs_of
 from moesim.simulator.scenario.run_plan import default_stops
-from moesim.simulator.studies.effects import entry_effects, generator_of
-from moesim.simulator.studies.monte_carlo import SAMPLES, draws_s
+from moesim.simulator.studies.effects import SAMPLES, draws_s, entry_effects, generator_of
 from moesim.simulator.studies.sources import MODEL_ERROR
 
 ORDER = "run.replicas"

@@ -15,7 +15,7 @@ from streamlit.testing import v1 as testing
 import moesim
 from moesim.app import forms, scenario_links, state, visitors
 from moesim.app.views import planner
-from moesim.simulator.planner.goal import equal_part, scaled
+from moesim.simulator.planner.goal import equal_part
 
 # -- illegal values ---------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ def test_a_late_address_of_a_quick_visitor_is_no_link() -> None:
 
 def test_parts_of_a_search_share_its_whole() -> None:
     told: list[float] = []
-    say = scaled(lambda share, text: told.append(share), *equal_part(1, 2, 0.0, 0.5))
+    say = equal_part(lambda share, text: told.append(share), 1, 2, 0.0, 0.5)
     for share in (0.0, 0.5, 1.0):
         say(share, "")
     assert told == [0.25, 0.375, 0.5]

@@ -14,9 +14,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.model.precision import Format
@@ -36,13 +37,11 @@ def _layers(text: object) -> object:
     return tuple(n for each, _, times in parts for n in [int(each)] * int(times or 1))
 
 
-class Published(BaseModel):
+class Published(Frozen):
     """The settings of a row's configurations; None if no configuration states the field.
 
     Each field means the same as in `Precision`, `ParallelPlan` or `ModelShape`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     recompute: RecomputeKey | None = None
     """A policy, or modules joined by "+"."""
@@ -91,10 +90,8 @@ SWITCHES = Software.model_fields.keys() - Published.model_fields.keys() - {"fram
 """Fields of the table that are switches of `software`; "none" and words joined by blanks are CUDA graphs."""
 
 
-class Setting(BaseModel):
+class Setting(Frozen):
     """One line of `configurations.csv`; without a repository it is an assumption, stated in the note."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     configuration: str
     repository: str
@@ -115,14 +112,12 @@ class Setting(BaseModel):
         return f"{self.repository}@{self.revision} {self.file}:{self.line} {self.key}"
 
 
-class Behind(BaseModel):
+class Behind(Frozen):
     """The rows that a configuration belongs to, given by prefixes of their columns; empty matches any.
 
     `precision` after "=" and `pp` must match exactly. `notes` must occur in the row's notes, or, after "!",
     must not occur there.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     configuration: str
     source: str

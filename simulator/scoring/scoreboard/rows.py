@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
+from pydantic import BeforeValidator, PositiveInt
 
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
@@ -30,14 +30,12 @@ Degree = Annotated[PositiveInt, BeforeValidator(lambda text: 1 if text == "" els
 """Degree of parallelism; one that a table leaves out is 1."""
 
 
-class OpenRow(BaseModel):
+class OpenRow(Frozen):
     """One published measurement; the fields are the columns of `data/published/open-rows.csv`.
 
     0 stands for a number that the source does not give. `metric` and `value` are as published. `complete`
     says whether the source states everything that a prediction needs.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     source: str

@@ -7,8 +7,9 @@ import io
 from importlib import resources
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.frameworks.software import Software
@@ -38,10 +39,8 @@ NONE = SourcedFraction(value=0.0, kind="measured", source="routing forced to rou
 CLOCKS = SourcedFraction(value=0.0, kind="assumed", source="one host; spread left out", date="2026-11-20")
 
 
-class Run(BaseModel):
+class Run(Frozen):
     """One measured run; the fields are the columns of `data/published/h200-runs.csv`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     gpus: int
@@ -61,10 +60,8 @@ class Run(BaseModel):
     """Seconds of collectives that no compute overlaps; None for a run without a profiler trace."""
 
 
-class ScoredRun(BaseModel):
+class ScoredRun(Frozen):
     """A run and its prediction; errors are predicted / measured - 1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     step_s: float

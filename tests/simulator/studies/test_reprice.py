@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 
 import moesim
 from moesim.simulator.predict.result import Result
+from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.studies.reprice import repriced, unpriced, without_prices
 
 HOME = "deepseek-v3-2048xh800"
-SMALL = ("batch.sequences=4096", "run={tokens: 1e11}")
-WHOLE = ("batch.sequences=4096", "run=deepseek-v3", "run.phases=[]", "run.tokens=1e11", "run.ramp=null")
+JOB = str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml")
+PLANS = {
+    "step": ("run={tokens: 1e11}",),
+    "run": ("run=deepseek-v3", "run.phases=[]", "run.tokens=1e11", "run.ramp=null"),
+}
+BOUGHT = ("cluster=deepseek-h800-2048", "cluster.nodes=4", "run.price={buy: h800-bought}")
+
+
+@cache
+def plain(plan: str, *more: str) -> Result:
+    """The prediction without prices, which all prices of a plan share."""
+    return moesim.simulate(without_prices(moesim.load(JOB, *PLANS[plan], *more)))
 
 
 def same(one: Result, other: Result) -> bool:
@@ -30,19 +44,21 @@ def same(one: Result, other: Result) -> bool:
         ("cluster.energy=null",),
     ],
 )
-@pytest.mark.parametrize("plan", [SMALL, WHOLE])
-def test_a_repriced_result_is_a_fresh_one(plan: tuple[str, ...], price: tuple[str, ...]) -> None:
-    scenario = moesim.load(HOME, *plan, *price)
-    plain, fresh = moesim.simulate(without_prices(scenario)), moesim.simulate(scenario)
-    assert same(repriced(plain, scenario), fresh)
-    assert unpriced(fresh, scenario).model_dump_json() == plain.model_dump_json()
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_repriced_result_is_a_fresh_one(plan: str, price: tuple[str, ...]) -> None:
+    scenario = moesim.load(JOB, *PLANS[plan], *price)
+    fresh = moesim.simulate(scenario)
+    bare = plain(plan).model_copy(update={"inputs": inputs_of(without_prices(scenario))})
+    assert same(repriced(bare, scenario), fresh)
+    assert unpriced(fresh, scenario).model_dump_json() == bare.model_dump_json()
 
 
 def test_a_bought_cluster_is_repriced_as_well() -> None:
-    scenario = moesim.load(HOME, *WHOLE, "run.price={buy: h800-bought}")
-    plain, fresh = moesim.simulate(without_prices(scenario)), moesim.simulate(scenario)
-    later = repriced(plain, scenario)
-    assert unpriced(fresh, scenario).model_dump_json() == plain.model_dump_json()
+    more = (*BOUGHT[:2], "profile=h800-published")
+    scenario = moesim.load(JOB, *PLANS["run"], *more, BOUGHT[2])
+    bare, fresh = moesim.simulate(without_prices(scenario)), moesim.simulate(scenario)
+    later = repriced(bare, scenario)
+    assert unpriced(fresh, scenario).model_dump_json() == bare.model_dump_json()
     assert fresh.run.report is not None
     assert later.run.report is not None
     assert later.run.report.cost_parts_usd == pytest.approx(fresh.run.report.cost_parts_usd)
@@ -56,7 +72,7 @@ def test_scenarios_that_differ_in_prices_only_are_one_without_them() -> None:
 
 
 def test_the_interval_of_the_cost_follows_the_price() -> None:
-    scenario = moesim.load(HOME, *SMALL, 'cluster.price_per_gpu_hour="$3/h"')
+    scenario = moesim.load(JOB, *PLANS["step"], 'cluster.price_per_gpu_hour="$3/h"')
     plain = moesim.simulate(without_prices(scenario), uncertainty=True)
     fresh = moesim.simulate(scenario, uncertainty=True)
     assert plain.uncertainty is not None

@@ -137,13 +137,13 @@ def test_two_processes_keep_at_the_same_time(folder: Path) -> None:
     code = (
         "import sys, moesim; from moesim.simulator.studies import result_cache\n"
         "r = moesim.simulate(sys.argv[1])\n"
-        "for n in range(20): result_cache.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
+        "for n in range(5): result_cache.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
         "assert result_cache.problem() is None, result_cache.problem()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     both = [subprocess.Popen([sys.executable, "-c", code, PAIR], env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
-    assert all(result_cache.find(moesim.load(PAIR, f"seed={n}")) is not None for n in range(20))
+    assert all(result_cache.find(moesim.load(PAIR, f"seed={n}")) is not None for n in range(5))
 
 
 def test_the_file_stays_below_its_limit(tmp_path: Path) -> None:

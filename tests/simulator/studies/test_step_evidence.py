@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import fsum
+from pathlib import Path
 
 import pytest
 
@@ -45,10 +46,9 @@ def test_twice_the_micro_batches_read_twice_the_seconds(small: Scenario) -> None
 
 def test_layers_written_out_have_the_interval_of_automatic_ones() -> None:
     """Automatic placement prices every block once more than written-out layers do; the step is the same."""
-    profile = "profile=h800-published"
-    automatic = load_scenario("deepseek-v3-2048xh800", [profile])
-    layers = list(prepare(automatic).stages.layers_per_stage)
-    written = load_scenario("deepseek-v3-2048xh800", [profile, f"stages.layers={layers}"])
+    automatic = load_scenario(str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml"))
+    layers = prepare(automatic).stages.layers_per_stage
+    written = automatic.replace(**{"stages.layers": list(layers)})
     one, two = (with_uncertainty(scenario) for scenario in (automatic, written))
     assert one.uncertainty is not None and two.uncertainty is not None
     assert one.step.time_s == two.step.time_s

@@ -21,7 +21,7 @@ from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.studies.pool import DIED, outcomes_locally, outcomes_on_dask
 from moesim.simulator.studies.space import key_of
 from moesim.simulator.studies.store import PointOutcome, Store
-from moesim.simulator.studies.sweep import Progress, Sweep, sweep
+from moesim.simulator.studies.sweep import Progress, Sweep, survey, sweep
 
 SPACE = {"communication.sms": "0,8,20", "parallel.ep": "16,24"}
 
@@ -56,9 +56,8 @@ def test_a_point_is_what_simulate_says(here: Sweep, small: Scenario) -> None:
     assert figures["cost_usd"] == alone.run.cost_usd
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_the_same_bytes_with_any_number_of_workers(here: Sweep, small: Scenario, workers: int) -> None:
-    assert text(sweep(small, SPACE, workers=workers)) == text(here)
+def test_the_same_bytes_with_any_number_of_workers(here: Sweep, small: Scenario) -> None:
+    assert text(sweep(small, SPACE, workers=2)) == text(here)
 
 
 def test_a_store_is_used_and_adds_nothing_twice(here: Sweep, small: Scenario, tmp_path: Path) -> None:
@@ -66,9 +65,9 @@ def test_a_store_is_used_and_adds_nothing_twice(here: Sweep, small: Scenario, tm
     first = sweep(small, {"communication.sms": [8]}, workers=1, store=store)
     assert (first.computed, first.reused) == (1, 0)
     seen: list[Progress] = []
-    more = sweep(small, SPACE, workers=2, store=store, progress=seen.append)
+    more = sweep(small, SPACE, workers=1, store=store, progress=seen.append)
     assert (more.computed, more.reused) == (5, 1)
-    again = sweep(small, SPACE, workers=2, store=store)
+    again = sweep(small, SPACE, workers=1, store=store)
     assert text(again) == text(more) == text(here)
     assert (seen[-1].done, seen[-1].total, seen[-1].reused, seen[-1].failed) == (6, 6, 1, 0)
     assert seen[-1].rate_per_s > 0 and seen[-1].eta_s == 0
@@ -117,7 +116,7 @@ from moesim.simulator.scenario import load_scenario
 from moesim.simulator.studies.sweep import sweep
 
 if __name__ == "__main__":
-    sweep(load_scenario(sys.argv[1]), {"seed": "1..60"}, workers=2, store=sys.argv[2])
+    sweep(load_scenario(sys.argv[1]), {"seed": "1..30"}, workers=2, store=sys.argv[2])
 """
 
 
@@ -141,11 +140,11 @@ def test_killed_half_way_it_goes_on_where_it_was(small: Scenario, tmp_path: Path
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     kept = rows(store)
-    assert 3 <= kept < 60, "it was killed while it worked"
-    space = {"seed": "1..60"}
+    assert 3 <= kept < 30, "it was killed while it worked"
+    space = {"seed": "1..30"}
     found = sweep(base, space, workers=1, store=store)
-    assert (found.computed, found.reused) == (60 - kept, kept)
-    assert rows(store) == 60
+    assert (found.computed, found.reused) == (30 - kept, kept)
+    assert rows(store) == 30
     few = sweep(base, {"seed": "1..4"}, workers=1)
     assert few.points == found.points[:4]
 
@@ -210,3 +209,38 @@ def test_bad_arguments_are_told(small: Scenario, here: Sweep) -> None:
         here.best("no such figure")
     with pytest.raises(InputError, match=r"the sweep cannot vary it.* no: unknown key"):
         sweep(small, {"no.such.key": [1], "seed": [2]}, workers=1)
+
+
+# -- survey: known, illegal and missing points, before anything is computed -------------------------------
+
+
+def test_without_a_store_every_legal_point_is_missing(small: Scenario) -> None:
+    found = survey(small, {"communication.sms": [8, 20, 132]})
+    assert found.total == 3
+    assert found.missing == ({"communication.sms": 8}, {"communication.sms": 20}, {"communication.sms": 132})
+
+
+def test_points_that_a_sweep_stored_are_known_and_equal(small: Scenario, tmp_path: Path) -> None:
+    store = tmp_path / "sweep.sqlite"
+    space = {"communication.sms": [8, 20]}
+    done = moesim.sweep(small, {"communication.sms": [8]}, workers=1, store=store)
+    found = survey(small, space, store)
+    assert found.missing == ({"communication.sms": 20},)
+    assert found.points == done.points
+
+
+def test_an_illegal_point_has_its_reason_and_is_never_missing(small: Scenario) -> None:
+    found = survey(small, {"batch.sequences": [512, -1]})
+    (point,) = found.points
+    assert (point.status, point.values) == ("illegal", {"batch.sequences": -1})
+    assert "batch.sequences" in point.reason
+    assert found.missing == ({"batch.sequences": 512},)
+
+
+def test_a_point_that_is_not_admitted_ends_the_survey(small: Scenario) -> None:
+    def admit(scenario: Scenario) -> None:
+        if scenario.batch.sequences > 1000:
+            raise InputError("too large")
+
+    with pytest.raises(InputError, match="too large"):
+        survey(small, {"batch.sequences": [512, 5120]}, admit=admit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,13 +14,16 @@ from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
 from moesim.simulator.engine.critical import critical_path
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, figures
-from moesim.simulator.predict.step import execute, prepare, run_step
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared, prepare, run_step
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.effects import entry_effects, moved
+from moesim.simulator.studies.effects import EntryEffect, entry_effects, moved
 from moesim.simulator.studies.sources import (
     CLOCK,
+    JITTER,
     MAX_VIO,
     SESSION,
     Source,
@@ -41,14 +46,27 @@ from moesim.simulator.studies.uncertainty import (
 from moesim.simulator.studies.whole_run import step_factors
 
 PROFILE = load_profile("h800-trace")
+Run = tuple[Prepared, tuple[Execution, ...], Result]
+Effects = tuple[EntryEffect, ...]
+
+
+@pytest.fixture(scope="module")
+def run(small: Scenario) -> Run:
+    """Plan, execution and result of the small job."""
+    return predict(small)
+
+
+@pytest.fixture(scope="module")
+def effects(run: Run) -> Effects:
+    """The sources of its interval, to first order."""
+    return entry_effects(*run[:2])
 
 
 # -- shifting an entry ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("id_", [entry.id for entry in PROFILE.entries()])
-@pytest.mark.parametrize("change", [-0.2, 0.25])
-def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float) -> None:
+def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float = 0.25) -> None:
     moved = shifted(PROFILE, id_, change, 132)
     for old, new in zip(PROFILE.entries(), moved.entries(), strict=True):
         assert (old == new) == (old.id != id_), old.id
@@ -114,27 +132,20 @@ def test_entries_without_uncertainty_are_no_source() -> None:
 # -- the response --------------------------------------------------------------------------------------
 
 
-def test_weights_hold_the_whole_step(small: Scenario) -> None:
-    execution = run_step(small).executions[0]
-    weights = path_weights(critical_path(execution))
+def test_weights_hold_the_whole_step_and_equal_prices_change_nothing(run: Run) -> None:
+    execution = run[1][0]
+    weights, costs = path_weights(critical_path(execution)), run[0].program.costs
+    assert response_s(weights, costs, costs) == 0.0
     total = sum(weights.parts.values()) + weights.send_s + sum(weights.end_s.values()) + weights.rest_s
     assert total == pytest.approx(execution.end_ns / 1e9, rel=1e-12)
 
 
-def test_equal_prices_change_nothing(small: Scenario) -> None:
-    prepared = prepare(small)
-    weights = path_weights(critical_path(execute(prepared).executions[0]))
-    costs = prepared.program.costs
-    assert response_s(weights, costs, costs) == 0.0
-
-
-def test_the_first_order_is_what_the_engine_says(small: Scenario) -> None:
-    """The six largest sources, at 1 % and at their own 10 and 90 % points."""
-    prepared, executions, result = predict(small)
-    linear = entry_effects(prepared, executions)
-    exact = entry_effects(prepared, executions, exact=6)
+def test_the_first_order_is_what_the_engine_says(run: Run, effects: Effects) -> None:
+    """The three largest sources, at their own 10 and 90 % points."""
+    linear, result = effects, run[2]
+    exact = entry_effects(*run[:2], exact=3)
     assert [e.source.id for e in exact] == [e.source.id for e in linear]
-    for a, b in zip(linear[:6], exact[:6], strict=True):
+    for a, b in zip(linear[:3], exact[:3], strict=True):
         assert b.exact and not a.exact
         for first, engine in zip(a.seconds, b.seconds, strict=True):
             assert first == pytest.approx(engine, rel=0.35, abs=2e-3 * result.step.time_s), a.source.id
@@ -157,31 +168,25 @@ def test_bands_follow_from_the_step_time(small: Scenario) -> None:
     assert step.predicted == result.step.time_s == figures(result)["step_time_s"]
 
 
-def test_the_same_seed_gives_the_same_bytes(small: Scenario) -> None:
-    first, again = with_uncertainty(small), with_uncertainty(small)
-    assert first.model_dump_json() == again.model_dump_json()
-    other = uncertainty(*predict(small), seed=1)
+def test_the_same_seed_gives_the_same_bytes(small: Scenario, run: Run) -> None:
+    first, again = with_uncertainty(small), uncertainty(*run)
     assert first.uncertainty is not None
-    assert other.bands != first.uncertainty.bands
-    assert other.sources == first.uncertainty.sources
+    assert first.uncertainty.model_dump_json() == again.model_dump_json()
+    other = uncertainty(*run, seed=1)
+    assert other.bands != again.bands and other.sources == again.sources
+    assert "uncertainty" not in run[2].model_dump_json()
 
 
-def test_a_result_without_bands_does_not_mention_them(small: Scenario) -> None:
-    assert "uncertainty" not in moesim.simulate(small).model_dump_json()
-    assert "uncertainty" in with_uncertainty(small).model_dump_json()
-
-
-def test_scenarios_that_share_a_source_share_its_draws(small: Scenario) -> None:
+def test_scenarios_that_share_a_source_share_its_draws(small: Scenario, run: Run, effects: Effects) -> None:
     """The spread of a difference is far below that of its parts."""
-    draws = []
-    for scenario in (small, small.replace(**{"communication.sms": 16})):
-        prepared, executions, result = predict(scenario)
-        draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+    prepared, executions, result = predict(small.replace(**{"communication.sms": 16}))
+    pairs = ((run[2], effects), (result, entry_effects(prepared, executions)))
+    draws = [samples_of(*pair)["step_time_s"] for pair in pairs]
     assert (draws[1] - draws[0]).std() < 0.2 * draws[0].std()
 
 
-def test_only_the_model_error_is_left_without_entries(small: Scenario) -> None:
-    _, _, result = predict(small)
+def test_only_the_model_error_is_left_without_entries(run: Run) -> None:
+    result = run[2]
     draws = samples_of(result, [], left_out=0.1)["step_time_s"]
     assert draws.std() / result.step.time_s == pytest.approx(0.1, rel=0.05)
     assert (samples_of(result, [], left_out=0.0)["step_time_s"] == result.step.time_s).all()
@@ -190,11 +195,11 @@ def test_only_the_model_error_is_left_without_entries(small: Scenario) -> None:
 def test_interval_widens_with_its_level(small: Scenario) -> None:
     narrow, wide = interval(small, level=0.5), interval(small, level=0.9)
     assert wide[0] < narrow[0] < narrow[1] == wide[1] < narrow[2] < wide[2]
-    days = moesim.interval(small, metric="days")
-    assert days[1] / days[0] == pytest.approx(interval(small)[1] / interval(small)[0])
+    days = moesim.interval(small, metric="days", level=0.9)
+    assert days[1] / days[0] == pytest.approx(wide[1] / wide[0])
 
 
-def test_bad_arguments_are_told(small: Scenario) -> None:
+def test_bad_arguments_are_told(small: Scenario, run: Run) -> None:
     with pytest.raises(InputError, match="nearest: 'step_time_s'"):
         interval(small, "step_time")
     with pytest.raises(InputError, match=r"level=1\.5"):
@@ -203,9 +208,8 @@ def test_bad_arguments_are_told(small: Scenario) -> None:
     if free.machine.price_per_gpu_hour is None:
         with pytest.raises(InputError, match="price_per_gpu_hour"):
             interval(free, "cost_usd")
-    prepared, executions, result = predict(small)
     with pytest.raises(InputError, match="samples=3"):
-        uncertainty(prepared, executions, result, samples=3)
+        uncertainty(*run, samples=3)
 
 
 # -- sensitivity ---------------------------------------------------------------------------------------
@@ -226,11 +230,10 @@ def test_the_tornado_is_sorted_and_has_every_kind_of_source(small: Scenario) -> 
     assert rows[0]["change_high"] == pytest.approx(found.effects[0].high_s / found.step.predicted - 1)
 
 
-def test_a_range_of_the_price_moves_the_cost_alone(small: Scenario) -> None:
-    prepared, executions, result = predict(small)
+def test_a_range_of_the_price_moves_the_cost_alone(run: Run) -> None:
     key = "cluster.price_per_gpu_hour"
-    plain = uncertainty(prepared, executions, result, left_out=0.0)
-    priced = uncertainty(prepared, executions, result, left_out=0.0, ranges={key: ("$1/h", "$4/h")})
+    plain = uncertainty(*run, left_out=0.0)
+    priced = uncertainty(*run, left_out=0.0, ranges={key: ("$1/h", "$4/h")})
     assert priced.bands["step_time_s"] == plain.bands["step_time_s"]
     wide, narrow = priced.bands["cost_usd"], plain.bands["cost_usd"]
     assert wide.p10 < 0.85 * narrow.p10 and wide.p90 > 1.15 * narrow.p90
@@ -309,45 +312,46 @@ def test_shipped_ranges_hold_their_values() -> None:
     assert stated and all(n.range == n.between for n in stated)
 
 
-def test_a_session_moves_all_products_and_attention_together(small: Scenario) -> None:
-    effects = {e.source.id: e for e in entry_effects(*predict(small)[:2])}
-    common = effects[SESSION]
-    bound = session(PROFILE, tuple(effects))[1]
+def test_a_session_moves_all_products_and_attention_together(effects: Effects) -> None:
+    by_id = {e.source.id: e for e in effects}
+    common = by_id[SESSION]
+    bound = session(PROFILE, tuple(by_id))[1]
     assert bound and all("gemm" in id_ or "attention" in id_ for id_ in bound)
-    single = sum(effects[id_].seconds[1] / effects[id_].at[1] for id_ in bound)
+    single = sum(by_id[id_].seconds[1] / by_id[id_].at[1] for id_ in bound)
     assert common.seconds[1] == pytest.approx(single * common.at[1], rel=1e-9)
 
 
-def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
-    """Against the engine with another spread, the same seeds."""
-    spread = small.replace(
-        **{
-            "variation.clock_cv": {
-                "value": 0.012, "between": [0.006, 0.018], "kind": "assumed", "source": "test", "date": "2026"
-            },
-            "variation.jitter_cv": 0.0,
-        }
-    )  # fmt: skip
-    prepared, executions, result = predict(spread)
-    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == CLOCK)
-    other = spread.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
-    exact = moesim.simulate(other).step.time_s - result.step.time_s
-    assert exact > 0.0 and effect.seconds[1] == pytest.approx(exact, rel=0.35)
+def spread(value: float, low: float, high: float) -> dict[str, object]:
+    return {"value": value, "between": [low, high], "kind": "assumed", "source": "test", "date": "2026"}
 
 
-def test_the_range_of_max_vio_is_a_source_and_moves_the_load(small: Scenario) -> None:
-    """Against the engine at the other load, the same seeds."""
-    number = {"value": 0.52, "between": [0.04, 0.72], "kind": "assumed", "source": "test", "date": "2026"}
-    loaded = small.replace(**{"routing.load": {"kind": "maxvio", "max_vio": number}})
-    prepared, executions, result = predict(loaded)
-    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == MAX_VIO)
-    assert effect.source.low == pytest.approx(0.04 / 0.52 - 1.0)
+LOAD = {"kind": "maxvio", "max_vio": spread(0.52, 0.04, 0.72)}
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "value", "end"),
+    [
+        (CLOCK, {CLOCK: spread(0.012, 0.006, 0.018), JITTER: 0.0}, 0.012, 1),
+        (JITTER, {JITTER: spread(0.02, 0.01, 0.04)}, 0.02, 1),
+        ("routing.expert_load_cv", {"routing.expert_load_cv": spread(0.16, 0.08, 0.32)}, 0.16, 1),
+        (MAX_VIO, {"routing.load": LOAD}, 0.52, 0),
+    ],
+)
+def test_spreads_with_a_range_to_first_order(
+    small: Scenario, effects: Effects, key: str, changes: dict[str, Any], value: float, end: int
+) -> None:
+    """Against the engine with another spread, the same seeds; without a range there is no source."""
+    assert key not in {e.source.id for e in effects}
+    ranged_ = small.replace(**changes)
+    prepared, executions, result = predict(ranged_)
+    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == key)
     assert effect.seconds[0] < 0.0 < effect.seconds[1]
-    lower = 0.52 * (1.0 + effect.at[0])
-    exact = moesim.simulate(loaded.replace(**{MAX_VIO: lower})).step.time_s - result.step.time_s
-    assert effect.seconds[0] == pytest.approx(exact, rel=0.35)
-    assert moved(prepared, {MAX_VIO: effect.at[0]}, ()).scenario.routing.load.now == pytest.approx(lower)  # type: ignore[union-attr]
-    assert not any(e.source.id == MAX_VIO for e in entry_effects(*predict(small)[:2]))
+    other = value * (1.0 + effect.at[end])
+    exact = run_step(ranged_.replace(**{key: other})).time_s - result.step.time_s
+    assert effect.seconds[end] == pytest.approx(exact, rel=0.35)
+    if key == MAX_VIO:
+        shifted_ = moved(prepared, {MAX_VIO: effect.at[0]}, ())
+        assert shifted_.scenario.routing.load.now == pytest.approx(other)  # type: ignore[union-attr]
 
 
 # -- full resolution, the whole run --------------------------------------------------------------------
@@ -360,6 +364,7 @@ def test_full_resolution_has_an_interval_along_its_own_path() -> None:
         [
             "cluster={node: hgx-h800, nodes: 16, network: mpft-ib-400g, name: 128xh800}",
             "parallel={tp: 1, pp: 4, ep: 16, cp: 1, microbatch: 1, zero_stage: 1}",
+            "stages.blocks=[embedding moe, moe, moe, moe head]",
             "batch.sequences=256",
             "resolution=full",
         ],
@@ -376,8 +381,8 @@ def test_full_resolution_has_an_interval_along_its_own_path() -> None:
     assert "full resolution" in found.note
 
 
-def test_replicas_have_the_distribution_of_the_step(small: Scenario) -> None:
-    prepared, executions, _ = predict(small)
+def test_replicas_have_the_distribution_of_the_step(run: Run) -> None:
+    prepared, executions, _ = run
     many, few = (step_factors(prepared, executions, n) for n in (4096, 200))
     assert len(few) == 200 and few.std() == pytest.approx(many.std(), rel=0.02)
     assert np.quantile(few, [0.1, 0.9]) == pytest.approx(np.quantile(many, [0.1, 0.9]), rel=5e-3)
