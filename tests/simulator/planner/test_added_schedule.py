@@ -7,33 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from planner_jobs import small_job
 
 import moesim
 from moesim.hwmodels import InputError
 from moesim.simulator.planner import replay
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES, Schedule, ScheduleSpec, build
 
 NAME = "one-off"
 Builder = Callable[[int, int, int], Schedule]
-
-
-def small() -> Scenario:
-    return load_scenario(
-        "deepseek-v3-2048xh800",
-        [
-            "model=qwen3-30b-a3b",
-            "cluster={node: hgx-h200, nodes: 4, network: mrft-ib-400g, price_per_gpu_hour: $2.5/h}",
-            "profile=h200-measured",
-            "precision=bf16",
-            "parallel={pp: 4, ep: 8, zero_stage: 1}",
-            "schedule=1f1b",
-            "batch.sequences=256",
-            "recompute=selective",
-            "run.tokens=1e11",
-        ],
-    )
 
 
 SPACE: dict[str, Any] = {
@@ -58,7 +42,7 @@ def copied(pp: int, microbatches: int) -> Schedule:
 
 def test_an_added_schedule_is_planned_like_the_one_that_it_copies(add: Callable[[Builder], None]) -> None:
     add(lambda pp, microbatches, vpp: copied(pp, microbatches))
-    found = moesim.plan(small(), PlanSpace(**SPACE, schedule=("1f1b", NAME)), top=10)
+    found = moesim.plan(small_job(), PlanSpace(**SPACE, schedule=("1f1b", NAME)), top=10)
     times = {(row.schedule, row.pp): row.time_s for row in found.ranked}
     assert len(times) == 4
     for pp in (2, 4):
@@ -69,7 +53,7 @@ def test_an_added_schedule_is_planned_like_the_one_that_it_copies(add: Callable[
 
 def test_it_is_part_of_the_default_space(add: Callable[[Builder], None]) -> None:
     add(lambda pp, microbatches, vpp: copied(pp, microbatches))
-    found = moesim.plan(small(), PlanSpace(**SPACE), top=1)
+    found = moesim.plan(small_job(), PlanSpace(**SPACE), top=1)
     assert found.considered == 2 * (len(SCHEDULES))
 
 
@@ -103,7 +87,7 @@ def test_what_cannot_run_is_refused_as_a_plan(
     add: Callable[[Builder], None], builder: Builder, words: str
 ) -> None:
     add(builder)
-    job = small().replace(batch={"sequences": 80})  # 5 and 10 micro-batches
+    job = small_job().replace(batch={"sequences": 80})  # 5 and 10 micro-batches
     found = moesim.plan(job, PlanSpace(**SPACE, schedule=("1f1b", NAME)), top=5)
     assert {row.schedule for row in found.ranked} == {"1f1b"}
     refused = [row for row in found.refused if NAME in row.reason]

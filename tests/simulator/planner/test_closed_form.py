@@ -8,22 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planner_jobs import candidates_of
 
 from moesim.simulator.cost.price_table import cost_table
-from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.memory.gpu import rank_stages
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.candidate_search import CandidateSearch
-from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import key_of, pattern
 from moesim.simulator.planner.result import scenario_of, simulate_plan
-from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.placement import memory_of
 from moesim.simulator.predict.step import prepare
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import SCHEDULES, build
 
 HOME = "deepseek-v3-2048xh800"
@@ -34,14 +33,6 @@ SMALL = [
     "batch.sequences=256",
     "profile=h800-trace",
 ]
-
-
-def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, CandidateSearch]:
-    shape, cluster = scenario.shape, scenario.machine
-    profile = scenario.calibration
-    space = with_defaults(wanted, scenario, shape, cluster)
-    found = find_candidates(ResolvedJob(scenario, shape, cluster, profile), space)
-    return found, CandidateSearch(scenario, shape, found)
 
 
 Searched = tuple[Candidates, CandidateSearch]

@@ -8,14 +8,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from planner_jobs import candidates_of
 
-from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import CandidateSearch
-from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.result import scenario_of, simulate_plan
-from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 
@@ -55,16 +54,10 @@ ROUNDING_S = 1e-6
 """The engine rounds every phase to whole nanoseconds."""
 
 
-def without_variation(job: str) -> Scenario:
-    return load_scenario(JOBS[job][0], [*JOBS[job][1:], *EVEN])
-
-
 @cache
 def searched(job: str) -> tuple[Scenario, Candidates]:
-    scenario = without_variation(job)
-    shape, cluster = scenario.shape, scenario.machine
-    space = with_defaults(SPACE, scenario, shape, cluster)
-    return scenario, find_candidates(resolve(scenario), space)
+    scenario = load_scenario(JOBS[job][0], [*JOBS[job][1:], *EVEN])
+    return scenario, candidates_of(scenario, SPACE)[0]
 
 
 def drawn(found: Candidates) -> list[int]:

@@ -6,19 +6,16 @@ import random
 from typing import Any
 
 import pytest
+from planner_jobs import candidates_of
 
 from moesim.hwmodels.errors import InfeasibleError
-from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.catalogue import load_model
-from moesim.simulator.planner.candidate_search import CandidateSearch
-from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
-from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.result import closed_form_memory, scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.step import prepare
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scenario.sections import Eplb
 
 SMALL = [
@@ -38,14 +35,6 @@ SPACE: dict[str, Any] = {
     "schedule": ("1f1b", "dualpipev"), "recompute": ("selective",), "precision": ("bf16",), "sms": (8, 20),
     "zero_stage": (1,),
 }  # fmt: skip
-
-
-def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, CandidateSearch]:
-    shape, cluster = scenario.shape, scenario.machine
-    profile = scenario.calibration
-    space = with_defaults(wanted, scenario, shape, cluster)
-    found = find_candidates(ResolvedJob(scenario, shape, cluster, profile), space)
-    return found, CandidateSearch(scenario, shape, found)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,17 @@ from dataclasses import replace
 from math import fsum
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planner_jobs import small_job
 from prove_plans import faults_of
 
-import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.planner import candidate_search, closed_form, engine_stage
 from moesim.simulator.planner import result as rows
+from moesim.simulator.planner.goal import dominated, front, staircase
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult, step_text
 from moesim.simulator.planner.search import plan
@@ -31,27 +35,15 @@ SPACE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def small() -> Scenario:
-    return load_scenario(
-        "deepseek-v3-2048xh800",
-        [
-            "name=small",
-            "model=qwen3-30b-a3b",
-            "cluster={node: hgx-h200, nodes: 4, network: mrft-ib-400g, price_per_gpu_hour: $2.5/h}",
-            "profile=h200-measured",
-            "precision=bf16",
-            "parallel={pp: 4, ep: 8, zero_stage: 1}",
-            "schedule=1f1b",
-            "batch.sequences=256",
-            "recompute=selective",
-            "run.tokens=1e11",
-        ],
-    )
+@pytest.fixture(scope="module")
+def found() -> PlanResult:
+    return plan(small_job(), PlanSpace(**SPACE), top=4, workers=1)
 
 
 @pytest.fixture(scope="module")
-def found() -> PlanResult:
-    return plan(small(), PlanSpace(**SPACE), top=4, workers=1)
+def everything() -> PlanResult:
+    """Every family simulated, by asking for more than there are."""
+    return plan(small_job(), PlanSpace(**SPACE), top=100, workers=1)
 
 
 def test_the_counts_add_up(found: PlanResult) -> None:
@@ -72,9 +64,7 @@ def test_the_best_is_a_scenario_that_simulate_repeats(found: PlanResult) -> None
     assert found.best.margin == 0.0
 
 
-def test_no_plan_of_the_space_is_faster_than_the_best(found: PlanResult) -> None:
-    """Every family is simulated by asking for more than there are."""
-    everything = plan(small(), PlanSpace(**SPACE), top=100, workers=1)
+def test_no_plan_of_the_space_is_faster_than_the_best(found: PlanResult, everything: PlanResult) -> None:
     assert everything.rivals == 0
     fastest = everything.best.time_s
     assert found.best.time_s <= fastest * 1.005
@@ -105,7 +95,7 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
     """A closed form that is a tenth too fast makes many such claims; the engine decides about each."""
     exact = closed_form.step_seconds
     monkeypatch.setattr(candidate_search, "step_seconds", lambda *of: 0.9 * exact(*of))
-    front = plan(small(), PlanSpace(**SPACE), objective=objective, top=1)
+    front = plan(small_job(), PlanSpace(**SPACE), objective=objective, top=1)
     assert [row for row in front.pareto if row.source == "closed form" and row.margin < 0.0] == []
     assert front.simulated > 1  # of which one was ranked by its closed form
     assert front.best.time_s == min(row.time_s for row in front.pareto if row.source == "simulated")
@@ -120,50 +110,49 @@ def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest
         return exact(scenario)
 
     monkeypatch.setattr(engine_stage, "simulate_plan", picky)
-    left = plan(small(), PlanSpace(**SPACE), top=12)
+    left = plan(small_job(), PlanSpace(**SPACE), top=12)
     assert {row.schedule for row in left.ranked} == {"1f1b", "dualpipev"}
     assert any("is left out: schedule zbv cannot run here" in note for note in left.notes)
     with pytest.raises(InfeasibleError, match="schedule zbv cannot run here"):
-        plan(small(), PlanSpace(**{**SPACE, "schedule": ("zbv",)}), top=2)
+        plan(small_job(), PlanSpace(**{**SPACE, "schedule": ("zbv",)}), top=2)
 
 
 def test_the_same_bytes_with_any_number_of_workers(found: PlanResult) -> None:
-    again = plan(small(), PlanSpace(**SPACE), top=4, workers=2)
+    again = plan(small_job(), PlanSpace(**SPACE), top=4, workers=2)
     texts = [json.dumps(result.to_dict(), allow_nan=False) for result in (found, again)]
     assert texts[0] == texts[1]
 
 
-def test_memory_objective_takes_the_leanest() -> None:
-    lean = plan(small(), PlanSpace(**SPACE), objective="memory", top=2, workers=1)
-    fast = plan(small(), PlanSpace(**SPACE), top=100, workers=1)
-    assert lean.best.memory_bytes <= min(row.memory_bytes for row in (*fast.ranked, *fast.pareto))
+def test_memory_objective_takes_the_leanest(everything: PlanResult) -> None:
+    lean = plan(small_job(), PlanSpace(**SPACE), objective="memory", top=2, workers=1)
+    assert lean.best.memory_bytes <= min(row.memory_bytes for row in (*everything.ranked, *everything.pareto))
 
 
 def test_fewer_nodes_meet_a_loose_deadline_for_less() -> None:
     wanted = PlanSpace(**{**SPACE, "schedule": ("1f1b",), "ep": (8,), "variants": {"cluster.nodes": [2, 4]}})
-    quick = plan(small(), wanted, top=3, workers=1)
+    quick = plan(small_job(), wanted, top=3, workers=1)
     assert quick.best.changed == {"cluster.nodes": 4}
-    loose = plan(small(), wanted, objective="deadline", top=3, deadline_days=1000.0, workers=1)
+    loose = plan(small_job(), wanted, objective="deadline", top=3, deadline_days=1000.0, workers=1)
     assert loose.best.cost_usd == min(row.cost_usd for row in loose.ranked)  # type: ignore[type-var]
     tight = (quick.best.days + loose.best.days) / 2
     if loose.best.changed != quick.best.changed:
-        kept = plan(small(), wanted, objective="deadline", top=3, deadline_days=tight, workers=1)
+        kept = plan(small_job(), wanted, objective="deadline", top=3, deadline_days=tight, workers=1)
         assert kept.best.days <= tight
         assert any("deadline" in row.reason for row in kept.refused)
-    energy = plan(small(), wanted, objective="energy", top=3, workers=1)
+    energy = plan(small_job(), wanted, objective="energy", top=3, workers=1)
     assert energy.best.energy_j == min(row.energy_j or 0.0 for row in energy.ranked) > 0.0
     assert energy.notes
 
 
 def test_impossible_wishes_say_why() -> None:
     with pytest.raises(InfeasibleError, match="too slow"):
-        plan(small(), PlanSpace(**SPACE), deadline_days=1e-6, workers=1)
+        plan(small_job(), PlanSpace(**SPACE), deadline_days=1e-6, workers=1)
     with pytest.raises(InfeasibleError, match="too slow"):
-        plan(small(), PlanSpace(**SPACE), budget_usd=1e-3, workers=1)
+        plan(small_job(), PlanSpace(**SPACE), budget_usd=1e-3, workers=1)
     with pytest.raises(InfeasibleError, match="less head-room"):
-        plan(small(), PlanSpace(**{**SPACE, "headroom": 0.999}), workers=1)
+        plan(small_job(), PlanSpace(**{**SPACE, "headroom": 0.999}), workers=1)
     with pytest.raises(InfeasibleError, match="does not divide"):
-        plan(small(), PlanSpace(**{**SPACE, "tp": (3,)}), workers=1)
+        plan(small_job(), PlanSpace(**{**SPACE, "tp": (3,)}), workers=1)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +169,7 @@ def test_impossible_wishes_say_why() -> None:
 )
 def test_malformed_wishes(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        plan(small(), **{"space": PlanSpace(**SPACE), "workers": 1, **arguments})
+        plan(small_job(), **{"space": PlanSpace(**SPACE), "workers": 1, **arguments})
 
 
 def test_a_price_is_needed_for_cost() -> None:
@@ -228,16 +217,18 @@ def test_a_process_of_the_engine_that_dies_is_said(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(engine_stage, "simulate_own", broken)
     with pytest.raises(InputError, match="workers=1 computes"), engine_processes(2):
-        engine_stage.simulate_own(small())
+        engine_stage.simulate_own(small_job())
 
 
 def test_fixed_layouts_and_parts_of_a_model() -> None:
     layers = [13, 12, 12, 11]
-    fixed = small().model_copy(update={"stages": small().stages.model_copy(update={"layers": tuple(layers)})})
+    fixed = small_job().model_copy(
+        update={"stages": small_job().stages.model_copy(update={"layers": tuple(layers)})}
+    )
     kept = plan(fixed, PlanSpace(**SPACE, layout="scenario"), top=2, workers=1)
     assert all(row.layers == tuple(layers) for row in kept.ranked)
     with pytest.raises(InputError, match=r"no stages\.layers"):
-        plan(small(), PlanSpace(**SPACE, layout="scenario"), workers=1)
+        plan(small_job(), PlanSpace(**SPACE, layout="scenario"), workers=1)
     part = load_scenario("deepseek-v3-trace-pair")
     with pytest.raises(InputError, match=r"stages\.blocks"):
         plan(part, workers=1)
@@ -247,12 +238,6 @@ def test_pandas_is_wanted_only_for_tables(found: PlanResult, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pip install pandas"):
         found.to_pandas()
-
-
-def test_the_public_names() -> None:
-    assert moesim.plan is plan
-    assert moesim.PlanSpace is PlanSpace
-    assert moesim.PlanResult is PlanResult
 
 
 def test_printed_steps_are_exact_to_a_thousandth() -> None:
@@ -274,7 +259,7 @@ def test_the_best_plans_simulate_again_from_their_files_as_printed(found: PlanRe
     ],
 )
 def test_so_do_those_of_other_models(overrides: list[str]) -> None:
-    scenario = small().overridden("batch.sequences=64", *overrides)
+    scenario = small_job().overridden("batch.sequences=64", *overrides)
     experts = (1,) if scenario.shape.moe is None else (8,)
     wanted = PlanSpace(
         tp=(1,), pp=(2, 4), ep=experts, cp=(1,), microbatch=(1,), vpp=(2,), schedule=("1f1b", "zbv"),
@@ -291,3 +276,32 @@ def test_the_proof_finds_a_plan_that_is_printed_wrongly(found: PlanResult) -> No
     assert "are printed" in faults_of(replace(found, ranked=(wrong,)))[0]
     risky = replace(best, reserved_bytes=2.0 * best.capacity_bytes)
     assert "is said to be at risk" in faults_of(replace(found, ranked=(risky,)))[0]
+
+
+# -- fronts: what no other plan beats --------------------------------------------------------------
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=25)
+
+
+@given(POINTS)
+def test_the_front_is_what_nothing_else_beats(points: list[tuple[int, int, int]]) -> None:
+    kept = front(points)
+    values = {points[n] for n in kept}
+    assert len(values) == len(kept)
+    for point in points:
+        beats = any(
+            other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points
+        )
+        assert (point in values) != beats
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_beaten_by_the_staircase(known: list[tuple[int, int]], memory: int, bound: int) -> None:
+    steps = staircase(np.array([float(m) for m, _ in known]), np.array([float(t) for _, t in known]))
+    mine = dominated(np.array([float(memory)]), np.array([float(bound)]), steps)[0]
+    assert mine == any(m <= memory and t <= bound for m, t in known)

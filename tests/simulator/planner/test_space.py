@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.texts import parse_integers
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.refusals import Refusals, reason_of
@@ -28,38 +24,6 @@ from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.registry import trainer_of
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("7", (7,)),
-        ("1..4", (1, 2, 3, 4)),
-        ("1..16:2x", (1, 2, 4, 8, 16)),
-        ("1..20:2x", (1, 2, 4, 8, 16)),
-        ("8..24:+8", (8, 16, 24)),
-        ("4, 1..3,2", (1, 2, 3, 4)),
-        ("3..81:3x", (3, 9, 27, 81)),
-    ],
-)
-def test_expressions(text: str, values: tuple[int, ...]) -> None:
-    assert parse_integers(text, "tp") == values
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "a", "1..", "4..1", "1..8:1x", "0..8:2x", "1..8:+0", "-1", "1.5", "__import__('os')",
-     "1..999999999", "1,,2", "1..8:2x3"],
-)  # fmt: skip
-def test_malformed_expressions_name_the_key(text: str) -> None:
-    with pytest.raises(InputError, match="tp="):
-        parse_integers(text, "tp")
-
-
-@given(st.text(max_size=20))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    with suppress(InputError):
-        assert all(isinstance(value, int) for value in parse_integers(text, "pp"))
 
 
 def test_a_space_from_a_file(tmp_path: Path) -> None:

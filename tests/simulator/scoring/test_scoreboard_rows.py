@@ -338,6 +338,13 @@ def test_rows_and_groups_are_two_statistics() -> None:
     assert refusals(rows)[0].reason == "why"
 
 
+def test_a_summary_leaves_out_what_was_refused() -> None:
+    total = summary("x", [scored("g", -0.2), scored("g", 0.1), scored("g", 0.4), scored("g", None)])
+    assert total is not None
+    assert (total.rows, total.median_error, total.worst_absolute_error) == (3, 0.1, 0.4)
+    assert total.covered is None and summary("x", [scored("g", None)]) is None
+
+
 def test_a_row_that_ran_and_does_not_fit_is_counted() -> None:
     rows = [scored("g", 0.0, fits=False), scored("g", 0.0, fits=True), scored("g", None)]
     total = summary("all", rows)
