@@ -26,7 +26,6 @@ from moesim.simulator.planner.plan_arrays import Candidates, PricedCandidates
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import pattern
 from moesim.simulator.planner.result import (
-    Estimates,
     PlanRow,
     PlanStep,
     closed_form_memory,
@@ -311,7 +310,7 @@ class VariantSearch:
         scenario, estimate = self.scenario, None
         if scenario.schedule in SCHEDULES and scenario.stages.mtp is None:
             estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
-        return make_row(scenario, self.cluster, simulated, Estimates(estimate, changed=self.changed))
+        return make_row(scenario, self.cluster, simulated, estimate, changed=self.changed)
 
     def explore(self, own: PlanRow | None, say: OnProgress) -> None:
         """Estimate every plan that may be among the best, and choose those to simulate."""
@@ -352,7 +351,6 @@ class VariantSearch:
         if self._families is None:
             self._families = np.bincount(c.family)
         family = int(self._families[c.family[number]])
-        known = Estimates(
-            float(seconds), float(c.bound[number]), c.assignment(number, placement), family, self.changed
+        return make_row(
+            scenario, self.cluster, found, float(seconds), float(c.bound[number]), family, self.changed
         )
-        return make_row(scenario, self.cluster, found, known)

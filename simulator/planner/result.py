@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.cluster import Cluster
@@ -11,7 +12,6 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import html_table
-from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.memory.gpu import Verdict, is_admitted, verdict_of
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import recompute_label
@@ -362,21 +362,6 @@ class PlanStep:
         return all(is_admitted(m.total_bytes, m.range_bytes[1], m.capacity_bytes, headroom) for m in counted)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimates:
-    """Results of the search for a plan, apart from its simulation.
-
-    `stages` is None if the simulated step states them. `variants`: number of plans that differ only in
-    precision, recompute, SMs or ZeRO stage. `changed`: scenario keys and values of the space's variant.
-    """
-
-    closed_form_s: float | None = None
-    lower_bound_s: float | None = None
-    stages: StageAssignment | None = None
-    variants: int = 1
-    changed: Mapping[str, Any] = field(default_factory=dict)
-
-
 def simulate_plan(scenario: Scenario) -> PlanStep:
     """Simulate a plan (in a worker process). Raises InputError for an illegal scenario."""
     step = run_step(scenario)
@@ -433,11 +418,18 @@ def make_row(
     scenario: Scenario,
     cluster: Cluster,
     found: PlanStep,
-    known: Estimates,
+    closed_form_s: float | None = None,
+    lower_bound_s: float | None = None,
+    variants: int = 1,
+    changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> PlanRow:
-    """A row of the result; `margin` stays 0 until the best plan is known."""
+    """A row of the result; `margin` stays 0 until the best plan is known.
+
+    `variants`: number of plans that differ only in precision, recompute, SMs or ZeRO stage. `changed`:
+    scenario keys and values of the space's variant.
+    """
     plan = scenario.parallel
-    seconds = known.closed_form_s if found.time_s is None else found.time_s
+    seconds = closed_form_s if found.time_s is None else found.time_s
     assert seconds is not None, "a plan has a simulated or an estimated time"
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
@@ -461,12 +453,12 @@ def make_row(
         precision=precision_name(scenario),
         sms=scenario.communication.sms,
         placement=placement_name(scenario.routing.eplb),
-        layers=found.layers if known.stages is None else known.stages.layers_per_stage,
-        changed=dict(known.changed),
+        layers=found.layers,
+        changed=dict(changed),
         time_s=seconds,
         source="closed form" if found.time_s is None else "simulated",
-        closed_form_s=known.closed_form_s,
-        lower_bound_s=known.lower_bound_s,
+        closed_form_s=closed_form_s,
+        lower_bound_s=lower_bound_s,
         memory_bytes=found.memory.total_bytes,
         reserved_bytes=found.memory.range_bytes[1],
         capacity_bytes=found.memory.capacity_bytes,
@@ -476,7 +468,7 @@ def make_row(
         cost_usd=gpu_hours * price.value if price else None,
         energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue if limit else None,
         margin=0.0,
-        variants=known.variants,
+        variants=variants,
         causes_s=found.causes,
         scenario=scenario,
         pools=found.pools,

@@ -17,11 +17,9 @@ from moesim.simulator.planner.fleet.space import FleetPools, fleet_pools, fleet_
 from moesim.simulator.planner.goal import Goal, OnProgress
 from moesim.simulator.planner.refusals import refusal_text
 from moesim.simulator.planner.result import (
-    Estimates,
     FleetVerdict,
     PlanResult,
     PlanRow,
-    PlanStep,
     PoolAlone,
     make_row,
     simulate_plan,
@@ -207,11 +205,12 @@ def _simulated(
     """Simulate the plans, and return those that fit and keep the limits, fastest first."""
     scenarios = [_scenario_of(scenario, study, plan) for plan in plans]
     run = map if pool is None else pool.map
-    rows = []
+    rows, first = [], study.pools.parts[0].scenario.machine
     for plan, own, found in zip(plans, scenarios, list(run(simulate_plan, scenarios)), strict=True):
         if found.keeps(study.space.headroom):
-            known = Estimates(plan.time_s, plan.bound_s, plan.stages, len(study.estimates[plan.frame]))
-            rows.append(_row(own, study.pools, usd, found, known))
+            family = len(study.estimates[plan.frame])
+            row = make_row(own, first, found, plan.time_s, plan.bound_s, family)
+            rows.append(_billed(row, study.pools, usd))
     rows = [row for row in rows if row.time_s <= study.most_s]
     rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
     return [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
@@ -231,11 +230,8 @@ def _scenario_of(base: Scenario, study: FleetSearch, plan: FleetPlan) -> Scenari
     )
 
 
-def _row(
-    scenario: Scenario, pools: FleetPools, usd: float | None, found: PlanStep, known: Estimates
-) -> PlanRow:
-    """A row of the result, with the cost and the energy of all pools."""
-    row = make_row(scenario, pools.parts[0].scenario.machine, found, known)
+def _billed(row: PlanRow, pools: FleetPools, usd: float | None) -> PlanRow:
+    """The row with the cost and the energy of all pools."""
     run_s = row.days * SECONDS_PER_DAY
     watts = [
         part.cluster.n_gpus
@@ -255,7 +251,8 @@ def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float
         return None
     if not found.memory.fits or found.time_s is None:
         return None
-    return replace(_row(scenario, pools, usd, found, Estimates()), margin=found.time_s / best_s - 1.0)
+    row = make_row(scenario, pools.parts[0].scenario.machine, found)
+    return replace(_billed(row, pools, usd), margin=found.time_s / best_s - 1.0)
 
 
 def _rank(own: PlanRow | None, rows: list[PlanRow], proven_s: float) -> int | None:

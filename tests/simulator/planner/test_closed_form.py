@@ -169,7 +169,7 @@ def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
 def test_the_closed_form_itself_hardly_falls_below_a_bound(home: Searched) -> None:
     """`time_s` is never below the bound, because the search takes the larger; the formula is asked here."""
     found, study = home
-    numbers = list(range(0, len(found.bound), max(1, len(found.bound) // 300)))
+    numbers = list(range(0, len(found.bound), max(1, len(found.bound) // 100)))
     study.estimate(numbers)
     for number in numbers:
         layers = found.assignment(number).layers_per_stage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
@@ -17,9 +19,10 @@ from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.scoring.scoreboard import OpenRow, open_rows, score_all
+from moesim.simulator.predict.step import prepare, run_step
+from moesim.simulator.scoring.scoreboard import open_rows, score_all
 from moesim.simulator.scoring.scoreboard.plan import policies_of, scenario_of
-from moesim.simulator.scoring.scoreboard.runs import Run, runs, scenario_of_run, score_run, shape_of_run
+from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, scenario_of_run, score_run, shape_of_run
 from moesim.simulator.scoring.scoreboard.score import predict, score_row, summary
 from moesim.simulator.scoring.scoreboard.shapes import shape_of
 from moesim.simulator.studies.uncertainty import interval
@@ -76,7 +79,7 @@ def test_unstated_recompute_is_the_least_that_fits() -> None:
     assert result.memory.fits
     policies = policies_of(row)
     before = policies[policies.index(prepared.scenario.recompute) - 1]
-    assert prepared.scenario.recompute != "none" and not predict_fits(row, before)
+    assert prepared.scenario.recompute != "none" and not prepare(scenario_of(row, before)).memory.fits
 
 
 def test_published_configurations_fill_what_a_table_leaves_out() -> None:
@@ -129,14 +132,8 @@ def test_full_recompute_sends_tokens_again() -> None:
     assert exposed == [0.0, pytest.approx(seconds)]
 
 
-def predict_fits(row: OpenRow, policy: Recompute) -> bool:
-    from moesim.simulator.predict.step import prepare
-
-    return prepare(scenario_of(row, policy)).memory.fits
-
-
 def test_a_sample_is_predicted_between_its_bounds() -> None:
-    board = score_all([ROWS[id_] for id_ in SAMPLE])
+    board = score_all([ROWS[id_] for id_ in SAMPLE], interval=None)
     assert [r.id for r in board.rows] == list(SAMPLE)
     for row in board.rows:
         assert row.predicted_step_s and row.lower_bound_s and row.upper_bound_s
@@ -147,9 +144,10 @@ def test_a_sample_is_predicted_between_its_bounds() -> None:
     assert {g.name for g in board.groups} == {ROWS[id_].group for id_ in SAMPLE}
 
 
-def test_the_step_does_not_depend_on_the_number_of_workers() -> None:
+def test_the_step_does_not_depend_on_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesim.simulator.scoring.scoreboard.score.worker_pool", ThreadPoolExecutor)
     few = [ROWS[id_] for id_ in SAMPLE[:2]]
-    assert score_all(few, workers=2) == score_all(few)
+    assert score_all(few, workers=2, interval=None) == score_all(few, interval=None)
 
 
 def test_intervals_are_counted_over_the_rows_that_have_one() -> None:
@@ -178,17 +176,25 @@ def test_a_row_has_the_interval_of_its_prediction() -> None:
 # -- the five runs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", runs(), ids=lambda r: r.name)
-def test_runs_on_h200_hold_step_and_memory(run: Run) -> None:
+@pytest.fixture(scope="module")
+def five() -> dict[str, ScoredRun]:
+    """The five runs with their predictions, without intervals."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("moesim.simulator.scoring.scoreboard.runs.step_interval", lambda *of: (0.0, 9.0))
+        return {run.name: score_run(run) for run in runs()}
+
+
+@pytest.mark.parametrize("name", [run.name for run in runs()])
+def test_runs_on_h200_hold_step_and_memory(five: dict[str, ScoredRun], name: str) -> None:
     """The targets: step within 10 %, peaks of active memory within 1 % and of reserved memory within 5 %."""
-    result = score_run(run)
+    result = five[name]
     assert abs(result.step_error) < 0.10
     assert abs(result.memory_error) < 0.01
     assert abs(result.reserved_error) < 0.05
 
 
-def test_fsdp_hides_its_collectives_as_the_profiled_run_did() -> None:
-    result = score_run(next(r for r in runs() if r.name == "l8b_fsdp8_sac"))
+def test_fsdp_hides_its_collectives_as_the_profiled_run_did(five: dict[str, ScoredRun]) -> None:
+    result = five["l8b_fsdp8_sac"]
     assert result.exposed_s == 0.02
     assert result.predicted_exposed_s < 0.03
 
@@ -217,17 +223,15 @@ def test_op_recompute_lies_between_none_and_full() -> None:
     run = next(r for r in runs() if r.name == "l8b_fsdp8_sac")
     seconds, held = [], []
     for policy in ("none", "op", "full"):
-        result = score_run(run.model_copy(update={"recompute": policy}))
-        seconds.append(result.predicted_step_s)
-        held.append(result.predicted_memory_bytes)
+        step = run_step(scenario_of_run(run.model_copy(update={"recompute": policy})))
+        seconds.append(step.time_s)
+        held.append(step.prepared.memory.total_bytes)
     assert seconds == sorted(seconds)
     assert held == sorted(held, reverse=True)
 
 
 def test_eager_kernels_and_copies_cost_time() -> None:
-    from moesim.simulator.predict.driver import simulate
-
     run = next(r for r in runs() if r.name == "l8b_fsdp8_fullac_b2")
     scenario = scenario_of_run(run)
     plain = scenario.model_copy(update={"software": Software(overlap_data_parallel=True)})
-    assert simulate(plain).step.time_s < simulate(scenario).step.time_s
+    assert run_step(plain).time_s < run_step(scenario).time_s

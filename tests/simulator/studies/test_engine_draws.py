@@ -21,16 +21,16 @@ def test_engine_draws_are_the_runs_themselves(small: Scenario) -> None:
     prepared, executions, result = predict(small)
     effects = entry_effects(prepared, executions)
     with ThreadPoolExecutor(1) as pool:
-        here = engine_steps_s(prepared, effects, 20, seed=3, pool=pool)
-    changes = {e.source.id: float(drawn_changes(e.source, 20, 3)[7]) for e in effects}
+        here = engine_steps_s(prepared, effects, 8, seed=3, pool=pool)
+    changes = {e.source.id: float(drawn_changes(e.source, 8, 3)[7]) for e in effects}
     used = tuple(prepared.program.costs.evidence.entries)
     assert here[7] == run_step(moved(prepared, changes, used), stages=prepared.stages).time_s
-    bands = engine_bands(prepared, result, effects, 20, left_out=0.0, seed=3)
+    bands = engine_bands(prepared, result, effects, 8, left_out=0.0, seed=3)
     step = bands.bands["step_time_s"]
     assert [step.p10, step.p50, step.p90] == pytest.approx(
         list(np.quantile(here, [0.1, 0.5, 0.9])), rel=1e-12
     )
-    first_order = result.step.time_s + sum(e.draw_s(20, 3) for e in effects)
+    first_order = result.step.time_s + sum(e.draw_s(8, 3) for e in effects)
     assert bands.first_order_rms == pytest.approx(np.sqrt(((first_order / here - 1.0) ** 2).mean()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import moesim
+from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies import compare as module
 from moesim.simulator.studies.compare import Neighbour, change_bands, neighbours
@@ -48,8 +49,8 @@ def test_neighbours_are_what_the_simulator_says_of_them(monkeypatch: pytest.Monk
     assert all(0.0 <= share < 1.0 for share, _ in said)
 
 
-def test_a_change_has_an_interval_of_its_own_narrower_than_that_of_the_step() -> None:
-    scenario = moesim.load(*HOME)
+def test_a_change_has_an_interval_of_its_own_narrower_than_that_of_the_step(small: Scenario) -> None:
+    scenario = small
     result = moesim.simulate(scenario, uncertainty=True)
     faster = scenario.overridden("communication.sms=8")
     other = moesim.simulate(faster)

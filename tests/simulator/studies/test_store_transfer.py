@@ -98,17 +98,3 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path, data: bytes) -> N
     (tmp_path / "theirs").write_bytes(data)
     with Store(tmp_path / "mine") as mine, pytest.raises(InputError):
         take_over(tmp_path / "theirs", mine)
-
-
-def test_a_bomb_in_a_row_does_not_unpack(tmp_path: Path) -> None:
-    import zlib
-
-    from moesim.simulator.studies.store import digest
-
-    packed = zlib.compress(b"0" * 200_000_000)
-    with closing(sqlite3.connect(filled(tmp_path / "theirs", range(1)))) as db:
-        db.execute("UPDATE results SET result = ?, result_digest = ?", (packed, digest(packed)))
-        db.commit()
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    with Store(tmp_path / "mine") as mine:
-        assert take_over(tmp_path / "theirs", mine) == Taken(new=0, known=0, damaged=1)
