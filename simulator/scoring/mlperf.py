@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 from pydantic import PositiveInt
@@ -13,8 +12,8 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import nearest, validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoring import published_data
 
 FILE = "mlperf-v6.yaml"
 GROUP = "mlperf-v6-deepseek"
@@ -43,8 +42,7 @@ class Submission(Frozen):
 
 @lru_cache(maxsize=1)
 def _file() -> Submission:
-    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
-    return validate_model(Submission, parse_mapping(text, FILE), FILE)
+    return published_data(Submission, FILE)
 
 
 def runs() -> tuple[SubmittedRun, ...]:

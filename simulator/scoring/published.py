@@ -6,17 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
-from typing import Any, Literal, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Literal
 
 from moesim.hwmodels.failure import load_failure_rate, load_restart
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.units import SECONDS_PER_DAY, parse_quantity
-from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.dispatchers.protocol import EpOperation
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format
@@ -28,9 +23,9 @@ from moesim.simulator.run.failures import FailureModel, optimal_interval_s, simu
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.scenario.run_plan import OPTIMAL, load_run_plan
+from moesim.simulator.scoring import published_data
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 
-FILE = "data/published/runs.yaml"
 REPLICAS = 200
 
 
@@ -126,8 +121,7 @@ class Row(Frozen):
 @lru_cache(maxsize=1)
 def published_runs() -> PublishedRuns:
     """The published figures of whole runs."""
-    text = resources.files("moesim.simulator").joinpath(FILE).read_text("utf-8")
-    return validate_model(PublishedRuns, parse_mapping(text, FILE), FILE)
+    return published_data(PublishedRuns, "runs.yaml")
 
 
 def score_report(report: RunReport, suffix: str = "") -> list[Row]:
@@ -197,8 +191,6 @@ PROFILES = ("h800-trace", "h800-published", "h800-from-h200")
 The last one was derived by rule from a calibration of H200. From H800 it takes the rates of the NICs, the gap
 between launches and the shortest kernel, but no kernel rate."""
 
-DataT = TypeVar("DataT", bound=BaseModel)
-
 
 class Figure(_Published):
     """A published figure, with the path of its prediction in a result."""
@@ -244,7 +236,7 @@ def score(progress: Progress = lambda what: None) -> list[Row]:
 
     `progress` is called with a short text before each simulation.
     """
-    figures = _read(_Figures, "deepseek-v3.yaml").figures
+    figures = published_data(_Figures, "deepseek-v3.yaml").figures
     rows = []
     for profile in PROFILES:
         results: dict[tuple[str, ...], Result] = {}
@@ -268,12 +260,11 @@ def score_run(profile: str, progress: Progress = lambda what: None) -> list[Row]
     return score_report(result.run.report, f"@{result.profile}")
 
 
-def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
+def context_plans() -> list[ContextRow]:
     """GPU-hours of DeepSeek-V3's context extensions under several plans, as its own is not published."""
     data, rows = published_runs(), []
     plan, prepared = load_run_plan(data.plan), prepare(load_scenario(data.scenario))
     for choice in data.context_plans:
-        progress(f"context extension: {choice.name}")
         first, second, *_ = plan.phases
         changed = (
             first.model_copy(update={"override": choice.first}),
@@ -286,11 +277,6 @@ def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
         fits = not any("does not fit" in text for text in report.assumptions)
         rows.append(ContextRow(choice.name, hours[0], hours[1], fits))
     return rows
-
-
-def _read(cls: type[DataT], name: str) -> DataT:
-    text = resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
-    return validate_model(cls, parse_mapping(text, name), name)
 
 
 def _row(figure: Figure, result: Result) -> Row:
@@ -312,7 +298,7 @@ def beside_published(scenario: Scenario, result: Result) -> list[Row]:
     )
     if preset.model_dump() != scenario.model_dump():
         return []
-    figures = _read(_Figures, "deepseek-v3.yaml").figures
+    figures = published_data(_Figures, "deepseek-v3.yaml").figures
     return [_row(f, result) for f in figures if f.scenario == scenario.name and not f.override]
 
 
@@ -329,7 +315,7 @@ def lookup(result: Result, path: str) -> float:
 
 def score_deepep() -> list[Row]:
     """Score DeepEP's H800 table, predicted from link rates and the SM curve (docs/model.md, eq. X2)."""
-    table, rows = _read(_DeepEpTable, "deepep-h800.yaml"), []
+    table, rows = published_data(_DeepEpTable, "deepep-h800.yaml"), []
     setup = DeepEpSetup(**table.model_dump(exclude={"rows"}))
     for row in table.rows:
         counted = "NVLink" if row.ep <= 8 else "RDMA"

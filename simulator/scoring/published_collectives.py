@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib import resources
 from statistics import median
 from typing import Literal
 
@@ -19,6 +17,7 @@ from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.registry import collective, neighbour_sends
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format, row_bytes
+from moesim.simulator.scoring import published_records
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 from moesim.simulator.scoring.published import Row
 
@@ -121,12 +120,7 @@ class GroupSummary(Frozen):
 @lru_cache(maxsize=1)
 def measured_rows() -> tuple[MeasuredRow, ...]:
     """Every measured row with its class; the `note` of a row without a prediction says why."""
-    text = (
-        resources.files("moesim.simulator")
-        .joinpath("data", "published", "collectives.csv")
-        .read_text("utf-8")
-    )
-    return tuple(TypeAdapter(list[MeasuredRow]).validate_python(list(csv.DictReader(text.splitlines()))))
+    return tuple(TypeAdapter(list[MeasuredRow]).validate_python(published_records("collectives.csv")))
 
 
 def score_collectives() -> list[CollectiveRow]:

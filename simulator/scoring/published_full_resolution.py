@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.registry import collective
 from moesim.simulator.engine.full_resolution.result import SkewRow
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import load_scenario
+from moesim.simulator.scoring import published_data
 
 EVEN = ("routing.expert_load_cv=0", "variation.clock_cv=0", "variation.jitter_cv=0")
 """Overrides that make all ranks equal."""
@@ -77,10 +75,7 @@ class FullChecks:
 
 def check_full(progress: Callable[[str], None] = lambda what: None) -> FullChecks:
     """Check full resolution of the home case against the folded run and measurements (takes about 30 s)."""
-    text = (
-        resources.files("moesim.simulator").joinpath("data", "published", "networks.yaml").read_text("utf-8")
-    )
-    data = validate_model(_Networks, parse_mapping(text, "networks.yaml"), "networks.yaml")
+    data = published_data(_Networks, "networks.yaml")
     progress("full resolution with equal ranks")
     even = load_scenario(data.scenario, EVEN)
     folded = run_step(even).time_s

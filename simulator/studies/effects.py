@@ -280,19 +280,12 @@ SAMPLES = 4096
 """Draws of a Monte Carlo; with so many, the 10 % point lies between the true 9 % and 11 % points."""
 
 
-def draws_s(
-    time_s: float,
-    effects: Sequence[EntryEffect],
-    *,
-    left_out: float = MODEL_ERROR,
-    samples: int = SAMPLES,
-    seed: int = 0,
-) -> FloatArray:
+def draws_s(time_s: float, effects: Sequence[EntryEffect]) -> FloatArray:
     """Draws of the step time (s) from the effects and from the error that no entry carries (eq. U2)."""
-    seconds = np.full(samples, time_s)
+    seconds = np.full(SAMPLES, time_s)
     for effect in effects:
-        seconds += effect.draw_s(samples, seed)
-    return bounded(seconds, left_out, time_s, seed)
+        seconds += effect.draw_s(SAMPLES, 0)
+    return bounded(seconds, MODEL_ERROR, time_s, 0)
 
 
 def bounded(seconds: FloatArray, left_out: float, time_s: float, seed: int) -> FloatArray:

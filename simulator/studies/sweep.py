@@ -310,12 +310,9 @@ def survey(
     space: Space,
     store: Path | None = None,
     *,
-    design: str = "grid",
-    count: int | None = None,
-    seed: int = 0,
     admit: Callable[[Scenario], object] = lambda scenario: None,
 ) -> Survey:
-    """Look every point of a sweep up, without computing any; the arguments are those of `sweep`.
+    """Look every point of a grid up, without computing any.
 
     `admit` is called with the scenario of each missing point and may refuse it by InputError, which ends the
     survey. Raises InputError for a malformed space or store.
@@ -324,7 +321,7 @@ def survey(
     missing: list[dict[str, Any]] = []
     opened = Store(store, durable=False) if store is not None and store.is_file() else None
     try:
-        for values in points(space, design, count, seed):
+        for values in points(space):
             try:
                 changed = scenario.replace(**values)
                 key = key_of(changed)

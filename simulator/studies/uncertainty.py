@@ -44,6 +44,8 @@ from moesim.simulator.studies.whole_run import with_uncertain_run
 DRAWS = 200
 """Draws of an interval by the engine; its P10 and P90 then lie between the true 6 % and 14 % points."""
 FEWEST, MOST = 20, 10_000
+LEVEL = 0.8
+"""Probability with which an interval holds its figure."""
 CHUNK = 5
 """Draws that a worker takes at a time: fewer than a second of work."""
 
@@ -347,7 +349,7 @@ def _range_row(effect: RangeEffect) -> Effect:
 def interval(
     scenario: Scenario,
     metric: str = "step_time_s",
-    level: float = 0.8,
+    level: float = LEVEL,
     *,
     left_out: float = MODEL_ERROR,
     seed: int = 0,
@@ -377,29 +379,19 @@ def interval(
     return float(low), float(mid), float(high)
 
 
-def step_interval(
-    prepared: Prepared,
-    executions: Sequence[Execution],
-    result: Result,
-    level: float = 0.8,
-    *,
-    left_out: float = MODEL_ERROR,
-) -> tuple[float, float]:
-    """(low, high) of the step time (s) of a finished prediction, with probability `level`.
+def step_interval(prepared: Prepared, executions: Sequence[Execution], result: Result) -> tuple[float, float]:
+    """(P10, P90) of the step time (s) of a finished prediction.
 
     It is computed to first order along the critical path, without another simulation.
     """
-    drawn = draws_s(result.step.time_s, entry_effects(prepared, executions), left_out=left_out)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    drawn = draws_s(result.step.time_s, entry_effects(prepared, executions))
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def with_uncertainty(
     scenario: Scenario,
     *,
-    ranges: Ranges | None = None,
-    seeds: int = 0,
-    exact: int = 0,
     engine_draws: int = 0,
     workers: int | None = None,
     engine: str | None = None,
@@ -413,9 +405,6 @@ def with_uncertainty(
         prepared,
         executions,
         result,
-        ranges=ranges,
-        seeds=seeds,
-        exact=exact,
         engine_draws=engine_draws,
         workers=workers,
         say=say,

@@ -17,22 +17,19 @@ from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.inputs import EVENTS, inputs_of
 from moesim.simulator.scenario.run_plan import default_stops
 from moesim.simulator.studies.effects import SAMPLES, draws_s, entry_effects, generator_of
-from moesim.simulator.studies.sources import MODEL_ERROR
 
 ORDER = "run.replicas"
 """Name of the random stream that assigns points of the distribution to replicas."""
 
 
-def step_factors(
-    prepared: Prepared, executions: Sequence[Execution], replicas: int, *, left_out: float = MODEL_ERROR
-) -> FloatArray:
+def step_factors(prepared: Prepared, executions: Sequence[Execution], replicas: int) -> FloatArray:
     """Step time relative to the predicted one for every replica [replicas], distributed as in eq. U2.
 
     The replicas take evenly spaced points of the sorted draws, so that their percentiles are those of all
     draws. A seeded order, independent of the stops, assigns the points; it is the same in every scenario.
     """
     time = step_time_s(executions)
-    drawn = np.sort(draws_s(time, entry_effects(prepared, executions), left_out=left_out)) / time
+    drawn = np.sort(draws_s(time, entry_effects(prepared, executions))) / time
     points = ((np.arange(replicas) + 0.5) * (len(drawn) / replicas)).astype(np.int64)
     order = np.argsort(generator_of(ORDER, prepared.scenario.seed).random(replicas), kind="stable")
     return np.asarray(drawn[points][order])

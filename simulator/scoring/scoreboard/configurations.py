@@ -7,11 +7,8 @@ model, hardware and precision, never by a measurement. A setting without a field
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
@@ -22,6 +19,7 @@ from moesim.hwmodels.validation import validate_model
 from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.model.precision import Format
 from moesim.simulator.model.recompute import RecomputeKey, RecomputePolicy
+from moesim.simulator.scoring import published_records
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 SETTINGS, BEHIND = "configurations.csv", "configuration-rows.csv"
@@ -197,7 +195,7 @@ def differs_from(row: OpenRow) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def settings() -> tuple[Setting, ...]:
     """Every published setting, in the file's order. Raises InputError for a malformed line."""
-    found = tuple(validate_model(Setting, record, SETTINGS) for record in _records(SETTINGS))
+    found = tuple(validate_model(Setting, record, SETTINGS) for record in published_records(SETTINGS))
     for setting in found:
         if setting.field not in ("", *Published.model_fields, *SWITCHES):
             raise InputError(f"{SETTINGS}: {setting.place}: field {setting.field!r} is not known")
@@ -207,9 +205,4 @@ def settings() -> tuple[Setting, ...]:
 @lru_cache(maxsize=1)
 def behind_rows() -> tuple[Behind, ...]:
     """The rows that each configuration belongs to. Raises InputError for a malformed line."""
-    return tuple(validate_model(Behind, record, BEHIND) for record in _records(BEHIND))
-
-
-def _records(name: str) -> list[dict[str, str]]:
-    text = resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
-    return list(csv.DictReader(io.StringIO(text)))
+    return tuple(validate_model(Behind, record, BEHIND) for record in published_records(BEHIND))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PositiveInt
 
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.scoring import published_records
 
 FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
@@ -108,16 +107,15 @@ class OpenRow(Frozen):
 @lru_cache(maxsize=1)
 def memory_peaks() -> dict[str, float]:
     """Published peaks of allocated bytes by row id, from tables beside the throughput."""
-    text = resources.files("moesim.simulator").joinpath("data", "published", PEAKS).read_text("utf-8")
-    return {row["id"]: float(row["gib"]) * 2.0**30 for row in csv.DictReader(io.StringIO(text))}
+    return {row["id"]: float(row["gib"]) * 2.0**30 for row in published_records(PEAKS)}
 
 
 @lru_cache(maxsize=1)
 def open_rows() -> tuple[OpenRow, ...]:
     """Every shipped row, in the file's order. Raises InputError for a malformed row."""
-    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
-    records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
-    return tuple(validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in records)
+    return tuple(
+        validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in published_records(FILE)
+    )
 
 
 FRAMEWORKS: Mapping[str, str] = {

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
@@ -25,6 +22,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scoring import published_records
 from moesim.simulator.studies.uncertainty import step_interval
 
 FILE = "h200-runs.csv"
@@ -92,9 +90,9 @@ class ScoredRun(Frozen):
 
 def runs() -> tuple[Run, ...]:
     """The five runs. Raises InputError for a malformed row."""
-    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
-    records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
-    return tuple(validate_model(Run, record, f"{FILE}:{record['name']}") for record in records)
+    return tuple(
+        validate_model(Run, record, f"{FILE}:{record['name']}") for record in published_records(FILE)
+    )
 
 
 def score_run(run: Run) -> ScoredRun:

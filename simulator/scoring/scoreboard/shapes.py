@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from importlib import resources
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.attention.recurrent import RecurrentMixer
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.shape import ModelShape, ShapeSource
+from moesim.simulator.scoring import published_data
 from moesim.simulator.scoring.scoreboard.configurations import Published, published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
@@ -116,8 +114,7 @@ class Families(Frozen):
 @lru_cache(maxsize=1)
 def families() -> tuple[Family, ...]:
     """Every known family. Raises InputError for a malformed entry."""
-    text = resources.files("moesim.simulator").joinpath("data", "published", FAMILIES_FILE).read_text("utf-8")
-    return validate_model(Families, parse_mapping(text, FAMILIES_FILE), FAMILIES_FILE).families
+    return published_data(Families, FAMILIES_FILE).families
 
 
 def family_of(row: OpenRow) -> Family:
