@@ -37,15 +37,15 @@ class BoundBook:
     """Bounds of plans by precision, recompute arithmetic, communication SMs and ZeRO stage."""
 
     book: PriceBook
+    loads: ExpertLoads
     recipes: Sequence[Precision]
     policies: Sequence[Recompute]
     sms: Sequence[int]
     zero_stages: Sequence[int]
-    loads: ExpertLoads
     placements: Sequence[Placement]
-    _compute: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
-    _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
-    _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
+    _compute: dict[tuple[LayerSplit, float], FloatArray] = field(init=False, default_factory=dict)
+    _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(init=False, default_factory=dict)
+    _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(init=False, default_factory=dict)
 
     @property
     def classes(self) -> tuple[Recompute, ...]:
@@ -151,7 +151,6 @@ class BoundBook:
         collectives hide, they hide behind the longest passes: those with full recompute, or a list of
         modules, whose nested checkpoints may repeat more than a layer, and with the slowest transfers.
         """
-        layers = assignment.layers_per_stage
         software = self.book.scenario.software
         seen: dict[tuple[int, ...], tuple[FloatArray, FloatArray]] = {}
         keys = [
@@ -170,7 +169,7 @@ class BoundBook:
                     for r, recipe in enumerate(self.recipes):
                         sms = max(self.sms, key=lambda sms: self.book.transfer_s(plan, recipe, sms)[0])
                         ends = [
-                            self.book.sync(plan, recipe, policy, pattern, layers, assignment, sms)
+                            self.book.sync(plan, recipe, policy, pattern, assignment, sms)
                             for policy in self._longest
                         ]
                         reduce[r, s] = np.min([[c.reduce_s for c in end] for end in ends], axis=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +18,12 @@ from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, Replays, step_seconds
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, PricedPlan, Replays, step_seconds
+from moesim.simulator.planner.expert_loads import MemberLag
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.goal import Goal, OnProgress, dominated, no_progress, staircase
 from moesim.simulator.planner.placements import price_key
-from moesim.simulator.planner.plan_arrays import Candidates, PricedCandidates
+from moesim.simulator.planner.plan_arrays import Candidates, inner_axes
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import pattern
 from moesim.simulator.planner.result import (
@@ -35,6 +36,7 @@ from moesim.simulator.planner.result import (
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.planner.trainer_limits import TrainerLimits
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.trainer import Trainer
 
@@ -64,15 +66,12 @@ class CandidateSearch:
     candidates: Candidates
     estimated: int = 0
     capped: bool = False
-    _prices: PricedCandidates = field(init=False)
+    _plans: dict[tuple[int, int, int], ParallelPlan] = field(default_factory=dict)
+    _spreads: dict[tuple[int, int, int], MemberLag] = field(default_factory=dict)
     _replays: dict[int, Replays] = field(default_factory=dict)
     """Replays of the plans that were estimated, by group."""
     _seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     """Closed forms of plans and placements that were evaluated ahead of their turn."""
-
-    def __post_init__(self) -> None:
-        """Start with no prices."""
-        self._prices = PricedCandidates(self.candidates)
 
     def estimate(self, numbers: Iterable[int], alive: Callable[[float], None] = lambda share: None) -> None:
         """Estimate some plans with every placement; plans that share a schedule replay go together.
@@ -107,8 +106,31 @@ class CandidateSearch:
             chosen, shaped = batches[key], c.groups[key].pattern
             order = self.scenario.communication.order_of(shaped.name)
             replays = self._replays.setdefault(key, Replays())
-            times = step_seconds(self._prices.priced(chosen), shaped, order, replays)
+            times = step_seconds(self._priced(chosen), shaped, order, replays)
             self._seconds.update(zip(chosen, times.tolist(), strict=True))
+
+    def _priced(self, chosen: Sequence[tuple[int, int]]) -> list[PricedPlan]:
+        """The prices of some plans, each with a placement; parts that plans share are looked up once."""
+        c, space, found = self.candidates, self.candidates.space, []
+        index = c.index[np.array([number for number, _ in chosen], dtype=np.int64)]
+        most = int(index.max(initial=0)) // space.inner + 1
+        axes = np.array(np.unravel_index(index, (most, *inner_axes(space)))).T.tolist()
+        for (number, placement), (n, p, r, s, z) in zip(chosen, axes, strict=True):
+            which = int(c.group[number])
+            group = c.groups[which]
+            frame, stages = group.frames[n], group.layouts[c.layout_with(number, placement)]
+            plan = self._plans.get((which, n, z))
+            if plan is None:
+                plan = frame.plan.model_copy(update={"zero_stage": space.zero_stage[z]})
+                self._plans[which, n, z] = plan
+            spread = self._spreads.get((which, n, placement))
+            if spread is None:
+                spread = c.loads.spread(frame, space.placement[placement])
+                self._spreads[which, n, placement] = spread
+            book = c.books[price_key(space.placement[placement])]
+            choice = c.recipes[p], space.recompute[r], space.sms[s]
+            found.append(book.priced_plan(frame, plan, choice, spread, stages))
+        return found
 
     def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
         """Closed-form step time, in seconds, of any plan of this cluster with a named schedule."""
@@ -122,7 +144,7 @@ class CandidateSearch:
         stages = from_layers_per_stage(blocks_of(self.shape), layers)
         choice = scenario.recipe, scenario.recompute, scenario.communication.sms
         spread = self.candidates.loads.spread(frame, placement)
-        priced = book.priced_plan(frame, plan, choice, spread, stages, layers)
+        priced = book.priced_plan(frame, plan, choice, spread, stages)
         order = scenario.communication.order_of(scenario.schedule)
         return float(step_seconds([priced], shaped, order)[0])
 

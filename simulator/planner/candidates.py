@@ -140,7 +140,7 @@ class _Gathering:
         self.space, self.most_s, self.refused, self.limits = space, most_s, refused, limits
         self.loads = ExpertLoads(job.scenario, job.shape)
         self.bounds = BoundBook(
-            book, space.recipes, space.recompute, space.sms, space.zero_stage, self.loads, space.placement
+            book, self.loads, space.recipes, space.recompute, space.sms, space.zero_stage, space.placement
         )
         self.memory = MemoryBook(job.scenario, job.shape, space)
         self.capacity = job.cluster.accelerator.hbm_bytes

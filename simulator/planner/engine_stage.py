@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
@@ -22,14 +22,6 @@ FRONT = 0.5
 
 Place: TypeAlias = tuple[VariantSearch, int, int]
 """A plan of a search with a placement of its space."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Rows of the simulated plans, best first, and sentences on those that the engine refused."""
-
-    rows: list[PlanRow]
-    problems: list[str]
 
 
 def simulate_own(scenario: Scenario) -> PlanStep | str:
@@ -49,8 +41,13 @@ def simulated(scenario: Scenario) -> PlanStep | str:
         return str(error)
 
 
-def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress) -> Ranking:
-    """Simulate the best plans of all variants, and find the fronts of time and memory."""
+def rank(
+    searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress
+) -> tuple[list[PlanRow], list[str]]:
+    """Simulate the best plans of all variants, and find the fronts of time and memory.
+
+    Returns the rows of the simulated plans, best first, and sentences on those that the engine refused.
+    """
     todo = [(search, number) for search in searches for number in search.chosen]
     if len(searches) > 1:
         rough = sorted((goal.value(s.row(n, None)), i) for i, (s, n) in enumerate(todo))
@@ -81,7 +78,7 @@ def rank(searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, s
             problems.append(f"{search.row(number, None).label} is left out: {step}")
         elif step.keeps(search.headroom) and (step.time_s or 0.0) <= search.most_s:
             rows.append(search.row(number, step))
-    return Ranking(goal.ranked(rows), problems)
+    return goal.ranked(rows), problems
 
 
 def _price_key(scenario: Scenario) -> tuple[object, ...]:

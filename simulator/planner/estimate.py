@@ -133,12 +133,10 @@ def estimate(scenario: Scenario) -> Estimate:
     placement = scenario.routing.eplb
     loads = ExpertLoads(scenario, job.shape)
     choice = scenario.recipe, policy, sms
-    priced = book.priced_plan(
-        frame, plan, choice, loads.spread(frame, placement), stages, stages.layers_per_stage
-    )
+    priced = book.priced_plan(frame, plan, choice, loads.spread(frame, placement), stages)
     order = scenario.communication.order_of(scenario.schedule)
     seconds = float(step_seconds([priced], frame.pattern, order)[0])
-    bounds = BoundBook(book, [scenario.recipe], [policy], [sms], [plan.zero_stage], loads, [placement])
+    bounds = BoundBook(book, loads, [scenario.recipe], [policy], [sms], [plan.zero_stage], [placement])
     bound = float(bounds.with_sharding([frame], frame.pattern, stages).min())
     evidence = [priced.table.evidence, *(part.evidence for part in priced.sync)]
     notes = combined((part, 1.0) for part in evidence).notes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,15 +11,13 @@ import numpy.typing as npt
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.planner.closed_form import PricedPlan
-from moesim.simulator.planner.expert_loads import ExpertLoads, MemberLag
+from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import price_key
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.planner.space import Space
-from moesim.simulator.scenario.parallel import ParallelPlan
 
 # -- plan arrays -------------------------------------------------------------------------------------
 # Arrays of the plans of a space that are legal and fit.
@@ -123,52 +120,3 @@ class Candidates:
 def inner_axes(space: Space) -> tuple[int, int, int, int]:
     """Numbers of precisions, recompute policies, SM counts and ZeRO stages in a space."""
     return len(space.precision), len(space.recompute), len(space.sms), len(space.zero_stage)
-
-
-# -- priced candidates -------------------------------------------------------------------------------
-# Prices the candidates of a search; parts that plans share are looked up once for all of them.
-
-
-@dataclass(slots=True)
-class PricedCandidates:
-    """The prices of candidates, by (plan, placement)."""
-
-    candidates: Candidates
-    _layers: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    _plans: dict[tuple[int, int, int], ParallelPlan] = field(default_factory=dict)
-    _spreads: dict[tuple[int, int, int], MemberLag] = field(default_factory=dict)
-
-    def priced(self, chosen: Sequence[tuple[int, int]]) -> list[PricedPlan]:
-        """The prices of some plans, each with a placement of the space."""
-        c = self.candidates
-        # Positions in the lists of frames, precisions, policies, SMs and ZeRO stages [plans, axes].
-        index, inner = (
-            self.candidates.index[np.array([number for number, _ in chosen], dtype=np.int64)],
-            inner_axes(self.candidates.space),
-        )
-        most = int(index.max(initial=0)) // self.candidates.space.inner + 1
-        axes = np.array(np.unravel_index(index, (most, *inner))).T
-        return [
-            self._priced(int(c.group[number]), own, c.layout_with(number, p), p)
-            for (number, p), own in zip(chosen, axes.tolist(), strict=True)
-        ]
-
-    def _priced(self, group: int, axes: Sequence[int], layout: int, placement: int) -> PricedPlan:
-        c, (n, p, r, s, z) = self.candidates, axes
-        held = c.groups[group]
-        frame, stages = held.frames[n], held.layouts[layout]
-        plan = self._plans.get((group, n, z))
-        if plan is None:
-            plan = frame.plan.model_copy(update={"zero_stage": c.space.zero_stage[z]})
-            self._plans[group, n, z] = plan
-        spread = self._spreads.get((group, n, placement))
-        if spread is None:
-            spread = c.loads.spread(frame, c.space.placement[placement])
-            self._spreads[group, n, placement] = spread
-        choice = c.recipes[p], c.space.recompute[r], c.space.sms[s]
-        # Layers of each stage, counted once a layout; the candidates keep the layouts alive.
-        if id(stages) not in self._layers:
-            self._layers[id(stages)] = stages.layers_per_stage
-        return c.books[price_key(c.space.placement[placement])].priced_plan(
-            frame, plan, choice, spread, stages, self._layers[id(stages)]
-        )

@@ -61,23 +61,19 @@ class StepEndPrices:
         self,
         shared: Key,
         shape: Pattern,
-        layers: tuple[int, ...],
         stages: StageAssignment,
         pricer_of: Callable[[], Pricer],
     ) -> tuple[SyncCost, ...]:
-        """Costs on every pipeline rank; `shared`: all that decides them but schedule and stages.
-
-        `layers`: those of `stages`, counted once for many plans.
-        """
+        """Costs on every pipeline rank; `shared`: all that decides them but schedule and stages."""
         by_id = (shared, id(shape), id(stages))
         known_by_id = self._by_id.get(by_id)
         if known_by_id is not None:
             return known_by_id[2]
         schedule = shape.samples[0]
-        key = (shared, schedule.routes, layers)
+        place = schedule.routes, stages.layers_per_stage
+        key = (shared, *place)
         found = self._syncs.get(key)
         if found is None:
-            place = (schedule.routes, layers)
             held = self._held.get(place)
             pricer: Pricer | None = None
             if held is None:
@@ -232,12 +228,10 @@ class PriceBook:
         choice: tuple[Precision, Recompute, int],
         spread: MemberLag,
         stages: StageAssignment,
-        layers: tuple[int, ...],
     ) -> PricedPlan:
         """All that the closed form reads of one plan.
 
         `plan`: the frame's, with its ZeRO stage. `choice`: precision recipe, recompute and communication SMs.
-        `layers`: those of `stages`, counted once for many plans.
         """
         recipe, recompute, sms = choice
         return PricedPlan(
@@ -246,7 +240,7 @@ class PriceBook:
             self.table(plan, recipe, recompute, sms, frame.pattern.paired),
             spread,
             self.send_s(plan, frame.pattern),
-            self.sync(plan, recipe, recompute, frame.pattern, layers, stages, sms),
+            self.sync(plan, recipe, recompute, frame.pattern, stages, sms),
             self.ports,
         )
 
@@ -488,7 +482,6 @@ class PriceBook:
         recipe: Precision,
         policy: Recompute,
         shape: Pattern,
-        layers: tuple[int, ...],
         stages: StageAssignment,
         sms: int,
     ) -> tuple[SyncCost, ...]:
@@ -508,7 +501,7 @@ class PriceBook:
             shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
             shared = (*shared, sms if plan.ep > 1 and self.routed else None)
         pricer_of = partial(self.pricer, plan, recipe, self.arithmetic(policy), sms)
-        return self._ends.of(shared, shape, layers, stages, pricer_of)
+        return self._ends.of(shared, shape, stages, pricer_of)
 
     def send_s(self, plan: ParallelPlan, shape: Pattern) -> tuple[float, float]:
         """Seconds of one pipeline send alone, and of two that share a port (eq. E7)."""

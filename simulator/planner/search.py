@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice, product
@@ -151,8 +152,7 @@ def _plan_cluster(
     for number, search in enumerate(alive):
         search.explore(own, equal_part(say, number, len(alive), BOUNDED, ESTIMATED))
     estimated = time.perf_counter()
-    ranking = rank(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
-    rows, problems = ranking.rows, ranking.problems
+    rows, problems = rank(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
     if not rows:
         first = "no plan that was simulated keeps the deadline or budget"
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
@@ -314,13 +314,20 @@ def nearest_plans(
     own = own_plan(scenario)
     with without_cyclic_collection():
         for count in range(1, MOST_CHANGES + 1):
-            found: list[tuple[float, int, VariantSearch]] = []
+            searches: list[VariantSearch] = []
             keys = list(combinations(REPAIRED, count))
             for number, free in enumerate(keys):
                 share = (count - 1 + number / len(keys)) / MOST_CHANGES
                 say(share, f"plans that change {' and '.join(free)}")
-                found += _with_free(scenario, goal, _space(scenario, whole, own, free))
-            repairs = list(islice(_simulated(scenario, own, found), most))
+                space = _space(scenario, whole, own, free)
+                if space is None:
+                    continue
+                with suppress(InputError, InfeasibleError):  # no plan of this space is legal and fits
+                    search = VariantSearch({}, scenario, space, goal, no_progress)
+                    if len(search.candidates.bound):
+                        search.explore(None, no_progress)
+                        searches.append(search)
+            repairs = list(islice(_simulated(scenario, own, searches), most))
             if repairs:
                 say(1.0, f"{len(repairs)} plans fit")
                 return tuple(sorted(repairs, key=lambda repair: repair.row.time_s))
@@ -356,31 +363,19 @@ def _space(scenario: Scenario, whole: Space, own: Mapping[str, Any], free: Seque
     )
 
 
-def _with_free(
-    scenario: Scenario, goal: Goal, space: PlanSpace | None
-) -> Iterator[tuple[float, int, VariantSearch]]:
-    """The fastest plans of a space that fit, as (seconds in closed form, number, search)."""
-    if space is None:
-        return
-    try:
-        search = VariantSearch({}, scenario, space, goal, no_progress)
-        if len(search.candidates.bound):
-            search.explore(None, no_progress)
-    except (InputError, InfeasibleError):
-        return
-    for number in search.chosen:
-        yield float(search.candidates.time_s[number]), number, search
-
-
 def _simulated(
-    scenario: Scenario, own: Mapping[str, Any], found: Sequence[tuple[float, int, VariantSearch]]
+    scenario: Scenario, own: Mapping[str, Any], searches: Sequence[VariantSearch]
 ) -> Iterator[Repair]:
-    """The plans that fit in the engine too, fastest in closed form first."""
-    for _, number, search in sorted(found, key=lambda item: item[:1]):
+    """The chosen plans that fit in the engine too, fastest in closed form first."""
+    found = [
+        (float(search.candidates.time_s[number]), number, search)
+        for search in searches
+        for number in search.chosen
+    ]
+    for _, number, search in sorted(found, key=lambda item: item[0]):
         candidate = scenario_of(scenario, search.candidates, number)
         step = simulated(candidate)
         if isinstance(step, PlanStep) and step.keeps(search.headroom):
             changes = ((key, own[key], after) for key, after in own_plan(candidate).items())
-            yield Repair(
-                search.row(number, step), tuple(change for change in changes if change[1] != change[2])
-            )
+            different = tuple(change for change in changes if change[1] != change[2])
+            yield Repair(search.row(number, step), different)

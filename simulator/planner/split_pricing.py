@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
@@ -15,10 +16,8 @@ from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
-from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.prices import PriceBook, RecipeNumbers
 from moesim.simulator.planner.processes import PATIENCE_S
 from moesim.simulator.predict.report import breakdowns, compute_ns, spans_ns
@@ -33,13 +32,10 @@ class SplitTask:
     """Plans that split a layer in different ways, with all that a worker needs to price them."""
 
     scenario: Scenario
-    recipes: tuple[Precision, ...]
     numbered: tuple[Precision, ...]
     """Recipes in the order of their numbers, so that keys of prices are those of the process that asks."""
-    policies: tuple[Recompute, ...]
-    sms: tuple[int, ...]
-    zero_stages: tuple[int, ...]
-    placements: tuple[Placement, ...]
+    axes: tuple[Sequence[Any], ...]
+    """Recipes, policies, communication SMs, ZeRO stages and placements of the bounds."""
     plans: tuple[ParallelPlan, ...]
 
 
@@ -57,15 +53,7 @@ def priced_splits(task: SplitTask) -> PricedSplits | None:
         job = resolve(task.scenario)
         numbers = RecipeNumbers(task.numbered)
         book = PriceBook(task.scenario, job.shape, job.cluster, job.profile, numbers=numbers)
-        bounds = BoundBook(
-            book,
-            task.recipes,
-            task.policies,
-            task.sms,
-            task.zero_stages,
-            ExpertLoads(task.scenario, job.shape),
-            task.placements,
-        )
+        bounds = BoundBook(book, ExpertLoads(task.scenario, job.shape), *task.axes)
         try:
             return PricedSplits([bounds.compute(plan) for plan in task.plans], book.keys)
         except InputError:
@@ -84,7 +72,9 @@ def price_splits(
     parts: dict[object, list[ParallelPlan]] = {}
     for plan in plans:  # plans of a part share the prices of their attention
         parts.setdefault((plan.tp, plan.microbatch / plan.cp), []).append(plan)
-    tasks = [_task(bounds, part) for part in parts.values()]
+    axes = bounds.recipes, bounds.policies, bounds.sms, bounds.zero_stages, bounds.placements
+    numbered, scenario = bounds.book.numbers.recipes, bounds.book.scenario
+    tasks = [SplitTask(scenario, numbered, axes, tuple(part)) for part in parts.values()]
     running = [(task, pool.submit(priced_splits, task)) for task in tasks]
     elsewhere: list[tuple[SplitTask, Future[PricedSplits | None]]] = []
     done = 0
@@ -111,20 +101,6 @@ def price_splits(
     finally:
         for _, future in running:
             future.cancel()
-
-
-def _task(bounds: BoundBook, plans: Sequence[ParallelPlan]) -> SplitTask:
-    book = bounds.book
-    return SplitTask(
-        scenario=book.scenario,
-        recipes=tuple(bounds.recipes),
-        numbered=book.numbers.recipes,
-        policies=tuple(bounds.policies),
-        sms=tuple(bounds.sms),
-        zero_stages=tuple(bounds.zero_stages),
-        placements=tuple(bounds.placements),
-        plans=tuple(plans),
-    )
 
 
 # -- step mechanisms ---------------------------------------------------------------------------------

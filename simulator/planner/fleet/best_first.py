@@ -100,11 +100,11 @@ class FleetSearch:
         self._bounds = tuple(
             BoundBook(
                 book,
+                self._loads,
                 space.recipes,
                 space.recompute,
                 (part.scenario.communication.sms,),
                 space.zero_stage,
-                self._loads,
                 (self.scenario.routing.eplb,),
             )
             for book, part in zip(self.books, pools.parts, strict=True)
@@ -267,12 +267,12 @@ class FleetSearch:
     ) -> float:
         """Closed-form step time of one plan with these stages, in seconds (eq. P2)."""
         plan = frame.plan.model_copy(update={"zero_stage": zero_stage})
-        chosen, layers = self.space.recipes[recipe], stages.layers_per_stage
+        chosen = self.space.recipes[recipe]
         recompute = self.space.recompute[policy]
         spread = self._loads.spread(frame, self.scenario.routing.eplb)
         priced = [
             book.priced_plan(
-                frame, plan, (chosen, recompute, part.scenario.communication.sms), spread, stages, layers
+                frame, plan, (chosen, recompute, part.scenario.communication.sms), spread, stages
             )
             for book, part in zip(self.books, self.pools.parts, strict=True)
         ]

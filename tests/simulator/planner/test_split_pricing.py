@@ -42,7 +42,7 @@ def bounds_of(scenario: Scenario) -> BoundBook:
     book = PriceBook(scenario, job.shape, job.cluster, job.profile)
     recipes = [PRECISIONS["bf16"], PRECISIONS["fp8"]]
     loads = ExpertLoads(scenario, job.shape)
-    return BoundBook(book, recipes, ["none", "full"], [20], [1], loads, [None])
+    return BoundBook(book, loads, recipes, ["none", "full"], [20], [1], [None])
 
 
 def test_it_does_not_matter_which_process_prices_a_split(small: Scenario) -> None:
