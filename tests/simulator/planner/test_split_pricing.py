@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import product
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.processes import (
+    LARGEST_PART,
+    PARTS,
+    engine_processes,
+    outcomes,
+)
 from moesim.simulator.planner.split_pricing import price_splits
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 PLANS = [ParallelPlan(tp=tp, ep=ep, microbatch=2, sequence_parallel=tp > 1) for tp in (1, 2) for ep in (2, 8)]
@@ -63,3 +75,93 @@ def test_a_split_without_a_price_raises_where_it_is_read(small: Scenario) -> Non
     price_splits(bounds, [impossible, PLANS[0]], Worker(), lambda done: None)
     with pytest.raises(InputError, match="tp=3 does not divide"):
         bounds.compute(impossible)
+
+
+# -- what a book of prices keeps from the plans before changes no price of the next one ------------
+
+
+COPYING = ("software.parameters_copied=true", "software.single_groups_copied=true")
+SPLITS = list(product((1, 2), (1, 2), (1, 8, 16), (1, 2)))
+"""Tensor, context and expert parallelism, and tensor parallelism inside of experts."""
+POLICIES: tuple[Recompute, ...] = ("none", "full", "selective", "deepseek-v3")
+
+
+@pytest.mark.parametrize("software", [(), COPYING, ("communication.gemm_margin=24",)])
+def test_a_table_is_that_of_a_book_which_priced_nothing_else(software: tuple[str, ...]) -> None:
+    changes = ["cluster=h100-1024", "cluster.nodes=16", "profile=null", "model=qwen3-30b-a3b", *software]
+    scenario = load_scenario("deepseek-v3-2048xh800", [*changes, "routing=null", "parallel.pp=4"])
+    job = resolve(scenario)
+    assert job.profile.power is not None, "the clock by the load is not tried"
+    choices = list(product(SPLITS, (0, 2, 3), (1, 2), POLICIES, (16, 24)))
+    random.Random(7).shuffle(choices)
+    book = PriceBook(scenario, job.shape, job.cluster, job.profile)
+    for split, zero_stage, microbatch, policy, sms in choices[:60]:
+        tp, cp, ep, expert_tp = split
+        plan = ParallelPlan(
+            pp=4, tp=tp, cp=cp, ep=ep, expert_tp=expert_tp, microbatch=microbatch, zero_stage=zero_stage
+        )
+        fresh = PriceBook(scenario, job.shape, job.cluster, job.profile)
+        recipe = scenario.recipe
+        table, expected = (b.table(plan, recipe, policy, sms, zero_stage < 3) for b in (book, fresh))
+        assert table == expected, (plan, policy, sms)
+        alone, expected = (b.alone(plan, recipe, policy, sms) for b in (book, fresh))
+        assert alone == expected, (plan, policy, sms)
+
+
+# -- results of worker processes as a stream, and what ends a search that runs in them -------------
+
+
+class CancelledError(Exception):
+    """What a callback raises to end a search."""
+
+
+@pytest.mark.parametrize("count", [0, 1, PARTS, PARTS * LARGEST_PART + 3])
+def test_every_result_comes_once_with_its_position(count: int) -> None:
+    squares = [n * n for n in range(count)]
+    assert [value for _, value in outcomes(None, lambda n: n * n, range(count))] == squares
+    with ThreadPoolExecutor(2) as pool:
+        found = sorted(outcomes(pool, lambda n: n * n, range(count)))
+    assert found == list(enumerate(squares))
+
+
+def test_processes_start_before_the_first_result_is_asked_for() -> None:
+    began = Event()
+    with ThreadPoolExecutor(1) as pool:
+        found = outcomes(pool, lambda event: event.set(), [began])
+        assert began.wait(5.0)
+        assert list(found) == [(0, None)]
+
+
+def test_a_callback_that_raises_ends_the_wait_for_a_result() -> None:
+    may_end, calls = Event(), []
+
+    def alive() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise CancelledError
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(CancelledError):  # while the only item still runs
+            list(outcomes(pool, lambda event: event.wait(5.0), [may_end], alive))
+        may_end.set()
+    calls.clear()
+    done: list[int] = []
+    with pytest.raises(CancelledError):
+        list(outcomes(None, done.append, [1, 2, 3], alive))
+    assert done == [1]
+
+
+def test_the_number_of_processes_is_limited() -> None:
+    with engine_processes(1) as here:
+        assert here is None
+    for workers in (0, 257):
+        with pytest.raises(InputError, match="between 1 and 256"), engine_processes(workers):
+            pass
+
+
+def test_the_collector_is_as_before_after_a_search_that_fails() -> None:
+    assert gc.isenabled()
+    with pytest.raises(CancelledError), without_cyclic_collection():
+        assert not gc.isenabled()
+        raise CancelledError
+    assert gc.isenabled()

@@ -9,18 +9,29 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.figures import bands_of_figures
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.step import Prepared
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.studies import compare as module
 from moesim.simulator.studies.compare import (
     Comparison,
+    Neighbour,
     bands_of_changes,
     bands_of_draws,
     bands_of_margins,
+    change_bands,
+    changes,
     compare,
     differences,
+    neighbours,
     relative_draws,
 )
+from moesim.simulator.studies.curves import faster_links
 from moesim.simulator.studies.explain import explain
+from moesim.simulator.studies.uncertainty import uncertainty
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +125,119 @@ def test_the_distance_from_the_best_plan_is_surer_than_either_step() -> None:
     assert 0.03 < second.p10 < second.p50 < second.p90 < 0.07
     assert second.has_sign
     assert not bands_of_margins([0.0, 0.005], [shared, shared + own])[1].has_sign
+
+
+# -- figures of studies: differences ---------------------------------------------------------------
+
+
+Run = tuple[Prepared, Execution, Result]
+
+
+def test_figures_in_proportion_have_the_same_relative_interval(home_case: Run) -> None:
+    prepared, execution, result = home_case
+    found = uncertainty(prepared, [execution], result)
+    bands = bands_of_figures(result, found)
+    assert {name: bands[name] for name in found.bands} == found.bands
+    for name, value, like in (
+        ("tokens_per_s_per_gpu", result.step.tokens_per_s_per_gpu, "tokens_per_s"),
+        ("tokens_per_day", result.step.tokens_per_day, "tokens_per_s"),
+        ("mfu_noncausal", result.step.mfu_noncausal, "mfu_causal"),
+        ("gpu_hours", result.run.gpu_hours, "days"),
+    ):
+        assert bands[name].predicted == pytest.approx(value, rel=1e-12)
+        assert bands[name].p10 / value == pytest.approx(bands[like].p10 / bands[like].predicted, rel=1e-12)
+        assert bands[name].p10 < value < bands[name].p90
+    days, hours = bands["days"], bands["gpu_hours"]
+    assert hours.p90 == pytest.approx(days.p90 * 24 * prepared.cluster.n_gpus, rel=1e-12)
+
+
+def test_changes_are_figure_by_figure_and_leave_out_what_is_unknown(home_case: Run) -> None:
+    result = home_case[2]
+    step = result.step.model_copy(update={"time_s": result.step.time_s + 1.0})
+    run = result.run.model_copy(update={"cost_usd": None})
+    found = changes(result, result.model_copy(update={"step": step, "run": run}))
+    assert found["step_time_s"] == pytest.approx(1.0)
+    assert found["days"] == 0.0
+    assert "cost_usd" not in found
+    assert "fits" not in found
+
+
+# -- faster links as overrides, and simulated advice -----------------------------------------------
+
+
+HOME = ("deepseek-v3-2048xh800", "batch.sequences=4096")
+
+
+def test_faster_links_multiply_bandwidths_and_shorten_the_step() -> None:
+    scenario = moesim.load(*HOME)
+    assert faster_links(scenario) == ()
+    doubled = faster_links(scenario, nic=2.0)
+    assert "cluster.node.nic_bandwidth=100 GB/s" in doubled
+    machine = scenario.overridden(*doubled).machine
+    assert machine.node.scale_out_bytes_per_s == 2 * scenario.machine.node.scale_out_bytes_per_s
+    fabric, before = machine.network.fabric, scenario.machine.network.fabric
+    assert fabric is not None
+    assert before is not None
+    assert fabric.link_bandwidth.value == 2 * before.link_bandwidth.value
+    quick = moesim.simulate(scenario.overridden(*faster_links(scenario, nic=2.0, scale_up=2.0)))
+    assert quick.step.time_s < moesim.simulate(scenario).step.time_s
+    assert not quick.warnings
+
+
+def test_neighbours_are_what_the_simulator_says_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECOMPUTE", ("deepseek-v3", "none"))
+    monkeypatch.setattr(module, "SCHEDULES", {"1f1b": SCHEDULES["1f1b"]})
+    monkeypatch.setattr(module, "SMS_STEPS", (4,))
+    scenario = moesim.load(*HOME)
+    own = moesim.simulate(scenario)
+    said: list[tuple[float, str]] = []
+    found = neighbours(scenario, own, lambda share, text: said.append((share, text)))
+    by_override = {row.override: row for row in found}
+    assert {"communication.sms=24", "parallel.ep=32", "recompute=none", "schedule=1f1b"} <= set(by_override)
+    more = by_override["communication.sms=24"]
+    assert more.step_time_s == moesim.simulate(scenario.overridden("communication.sms=24")).step.time_s
+    assert more.change == more.step_time_s / own.step.time_s - 1.0
+    assert not by_override["recompute=none"].fits
+    assert [row.fits for row in found] == sorted((row.fits for row in found), reverse=True)
+    assert said[0][0] == 0.0
+    assert all(0.0 <= share < 1.0 for share, _ in said)
+
+
+def test_a_change_has_an_interval_of_its_own_narrower_than_that_of_the_step(small: Scenario) -> None:
+    scenario = small
+    result = moesim.simulate(scenario, uncertainty=True)
+    faster = scenario.overridden("communication.sms=8")
+    other = moesim.simulate(faster)
+    row = Neighbour(
+        override="communication.sms=8",
+        why="",
+        step_time_s=other.step.time_s,
+        change=other.step.time_s / result.step.time_s - 1.0,
+        memory_bytes=0.0,
+        fits=True,
+        verdict="fits",
+    )
+    same = row.model_copy(update={"override": "seed=0", "step_time_s": result.step.time_s, "change": 0.0})
+    bands = change_bands(scenario, result, [row, same])
+    band = bands["communication.sms=8"]
+    assert result.uncertainty is not None
+    step = result.uncertainty.bands["step_time_s"]
+    assert band.p10 <= band.p50 <= band.p90 and band.predicted == row.change
+    assert band.p90 - band.p10 < (step.p90 - step.p10) / step.predicted  # the draws are shared
+    alike = bands["seed=0"]
+    assert alike.p10 == alike.p90 == 0.0 and not alike.has_sign
+
+
+def test_an_illegal_change_and_a_fleet_have_no_interval() -> None:
+    scenario = moesim.load("deepseek-v3-trace-pair")
+    result = moesim.simulate(scenario)
+    wrong = Neighbour(
+        override="parallel.ep=7",
+        why="",
+        step_time_s=1.0,
+        change=0.0,
+        memory_bytes=0.0,
+        fits=True,
+        verdict="fits",
+    )
+    assert change_bands(scenario, result, [wrong]) == {}

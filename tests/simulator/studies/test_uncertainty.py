@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from math import fsum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +16,16 @@ import moesim
 from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
+from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.engine.critical import critical_path
+from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step import Prepared, prepare, run_step
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.effects import EntryEffect, entry_effects, moved
+from moesim.simulator.studies.effects import EntryEffect, drawn_changes, entry_effects, moved
 from moesim.simulator.studies.sources import (
     CLOCK,
     JITTER,
@@ -35,8 +40,11 @@ from moesim.simulator.studies.sources import (
     response_s,
     session,
     shifted,
+    step_evidence,
 )
 from moesim.simulator.studies.uncertainty import (
+    engine_bands,
+    engine_steps_s,
     interval,
     samples_of,
     sensitivity,
@@ -408,3 +416,121 @@ def test_numbers_of_the_cluster_with_a_range_are_sources(small: Scenario) -> Non
     again = run_step(moved(prepared, {name: effect.at[0]}, ()), stages=prepared.stages)
     longer = again.time_s - executions[0].end_ns / 1e9
     assert longer > 0.5 * effect.seconds[0]
+
+
+# -- residuals of an interval are weighed by what a step runs, not by how the code came to its prices ----
+
+
+def compute_s(program: Program) -> float:
+    """Seconds of all compute of a program at even load, and of its optimizers."""
+    phases = [
+        task.price.fixed_s + task.price.row_s - task.price.exposed_s - task.price.host_s
+        for steps in program.ranks
+        for step in steps
+        for task in step.code.tasks
+    ]
+    return fsum(phases) + fsum(sync.optimizer_s for sync in program.costs.sync)
+
+
+def test_the_readings_of_a_step_are_all_of_its_compute(small: Scenario) -> None:
+    program = prepare(small).program
+    readings = step_evidence(program).readings
+    assert fsum(reading.seconds for reading in readings) == pytest.approx(compute_s(program), rel=1e-12)
+
+
+def test_twice_the_micro_batches_read_twice_the_seconds(small: Scenario) -> None:
+    """In a schedule without pairs: in one with them more micro-batches also mean a larger share of pairs."""
+    small = small.replace(schedule="1f1b")
+    twice = small.replace(**{"batch.sequences": 2 * small.batch.sequences})
+    one, two = (
+        {reading.entry: reading.seconds for reading in step_evidence(prepare(scenario).program).readings}
+        for scenario in (small, twice)
+    )
+    grown = {entry: two[entry] / one[entry] for entry in one}
+    assert max(grown.values()) == pytest.approx(2.0) and list(one) == list(two)
+    assert sorted(grown.values())[3] > 1.9  # all but the optimizer's entries: norm, AdamW, and a prior
+
+
+def test_layers_written_out_have_the_interval_of_automatic_ones() -> None:
+    """Automatic placement prices every block once more than written-out layers do; the step is the same."""
+    automatic = load_scenario(str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml"))
+    layers = prepare(automatic).stages.layers_per_stage
+    written = automatic.replace(**{"stages.layers": list(layers)})
+    one, two = (with_uncertainty(scenario) for scenario in (automatic, written))
+    assert one.uncertainty is not None and two.uncertainty is not None
+    assert one.step.time_s == two.step.time_s
+    assert one.uncertainty.bands == two.uncertainty.bands
+    assert one.uncertainty.sources == two.uncertainty.sources
+
+
+# -- intervals by the engine itself (docs/model.md, eq. u7) ----------------------------------------
+
+
+def test_engine_draws_are_the_runs_themselves(small: Scenario) -> None:
+    """A draw is one engine run with all sources off together, in this process or in workers (eq. U7)."""
+    prepared, executions, result = predict(small)
+    effects = entry_effects(prepared, executions)
+    with ThreadPoolExecutor(1) as pool:
+        here = engine_steps_s(prepared, effects, 8, seed=3, pool=pool)
+    changes = {e.source.id: float(drawn_changes(e.source, 8, 3)[7]) for e in effects}
+    used = tuple(prepared.program.costs.evidence.entries)
+    assert here[7] == run_step(moved(prepared, changes, used), stages=prepared.stages).time_s
+    bands = engine_bands(prepared, result, effects, 8, left_out=0.0, seed=3)
+    step = bands.bands["step_time_s"]
+    assert [step.p10, step.p50, step.p90] == pytest.approx(
+        list(np.quantile(here, [0.1, 0.5, 0.9])), rel=1e-12
+    )
+    first_order = result.step.time_s + sum(e.draw_s(8, 3) for e in effects)
+    assert bands.first_order_rms == pytest.approx(np.sqrt(((first_order / here - 1.0) ** 2).mean()))
+
+
+@pytest.mark.parametrize("draws", [-1, 19, 10_001])
+def test_engine_draws_out_of_range_are_refused(small: Scenario, draws: int) -> None:
+    for call in (
+        lambda: moesim.simulate(small, uncertainty=True, engine_draws=draws),
+        lambda: moesim.sensitivity(small, engine_draws=draws),
+        lambda: moesim.interval(small, engine_draws=draws),
+    ):
+        with pytest.raises(InputError, match=f"engine draws={draws}: give 20 to 10,000"):
+            call()
+
+
+# -- shifted profiles: an error is cut at the datasheet peak ---------------------------------------
+
+
+JOB = {
+    "model": "llama-3-8b", "cluster": {"accelerator": "h100-sxm", "nodes": 1}, "parallel": {"zero_stage": 1},
+    "batch": {"sequences": 8, "sequence_length": 4096}, "precision": "bf16",
+}  # fmt: skip
+
+
+def test_an_error_that_reaches_above_the_peak_is_cut_there() -> None:
+    from moesim.hwmodels.validation import validate_model
+
+    job = validate_model(Scenario, JOB, "job")
+    profile = load_profile("h100-layers")
+    table = next(t for t in profile.gemm_tables if t.dtype == "bf16")
+    fast = shifted(profile, table.id, -0.6, 132)
+    assert fast._shifted_from == (profile, table.id) and profile._shifted_from is None
+    quick = moesim.simulate(job.model_copy(update={"profile": fast}))
+    assert quick.step.mfu_causal < 1.0
+    with pytest.raises(InputError, match="correct the entry"):
+        moesim.simulate(job.model_copy(update={"profile": fast.model_validate(fast.model_dump())}))
+
+
+def test_prices_kept_from_before_a_shift_are_those_of_pricing_everything_again(small: Scenario) -> None:
+    """Phases that do not depend on the shifted entry keep their prices; a copy of the profile keeps none."""
+    prepared = prepare(small)
+    own = prepared.profile
+    before = cost_table(prepared.pricer, prepared.schedule, prepared.stages)
+    changed = 0
+    for entry in (*sorted(before.evidence.entries)[::3], "launch_gap", "kernel_floor"):
+        tables = [
+            cost_table(
+                pricer.at_rates(profile=shifted(profile, entry, 0.1, 132)), prepared.schedule, prepared.stages
+            )
+            for pricer, profile in ((prepared.pricer, own), (prepared.pricer, own.model_copy()))
+        ]
+        assert tables[0] == tables[1]
+        changed += tables[0].compute != before.compute
+    assert changed >= 3
