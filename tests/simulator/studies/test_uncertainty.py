@@ -19,11 +19,9 @@ from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution
-from moesim.simulator.predict.driver import predict
+from moesim.simulator.predict.driver import Prediction, predict
 from moesim.simulator.predict.figures import UNCERTAIN, figures
-from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.step import Prepared, prepare, run_step
+from moesim.simulator.predict.step import prepare, run_step
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.studies.effects import EntryEffect, drawn_changes, entry_effects, moved
 from moesim.simulator.studies.sources import (
@@ -54,7 +52,7 @@ from moesim.simulator.studies.uncertainty import (
 from moesim.simulator.studies.whole_run import step_factors
 
 PROFILE = load_profile("h800-trace")
-Run = tuple[Prepared, tuple[Execution, ...], Result]
+Run = Prediction
 Effects = tuple[EntryEffect, ...]
 
 
