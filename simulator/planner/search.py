@@ -204,33 +204,19 @@ def _searches(
     pool: Executor | None,
 ) -> list[VariantSearch]:
     """One search for every variant of the space, with its candidates."""
-    variants = list(_variants(wanted))
-    return [
-        VariantSearch(
-            changed,
-            with_overrides(scenario, texts) if texts else scenario,
-            wanted,
-            goal,
-            equal_part(say, number, len(variants), 0.0, OWN),
-            trainer,
-            pool,
-        )
-        for number, (changed, texts) in enumerate(variants)
-    ]
+    variants = [dict(zip(wanted.variants, one, strict=True)) for one in product(*wanted.variants.values())]
+    found = []
+    for number, changed in enumerate(variants):
+        texts = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
+        own = with_overrides(scenario, texts) if texts else scenario
+        part = equal_part(say, number, len(variants), 0.0, OWN)
+        found.append(VariantSearch(changed, own, wanted, goal, part, trainer, pool))
+    return found
 
 
 def _fastest_alone(scenario: Scenario, space: PlanSpace) -> PlanResult:
     """The fastest plan of one pool of a fleet."""
     return plan(scenario, space, top=1)
-
-
-def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    keys = list(space.variants)
-    for values in product(*space.variants.values()):
-        yield (
-            dict(zip(keys, values, strict=True)),
-            [f"{key}={json.dumps(value)}" for key, value in zip(keys, values, strict=True)],
-        )
 
 
 def _notes(searches: list[VariantSearch], goal: Goal, own: PlanStep | str) -> list[str]:
