@@ -222,14 +222,7 @@ class _Run:
 
     def point(self, number: int) -> SweepPoint:
         """A finished point."""
-        outcome = self.outcomes[number]
-        return SweepPoint(
-            values=self.design[number],
-            status=outcome.status,
-            reason=outcome.reason,
-            figures=outcome.figures,
-            key=self.keys[number].text,
-        )
+        return _point(self.design[number], self.keys[number], self.outcomes[number])
 
     def _tasks(self, store: Store | None) -> Iterator[Task]:
         """Points to compute in the order of work; illegal and stored ones get their outcome at once."""
@@ -269,6 +262,10 @@ class _Run:
         failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
         eta = left / rate if self.computed else None
         self.progress(Progress(len(self.outcomes), len(self.design), self.reused, failed, rate, eta))
+
+
+def _point(values: dict[str, Any], key: Key, of: PointOutcome) -> SweepPoint:
+    return SweepPoint(values=values, status=of.status, reason=of.reason, figures=of.figures, key=key.text)
 
 
 def _printed_figures(point: SweepPoint) -> list[str]:
@@ -333,15 +330,7 @@ def survey(
                 admit(changed)
                 missing.append(values)
                 continue
-            known.append(
-                SweepPoint(
-                    values=values,
-                    status=outcome.status,
-                    reason=outcome.reason,
-                    figures=outcome.figures,
-                    key=key.text,
-                )
-            )
+            known.append(_point(values, key, outcome))
     finally:
         if opened is not None:
             opened.close()
