@@ -15,7 +15,7 @@ KNOWN: dict[tuple[str, int], tuple[EntryEffect, ...]] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def effects_once() -> Iterator[None]:
-    """The modules that draw intervals get the effects of a scenario that are known; tests ask for their own."""
+    """Modules that draw intervals get the known effects of a scenario; tests ask for their own."""
 
     def once(prepared: Prepared, executions: Sequence[Execution], exact: int = 0) -> tuple[EntryEffect, ...]:
         key = prepared.scenario.model_dump_json(), exact
