@@ -79,7 +79,7 @@ def find_candidates(
         placed = with_placement(job.scenario, placement)
         books.setdefault(price_key(placement), PriceBook(placed, job.shape, job.cluster, job.profile))
     book = books[min(books)]
-    # The space without precisions that the profile cannot price. Raises InputError if none is left.
+    # Precisions that the profile cannot price are left out.
     kept, problem = [], ""
     for precision, recipe in zip(space.precision, space.recipes, strict=True):
         try:
@@ -173,7 +173,7 @@ class _Gathering:
             usable |= fits
             self.legal += int((legal * often).sum())
             self.fitting += int(((fits & ~slow) * often).sum())
-            # Refuse the plans that are `over`: those out of memory, and those that lack the head-room.
+            # Those that are `over` are out of memory, or lack the head-room.
             used, reserved = counted.least[k]
             full, headroom = used > self.capacity, self.space.headroom
             for reason, refused, needed, verb, limit in (

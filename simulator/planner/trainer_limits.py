@@ -72,7 +72,7 @@ class TrainerLimits:
         Returns it with sentences on values that the user named and the trainer has no words for. Raises
         InfeasibleError where nothing is left.
         """
-        # Raise InfeasibleError where the trainer can run no plan of the model and software at all.
+        # The trainer may be able to run no plan of the model and software at all.
         for entry in self.trainer.exclusions:
             if entry.reads <= self._given.keys() and entry.applies(self._given):
                 raise InfeasibleError(
@@ -125,11 +125,8 @@ class TrainerLimits:
         if axis == "schedule":
             return schedule_values(value, self.trainer.project)
         if axis == "precision":
-            return recipe_values(
-                value
-                if not isinstance(value, str)
-                else self.scenario.model_copy(update={"precision": value}).recipe
-            )
+            named = self.scenario.model_copy(update={"precision": value})
+            return recipe_values(named.recipe if isinstance(value, str) else value)
         if axis == "recompute":
             return recompute_values(value)
         if axis == "sms":

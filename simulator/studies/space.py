@@ -233,12 +233,11 @@ def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0)
 
     Raises InputError if one of them cannot be read.
     """
-    # The cluster as plain data, or the list of the clusters of a fleet's pools.
-    found = [machine.model_dump(mode="json") for machine in scenario.machines]
+    clusters = [machine.model_dump(mode="json") for machine in scenario.machines]
     content = {
         "scenario": scenario.resolved(),
         "model": scenario.shape.model_dump(mode="json"),
-        "cluster": found if scenario.fleet is not None else found[0],
+        "cluster": clusters if scenario.fleet is not None else clusters[0],
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,
         **({"engine_draws": engine_draws} if engine_draws else {}),

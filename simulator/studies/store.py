@@ -318,7 +318,7 @@ def take_over(source: Path, into: Store) -> Taken:
     """
     new = known = damaged = 0
     with _opened(source) as db:
-        # Raise InputError unless the file has exactly the tables of a store of this version.
+        # The file must have exactly the tables of a store of this version.
         found = {
             str(name): " ".join(str(sql).split())
             for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 20")

@@ -146,7 +146,7 @@ def sweep(
         raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
     scenario = load_scenario(scenario, overrides)
     design_points = points(space, design, count, seed)
-    # Raise InputError if a point names a key that no scenario has; each set of keys is tried once.
+    # A point may name a key that no scenario has; each set of keys is tried once.
     for values in {tuple(sorted(values)): values for values in reversed(design_points)}.values():
         try:
             scenario.replace(**values)
