@@ -143,14 +143,12 @@ def plan_fleet(
     say(0.75, f"{study.estimated:,} plans in closed form; simulating {len(best[: goal.top])}")
     rows = _simulated(scenario, study, best[: goal.top], usd, pool)
     if not rows:
-        raise InfeasibleError(
-            refusal_text(refused, "no plan that was simulated keeps the deadline or budget", "pools")
-        )
+        said = "no plan that was simulated keeps the deadline or budget"
+        raise InfeasibleError(refusal_text(refused, said, "pools"))
     own = _own(scenario, pools, usd, rows[0].time_s)
     engine = time.perf_counter()
-    judged = verdict(
-        rows[0], [_alone(scenario, pools, n, wanted, own_space, alone, say) for n in range(len(pools.parts))]
-    )
+    numbers = range(len(pools.parts))
+    each = [_alone(scenario, pools, n, wanted, own_space, alone, say) for n in numbers]
     end = time.perf_counter()
     return PlanResult(
         objective=goal.objective,
@@ -170,7 +168,7 @@ def plan_fleet(
         notes=tuple(_notes(study, goal.objective)),
         evaluated_per_s=space.size / (estimated - start),
         seconds={"closed form": estimated - start, "engine": engine - estimated, "alone": end - engine},
-        fleet=judged,
+        fleet=verdict(rows[0], each),
     )
 
 
