@@ -12,7 +12,7 @@ import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import inf
@@ -166,6 +166,25 @@ def small() -> Scenario:
     from moesim.simulator.scenario import load_scenario
 
     return load_scenario("deepseek-v3-2048xh800", SMALL)
+
+
+@pytest.fixture(scope="module")
+def effects_once() -> Iterator[None]:
+    """Modules that draw intervals compute the effects of a scenario once; tests that ask get their own."""
+    from moesim.simulator.studies.effects import entry_effects
+
+    known: dict[tuple[str, int], Any] = {}
+
+    def once(prepared: Prepared, executions: Sequence[Execution], exact: int = 0) -> Any:
+        key = prepared.scenario.model_dump_json(), exact
+        if key not in known:
+            known[key] = entry_effects(prepared, executions, exact)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in ("compare", "uncertainty", "whole_run"):
+            patched.setattr(f"moesim.simulator.studies.{module}.entry_effects", once)
+        yield
 
 
 # -- toy programs: chosen durations for every phase -------------------------------------------------

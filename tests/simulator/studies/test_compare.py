@@ -33,6 +33,8 @@ from moesim.simulator.studies.curves import faster_links
 from moesim.simulator.studies.explain import explain
 from moesim.simulator.studies.uncertainty import uncertainty
 
+pytestmark = pytest.mark.usefixtures("effects_once")
+
 
 @pytest.fixture(scope="module")
 def three(small: Scenario) -> Comparison:

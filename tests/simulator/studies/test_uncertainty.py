@@ -51,6 +51,7 @@ from moesim.simulator.studies.uncertainty import (
 )
 from moesim.simulator.studies.whole_run import step_factors
 
+pytestmark = pytest.mark.usefixtures("effects_once")
 PROFILE = load_profile("h800-trace")
 Run = Prediction
 Effects = tuple[EntryEffect, ...]
