@@ -39,7 +39,7 @@ pages: $(VENV)/.core
 # readers judge the exports, as far as their environments and trees are in TREES (docs/trainers.md lists them); others are skipped by name.
 proof: $(VENV)/.test
 	$(BIN)/python lab/proofs/fuzz/fuzz.py --cases 200000 --seed 0 --table lab/docs/proof/fuzz.md
-	$(BIN)/python tests/simulator/engine/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table lab/docs/proof/engines.md
+	PYTHONPATH=tests/simulator/engine $(BIN)/python lab/proofs/engines/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table lab/docs/proof/engines.md
 	$(BIN)/python tests/simulator/planner/prove_plans.py
 	$(BIN)/python lab/proofs/trainers/prove.py $(TREES)
 	$(BIN)/python -m pytest lab/tests
@@ -55,7 +55,7 @@ scoreboard: $(VENV)/.core
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/performance.py
-	$(BIN)/python benchmarks/network.py
+	$(BIN)/python -m lab.benchmarks.network
 
 clean:
 	rm -rf $(VENV)

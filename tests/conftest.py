@@ -423,31 +423,14 @@ def finished(
     return ends
 
 
-def two_layer_all_to_all(m: int, leaves: int, spines: int) -> tuple[list[tuple[int, ...]], list[bool]]:
-    """Paths of all pairs over the spine that the receiver's place names, and which leave their leaf."""
-    n = m * leaves
-    paths: list[tuple[int, ...]] = []
-    crosses = []
-    for source in range(n):
-        for target in range(n):
-            if source == target:
-                continue
-            spine, here, there = target % m % spines, source // m, target // m
-            up, down = 2 * n + here * spines + spine, 2 * n + (leaves + there) * spines + spine
-            paths.append((source, n + target) if here == there else (source, up, down, n + target))
-            crosses.append(here != there)
-    return paths, crosses
-
-
 class Textbook(NamedTuple):
     """The reference as one fixture."""
 
     rates: Callable[..., list[Fraction]]
     ends: Callable[..., list[Fraction]]
-    all_to_all: Callable[[int, int, int], tuple[list[tuple[int, ...]], list[bool]]]
 
 
 @pytest.fixture(scope="session")
 def textbook() -> Textbook:
-    """`rates` of flows, `ends` of arrivals in time, and the paths of an `all_to_all` on a two-layer tree."""
-    return Textbook(filled, finished, two_layer_all_to_all)
+    """`rates` of flows, and `ends` of arrivals in time."""
+    return Textbook(filled, finished)

@@ -12,7 +12,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.price_evidence import EXPERTS, SENDS, SHARDS, Moved, summed
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.link_map import Demand
-from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program
+from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, hop_targets
 from moesim.simulator.engine.task_table import (
     MoveKey,
     Priced,
@@ -156,28 +156,9 @@ class LinkContention:
         return total
 
 
-def hop_targets(table: TaskTable) -> IntArray:
-    """Pipeline rank to which each action sends its activation and its gradient [actions, 2]; -1 for none.
-
-    The same hops as those of `Program.hops`.
-    """
-    program, actions = table.program, table.actions
-    schedule = program.schedule
-    if program.costs.send_s == 0.0:
-        return np.full((len(actions.steps), 2), -1)
-    backward = np.array([code.kind != "W" for code in actions.codes], dtype=bool)[actions.code]
-    stages = actions.stages + np.array([1, -1])
-    held = np.stack([actions.stages[:, 0] >= 0, backward], axis=1)
-    sent = held & (stages >= 0) & (stages < schedule.n_stages)
-    routes = np.array(schedule.routes)
-    direction = actions.microbatches * len(routes) // schedule.microbatches
-    target = routes[np.where(sent, direction, 0), np.where(sent, stages, 0)]
-    return np.where(sent & (target != actions.rank[:, None]), target, -1)
-
-
 def _sends(table: TaskTable) -> dict[Hop, int]:
     """Number of sends by hop, in the order in which the hops first appear."""
-    targets = hop_targets(table)
+    targets = hop_targets(table.program, table.actions)
     hops = np.stack([np.broadcast_to(table.actions.rank[:, None], targets.shape), targets], axis=-1)
     hops = hops[targets >= 0]
     unique, first, count = np.unique(hops, axis=0, return_index=True, return_counts=True)
@@ -202,7 +183,14 @@ def lower_bound_s(programs: Sequence[Program], tables: Sequence[TaskTable] | Non
     its best-case rate follows.
     """
     busiest = max(_busiest_ns(table) for table in _tables(programs, tables))
-    return (busiest + max(_optimizer_ns(program) for program in programs)) / NS
+    # The norm is a barrier, so the slowest rank's optimizer starts after the busiest rank's actions.
+    return (
+        busiest
+        + max(
+            max(min(float(round(s.optimizer_s * NS)), s.best_s * NS) for s in program.costs.sync)
+            for program in programs
+        )
+    ) / NS
 
 
 def upper_bound_s(programs: Sequence[Program], tables: Sequence[TaskTable] | None = None) -> float:
@@ -230,14 +218,6 @@ def _busiest_ns(table: TaskTable) -> float:
     """Nanoseconds of the busiest stream or member."""
     # Best-case prices are for load 1: scale the engine's durations by best price over price.
     share = table.price_figure(_share)
-    most = _busiest_stream_ns(table, share)
-    sums = _member_sums_ns(table, share).max(axis=1)
-    # The order of a sum matters to its last digits: repeat the largest ones in the order of the actions.
-    close = np.flatnonzero(sums >= max(most, float(sums.max())) * (1.0 - SUM_ERROR))
-    return max([most, *(_busiest_member_ns(table, rank, share) for rank in close.tolist())])
-
-
-def _busiest_stream_ns(table: TaskTable, share: FloatArray) -> float:
     transfers = table.transfers
     at = transfers.task
     payload = transfers.payload_ns() * transfers.cost_figure(_share)
@@ -248,7 +228,11 @@ def _busiest_stream_ns(table: TaskTable, share: FloatArray) -> float:
     place = (2 * table.action[at] + table.side[at]) * count + transfers.stream()
     sides = np.bincount(place, busy, 2 * count * actions).reshape(actions, 2 * count)
     place = count * table.actions.rank[:, None] + np.tile(np.arange(count), 2)
-    return float(np.bincount(place.ravel(), sides.ravel(), 1).max())
+    most = float(np.bincount(place.ravel(), sides.ravel(), 1).max())
+    sums = _member_sums_ns(table, share).max(axis=1)
+    # The order of a sum matters to its last digits: repeat the largest ones in the order of the actions.
+    close = np.flatnonzero(sums >= max(most, float(sums.max())) * (1.0 - SUM_ERROR))
+    return max([most, *(_busiest_member_ns(table, rank, share) for rank in close.tolist())])
 
 
 def _member_sums_ns(table: TaskTable, share: FloatArray) -> FloatArray:
@@ -287,30 +271,12 @@ def _share(price: Priced, seconds: float) -> float:
     return min(1.0, price.best_s / seconds) if seconds > 0.0 else 1.0
 
 
-def _optimizer_ns(program: Program) -> float:
-    """The norm is a barrier, so the slowest rank's optimizer starts after the busiest rank's actions."""
-    return max(min(float(round(s.optimizer_s * NS)), s.best_s * NS) for s in program.costs.sync)
-
-
 # -- worst case --------------------------------------------------------------------------------------
 
 
 def _in_series_ns(table: TaskTable, number: int, contention: LinkContention) -> float:
     """End of a group's last action with everything in series, plus the time that sends occupy its links."""
-    sides = _worst_ns(table, number, contention)
-    targets, source = hop_targets(table), table.actions.rank[:, None]
-    ranks = len(table.program.ranks)
-    longest = np.zeros((ranks, ranks + 1))  # the last column stands for no send
-    for hop in contention.sends[number]:
-        longest[hop] = contention.send_ns(number, *hop) + ROUNDING_NS
-    sends = longest[source, targets]
-    costs = (sides[:, 0] + sides[:, 1]) + (sends[:, 0] + sends[:, 1])
-    last = max(step_order(table.program.schedule).ends(costs.tolist()), default=0.0)
-    return last + contention.others_sends_ns(number)
-
-
-def _worst_ns(table: TaskTable, number: int, contention: LinkContention) -> FloatArray:
-    """Nanoseconds [actions, sides] of all phases in series, each on its slowest member."""
+    # Nanoseconds [actions, sides] of all phases in series, each on its slowest member.
     transfers = table.transfers
     # Every task adds its compute and then, if it is a transfer, its launch and payload, in this order.
     parts = np.zeros((table.actions.tasks, 2))
@@ -321,7 +287,16 @@ def _worst_ns(table: TaskTable, number: int, contention: LinkContention) -> Floa
     parts[transfers.task, 1] = transfers.launch_ns() + payload
     place = np.repeat(2 * table.action + table.side, 2)
     actions = len(table.actions.steps)
-    return np.asarray(np.bincount(place, parts.ravel(), 2 * actions).reshape(actions, 2), dtype=np.float64)
+    sides = np.asarray(np.bincount(place, parts.ravel(), 2 * actions).reshape(actions, 2), dtype=np.float64)
+    targets, source = hop_targets(table.program, table.actions), table.actions.rank[:, None]
+    ranks = len(table.program.ranks)
+    longest = np.zeros((ranks, ranks + 1))  # the last column stands for no send
+    for hop in contention.sends[number]:
+        longest[hop] = contention.send_ns(number, *hop) + ROUNDING_NS
+    sends = longest[source, targets]
+    costs = (sides[:, 0] + sides[:, 1]) + (sends[:, 0] + sends[:, 1])
+    last = max(step_order(table.program.schedule).ends(costs.tolist()), default=0.0)
+    return last + contention.others_sends_ns(number)
 
 
 def _shared_ns(table: TaskTable, number: int, contention: LinkContention) -> FloatArray:
@@ -380,7 +355,8 @@ def moved_by_rank(table: TaskTable) -> tuple[tuple[Moved, ...], ...]:
             rows[rank] += [(moved, times) for moved in task.price.moved]
             if task.transfer is not None:
                 rows[rank] += [(moved, times) for moved in task.transfer.cost.moved_before]
-    sent = np.bincount(table.actions.rank, (hop_targets(table) >= 0).sum(axis=1), len(rows))
+    targets = hop_targets(program, table.actions)
+    sent = np.bincount(table.actions.rank, (targets >= 0).sum(axis=1), len(rows))
     for own, sends, sync in zip(rows, sent.tolist(), program.costs.sync, strict=True):
         size = program.costs.send_bytes
         across = program.costs.send_across_nodes

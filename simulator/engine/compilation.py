@@ -46,7 +46,10 @@ def compile_program(
     """
     schedule = priced.schedule
     compiler = _Compiler(priced, variation, link_map, group)
-    outlines = _OUTLINES.get(Same(schedule), lambda: (schedule, _outlines(schedule)))[1]
+    outlines = _OUTLINES.get(
+        Same(schedule),
+        lambda: (schedule, tuple(tuple(_outline(step) for step in steps) for steps in schedule.ranks)),
+    )[1]
     ranks = tuple(
         tuple([compiler.place(rank, step) for step in steps]) for rank, steps in enumerate(outlines)
     )
@@ -61,10 +64,6 @@ _OUTLINES: BoundedCache[tuple[Schedule, tuple[tuple[StepOutline, ...], ...]]] = 
     100_000, lambda kept: sum(map(len, kept[1]))
 )
 """Outlines of the steps of the schedules before, limited by their number."""
-
-
-def _outlines(schedule: Schedule) -> tuple[tuple[StepOutline, ...], ...]:
-    return tuple(tuple(_outline(step) for step in steps) for steps in schedule.ranks)
 
 
 def _outline(step: Action | Overlap) -> StepOutline:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.program import NS, CompiledTask, PlacedStep
 from moesim.simulator.engine.records import Execution, barriers
 
@@ -58,7 +57,16 @@ class _Walker:
         self.rank_of = execution.table.rank.tolist()
         self.last_member = barriers(execution).last_member
         self.path: list[Segment] = []
-        self.producers = _producers(execution)
+        # Actions that run forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1.
+        table, schedule = execution.table, execution.program.schedule
+        producers = np.full(
+            (2, schedule.n_stages + 1, schedule.microbatches), -1
+        )  # one stage beyond the last
+        given = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
+        for side, has in enumerate((table.stages[:, 0] >= 0, (table.stages[:, 1] >= 0) & given)):
+            actions = np.flatnonzero(has)
+            producers[side, table.stages[actions, side], table.microbatches[actions, side]] = actions
+        self.producers = producers
 
     def walk(self) -> list[Segment]:
         """The path from its end to its begin."""
@@ -164,14 +172,3 @@ class _Walker:
         if out is None:
             return int(self.times.end[action, member])
         return int(self.times.ends[self.first_task[action] + out, member])
-
-
-def _producers(execution: Execution) -> IntArray:
-    """Actions that run forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1."""
-    table, schedule = execution.table, execution.program.schedule
-    producers = np.full((2, schedule.n_stages + 1, schedule.microbatches), -1)  # one stage beyond the last
-    given = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
-    for side, has in enumerate((table.stages[:, 0] >= 0, (table.stages[:, 1] >= 0) & given)):
-        actions = np.flatnonzero(has)
-        producers[side, table.stages[actions, side], table.microbatches[actions, side]] = actions
-    return producers

@@ -162,19 +162,6 @@ class Program:
     group: int = 0
     """Number of the expert-parallel group of each pipeline rank."""
 
-    def hops(self, rank: int, step: PlacedStep) -> list[tuple[int, int]]:
-        """(source, target) pipeline ranks of a step's sends, for its activation and its gradient."""
-        if self.costs.send_s == 0.0:
-            return []
-        forward = step.stages[0] + 1 if step.stages[0] >= 0 else -1
-        backward = step.stages[1] - 1 if step.code.kind != "W" else -1
-        to = [
-            self.schedule.rank_of(stage, microbatch)
-            for stage, microbatch in zip((forward, backward), step.microbatches, strict=True)
-            if 0 <= stage < self.schedule.n_stages
-        ]
-        return [(rank, target) for target in to if target != rank]
-
 
 @dataclass(frozen=True, slots=True)
 class PricedSchedule:
@@ -249,3 +236,18 @@ def action_table(program: Program) -> ActionTable:
         np.append(0, np.cumsum(counts)),
         np.append(0, np.cumsum(sizes[code] if len(steps) else sizes[:0])),
     )
+
+
+def hop_targets(program: Program, actions: ActionTable) -> IntArray:
+    """Pipeline rank to which each action sends its activation and its gradient [actions, 2]; -1 for none."""
+    schedule = program.schedule
+    if program.costs.send_s == 0.0:
+        return np.full((len(actions.steps), 2), -1)
+    backward = np.array([code.kind != "W" for code in actions.codes], dtype=bool)[actions.code]
+    stages = actions.stages + np.array([1, -1])
+    held = np.stack([actions.stages[:, 0] >= 0, backward], axis=1)
+    sent = held & (stages >= 0) & (stages < schedule.n_stages)
+    routes = np.array(schedule.routes)
+    direction = actions.microbatches * len(routes) // schedule.microbatches
+    target = routes[np.where(sent, direction, 0), np.where(sent, stages, 0)]
+    return np.where(sent & (target != actions.rank[:, None]), target, -1)

@@ -13,7 +13,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost import formulas
 from moesim.simulator.cost.formulas import SyncParts
-from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, PlacedStep, Program
+from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
 from moesim.simulator.engine.task_table import TaskTable, task_table
 
 # -- records ---------------------------------------------------------------------------------------
@@ -34,9 +34,11 @@ class Barriers(NamedTuple):
 class RecordedTimes:
     """Times of all actions and tasks of a group in nanoseconds, in the order of its `ActionTable`.
 
-    `start`, `end` and `free` [actions, members] and `ends` [tasks, members] mean what they mean in a
-    `StepRecord`, as do `begins` and `finishes` [tasks], which are -1 for compute tasks. `barriers`
-    follow from these (`barriers`); an engine may give them where it has them anyway.
+    `start`, `end` and `free` [actions, members]: when an action began, when its last task had ended, and when
+    the next action may start (later than `end` where the rank waits for its own sends). `ends` [tasks,
+    members]: the end of every task. `begins` and `finishes` [tasks]: when the last member reached the barrier
+    of a transfer, and when the slowest had its payload; -1 for compute tasks. `barriers` follow from these
+    (`barriers`); an engine may give them where it has them anyway.
     """
 
     start: IntArray
@@ -47,23 +49,12 @@ class RecordedTimes:
     finishes: IntArray
     barriers: Barriers | None = None
 
-
-@dataclass(slots=True)
-class StepRecord:
-    """Times of one schedule step in nanoseconds, one value a member."""
-
-    step: PlacedStep
-    start: IntArray
-    end: IntArray
-    """When the last task of the action had ended."""
-    free: IntArray
-    """When the next action may start, which is later than `end` where the rank waits for its own sends."""
-    ends: list[IntArray]
-    """End of every task of the template."""
-    begins: list[int]
-    """When the last member reached the barrier of each transfer; -1 for compute tasks."""
-    finishes: list[int]
-    """When the slowest member had its payload; -1 for compute tasks."""
+    @classmethod
+    def empty(cls, table: ActionTable, members: int) -> RecordedTimes:
+        """Times of nothing yet."""
+        actions, tasks = (len(table.steps), members), (table.tasks, members)
+        start, end, free, ends = (np.zeros(shape, np.int64) for shape in (actions, actions, actions, tasks))
+        return cls(start, end, free, ends, np.zeros(table.tasks, np.int64), np.zeros(table.tasks, np.int64))
 
 
 @dataclass(slots=True)
@@ -111,62 +102,21 @@ class Execution:
         """The tasks of `table` as vectors."""
         return task_table(self.program, self.table)
 
-    @cached_property
-    def ranks(self) -> list[list[StepRecord]]:
-        """One record for every step of `program.ranks[r]`, in that order."""
-        records = step_records(self.table, self.times)
-        bounds = self.table.first_action.tolist()
-        return [records[begin:end] for begin, end in pairwise(bounds)]
-
     @property
     def events(self) -> int:
         """Number of tasks that ran."""
         return len(self.times.ends)
 
-    @property
-    def free_ns(self) -> list[int]:
-        """When each pipeline rank was free after its last action; 0 for a rank without actions."""
-        bounds = self.table.first_action.tolist()
-        return [int(self.times.free[end - 1].max()) if end > begin else 0 for begin, end in pairwise(bounds)]
-
     @cached_property
     def last_ns(self) -> int:
         """When the last action of the group ended and its rank was free again."""
-        return max(self.free_ns)
+        return max(free_by_rank(self.table, self.times))
 
 
-def step_records(table: ActionTable, times: RecordedTimes) -> list[StepRecord]:
-    """The times of every action as a record of its own, whose vectors are views of `times`."""
-    bounds = table.first_task.tolist()
-    begins, finishes = times.begins.tolist(), times.finishes.tolist()
-    ends = list(times.ends)
-    rows = zip(table.steps, times.start, times.end, times.free, bounds, bounds[1:], strict=False)
-    return [
-        StepRecord(step, start, end, free, ends[a:b], begins[a:b], finishes[a:b])
-        for step, start, end, free, a, b in rows
-    ]
-
-
-def recorded_times(records: Sequence[Sequence[StepRecord]], members: int) -> RecordedTimes:
-    """The arrays of an execution from the records of every pipeline rank."""
-    flat = [record for rank in records for record in rank]
-
-    def rows(vectors: list[IntArray]) -> IntArray:
-        return np.array(vectors, dtype=np.int64).reshape(-1, members)
-
-    return RecordedTimes(
-        rows([record.start for record in flat]),
-        rows([record.end for record in flat]),
-        rows([record.free for record in flat]),
-        rows([end for record in flat for end in record.ends]),
-        np.array([begin for record in flat for begin in record.begins], dtype=np.int64),
-        np.array([finish for record in flat for finish in record.finishes], dtype=np.int64),
-    )
-
-
-def free_ns(records: Sequence[StepRecord]) -> int:
-    """When a pipeline rank was free after its last action; 0 for a rank without actions."""
-    return int(records[-1].free.max()) if records else 0
+def free_by_rank(table: ActionTable, times: RecordedTimes) -> list[int]:
+    """When each pipeline rank was free after its last action, in ns; 0 for a rank without actions."""
+    bounds = pairwise(table.first_action.tolist())
+    return [int(times.free[end - 1].max()) if end > begin else 0 for begin, end in bounds]
 
 
 def step_time_s(executions: Sequence[Execution]) -> float:
@@ -193,7 +143,9 @@ def inputs_ready_ns(
     times, first = execution.times, execution.table.first_task[actions]
     ready = np.empty((len(transfers), len(actions), times.ends.shape[1]), dtype=np.int64)
     for row, transfer in zip(ready, transfers, strict=True):
-        tasks = _waits_for(code, transfer)
+        # Tasks that must have ended before a transfer: its inputs, and the one before on its stream.
+        before = code.before[transfer]
+        tasks = tuple(dict.fromkeys((*code.tasks[transfer].deps, *([] if before is None else [before]))))
         if not tasks:
             row[:] = times.start[actions]
         for at, task in enumerate(tasks):
@@ -219,12 +171,6 @@ def barriers(execution: Execution) -> Barriers:
                 row += task.rows_ns[table.microbatches[actions, task.side]]
             last[at], total[at] = ready.argmax(axis=2), ready.sum(axis=2)
     return Barriers(last, total)
-
-
-def _waits_for(code: CompiledTemplate, transfer: int) -> tuple[int, ...]:
-    """Tasks that must have ended before a transfer: its inputs, and the one before on its stream."""
-    before = code.before[transfer]
-    return tuple(dict.fromkeys((*code.tasks[transfer].deps, *([] if before is None else [before]))))
 
 
 # -- the end of the step ---------------------------------------------------------------------------
@@ -268,8 +214,8 @@ class Engine(Protocol):
     An engine decides how tasks, transfers and sends share the cluster's links; the program states their
     durations and order. Everything that reads an execution relies on these promises:
 
-    - The executions come in the order of the programs, and each has a record for every placed step, in the
-      order of its pipeline rank. The tasks of a step start in template order, each on its stream (compute or
+    - The executions come in the order of the programs, and each has the times of every placed step, in the
+      order of its `ActionTable`. The tasks of a step start in template order, each on its stream (compute or
       communication), after the tasks that it depends on (docs/model.md, eq. E1).
     - A transfer is a barrier: `begins` is when its last member was ready, and no member has its payload
       before `begins` + launch + its own payload alone on its links (eq. E2).

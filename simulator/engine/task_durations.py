@@ -7,7 +7,8 @@ draws and spreads, nanoseconds by factors, loads and price.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
+from moesim.simulator.engine.compiled.state import address_of
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
     LONGEST_PHASE_S,
@@ -28,6 +30,9 @@ from moesim.simulator.engine.program import (
 from moesim.simulator.engine.task_table import keep_figures
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules import Schedule
+
+if TYPE_CHECKING:
+    from moesim.simulator.engine.compiled.loader import NativeCode
 
 LOAD_TOLERANCE = 1e-9
 """Mean rows of the members that are below 1 by less than this count as complete."""
@@ -62,8 +67,11 @@ _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(
 """Part of the seed of a phase's run-to-run noise."""
 
 
-class FasterPhases(Protocol):
-    """What an engine may bring along: the same durations as here, sooner."""
+@dataclass(frozen=True, slots=True)
+class CompiledPhases:
+    """The same durations as `TaskDurations` computes with NumPy, by compiled code, which is faster."""
+
+    native: NativeCode
 
     def phase_rows(
         self,
@@ -73,7 +81,29 @@ class FasterPhases(Protocol):
         factor: FloatArray | None,
         shape: tuple[int, int],
     ) -> tuple[IntArray, IntArray, IntArray, FloatArray] | None:
-        """Nanoseconds of a phase, their largest, sum and mean by micro-batch; None for unusual durations."""
+        """Nanoseconds [micro-batches, members] of a phase, and their largest, sum and mean by micro-batch.
+
+        `load`, `factor`: contiguous arrays of that shape, or None for 1. None where some duration is no usual
+        one, which NumPy's way then checks.
+        """
+        microbatches, members = shape
+        results = np.empty(microbatches * (members + 3), np.int64)
+        usual = self.native.fill_rows(
+            fixed_s,
+            row_s,
+            0 if load is None else address_of(load),
+            0 if factor is None else address_of(factor),
+            microbatches,
+            members,
+            address_of(results),
+        )
+        if not usual:
+            return None
+        figures = results[microbatches * members :].reshape(3, microbatches)
+        return (
+            results[: microbatches * members].reshape(shape),
+            *(figures[0], figures[1], figures[2].view(np.float64)),
+        )
 
     def payloads(
         self,
@@ -82,19 +112,34 @@ class FasterPhases(Protocol):
         loads: tuple[FloatArray, FloatArray] | None,
         shape: tuple[int, int],
     ) -> Payload | None:
-        """Payload of a transfer with relative rows averaged over a node and by member; None as above."""
+        """Nanoseconds of a payload: the longest of each micro-batch, not rounded, and those of all members.
+
+        `loads`: contiguous arrays of that shape, averaged over a node and by member, or None for 1. None
+        where some duration is no usual one.
+        """
+        microbatches, members = shape
+        results = np.empty(microbatches * (members + 1), np.int64)
+        node_load, load = (0, 0) if loads is None else map(address_of, loads)
+        out = address_of(results)
+        if not self.native.fill_payloads(nic_s, scale_up_s, node_load, load, microbatches, members, out):
+            return None
+        rows = microbatches * members
+        return results[rows:].view(np.float64), results[:rows].reshape(shape)
 
     def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
-        """Clock times run-to-run noise."""
+        """Clock times run-to-run noise [micro-batches, members], from contiguous arrays of that shape."""
+        factors = np.empty(draws.shape)
+        self.native.fill_noise(cv, address_of(draws), address_of(clock), draws.size, address_of(factors))
+        return factors
 
 
-_faster: FasterPhases | None = None
+_faster: CompiledPhases | None = None
 
 
-def use_for_phases(faster: FasterPhases) -> None:
-    """Compute durations this way from now on; their values stay the same."""
+def use_for_phases(native: NativeCode) -> None:
+    """Compute durations by compiled code from now on; their values stay the same."""
     global _faster
-    _faster = faster
+    _faster = CompiledPhases(native)
 
 
 class TaskDurations:

@@ -129,27 +129,16 @@ def add_tasks(found: EventList, execution: Execution, member: int) -> None:
             end = execution.times.ends[at, member]
             own_ns = task.rows_ns[table.microbatches[actions, task.side], member]
             if task.transfer is None:
-                _add_compute(found, task, number, table.rank[actions], actions, end, own_ns)
+                rank = table.rank[actions]
+                waits = np.minimum(own_ns, round(task.price.exposed_s * NS))
+                found.add(COMPUTE, task.phase, rank, end - own_ns, end - waits, actions, number, task.block)
+                found.add(INSIDE, task.phase, rank, end - waits, end, actions, number, task.block)
             else:
                 ready = _ready_ns(execution, code, number, actions, member) + own_ns
                 launch = np.minimum(end, execution.times.begins[at] + task.transfer.launch_ns)
                 _add_transfer(
                     found, task, number, table.rank[actions], actions, (ready - own_ns, ready, launch, end)
                 )
-
-
-def _add_compute(
-    found: EventList,
-    task: CompiledTask,
-    number: int,
-    rank: IntArray,
-    actions: IntArray,
-    end: IntArray,
-    own_ns: IntArray,
-) -> None:
-    waits = np.minimum(own_ns, round(task.price.exposed_s * NS))
-    found.add(COMPUTE, task.phase, rank, end - own_ns, end - waits, actions, number, task.block)
-    found.add(INSIDE, task.phase, rank, end - waits, end, actions, number, task.block)
 
 
 def _add_transfer(
@@ -339,7 +328,12 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
         _add_end(found, rank, sync)
     hidden_ns, exposed_ns = _add_communication(found, execution, member)
     events, first = found.sorted(), table.first_action
-    actions, tasks = _marked(path, first)
+    # (actions that the path goes through, numbers of its (action, task)).
+    places = {(int(first[s.rank]) + s.place[0], s.place[1]) for s in path if s.place is not None}
+    actions, tasks = (
+        np.array(sorted({action for action, _ in places}), dtype=np.int64),
+        np.array(sorted(action * _MOST_TASKS + task for action, task in places), dtype=np.int64),
+    )
     events = events.with_critical(
         np.where(
             events.action < 0,
@@ -372,15 +366,6 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
 
 _MOST_TASKS = 1 << 20
 """More tasks than an action has, to number (action, task)."""
-
-
-def _marked(path: Sequence[Segment], first_action: IntArray) -> tuple[IntArray, IntArray]:
-    """(actions that the path goes through, numbers of its (action, task))."""
-    places = {(int(first_action[s.rank]) + s.place[0], s.place[1]) for s in path if s.place is not None}
-    return (
-        np.array(sorted({action for action, _ in places}), dtype=np.int64),
-        np.array(sorted(action * _MOST_TASKS + task for action, task in places), dtype=np.int64),
-    )
 
 
 def _ends_marked(events: Events, path: Sequence[Segment]) -> BoolArray:

@@ -83,7 +83,11 @@ def summarise(step: ExecutedStep) -> Result:
     scenario, profiles = prepared.scenario, {p.job.profile.name: p.job.profile for p in prepared.pools}
     by_rank = mean_over_groups([breakdowns(execution) for execution in executions])
     split = mean_over_groups([breakdowns(execution, split_weight=True) for execution in executions])
-    nic, scale_up = _link_rates(prepared)
+    # Nominal rates of an average GPU's NICs and scale-up ports in bytes/s.
+    nic, scale_up = (
+        mean_per_rank(prepared, lambda pool: pool.pricer.links.nic_bytes_per_s),
+        mean_per_rank(prepared, lambda pool: pool.pricer.links.scale_up_bytes_per_s),
+    )
     path = seconds_by_cause(critical_path(last_group(executions)))
     level, reason = _confidence(prepared)
     return Result(
@@ -114,14 +118,6 @@ def summarise(step: ExecutedStep) -> Result:
         host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
         defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
-    )
-
-
-def _link_rates(prepared: Prepared) -> tuple[float, float]:
-    """Nominal rates of an average GPU's NICs and scale-up ports in bytes/s."""
-    return (
-        mean_per_rank(prepared, lambda pool: pool.pricer.links.nic_bytes_per_s),
-        mean_per_rank(prepared, lambda pool: pool.pricer.links.scale_up_bytes_per_s),
     )
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable, is_folder, write_atomically
 from moesim.simulator.cost.table import Mode
-from moesim.simulator.engine.program import NS, CompiledTask
-from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
+from moesim.simulator.engine.program import NS
+from moesim.simulator.engine.records import Execution, SendRecord
 from moesim.simulator.schedules.template import SHARDING_PHASES
 
 if TYPE_CHECKING:
@@ -127,47 +127,44 @@ class GpuEvents:
 
     def steps(self) -> Iterator[Event]:
         """Schedule actions and the tasks inside them."""
-        for record in self.execution.ranks[self.rank]:
-            begin, end = int(record.start[self.member]), int(record.end[self.member])
-            stages = {"stage": record.step.stages, "microbatch": record.step.microbatches}
+        table, times = self.execution.table, self.execution.times
+        for action in range(*table.first_action[self.rank : self.rank + 2].tolist()):
+            step = table.steps[action]
+            stages = {"stage": step.stages, "microbatch": step.microbatches}
             sides = ("forward", "backward")
             args = {f"{s} {k}": v[i] for k, v in stages.items() for i, s in enumerate(sides) if v[i] >= 0}
-            yield from self._slice(SCHEDULE, f"{record.step.code.kind} {record.step.label}", begin, end, args)
-            yield from self.phases(record)
+            span = times.start.item(action, self.member), times.end.item(action, self.member)
+            yield from self._slice(SCHEDULE, f"{step.code.kind} {step.label}", *span, args)
+            yield from self._phases(action)
 
-    def phases(self, record: StepRecord) -> Iterator[Event]:
+    def _phases(self, action: int) -> Iterator[Event]:
         """The tasks inside one schedule action, on their streams."""
-        for number, task in enumerate(record.step.code.tasks):
-            yield from self._task(record, number, task)
-
-    def _task(self, record: StepRecord, number: int, task: CompiledTask) -> Iterator[Event]:
-        step, end = record.step, int(record.ends[number][self.member])
-        microbatch = step.microbatches[task.side]
-        row = int(task.rows_ns[microbatch][self.member])
-        args: Event = {"stage": step.stages[task.side], "block": task.block, "microbatch": microbatch}
-        if task.transfer is None:
-            waits = min(row, round(task.price.exposed_s * NS))
-            yield from self._slice(COMPUTE, f"{task.phase} ({task.kind})", end - row, end - waits, args)
-            args |= {"Collective name": "allgather", "Group size": self.info.group_sizes["model"]}
-            yield from self._slice(INSIDE, f"ncclDevKernel_{_word(task.phase)}", end - waits, end, args)
-            return
+        table, times, member = self.execution.table, self.execution.times, self.member
+        step, first = table.steps[action], int(table.first_task[action])
         mode: Mode = "overlapped" if "&" in step.code.kind else "alone"
-        price = self.execution.program.costs.transfer[task.kind, task.phase, mode]
-        ready = self._ready(record, number) + row
-        launch = min(end, record.begins[number] + task.transfer.launch_ns)
-        name, args = _word(task.phase), {**args, **self._collective(task.phase)}
-        thread = SHARDING if task.stream == "sharding" else COMMUNICATION
-        yield from self._slice(thread, f"ncclDevKernel_prepare_{name}", ready - row, ready, args)
-        yield from self._slice(thread, f"ncclDevKernel_notify_{name}", ready, launch, args)
-        payload = {**args, "nic bytes": round(price.nic_bytes), "scale-up bytes": round(price.scale_up_bytes)}
-        yield from self._slice(thread, f"ncclDevKernel_{name}", launch, end, payload)
-
-    def _ready(self, record: StepRecord, number: int) -> int:
-        """When this GPU can begin a transfer: its stream is free, and its inputs are there."""
-        tasks, ends, before = record.step.code.tasks, record.ends, record.step.code.before[number]
-        waits = [*tasks[number].deps, *([] if before is None else [before])]
-        times = [int(ends[n][self.member]) for n in waits]
-        return max([int(record.start[self.member]), *times])
+        ends = times.ends[first : first + len(step.code.tasks), member].tolist()
+        for number, task in enumerate(step.code.tasks):
+            microbatch, name, end = step.microbatches[task.side], task.phase.replace(" ", "_"), ends[number]
+            row = task.rows_ns.item(microbatch, member)
+            args: Event = {"stage": step.stages[task.side], "block": task.block, "microbatch": microbatch}
+            if task.transfer is None:
+                waits = min(row, round(task.price.exposed_s * NS))
+                yield from self._slice(COMPUTE, f"{task.phase} ({task.kind})", end - row, end - waits, args)
+                args |= {"Collective name": "allgather", "Group size": self.info.group_sizes["model"]}
+                yield from self._slice(INSIDE, f"ncclDevKernel_{name}", end - waits, end, args)
+                continue
+            # The transfer can begin when its stream is free and its inputs are there.
+            before = step.code.before[number]
+            waits_for = task.deps if before is None else (*task.deps, before)
+            ready = max([times.start.item(action, member), *(ends[n] for n in waits_for)])
+            launch = min(end, times.begins.item(first + number) + task.transfer.launch_ns)
+            args |= self._collective(task.phase)
+            thread = SHARDING if task.stream == "sharding" else COMMUNICATION
+            yield from self._slice(thread, f"ncclDevKernel_prepare_{name}", ready, ready + row, args)
+            yield from self._slice(thread, f"ncclDevKernel_notify_{name}", ready + row, launch, args)
+            price = self.execution.program.costs.transfer[task.kind, task.phase, mode]
+            moved = {"nic bytes": round(price.nic_bytes), "scale-up bytes": round(price.scale_up_bytes)}
+            yield from self._slice(thread, f"ncclDevKernel_{name}", launch, end, {**args, **moved})
 
     def _collective(self, phase: str) -> dict[str, Any]:
         sizes, elements = self.info.group_sizes, self.info.elements
@@ -215,46 +212,38 @@ class GpuEvents:
         yield from self._slice(COMPUTE, "optimizer", *sync.optimizer, {})
 
 
-def _word(phase: str) -> str:
-    return phase.replace(" ", "_")
-
-
 def send_arrows(part: ShownGpus, first: int) -> Iterator[Event]:
     """Arrows, numbered after `first`, from shown pipeline sends to the shown actions that need them."""
     execution, info = part.execution, part.info
     ranks = sorted({rank for rank, _ in part.places})
-    takers: dict[tuple[str, int, int], StepRecord] = {}
-    for record in (record for rank in ranks for record in execution.ranks[rank]):
-        (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
+    takers: dict[tuple[str, int, int], int] = {}  # actions that need an activation or a gradient
+    for action, step in enumerate(execution.table.steps):
+        (forward, backward), (fmb, bmb) = step.stages, step.microbatches
         if forward >= 0:
-            takers["F", forward, fmb] = record
-        if backward >= 0 and record.step.code.kind != "W":
-            takers["B", backward, bmb] = record
+            takers["F", forward, fmb] = action
+        if backward >= 0 and step.code.kind != "W":
+            takers["B", backward, bmb] = action
     sends: defaultdict[int, list[SendRecord]] = defaultdict(list)
     for send in execution.sends:
         sends[send.source].append(send)
     number = first
     for source in ranks:
         for send, lane in send_lanes(sends[source]):
-            taker = takers.get(_wanted(send.label))
+            # The next stage needs an activation such as "3F12", the previous one a gradient.
+            kind = "F" if "F" in send.label else "B"
+            stage, microbatch = map(int, send.label.split(kind))
+            taker = takers.get((kind, stage + (1 if kind == "F" else -1), microbatch))
             if send.target not in ranks or taker is None or send.end <= send.start:
                 continue
             for member in (m for r, m in part.places if r == source and (send.target, m) in part.places):
                 number += 1
                 for ph, rank, tid, ns in (
                     ("s", source, FIRST_SEND + lane, send.start),
-                    ("f", send.target, SCHEDULE, int(taker.start[member])),
+                    ("f", send.target, SCHEDULE, execution.times.start.item(taker, member)),
                 ):
                     place = {"pid": info.gpus[rank][member], "tid": tid, "ts": microseconds(ns)}
                     bind = {"bp": "e"} if ph == "f" else {}
                     yield {"ph": ph, "cat": "pipeline", "name": "pipeline", "id": number, **place, **bind}
-
-
-def _wanted(label: str) -> tuple[str, int, int]:
-    """(kind, stage, micro-batch) that receives a send such as "3F12": the next stage, for B the previous."""
-    kind = "F" if "F" in label else "B"
-    stage, microbatch = (int(text) for text in label.split(kind))
-    return kind, stage + (1 if kind == "F" else -1), microbatch
 
 
 EXTENSIONS = (".json", ".json.gz")
@@ -294,7 +283,7 @@ def shown_places(
 
     Raises InputError for a rank or member that does not exist.
     """
-    count = len(execution.ranks)
+    count = len(execution.program.ranks)
     who = _chosen("members", members, execution.program.members)
     places = [(r, m) for r in _chosen("ranks", range(count) if ranks is None else ranks, count) for m in who]
     return [ShownGpus(execution, info, tuple(places))]

@@ -6,7 +6,7 @@ the nanosecond wherever no link is shared, and can never be slower anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -15,14 +15,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.program import NS, PlacedStep, Program, action_table
-from moesim.simulator.engine.records import (
-    Execution,
-    SendRecord,
-    StepRecord,
-    end_of_step,
-    free_ns,
-    recorded_times,
-)
+from moesim.simulator.engine.records import Execution, RecordedTimes, SendRecord, end_of_step, free_by_rank
 from moesim.simulator.engine.registry import ENGINES, engine_of
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 from moesim.simulator.model.operator import BlockKind
@@ -47,46 +40,32 @@ class LongestPath:
         groups = [_Group(program) for program in programs]
         for group in groups:
             group.run()
-        free = [[free_ns(records) for records in group.records] for group in groups]
-        syncs, end_ns = end_of_step(programs, free)
+        syncs, end_ns = end_of_step(programs, [free_by_rank(group.table, group.times) for group in groups])
         carried = np.sum([group.carried for group in groups], axis=0)
-        return [
-            Execution(
-                g.program,
-                action_table(g.program),
-                recorded_times(g.records, g.program.members),
-                syncs,
-                g.sends,
-                end_ns,
-                carried,
-            )
-            for g in groups
-        ]
+        return [Execution(g.program, g.table, g.times, syncs, g.sends, end_ns, carried) for g in groups]
 
 
 class _Group:
     def __init__(self, program: Program) -> None:
         self.program, self.schedule = program, program.schedule
-        self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
+        self.table = action_table(program)
+        self.times = RecordedTimes.empty(self.table, program.members)
+        self.done = [0] * len(program.ranks)  # actions of every rank
         self.sends: list[SendRecord] = []
         self.arrived: dict[Key, IntArray] = {}
         self.carried: FloatArray = np.zeros(len(program.link_map.capacity_bytes_per_ns))
 
-    def tasks_done(self) -> int:
-        return sum(len(record.ends) for records in self.records for record in records)
-
     def run(self) -> None:
         """Whatever rank can run its next step does, until all have."""
-        while any(len(done) < len(steps) for done, steps in self._ranks()):
-            before = self.tasks_done()
-            for rank, (done, steps) in enumerate(self._ranks()):
-                while len(done) < len(steps) and self._inputs(steps[len(done)]) <= self.arrived.keys():
-                    self._step(rank, steps[len(done)])
-            if self.tasks_done() == before:
+        while sum(self.done) < len(self.table.steps):
+            before = sum(self.done)
+            for rank, steps in enumerate(self.program.ranks):
+                for step in steps[self.done[rank] :]:
+                    if not self._inputs(step) <= self.arrived.keys():
+                        break
+                    self._step(rank, step)
+            if sum(self.done) == before:
                 raise RuntimeError("ranks wait for each other for ever")
-
-    def _ranks(self) -> Iterator[tuple[list[StepRecord], tuple[PlacedStep, ...]]]:
-        return zip(self.records, self.program.ranks, strict=True)
 
     def _inputs(self, step: PlacedStep) -> set[Key]:
         (forward, backward), (fmb, bmb) = step.stages, step.microbatches
@@ -95,32 +74,34 @@ class _Group:
         return keys | ({("B", backward, bmb)} if 0 <= backward < last and step.code.kind != "W" else set())
 
     def _step(self, rank: int, step: PlacedStep) -> None:
-        done = self.records[rank]
-        start = done[-1].free if done else np.zeros(self.program.members, dtype=np.int64)
+        times, action = self.times, int(self.table.first_action[rank]) + self.done[rank]
+        first = int(self.table.first_task[action])
+        start = times.free[action - 1] if self.done[rank] else np.zeros(self.program.members, dtype=np.int64)
         for key in self._inputs(step):
             start = np.maximum(start, self.arrived[key])
-        record = StepRecord(step, start, start, start, [], [], [])
-        done.append(record)
         streams = [start, start]
         for number in range(len(step.code.tasks)):
-            self._task(rank, record, number, streams)
-        record.end = record.free = np.maximum(*streams)
+            self._task(rank, step, first, number, streams)
+        end = free = np.maximum(*streams)
         code, late = step.code, self.schedule.awaits_sends
         for kind, side, out, gives in (
             ("F", 0, code.forward_out, code.kind in ("F", "F&B", "F&I")),
             ("B", 1, code.backward_out, code.kind in ("B", "I", "F&B", "F&I")),
         ):
             if gives:
-                ready = record.end if out is None else record.ends[out]
+                ready = end if out is None else times.ends[first + out]
                 sent = self._send(rank, kind, step.stages[side], step.microbatches[side], ready)
-                record.free = np.maximum(record.free, sent) if late else record.free
+                free = np.maximum(free, sent) if late else free
+        times.start[action], times.end[action], times.free[action] = start, end, free
+        self.done[rank] += 1
 
-    def _task(self, rank: int, record: StepRecord, number: int, streams: list[IntArray]) -> None:
-        task = record.step.code.tasks[number]
-        mb, transfer = record.step.microbatches[task.side], task.transfer
+    def _task(self, rank: int, step: PlacedStep, first: int, number: int, streams: list[IntArray]) -> None:
+        """Run a task; `first`: number of the first task of its action."""
+        task, times = step.code.tasks[number], self.times
+        mb, transfer = step.microbatches[task.side], task.transfer
         end = streams[0 if transfer is None else 1]
         for dep in task.deps:
-            end = np.maximum(end, record.ends[dep])
+            end = np.maximum(end, times.ends[first + dep])
         end = end + task.rows_ns[mb]
         meet = finish = -1
         if transfer is not None:
@@ -132,9 +113,8 @@ class _Group:
                 link_map, loads = self.program.link_map, (transfer.load[row], transfer.node_load[row])
                 self._carry(transfer.demand or link_map.transfer(rank, task.phase, transfer.cost, *loads))
         streams[0 if transfer is None else 1] = end
-        record.begins.append(meet)
-        record.finishes.append(finish)
-        record.ends.append(end)
+        at = first + number
+        times.begins[at], times.finishes[at], times.ends[at] = meet, finish, end
 
     def _send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntArray) -> IntArray:
         """Hand an output on; returns when it has arrived (where nothing moves: when it was ready)."""
@@ -191,11 +171,8 @@ def test_without_contention_every_engine_returns_the_longest_path(
     )  # fmt: skip
     (one,), (other,) = (engine_of(engine).execute([program]) for engine in ("simpy", registered))
     assert one.end_ns == other.end_ns and one.syncs == other.syncs and one.events == other.events
-    for records, others in zip(one.ranks, other.ranks, strict=True):
-        for a, b in zip(records, others, strict=True):
-            assert a.step is b.step and (a.begins, a.finishes) == (b.begins, b.finishes)
-            for name_ in ("start", "end", "free", "ends"):
-                assert np.array_equal(getattr(a, name_), getattr(b, name_)), name_
+    for name_ in ("start", "end", "free", "ends", "begins", "finishes"):
+        assert np.array_equal(getattr(one.times, name_), getattr(other.times, name_)), name_
     assert np.allclose(one.carried_bytes, other.carried_bytes)
 
     def order(send: SendRecord) -> tuple[int, str]:

@@ -9,12 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder
 from moesim.simulator.engine.compiled.loader import (
     DAY_S,
@@ -41,7 +38,7 @@ from moesim.simulator.engine.compiled.state import (
     new_state,
 )
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
-from moesim.simulator.engine.program import Program, SingleArray
+from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import (
     Barriers,
     Engine,
@@ -49,74 +46,9 @@ from moesim.simulator.engine.records import (
     RecordedTimes,
     SendRecord,
     end_of_step,
+    free_by_rank,
 )
 from moesim.simulator.engine.task_durations import use_for_phases
-
-# -- durations of phases ---------------------------------------------------------------------------
-
-
-class CompiledPhases:
-    """Durations of phases by compiled code."""
-
-    def phase_rows(
-        self,
-        fixed_s: float,
-        row_s: float,
-        load: FloatArray | None,
-        factor: FloatArray | None,
-        shape: tuple[int, int],
-    ) -> tuple[IntArray, IntArray, IntArray, FloatArray] | None:
-        """Nanoseconds [micro-batches, members] of a phase, and their largest, sum and mean by micro-batch.
-
-        `load`, `factor`: contiguous arrays of that shape, or None for 1. None where some duration is no usual
-        one, which NumPy's way then checks.
-        """
-        microbatches, members = shape
-        results = np.empty(microbatches * (members + 3), np.int64)
-        usual = native().fill_rows(
-            fixed_s,
-            row_s,
-            0 if load is None else address_of(load),
-            0 if factor is None else address_of(factor),
-            microbatches,
-            members,
-            address_of(results),
-        )
-        if not usual:
-            return None
-        figures = results[microbatches * members :].reshape(3, microbatches)
-        return (
-            results[: microbatches * members].reshape(shape),
-            *(figures[0], figures[1], figures[2].view(np.float64)),
-        )
-
-    def payloads(
-        self,
-        nic_s: float,
-        scale_up_s: float,
-        loads: tuple[FloatArray, FloatArray] | None,
-        shape: tuple[int, int],
-    ) -> tuple[FloatArray, IntArray] | None:
-        """Nanoseconds of a payload: the longest of each micro-batch, not rounded, and those of all members.
-
-        `loads`: contiguous arrays of that shape, averaged over a node and by member, or None for 1. None
-        where some duration is no usual one.
-        """
-        microbatches, members = shape
-        results = np.empty(microbatches * (members + 1), np.int64)
-        node_load, load = (0, 0) if loads is None else map(address_of, loads)
-        out = address_of(results)
-        if not native().fill_payloads(nic_s, scale_up_s, node_load, load, microbatches, members, out):
-            return None
-        rows = microbatches * members
-        return results[rows:].view(np.float64), results[:rows].reshape(shape)
-
-    def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
-        """Clock times run-to-run noise [micro-batches, members], from contiguous arrays of that shape."""
-        factors = np.empty(draws.shape)
-        native().fill_noise(cv, address_of(draws), address_of(clock), draws.size, address_of(factors))
-        return factors
-
 
 # -- runs ------------------------------------------------------------------------------------------
 
@@ -138,10 +70,7 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     state = _run(lowered)
     times = [_times(lowered, state, group) for group in range(len(programs))]
     sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
-    free = [
-        [int(part.free[end - 1].max()) if end > begin else 0 for begin, end in pairwise(b)]
-        for part, b in zip(times, (t.first_action.tolist() for t in lowered.actions), strict=True)
-    ]
+    free = [free_by_rank(table, own) for table, own in zip(lowered.actions, times, strict=True)]
     syncs, end_ns = end_of_step(programs, free)
     return [
         Execution(program, table, own, syncs, sent, end_ns, state.link_bytes)
@@ -310,8 +239,7 @@ class AutomaticEngine:
 def _load() -> None:
     """Before the first use in a process: make the code unless it is there, and use it for phases too."""
     warm()
-    native()
-    use_for_phases(CompiledPhases())
+    use_for_phases(native())
 
 
 def start_in_background() -> None:

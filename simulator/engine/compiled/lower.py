@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ from moesim.simulator.engine.program import (
     Program,
     TransferRows,
     action_table,
+    hop_targets,
 )
-from moesim.simulator.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,9 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     actions = tuple(action_table(program) for program in programs)
     code_base = [lowering.templates(program, table) for program, table in zip(programs, actions, strict=True)]
     first, schedule = programs[0], programs[0].schedule
-    rank_of = _rank_of(schedule)
-    pairs = lowering.pairs(programs, actions, rank_of)
+    count, routes = schedule.microbatches, np.array(schedule.routes, dtype=np.int64)
+    rank_of = np.ascontiguousarray(routes[np.arange(count) * len(routes) // count].T)  # [stage, micro-batch]
+    pairs = lowering.pairs(programs, actions)
     columns = lowering.columns(first.members)
     task_base = np.cumsum([0, *(table.tasks for table in actions)])
     action_base = np.cumsum([0, *(len(table.steps) for table in actions)])
@@ -95,12 +96,6 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         flows=transfers + sends,
     )
     return LoweredStep(tables, sizes, actions, tuple(lowering.kept))
-
-
-def _rank_of(schedule: Schedule) -> IntArray:
-    """Pipeline rank of every (stage, micro-batch)."""
-    count, routes = schedule.microbatches, np.array(schedule.routes, dtype=np.int64)
-    return np.ascontiguousarray(routes[np.arange(count) * len(routes) // count].T)
 
 
 def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
@@ -227,16 +222,16 @@ class _Lowering:
             found = self.addresses[id(values)] = array.__array_interface__["data"][0]
         return found
 
-    def pairs(
-        self, programs: Sequence[Program], actions: Sequence[ActionTable], rank_of: IntArray
-    ) -> dict[str, Any]:
+    def pairs(self, programs: Sequence[Program], actions: Sequence[ActionTable]) -> dict[str, Any]:
         """The sends between every two pipeline ranks of every group that exchange any."""
         shape = (len(programs), programs[0].schedule.pp, programs[0].schedule.pp)
         alone, most = np.zeros(shape), np.ones(shape)
         demand, slow = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for group, (program, table) in enumerate(zip(programs, actions, strict=True)):
             link_map, costs = program.link_map, program.costs
-            for source, target in _hops(program, table, rank_of):
+            targets = hop_targets(program, table)
+            hops = np.stack([np.broadcast_to(table.rank[:, None], targets.shape), targets], axis=-1)
+            for source, target in np.unique(hops[targets >= 0], axis=0).tolist():
                 factor = link_map.send_slowness(source, target)
                 if not isinstance(factor, float):
                     slow[group, source, target] = self._address(factor, np.float64)
@@ -263,7 +258,11 @@ class _Lowering:
         columns: dict[str, Any] = {n: column[which] for n, column in zip(names, task, strict=True)}
         columns |= {n: np.ascontiguousarray(code[:, i]) for i, n in enumerate(code_names)}
         demands, patterns = self.demands, self.patterns
-        by_link = [_entries_by_link(pattern, members) for pattern in patterns]
+        # The entries of a pattern link by link; those of one link keep their order, and so does their sum.
+        by_link = [(p, np.argsort(p.entry_link, kind="stable")) for p in patterns]
+        counts = _ints([np.bincount(p.entry_link, minlength=len(p.links)) for p in patterns])
+        pairs = [(p, p.entry_pair[order]) for p, order in by_link]
+        sources = [p.loaded[pair] + members * (pair >= p.outer_pairs) for p, pair in pairs]
         return columns | {
             "code_first": _starts(self.code_sizes),
             "task_dep_first": _starts(self.dep_counts),
@@ -278,46 +277,10 @@ class _Lowering:
             "demand_bytes": _floats([demand.bytes for demand in demands]),
             "pattern_first_link": _starts([len(pattern.links) for pattern in patterns]),
             "pattern_links": _ints([pattern.links for pattern in patterns]),
-            "pattern_link_first": _starts(_ints([entries.counts for entries in by_link]).tolist()),
-            "pattern_source": _ints([entries.source for entries in by_link]),
-            "pattern_share": _floats([entries.share for entries in by_link]),
+            "pattern_link_first": _starts(counts.tolist()),
+            "pattern_source": _ints(sources),
+            "pattern_share": _floats([p.entry_share[order] for p, order in by_link]),
         }
-
-
-def _hops(program: Program, table: ActionTable, rank_of: IntArray) -> list[tuple[int, int]]:
-    """The (source, target) pairs of pipeline ranks between which a program sends (`Program.hops`)."""
-    if program.costs.send_s == 0.0:
-        return []
-    takes_back = np.array([code.kind != "W" for code in table.codes], dtype=bool)[table.code]
-    pairs = []
-    for side, step, sends in ((0, 1, table.stages[:, 0] >= 0), (1, -1, takes_back)):
-        stage, microbatch = table.stages[:, side] + step, table.microbatches[:, side]
-        sent = sends & (stage >= 0) & (stage < len(rank_of))
-        source, target = table.rank[sent], rank_of[stage[sent], microbatch[sent]]
-        pairs.append(np.unique(source * program.schedule.pp + target))
-    both = np.unique(np.concatenate(pairs))
-    return [
-        (n // program.schedule.pp, n % program.schedule.pp)
-        for n in both.tolist()
-        if n // program.schedule.pp != n % program.schedule.pp
-    ]
-
-
-class _EntriesByLink(NamedTuple):
-    """Entries of an exchange pattern in the order of its links."""
-
-    counts: IntArray
-    source: IntArray
-    share: FloatArray
-
-
-def _entries_by_link(pattern: ExchangePattern, members: int) -> _EntriesByLink:
-    """The entries of a pattern link by link; those of one link keep their order, and so does their sum."""
-    order = np.argsort(pattern.entry_link, kind="stable")
-    pair = pattern.entry_pair[order]
-    source = pattern.loaded[pair] + members * (pair >= pattern.outer_pairs)
-    counts = np.bincount(pattern.entry_link, minlength=len(pattern.links))
-    return _EntriesByLink(counts, source, pattern.entry_share[order])
 
 
 def _starts(counts: Sequence[int]) -> IntArray:

@@ -8,6 +8,7 @@ affect each other on the links and at the end of the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,23 @@ import simpy
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.common.processes import without_cyclic_collection
-from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program, action_table
-from moesim.simulator.engine.records import (
-    Execution,
-    SendRecord,
-    StepRecord,
-    end_of_step,
-    free_ns,
-    recorded_times,
-)
+from moesim.simulator.engine.program import NS, PlacedStep, Program, action_table
+from moesim.simulator.engine.records import Execution, RecordedTimes, SendRecord, end_of_step, free_by_rank
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Process = Generator[simpy.Event, Any, None]
+
+
+@dataclass(slots=True)
+class _Running:
+    """An action and the times of its tasks so far, in the words of `RecordedTimes`."""
+
+    step: PlacedStep
+    start: IntArray
+    end: IntArray
+    ends: list[IntArray] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    finishes: list[int] = field(default_factory=list)
 
 
 class _GroupRun:
@@ -37,7 +43,8 @@ class _GroupRun:
         self.env, self.links = env, links
         self.arrived: dict[tuple[str, int, int], IntArray] = {}
         self.waiting: dict[tuple[str, int, int], simpy.Event] = {}
-        self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
+        self.table = action_table(program)
+        self.times = RecordedTimes.empty(self.table, program.members)
         self.sends: list[SendRecord] = []
         self.last_stage = program.schedule.n_stages - 1
         self.send_ns = program.costs.send_s * NS
@@ -98,24 +105,30 @@ class _GroupRun:
 
     def run_rank(self, rank: int) -> Process:
         free: IntArray = np.zeros(self.program.members, dtype=np.int64)
-        awaits = self.program.schedule.awaits(rank)
-        for step, waits in zip(self.program.ranks[rank], awaits, strict=True):
+        awaits, times, first_task = self.program.schedule.awaits(rank), self.times, self.table.first_task
+        steps = zip(self.program.ranks[rank], awaits, strict=True)
+        for action, (step, waits) in enumerate(steps, start=int(self.table.first_action[rank])):
             start = free
             for key in self._inputs(step):
                 if key not in self.arrived:
                     event = self.waiting[key] = self.env.event()
                     yield event
                 start = np.maximum(start, self.arrived.pop(key))
-            record = StepRecord(step, start, start, start, [], [], [])
-            left = yield from self._run_tasks(rank, step, record)
-            self.records[rank].append(record)
-            record.free = record.end
-            sends = left + self._post(rank, step, record)
-            if waits:
-                for send in sends:
+            record = _Running(step, start, start)
+            sends = yield from self._run_tasks(rank, step, record)
+            free, code, micro = record.end, step.code, step.microbatches
+            tasks = slice(first_task[action], first_task[action + 1])
+            times.start[action], times.end[action], times.ends[tasks] = start, free, record.ends
+            times.begins[tasks], times.finishes[tasks] = record.begins, record.finishes
+            if code.forward_out is None and code.kind in ("F", "F&B", "F&I"):
+                sends.append(self.send(rank, "F", step.stages[0], micro[0], record.end))
+            if code.backward_out is None and code.kind in ("B", "I", "F&B", "F&I"):
+                sends.append(self.send(rank, "B", step.stages[1], micro[1], record.end))
+            for send in sends if waits else ():
+                if send is not None:
                     sent = yield send
-                    record.free = np.maximum(record.free, sent)
-            free = record.free
+                    free = np.maximum(free, sent)
+            times.free[action] = free
 
     def _inputs(self, step: PlacedStep) -> list[tuple[str, int, int]]:
         keys = []
@@ -127,11 +140,11 @@ class _GroupRun:
         return keys
 
     def _run_tasks(
-        self, rank: int, step: PlacedStep, record: StepRecord
-    ) -> Generator[simpy.Event, Any, list[simpy.Event]]:
+        self, rank: int, step: PlacedStep, record: _Running
+    ) -> Generator[simpy.Event, Any, list[simpy.Event | None]]:
         """Run the tasks of an action; return the sends that left inside it."""
         left: list[simpy.Event | None] = []
-        code: CompiledTemplate = step.code
+        code = step.code
         ends, begins, finishes = record.ends, record.begins, record.finishes
         maximum = np.maximum
         compute = communication = record.start
@@ -165,9 +178,9 @@ class _GroupRun:
             if not collective.processed:
                 yield collective
             record.end = maximum(record.end, ends[number])
-        return [send for send in left if send is not None]
+        return left
 
-    def _beside(self, rank: int, number: int, record: StepRecord, before: simpy.Event | None) -> Process:
+    def _beside(self, rank: int, number: int, record: _Running, before: simpy.Event | None) -> Process:
         """Run a collective of the sharding stream after the one before it, beside the rank's other work."""
         if before is not None:
             if not before.processed:
@@ -177,7 +190,7 @@ class _GroupRun:
             record.ends[number] = np.maximum(record.ends[number], record.ends[previous])
         yield from self._transfer(rank, number, record)
 
-    def _transfer(self, rank: int, number: int, record: StepRecord) -> Process:
+    def _transfer(self, rank: int, number: int, record: _Running) -> Process:
         """Run a transfer whose inputs are ready at `record.ends[number]`, and write down its times.
 
         All members wait for the slowest one, then the payload starts.
@@ -205,15 +218,6 @@ class _GroupRun:
             end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
         record.ends[number] = end + begin
 
-    def _post(self, rank: int, step: PlacedStep, record: StepRecord) -> list[simpy.Event]:
-        """Start the sends that leave at the end of an action; return the events of those that take time."""
-        code, micro, sends = step.code, step.microbatches, []
-        if code.forward_out is None and code.kind in ("F", "F&B", "F&I"):
-            sends.append(self.send(rank, "F", step.stages[0], micro[0], record.end))
-        if code.backward_out is None and code.kind in ("B", "I", "F&B", "F&I"):
-            sends.append(self.send(rank, "B", step.stages[1], micro[1], record.end))
-        return [send for send in sends if send is not None]
-
 
 class SimpyEngine:
     """The engine in SimPy: discrete events, with max-min fair rates on shared links."""
@@ -237,24 +241,16 @@ class SimpyEngine:
         ]
         with without_cyclic_collection():
             env.run()
-        _check_done([(group, rank) for group, rank, process in processes if process.is_alive])
-        done = [[free_ns(records) for records in group.records] for group in groups]
-        syncs, end_ns = end_of_step(programs, done)
+        stuck = [(group, rank) for group, rank, process in processes if process.is_alive]
+        if stuck:
+            waits = sorted(key for group, _ in stuck for key in group.waiting)[:4]
+            ranks = sorted({rank for _, rank in stuck})
+            raise RuntimeError(
+                f"pipeline ranks {ranks} wait for {waits} for ever: the schedule is not executable"
+            )
+        syncs, end_ns = end_of_step(programs, [free_by_rank(group.table, group.times) for group in groups])
         carried = links.carried_bytes
-        executions = []
-        for group in groups:
-            times = recorded_times(group.records, group.program.members)
-            group.records.clear()  # the arrays replace them
-            table = action_table(group.program)
-            executions.append(Execution(group.program, table, times, syncs, group.sends, end_ns, carried))
-        return executions
-
-
-def _check_done(stuck: Sequence[tuple[_GroupRun, int]]) -> None:
-    """Raise RuntimeError where pipeline ranks never finished, with the inputs that they wait for."""
-    if stuck:
-        waits = sorted(key for group, _ in stuck for key in group.waiting)[:4]
-        ranks = sorted({rank for _, rank in stuck})
-        raise RuntimeError(
-            f"pipeline ranks {ranks} wait for {waits} for ever: the schedule is not executable"
-        )
+        return [
+            Execution(group.program, group.table, group.times, syncs, group.sends, end_ns, carried)
+            for group in groups
+        ]

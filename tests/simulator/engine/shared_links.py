@@ -17,7 +17,6 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.compiled import links, memory
-from moesim.simulator.engine.compiled.memory import as_run
 from moesim.simulator.engine.compiled.state import (
     ERROR,
     EVENTS,
@@ -28,7 +27,6 @@ from moesim.simulator.engine.compiled.state import (
     RunState,
     StepSizes,
     Tables,
-    addresses,
     new_state,
 )
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS
@@ -153,51 +151,6 @@ class PlainLinks:
         return -1
 
 
-class CompiledLinks:
-    """Calls the same functions compiled; a process compiles them once, in some seconds."""
-
-    _functions: tuple[Any, Any] | None = None
-
-    def __init__(self, tables: Tables, state: RunState) -> None:
-        """Over the arrays of a run."""
-        self.table = addresses(tables, state)
-        self.address = int(self.table.__array_interface__["data"][0])
-        if CompiledLinks._functions is None:
-            CompiledLinks._functions = _compiled_functions()
-
-    def begin(self, *arguments: Any) -> None:
-        """Start a flow."""
-        assert self._functions is not None
-        self._functions[0](self.address, *arguments)
-
-    def next_end(self) -> int:
-        """Take the next event; return the flow that has ended at it, or -1."""
-        assert self._functions is not None
-        return int(self._functions[1](self.address))
-
-
-def _compiled_functions() -> tuple[Any, Any]:
-    import numba
-
-    begin_flow, end_flow, take_first = links.begin_flow, links.end_flow, memory.take_first
-    kinds, deadline = memory.KINDS, memory.DEADLINE
-
-    def begin(address: int, owner: int, alone: float, first: int, width: int, slot: int) -> None:
-        begin_flow(as_run(address), owner, alone, first, width, slot)
-
-    def next_end(address: int) -> int:
-        run = as_run(address)
-        place = take_first(run)
-        flow = run.queue_what[place] // kinds
-        if run.queue_what[place] % kinds == deadline and run.queue_extra[place] == run.flow_version[flow]:
-            end_flow(run, flow)
-            return int(flow)
-        return -1
-
-    strict = numba.njit(error_model="numpy", fastmath=False)
-    return strict(begin), strict(next_end)
-
-
 class Outcome(NamedTuple):
     """What a run of a case showed: times at which rates were compared, the flows compared then, those of them
     that a link held below their cap, the rates as bytes, and what was wrong, in words."""
@@ -209,7 +162,7 @@ class Outcome(NamedTuple):
     wrong: list[str]
 
 
-def run_case(case: Case, few: bool, kind: type[PlainLinks] | type[CompiledLinks]) -> Outcome:
+def run_case(case: Case, few: bool, kind: type[Any]) -> Outcome:
     """Run all flows of a case to their ends, and compare the rates after every start and end."""
     tables, state = arrays_of(case, few)
     pool, counters = kind(tables, state), state.counters

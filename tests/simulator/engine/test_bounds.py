@@ -2,84 +2,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from step_records import execute
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.bounds import LinkContention, lower_bound_s, upper_bound_s
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.layout.parallel import hides_experts
-from moesim.simulator.model.catalogue import load_model
-from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES, build
 
-
-def execute(program: Program) -> Execution:
-    """The only group of a step, run on the default engine."""
-    return engine_of().execute([program])[0]
-
-
 Toy = Callable[..., Program]
 
 EXPERTS = {"deepseek-v3": 256, "qwen3-30b-a3b": 128, "mixtral-8x22b": 8, "llama-3-8b": 1}
-
-
-@st.composite
-def scenarios(draw: st.DrawFn) -> list[str]:
-    """Overrides of the home case: small clusters, every schedule, profile, kernel generation and spread."""
-    model = draw(
-        st.sampled_from(["deepseek-v3", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x22b", "llama-3-8b"])
-    )
-    ep = min(draw(st.sampled_from([8, 16, 32])), EXPERTS[model])
-    schedule = draw(st.sampled_from([n for n in sorted(SCHEDULES) if ep > 1 or not hides_experts(n)]))
-    paired = SCHEDULES[schedule].overlapped_pairs
-    pp = draw(st.sampled_from([2, 4]))
-    vpp = 2 if schedule.startswith("interleaved") else 1
-    tp = draw(st.sampled_from([1, 1, 2]))
-    replicas = max(ep, 8) // tp * draw(st.sampled_from([1, 2]))
-    nodes = max(1, pp * replicas * tp // 8)
-    zero = draw(st.sampled_from([0, 1, 2] if paired else [0, 1, 2, 3]))
-    generic = draw(st.booleans()) or model != "deepseek-v3"
-    profile = "generic-roofline" if generic else draw(st.sampled_from(["h800-trace", "h800-published"]))
-    sequences = 2 * pp * draw(st.integers(1, 3)) * replicas
-    length = draw(st.sampled_from([2048, 4096]))
-    plan = f"tp: {tp}, pp: {pp}, ep: {ep}, cp: 1, vpp: {vpp}"
-    more = ", sequence_parallel: true" if tp > 1 else ""
-    spread = st.sampled_from([0.0, 0.01, 0.1])
-    recompute = ["none", "selective", "full", "[core_attn, layernorm]", "mlp" if ep == 1 else "moe_act+moe"]
-    if hides_experts(schedule):
-        recompute = ["none", "selective", "[core_attn, layernorm]"]
-    stages = pp * (2 if vpp == 2 or schedule in ("zbv", "dualpipev") else 1)
-    layers = load_model(model).n_layers
-    cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1)))
-    sizes = [after - before for before, after in pairwise([0, *cuts, layers])]
-    return [
-        *([f"stages.layers={sizes}"] if draw(st.booleans()) else []),
-        f"model={model}",
-        f"cluster={{node: hgx-h800, nodes: {nodes}, network: mpft-ib-400g, name: small}}",
-        f"parallel={{{plan}, microbatch: 1, zero_stage: {zero}{more}}}",
-        f"schedule={schedule}",
-        f"profile={profile}",
-        f"precision={draw(st.sampled_from(['fp8', 'bf16']))}",
-        f"recompute={draw(st.sampled_from(recompute))}",
-        f"batch={{sequences: {sequences}, sequence_length: {length}}}",
-        f"communication.sms={draw(st.sampled_from([4, 16, 20, 24, 40]))}",
-        f"communication.kernels={draw(st.sampled_from(['deepep-2025-02', 'deepep-2025-04']))}",
-        f"routing.expert_load_cv.value={draw(st.sampled_from([0.0, 0.16, 0.5]))}",
-        f"variation.clock_cv.value={draw(spread)}",
-        f"variation.jitter_cv.value={draw(spread)}",
-        f"seed={draw(st.integers(0, 5))}",
-    ]
 
 
 @st.composite
@@ -177,22 +120,6 @@ def test_whatever_goes_wrong_a_step_lies_between_its_bounds(job: Scenario) -> No
         reject()  # this network has no such link, or the fault leaves no way
     end_s = engine_of().execute(programs)[0].end_ns / 1e9
     assert 0.0 < lower_bound_s(programs) <= end_s <= upper_bound_s(programs)
-
-
-@settings(max_examples=25)
-@given(scenarios())
-def test_every_prediction_lies_between_its_bounds_and_adds_up(overrides: list[str]) -> None:
-    prediction = predict(load_scenario("deepseek-v3-2048xh800", overrides))
-    result, (execution,) = prediction.result, prediction.executions
-    step = result.step
-    assert 0.0 < step.lower_bound_s <= step.time_s <= step.upper_bound_s
-    for row, records in zip(result.breakdown_by_rank_s, execution.ranks, strict=True):
-        parts = row.model_dump(exclude={"exposed_communication"})
-        assert all(seconds >= -1e-9 for seconds in parts.values())
-        assert abs(sum(parts.values()) - step.time_s) < 1e-9
-        # The wait for a rank's own sends is no action, so bubble, and exposed communication as well (eq. T2).
-        own_sends_s = sum(float((record.free - record.end).mean()) for record in records) / 1e9
-        assert -1e-9 <= row.exposed_communication <= step.time_s - row.bubble + own_sends_s + 1e-9
 
 
 def test_the_presets_lie_between_their_bounds(home_case: Any, trace_pair: Any) -> None:

@@ -7,20 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_records import execute
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
-from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.schedules import SCHEDULES, build
-
-
-def execute(program: Program) -> Execution:
-    """The only group of a step, run on the default engine."""
-    return engine_of().execute([program])[0]
-
 
 Toy = Callable[..., Program]
 

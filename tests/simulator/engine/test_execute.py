@@ -8,18 +8,16 @@ from typing import Any
 
 import networkx as nx
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_records import execute, records_of
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.engine.records import Execution
-from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
     SCHEDULES,
-    Overlap,
     Schedule,
     Step,
     build,
@@ -28,18 +26,11 @@ from moesim.simulator.schedules import (
     parse_step,
 )
 from moesim.simulator.schedules.template import (
-    COMMUNICATION_PHASES,
     FORWARD_CHAIN,
     INPUT_CHAIN,
     OVERLAP_ORDERS,
     WEIGHT_OF,
 )
-
-
-def execute(program: Program) -> Execution:
-    """The only group of a step, run on the default engine."""
-    return engine_of().execute([program])[0]
-
 
 Toy = Callable[..., Program]
 
@@ -107,27 +98,6 @@ def make(toy: Toy, schedule: Schedule, blocks: Any, ns: Timings, **more: Any) ->
 
 
 # -- one path ----------------------------------------------------------------------------------------
-
-
-@given(st.data())
-def test_the_engine_is_the_longest_path_over_the_schedule(toy: Toy, data: st.DataObject) -> None:
-    """Infinite links, no skew, free sends: a chunk is its phases in series, and order does the rest."""
-    schedule = data.draw(schedules(PAIRLESS))
-    blocks = data.draw(placements(schedule))
-    ns = data.draw(timings())
-    program = make(toy, schedule, blocks, ns)
-
-    def duration(rank: int, step: Step) -> float:
-        assert not isinstance(step, Overlap)
-        total = 0
-        for kind in blocks[step.stage]:
-            own = {p for k, p, _ in program.costs.compute if k == kind}
-            own |= {p for k, p, _ in program.costs.transfer if k == kind}
-            for phase in own & set(SERIAL[step.kind]):
-                total += ns["transfer" if phase in COMMUNICATION_PHASES else kind, phase, False]
-        return total
-
-    assert execute(program).end_ns == makespan(longest_path(schedule, duration))
 
 
 def task_graph(program: Program, send_ns: int = 0) -> nx.DiGraph:
@@ -236,24 +206,15 @@ def test_the_engine_is_the_longest_path_over_all_tasks(toy: Toy, data: st.DataOb
         loads={n: data.draw(vector) for n in range(routed)},
         send_ns=send_ns, launch_ns=data.draw(st.sampled_from([0, 7])),
     )  # fmt: skip
-    execution = execute(program)
-    graph = task_graph(program, send_ns)
+    execution, graph = execute(program), task_graph(program, send_ns)
     assert execution.end_ns == nx.dag_longest_path_length(graph)
-
-
-@given(st.data())
-def test_every_moment_of_a_pair_is_that_of_the_task_graph(toy: Toy, data: st.DataObject) -> None:
-    schedule = Schedule("pair", 2, ((0,),), (tuple(_steps("0F0,(0F1;0B0)OVERLAP_F_B,0B1")),))
-    blocks: list[list[BlockKind]] = [["moe"] * data.draw(st.integers(1, 4))]
-    program = make(toy, schedule, blocks, data.draw(timings()))
-    execution = execute(program)
     ends: dict[Any, int] = {}
-    graph = task_graph(program)
     for node in nx.topological_sort(graph):
         ends[node] = max((ends[p] + graph[p][node]["weight"] for p in graph.predecessors(node)), default=0)
-    for position, record in enumerate(execution.ranks[0]):
-        for number, end in enumerate(record.ends):
-            assert int(end[0]) == ends["done", 0, position, number, 0]
+    for rank, done in enumerate(records_of(execution)):
+        for position, record in enumerate(done):
+            for number, own in enumerate(record.ends):
+                assert own.tolist() == [ends["done", rank, position, number, m] for m in range(members)]
 
 
 def _steps(text: str) -> list[Step]:
@@ -285,7 +246,7 @@ def test_pairs_may_hand_on_early_but_never_late(toy: Toy, data: st.DataObject) -
     execution = execute(make(toy, schedule, blocks, ns))
     spans = {
         (rank, str(record.step.label)): int((record.end - record.start)[0])
-        for rank, records in enumerate(execution.ranks)
+        for rank, records in enumerate(records_of(execution))
         for record in records
     }
     late = longest_path(schedule, lambda rank, step: spans[rank, str(step)])
@@ -309,13 +270,13 @@ def test_a_rank_waits_for_its_own_sends_where_its_schedule_does(toy: Toy, name: 
             for before, after in pairwise(records)
             if _crosses(schedule, rank, before.step)
         ]
-        for rank, records in enumerate(execution.ranks)
+        for rank, records in enumerate(records_of(execution))
     }
     awaits = name in ("dualpipe", "dualpipev", "1f1b")
     assert all(all(found) for found in waits.values()) == awaits
-    ends = [int(records[-1].end[0]) for records in execution.ranks]
+    ends = [int(records[-1].end[0]) for records in records_of(execution)]
     done = [sync.ready_ns for sync in execution.syncs]
-    late = [_crosses(schedule, rank, records[-1].step) for rank, records in enumerate(execution.ranks)]
+    late = [_crosses(schedule, rank, records[-1].step) for rank, records in enumerate(records_of(execution))]
     assert done == [end + 9 * (awaits and one) for end, one in zip(ends, late, strict=True)]
 
 
@@ -332,7 +293,7 @@ def test_the_two_sends_of_a_pair_leave_together_and_share_the_port(toy: Toy) -> 
     schedule = build("dualpipe", 2, 8)
     more: dict[str, Any] = {"bytes_": 1000.0, "rate": 1e9, "send_ns": 1000.0}
     execution = execute(toy(schedule, [["dense"], ["dense"]], lambda k, p, o: 500, **more))
-    records = execution.ranks[0]
+    records = records_of(execution)[0]
     both = [n for n, r in enumerate(records) if r.step.code.kind == "F&B" and r.step.stages == (0, 1)]
     assert both
     for record in (records[n] for n in both):
@@ -349,7 +310,7 @@ def test_a_send_and_a_transfer_on_one_nic_slow_each_other_down(toy: Toy) -> None
     schedule = build("gpipe", 2, 2)
     more: dict[str, Any] = {"bytes_": 1000.0, "rate": 1e9, "send_ns": 1000.0}
     program = toy(schedule, [["moe"], ["dense"]], lambda k, p, o: 1, lambda p, o: 1000.0, **more)
-    record = execute(program).ranks[0][1]
+    record = records_of(execute(program))[0][1]
     dispatch, combine = (n for n, t in enumerate(record.step.code.tasks) if t.transfer is not None)
     # The send of micro-batch 0 and the dispatch of 1 begin 1 ns apart: both take nearly twice as long.
     assert record.finishes[dispatch] - record.begins[dispatch] == pytest.approx(2000, abs=2)
@@ -375,7 +336,7 @@ def test_contention_never_speeds_anything_up(toy: Toy, data: st.DataObject) -> N
 
 
 def _transfers(execution: Execution) -> int:
-    return sum(len(record.step.code.transfers) for records in execution.ranks for record in records)
+    return sum(len(record.step.code.transfers) for records in records_of(execution) for record in records)
 
 
 # -- monotone ----------------------------------------------------------------------------------------
@@ -437,7 +398,7 @@ def test_a_transfer_starts_at_the_slowest_member(toy: Toy) -> None:
     program = toy(
         schedule, [["moe"]], lambda k, p, o: 1000, lambda p, o: 500.0, clock=[[1.0, 1.25, 0.5]], launch_ns=20
     )
-    record = execute(program).ranks[0][0]
+    record = records_of(execute(program))[0][0]
     assert [t.phase for t in record.step.code.tasks] == list(FORWARD_CHAIN)
     assert record.ends[0].tolist() == [1000, 1250, 500]
     assert record.begins[1] == 1250
@@ -452,7 +413,7 @@ def test_a_member_with_fewer_rows_leaves_a_transfer_earlier(toy: Toy) -> None:
         build("1f1b", 1, 1), [["moe"]], lambda k, p, o: 1000, lambda p, o: 500.0,
         clock=[[1.0, 1.0]], loads={0: [0.5, 1.5]},
     )  # fmt: skip
-    record = execute(program).ranks[0][0]
+    record = records_of(execute(program))[0][0]
     assert record.ends[1].tolist() == [1250, 1750]
     assert record.finishes[1] == 1750
     # Compute without rows of its own does not depend on the load; the next barrier meets at the slower.
@@ -473,7 +434,7 @@ def test_equal_members_fold_to_one(toy: Toy, data: st.DataObject) -> None:
     one = execute(make(toy, schedule, blocks, ns, clock=[[f] for f in factors], **more))
     four = execute(make(toy, schedule, blocks, ns, clock=[[f] * 4 for f in factors], **more))
     assert one.end_ns == four.end_ns
-    for single, many in zip(one.ranks, four.ranks, strict=True):
+    for single, many in zip(records_of(one), records_of(four), strict=True):
         for a, b in zip(single, many, strict=True):
             assert b.end.tolist() == [int(a.end[0])] * 4
             assert a.finishes == b.finishes
@@ -487,7 +448,7 @@ def test_end_of_step_waits_for_the_mirror_and_for_the_norm(toy: Toy) -> None:
     for name, waits in (("1f1b", False), ("dualpipe", True)):
         blocks: list[list[BlockKind]] = [["dense"], ["dense", "dense"]]
         execution = execute(toy(build(name, 2, 4), blocks, lambda k, p, o: 100, sync=sync))
-        done = [int(records[-1].end[0]) for records in execution.ranks]
+        done = [int(records[-1].end[0]) for records in records_of(execution)]
         ready = [max(done)] * 2 if waits else done
         meet = max(ready[0] + 10, ready[1] + 30)
         for rank, (record, own) in enumerate(zip(execution.syncs, ready, strict=True)):
@@ -504,37 +465,7 @@ def test_a_schedule_that_cannot_go_on_is_named(toy: Toy) -> None:
         execute(toy(broken, [["dense"], ["dense"]], lambda k, p, o: 1))
 
 
-# -- cost of a simulation ----------------------------------------------------------------------------
-
-
-class CountingEnvironment(simpy.Environment):
-    steps = 0
-
-    def step(self) -> None:
-        type(self).steps += 1
-        super().step()
-
-
-def test_simpy_events_grow_linearly_with_microbatches_and_layers(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simpy, "Environment", CountingEnvironment)
-
-    def events(microbatches: int, layers: int) -> int:
-        CountingEnvironment.steps = 0
-        schedule = build("dualpipe", 4, microbatches)
-        blocks: list[list[BlockKind]] = [["moe"] * layers] * 4
-        more: dict[str, Any] = {"send_ns": 100.0, "bytes_": 10.0, "rate": 1e9}
-        durations: tuple[Any, ...] = (lambda k, p, o: 10, lambda p, o: 20.0)
-        engine_of("simpy").execute([toy(schedule, blocks, *durations, clock=[[1.0, 1.1]] * 4, **more)])
-        return CountingEnvironment.steps
-
-    base = events(40, 2)
-    assert base > 40 * 2 * 4
-    for factor in (2, 3):
-        assert events(40 * factor, 2) <= base * factor * 1.05
-        assert events(40, 2 * factor) <= base * factor * 1.05
-    assert events(80, 4) <= 4 * base * 1.05
+# -- shares of a pair --------------------------------------------------------------------------------
 
 
 def test_short_transfers_slow_less_compute(toy: Callable[..., Program]) -> None:

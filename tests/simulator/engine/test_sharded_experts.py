@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from step_records import records_of
 
 from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.records import Execution
@@ -31,7 +32,7 @@ def run(*more: str) -> Execution:
 def spans(execution: Execution, phases: frozenset[str]) -> list[tuple[int, int]]:
     return [
         (record.begins[n], record.finishes[n])
-        for record in execution.ranks[0]
+        for record in records_of(execution)[0]
         for n in record.step.code.transfers
         if record.step.code.tasks[n].phase in phases and record.finishes[n] > record.begins[n]
     ]
@@ -53,7 +54,7 @@ def test_a_step_takes_less_than_all_its_transfers_and_compute_in_a_row() -> None
     execution = engine_of().execute(prepared.programs)[0]
     compute_ns = sum(
         int(task.rows_ns[0].max())
-        for record in execution.ranks[0]
+        for record in records_of(execution)[0]
         for task in record.step.code.tasks
         if task.transfer is None
     )

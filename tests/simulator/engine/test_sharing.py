@@ -55,15 +55,6 @@ def test_every_end_is_that_of_all_flows_and_all_links_solved_at_every_event(
 
 
 @given(traffic())
-def test_both_representations_end_together_and_solve_the_same_flows(case: Case) -> None:
-    plain, few = run_pool(*case, arrays=False)
-    vectors, many = run_pool(*case, arrays=True)
-    assert plain == pytest.approx(vectors, rel=1e-12, abs=2 * len(plain))
-    assert many.carried_bytes.tolist() == pytest.approx(few.carried_bytes.tolist())
-    assert (few.solved == 0) == (many.solved == 0)
-
-
-@given(traffic())
 def test_links_far_apart_are_coupled_like_neighbours(case: Case) -> None:
     """The array representation looks for flows by blocks of link numbers; the answer must not know."""
     arrivals, capacity = case
@@ -129,7 +120,7 @@ def test_a_group_of_hundreds_of_links_is_one_fluid(arrays: bool) -> None:
 
 
 @both_sharings
-def test_tens_of_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLinks | ManyLinks]) -> None:
+def test_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLinks | ManyLinks]) -> None:
     """Ten flows that fill a link exactly stay untied however many others came and went."""
     capacity = np.array([3.0, 7.0])
     links = sharing(capacity)
@@ -144,7 +135,7 @@ def test_tens_of_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLi
     assert not any(links.join(f) for f in ten)
     before = np.asarray(links.load).tolist()
     others = [flow(part) for part in np.random.default_rng(5).uniform(1e-9, 0.4, 50).tolist()]
-    kinds = np.random.default_rng(6).integers(0, len(others), 20_000).tolist()
+    kinds = np.random.default_rng(6).integers(0, len(others), 4_000).tolist()
     there: dict[int, Flow] = {}
     for kind in kinds:
         if kind in there:
@@ -191,12 +182,6 @@ def test_a_demand_is_in_order_and_without_gaps() -> None:
         Demand(np.array([1]), np.array([-1.0]))
     with pytest.raises(ValueError, match="byte counts"):
         Demand(np.array([1, 2]), np.array([1.0]))
-
-
-def test_flows_are_told_apart_by_identity() -> None:
-    flows = [Flow(Demand.of([]), 1.0, 0), Flow(Demand.of([]), 1.0, 0)]
-    assert flows[0] != flows[1]
-    assert len(dict.fromkeys(flows)) == 2
 
 
 def test_the_representation_follows_the_number_of_links() -> None:

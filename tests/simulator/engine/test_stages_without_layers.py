@@ -58,12 +58,14 @@ def test_an_empty_stage_adds_its_hop_alone() -> None:
     assert longer_s == pytest.approx(added_s, abs=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "dualpipe"])
-@pytest.mark.parametrize("zero", [0, 1, 3])
-@pytest.mark.parametrize("resolution", ["folded", "full"])
+@pytest.mark.parametrize(
+    ("schedule", "zero", "resolution"),
+    [
+        *(("gpipe", 0, "folded"), ("1f1b", 3, "folded"), ("1f1b", 1, "full")),
+        *(("zb-h1", 3, "full"), ("dualpipe", 1, "folded"), ("dualpipe", 0, "full")),
+    ],
+)
 def test_empty_inner_stages_are_legal_everywhere(schedule: str, zero: int, resolution: str) -> None:
-    if schedule == "dualpipe" and zero == 3:
-        pytest.skip("parameter gathers have no slot in an overlapped pair")
     own = job(
         f"schedule={schedule}", f"parallel.zero_stage={zero}", f"resolution={resolution}",
         "stages.layers=[16, 0, 32, 0]",

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from step_records import execute, records_of
 
 from moesim.simulator.engine import task_table as tables
-from moesim.simulator.engine.bounds import LinkContention, hop_targets
 from moesim.simulator.engine.full_resolution.statistics import group_times
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution, inputs_ready_ns
-from moesim.simulator.engine.registry import engine_of
+from moesim.simulator.engine.records import inputs_ready_ns
 from moesim.simulator.engine.task_table import task_table
 from moesim.simulator.predict.report import breakdowns, compute_ns
 from moesim.simulator.schedules import build
@@ -39,10 +37,6 @@ def program_of(toy: Toy, name: str, send_ns: float = 300.0) -> Program:
     )
 
 
-def run(program: Program) -> Execution:
-    return engine_of().execute([program])[0]
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_table_holds_what_a_walk_over_all_steps_finds(toy: Toy, name: str) -> None:
     program = program_of(toy, name)
@@ -67,22 +61,10 @@ def test_a_table_holds_what_a_walk_over_all_steps_finds(toy: Toy, name: str) -> 
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("send_ns", [0.0, 300.0])
-def test_hops_of_all_actions_are_those_of_each_step(toy: Toy, name: str, send_ns: float) -> None:
-    program = program_of(toy, name, send_ns)
-    targets = hop_targets(task_table(program)).tolist()
-    want = [program.hops(rank, step) for rank, steps in enumerate(program.ranks) for step in steps]
-    assert [[t for t in row if t >= 0] for row in targets] == [[t for _, t in hops] for hops in want]
-    counted = Counter(hop for hops in want for hop in hops)
-    sends = LinkContention.of([program]).sends[0]
-    assert list(sends.items()) == list(counted.items())  # in the same order, in which they are summed
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
 def test_breakdowns_are_sums_in_the_order_of_the_actions(toy: Toy, name: str) -> None:
     """Equal to the last bit to a loop over the records, on which printed results depend."""
-    execution = run(program_of(toy, name))
-    for row, records in zip(breakdowns(execution), execution.ranks, strict=True):
+    execution = execute(program_of(toy, name))
+    for row, records in zip(breakdowns(execution), records_of(execution), strict=True):
         forward = backward = exposed = 0.0
         for record in records:
             code, micro = record.step.code, record.step.microbatches
@@ -97,9 +79,9 @@ def test_breakdowns_are_sums_in_the_order_of_the_actions(toy: Toy, name: str) ->
 
 
 def test_arrivals_and_waits_are_those_of_every_pass(toy: Toy) -> None:
-    execution = run(program_of(toy, "dualpipe"))
+    execution = execute(program_of(toy, "dualpipe"))
     times = group_times(execution)
-    for rank, records in enumerate(execution.ranks):
+    for rank, records in enumerate(records_of(execution)):
         wait, held_up, compute = np.zeros(3), np.zeros(3), np.zeros(3)
         for record in records:
             for number, task in enumerate(record.step.code.tasks):
@@ -121,7 +103,7 @@ def test_arrivals_and_waits_are_those_of_every_pass(toy: Toy) -> None:
 
 
 def test_a_transfer_that_waits_for_no_task_is_ready_when_its_action_starts(toy: Toy) -> None:
-    execution = run(program_of(toy, "dualpipe"))
+    execution = execute(program_of(toy, "dualpipe"))
     checked = 0
     for _, number, actions in execution.tasks.groups:
         code = execution.table.codes[number]

@@ -131,7 +131,7 @@ def test_every_pool_of_a_fleet_moves_its_own_bytes(mixed: Scenario) -> None:
     check_carried(run_step(mixed))
 
 
-# -- 200 scenarios -------------------------------------------------------------------------------------
+# -- random scenarios ----------------------------------------------------------------------------------
 
 
 def drawn(seed: int) -> Scenario:
@@ -247,9 +247,9 @@ def by_hand(step: ExecutedStep) -> tuple[float, float]:
     return nic, up
 
 
-def test_busy_links_are_the_bytes_of_200_random_steps() -> None:
+def test_busy_links_are_the_bytes_of_random_steps() -> None:
     checked = seed = 0
-    while checked < 200:
+    while checked < 60:
         seed += 1
         try:
             plan = drawn(seed)
@@ -259,4 +259,4 @@ def test_busy_links_are_the_bytes_of_200_random_steps() -> None:
         used = utilisation(step.executions, H100_NIC if plan.machine.nodes > 1 else 0.0, H100_NVLINK)
         check_busy(used, step.time_s, *by_hand(step))
         checked += 1
-    assert seed < 600
+    assert seed < 180

@@ -124,7 +124,11 @@ def test_context_parallel_windows_send_only_their_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_plan_search_finds_a_plan(name: str, tmp_path: Path) -> None:
     own = scenario(EVERY[name], tmp_path, nodes=GPUS[name])
-    found = plan(own, PlanSpace(schedule=("1f1b",), recompute=("full",), microbatch=(1,)), top=1)
+    space = PlanSpace(
+        tp=(1,), cp=(1,), vpp=(1,), microbatch=(1,), schedule=("1f1b",), recompute=("full",),
+        zero_stage=(1,), precision=("bf16",), sms=(20,),
+    )  # fmt: skip
+    found = plan(own, space, top=1, workers=1)
     assert found.best is not None
     assert found.best.time_s <= moesim.simulate(own).step.time_s * 1.001
 

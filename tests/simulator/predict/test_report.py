@@ -4,22 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from step_records import execute, records_of
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Execution
-from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import Schedule, build, parse_step
-
-
-def execute(program: Program) -> Execution:
-    """The only group of a step, run on the default engine."""
-    return engine_of().execute([program])[0]
-
 
 Toy = Callable[..., Program]
 
@@ -52,17 +45,11 @@ def test_the_other_reading_moves_the_weights_of_full_backwards_only(home_case: A
     assert result.breakdown_split_w_s == mean_breakdown(split)
 
 
-def test_utilisations_are_fractions(home_case: Any, trace_pair: Any) -> None:
-    for _, _, result in (home_case, trace_pair):
-        for fraction in result.utilisation.model_dump().values():
-            assert 0.0 < fraction < 1.0
-
-
 def test_the_pair_is_the_mean_over_all_overlapped_steps(home_case: Any, trace_pair: Any) -> None:
     for _, execution, result in (home_case, trace_pair):
         spans = [
             float((record.end - record.start).mean()) / 1e9
-            for records in execution.ranks
+            for records in records_of(execution)
             for record in records
             if "OVERLAP" in record.step.label
         ]
@@ -115,7 +102,7 @@ def test_waits_count_from_the_moment_a_member_could_have_gone_on(toy: Toy) -> No
     )  # fmt: skip
     execution = execute(program)
     spans = {row.phase: row for row in pair_phases([execution])}
-    record = next(r for r in execution.ranks[0] if r.step.code.kind == "F&B")
+    record = next(r for r in records_of(execution)[0] if r.step.code.kind == "F&B")
     at: dict[str, int] = {task.phase: n for n, task in enumerate(record.step.code.tasks)}
     needs = {"dispatch F": "attn F", "dispatch B": "mlp I", "combine F": "mlp F"}
     order = ["combine B", "dispatch F", "dispatch B", "combine F"]

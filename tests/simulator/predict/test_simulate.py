@@ -47,23 +47,19 @@ CHILD = """
 import sys
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.predict.driver import simulate
-for name, overrides in eval(sys.argv[1]):
-    print(simulate(load_scenario(name, overrides)).model_dump_json())
+print(simulate(load_scenario(sys.argv[1], sys.argv[2:])).model_dump_json())
 """
 
 
 def test_same_scenario_same_bytes_in_any_process() -> None:
-    cases = [(PAIR, []), (HOME, SMALL)]
-    here = [simulate(load_scenario(name, overrides)).model_dump_json() for name, overrides in cases]
-    again = [simulate(load_scenario(name, overrides)).model_dump_json() for name, overrides in cases]
+    here, again = (simulate(load_scenario(HOME, [*SMALL, "parallel.ep=32"])).model_dump_json() for _ in "ab")
     assert here == again
-    for hash_seed in ("1", "4242"):
-        child = subprocess.run(
-            [sys.executable, "-c", CHILD, repr(cases)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert child.stdout.splitlines() == here
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, HOME, *SMALL, "parallel.ep=32"],
+        env={**os.environ, "PYTHONHASHSEED": "4242"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert child.stdout.splitlines() == [here]
 
 
 def test_another_seed_another_draw_but_nearly_the_same_step() -> None:
@@ -102,9 +98,8 @@ def test_nearly_equal_members_agree_with_one() -> None:
     "key", ["variation.clock_cv.value", "variation.jitter_cv.value", "routing.expert_load_cv.value"]
 )
 def test_more_spread_is_slower(key: str) -> None:
-    times = [small(f"{key}={cv}").step.time_s for cv in (0.0, 0.05, 0.2)]
-    assert times == sorted(times)
-    assert times[0] < times[-1]
+    times = [small(f"{key}={cv}").step.time_s for cv in (0.0, 0.2)]
+    assert times[0] < times[1]
 
 
 def with_nic(factor: float) -> float:
@@ -119,9 +114,9 @@ def with_nic(factor: float) -> float:
 
 def test_more_work_is_slower_and_more_bandwidth_is_not() -> None:
     assert small("batch.sequences=1152").step.time_s > small().step.time_s
-    times = [with_nic(factor) for factor in (4.0, 2.0, 1.0, 0.5, 0.25)]
+    times = [with_nic(factor) for factor in (4.0, 1.0, 0.25)]
     assert times == sorted(times)
-    assert times[2] == small().step.time_s < times[-1]
+    assert times[1] == small().step.time_s < times[2]
 
 
 def test_tokens_rates_and_run_follow_from_the_step(home_case: Any) -> None:
@@ -172,15 +167,12 @@ def test_the_result_says_what_it_stands_on(home_case: Any) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["parallel.ep=48"], ["parallel.ep=48", "48"]),
         (["parallel.ep=512"], ["parallel.ep=512", "nearest: 128"]),
         (["parallel.pp=17"], ["parallel.pp=17"]),
-        (["batch.sequences=15361"], ["15361", "nearest"]),
         (["batch.sequences=2048"], ["microbatches=16", "nearest legal: 32"]),
         (["schedule=dualpip"], ["dualpip", "dualpipe"]),
         (["schedule=1f1b", "parallel.vpp=3"], ["vpp=3", "nearest legal: 1"]),
         (["communication.sms=0"], ["communication.sms=0"]),
-        (["communication.sms=132"], ["communication.sms=132", "131"]),
         (["communication.kernels=deepep"], ["communication.kernels=deepep", "deepep-2025-02"]),
         (["communication.overlap=deepseek"], ["communication.overlap='deepseek'", "deepseek-v3"]),
         (["precision=fp9"], ["precision='fp9'", "fp8"]),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sparse_kinds import GLM5, M3, V32, v4_flash
 
-from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.counts import (
     parameters_activated,
@@ -214,8 +214,3 @@ def test_streams_multiply_what_pipeline_ranks_send(files: dict[str, Path], tmp_p
     four, one = (simulate(scenario(path, "precision=bf16")) for path in (files["deepseek-v4-flash"], plain))
     assert four.memory.total_bytes > one.memory.total_bytes
     assert four.step.time_s > one.step.time_s
-
-
-def test_mla_alone_is_unchanged_by_the_move_of_the_indexer() -> None:
-    assert isinstance(V3.attention, MLA) and V3.attention.kind == "mla"
-    assert V3.attention.parameters(7168) + V3.attention.norm_parameters() == 187_107_328

@@ -36,14 +36,16 @@ from moesim.simulator.predict.trace import (
     trace_info,
 )
 
-PIPELINE = ("deepseek-v3-2048xh800", "cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")
+SMALL = (
+    "deepseek-v3-2048xh800",
+    "cluster.nodes=8",
+    "stages.blocks=[embedding dense moe, moe*2, moe*2, moe head]",
+)
+PIPELINE = (*SMALL, "parallel={pp: 4, ep: 8}", "batch.sequences=256")
 CASES = {
     "DualPipe": PIPELINE,
     "full resolution": (
-        "deepseek-v3-2048xh800",
-        "cluster.nodes=32",
-        "parallel.ep=16",
-        "batch.sequences=512",
+        *PIPELINE,
         "resolution=full",
     ),
     "tensor parallel, no pairs": (
@@ -133,14 +135,14 @@ def covered(events: Events, stream: int, rank: int) -> set[tuple[int, int]]:
 
 def test_hidden_lies_beside_computing_and_exposed_does_not() -> None:
     step = events_of("DualPipe")
-    for rank in (0, 7):
+    for rank in (0, 3):
         computes = np.array(sorted(covered(step.events, COMPUTE, rank)))
         for stream, beside in ((HIDDEN, True), (EXPOSED, False)):
             for begin, end in covered(step.events, stream, rank):
                 at = np.flatnonzero((computes[:, 0] < end) & (computes[:, 1] > begin))
                 together = int((np.minimum(computes[at, 1], end) - np.maximum(computes[at, 0], begin)).sum())
                 assert together == (end - begin if beside else 0)
-    assert (step.actions.hidden_ns[step.actions.rank == 7] > 0).any()
+    assert (step.actions.hidden_ns[step.actions.rank == 3] > 0).any()
 
 
 def test_sums_by_action_are_those_of_its_spans() -> None:
@@ -253,3 +255,22 @@ def test_the_critical_path_of_a_timeline_has_the_seconds_of_the_result() -> None
     assert seconds == pytest.approx({row.cause: row.seconds for row in result.critical_path_s})
     lit = [bar for bar in found.actions if bar.critical]
     assert 0 < len(lit) < len(found.actions)
+
+
+def test_the_zoomed_pair_has_its_phases_on_two_streams() -> None:
+    found = moesim.timeline(*PIPELINE, rank=3)
+    assert found.zoomed_rank == 3
+    streams, kinds = ({getattr(bar, name) for bar in found.zoomed} for name in ("row", "kind"))
+    assert {"compute stream", "communication stream"} <= streams
+    assert {"attn F", "mlp I", "mlp W", "dispatch F", "combine B"} <= kinds
+    assert any(kind.startswith("wait for ") for kind in kinds)
+    first_s = found.zoomed[0].start_s
+    pairs = [b for b in found.actions if b.row == "3" and b.start_s <= first_s < b.end_s]
+    assert [pair.kind for pair in pairs] == ["F&B"]
+    assert max(bar.end_s for bar in found.zoomed) <= pairs[0].end_s + 1e-8
+
+
+def test_a_timeline_of_full_resolution_and_of_a_rank_that_is_not_there() -> None:
+    found = moesim.timeline(*CASES["full resolution"], rank=99)
+    assert found.zoomed_rank == found.ranks - 1 and found.zoomed
+    assert max(bar.end_s for bar in found.actions) == pytest.approx(found.step_s)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_records import execute, records_of
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program
+from moesim.simulator.engine.program import MemberVariation, PricedSchedule
 from moesim.simulator.engine.records import Execution, SendRecord
-from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.report import compute_ns
 from moesim.simulator.predict.trace import (
@@ -32,12 +32,6 @@ from moesim.simulator.predict.trace import (
 )
 from moesim.simulator.schedules import build
 from moesim.simulator.schedules.template import OVERLAP_ORDERS
-
-
-def execute(program: Program) -> Execution:
-    """The only group of a step, run on the default engine."""
-    return engine_of().execute([program])[0]
-
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trace-small.json"
 
@@ -119,22 +113,13 @@ def test_overlapping_sends_get_their_own_lanes() -> None:
     assert [lane for _, lane in send_lanes(sends)] == [0, 1, 0]
 
 
-def test_events_come_in_order_of_time_after_the_names() -> None:
-    events = chrome_trace(shown_places(small(), INFO))["traceEvents"]
-    timed = [event for event in events if event["ph"] != "M"]
-    assert events[: len(events) - len(timed)] == [event for event in events if event["ph"] == "M"]
-    assert [e["ts"] for e in timed] == sorted(e["ts"] for e in timed)
-    threads = {(e["pid"], e["tid"]) for e in timed}
-    assert threads <= {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-
-
 def test_every_task_of_every_action_is_a_slice() -> None:
     execution = small()
     trace = chrome_trace(shown_places(execution, INFO))
     actions = [e for e in slices(trace) if e["cat"] == "user_annotation"]
-    assert len(actions) == sum(len(rank) for rank in execution.ranks)
+    assert len(actions) == sum(len(rank) for rank in records_of(execution))
     payloads = [e for e in slices(trace) if e["tid"] == 2 and "nic bytes" in e["args"]]
-    records = [record for rank in execution.ranks for record in rank]
+    records = [record for rank in records_of(execution) for record in rank]
     assert len(payloads) == sum(t.transfer is not None for r in records for t in r.step.code.tasks)
 
 

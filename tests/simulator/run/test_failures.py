@@ -47,8 +47,9 @@ def test_without_failures_time_is_training_and_checkpoints() -> None:
     assert books_balance(outcome)
 
 
-@pytest.mark.parametrize("between_h", [0.5, 2.0, 24.0])
-@pytest.mark.parametrize(("detection", "restart"), [(0.0, 0.0), (0.0, 900.0), (600.0, 900.0)])
+@pytest.mark.parametrize(
+    ("between_h", "detection", "restart"), [(0.5, 600.0, 900.0), (2.0, 0.0, 900.0), (24.0, 0.0, 0.0)]
+)
 def test_the_mean_is_the_closed_form(between_h: float, detection: float, restart: float) -> None:
     """Daly's exact expectation, with detection, and a last stretch that is shorter than the others."""
     model = replace(MODEL, rate_per_s=1 / (between_h * HOUR), detection_s=detection, restart_s=restart)
@@ -129,12 +130,6 @@ def test_only_causes_that_take_a_node_need_a_spare() -> None:
     assert by_cause[0] / by_cause.sum() == pytest.approx(0.75, abs=0.01)
     assert outcome.waiting.sum() == pytest.approx(HOUR * by_cause[1])
     assert books_balance(outcome)
-
-
-def test_same_seed_same_run_and_another_seed_another() -> None:
-    first, second = (simulate_failures([30 * HOUR], MODEL, 20, seed=11) for _ in range(2))
-    assert first.wall.tolist() == second.wall.tolist()
-    assert simulate_failures([30 * HOUR], MODEL, 20, seed=12).wall.tolist() != first.wall.tolist()
 
 
 def test_more_costly_interruptions_never_help_with_common_random_numbers() -> None:

@@ -74,12 +74,6 @@ def test_a_file_that_does_not_hold_what_it_should_is_made_again(
     assert sorted(path.suffix for path in file.parent.iterdir()) == [".code", ".lock"]
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(file: Path) -> None:
-    file.parent.chmod(0o770)
-    loader.place.cache_clear()
-    assert loader.place()[0] is None and not loader.warm()
-
-
 def test_code_that_nobody_used_for_a_month_is_removed(file: Path) -> None:
     old, used, foreign = (file.with_name(f"{name}.code") for name in ("0" * 24, "1" * 24, "somebody's own"))
     for other in (old, used, foreign):
@@ -165,11 +159,10 @@ def test_code_that_cannot_be_loaded_is_made_again(file: Path) -> None:
     loader.native.cache_clear()
 
 
-@pytest.mark.parametrize("package", ["numba", "llvmlite", "numpy"])
 def test_a_version_of_what_makes_the_code_changes_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch, package: str
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "version", lambda name: "0.0.0" if name == package else version(name))
+    monkeypatch.setattr(loader, "version", lambda name: "0.0.0" if name == "numpy" else version(name))
     loader.place.cache_clear()
     assert loader.place()[0] != file
 
@@ -230,10 +223,6 @@ def no_numba(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         cached.cache_clear()
     yield
     loader.numba_version.cache_clear()
-
-
-def test_metadata_alone_is_no_numba(no_numba: None) -> None:
-    assert version("numba") is not None and loader.numba_version() is None
 
 
 def test_without_numba_simpy_runs_and_one_line_says_so(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from typing import Any
@@ -14,14 +13,18 @@ from hypothesis import strategies as st
 
 from moesim.simulator.cost.formulas import payload_seconds
 from moesim.simulator.engine.compiled import loader
-from moesim.simulator.engine.compiled.engine import CompiledPhases
 from moesim.simulator.engine.program import LONGEST_PHASE_S, NS
+from moesim.simulator.engine.task_durations import CompiledPhases
 
 if loader.numba_version() is None:
     pytest.skip("Numba is not installed", allow_module_level=True)
 
 
 pytestmark = pytest.mark.usefixtures("compiled_code")
+
+
+def phases() -> CompiledPhases:
+    return CompiledPhases(loader.native())
 
 
 def rows(fixed_s: float, row_s: float, load: Any, factor: Any) -> Any:
@@ -41,7 +44,7 @@ def test_durations_and_their_figures_are_those_of_numpy(
     draw = np.random.default_rng(seed)
     load = draw.exponential(size=shape) if loaded else None
     factor = np.abs(draw.normal(1.0, 0.2, shape)) if varied else None
-    figures = CompiledPhases().phase_rows(fixed_s, row_s, load, factor, shape)
+    figures = phases().phase_rows(fixed_s, row_s, load, factor, shape)
     expected = np.broadcast_to(rows(fixed_s, row_s, load, factor), shape).astype(np.int64)
     assert figures is not None
     sums = expected.sum(axis=1)
@@ -57,7 +60,7 @@ def test_payloads_are_those_of_numpy(nic_s: float, scale_up_s: float, loaded: bo
     loads = (draw.exponential(size=shape), draw.exponential(size=shape)) if loaded else None
     node_load, load = loads or (np.ones(shape), np.ones(shape))
     seconds = payload_seconds((nic_s, node_load), (scale_up_s, load))
-    figures = CompiledPhases().payloads(nic_s, scale_up_s, loads, shape)
+    figures = phases().payloads(nic_s, scale_up_s, loads, shape)
     assert figures is not None
     np.testing.assert_array_equal(figures[0], seconds.max(axis=1) * NS)
     np.testing.assert_array_equal(figures[1], np.rint(seconds * NS).astype(np.int64))
@@ -68,23 +71,23 @@ def test_payloads_are_those_of_numpy(nic_s: float, scale_up_s: float, loaded: bo
 def test_a_payload_that_is_none_is_left_to_the_checks(wrong: float, hop: int) -> None:
     loads = np.ones((2, 3)), np.ones((2, 3))
     loads[hop][1, 1] = wrong
-    assert CompiledPhases().payloads(1.0, 1.0, loads, (2, 3)) is None
+    assert phases().payloads(1.0, 1.0, loads, (2, 3)) is None
     loads[hop][1, 1] = 1.0
-    assert CompiledPhases().payloads(1.0, 1.0, loads, (2, 3)) is not None
+    assert phases().payloads(1.0, 1.0, loads, (2, 3)) is not None
 
 
 def test_a_phase_whose_sum_is_too_long_is_left_to_the_checks() -> None:
-    assert CompiledPhases().phase_rows(0.4 * LONGEST_PHASE_S, 0.0, None, None, (2, 3)) is None
-    assert CompiledPhases().phase_rows(0.3 * LONGEST_PHASE_S, 0.0, None, None, (2, 3)) is not None
+    assert phases().phase_rows(0.4 * LONGEST_PHASE_S, 0.0, None, None, (2, 3)) is None
+    assert phases().phase_rows(0.3 * LONGEST_PHASE_S, 0.0, None, None, (2, 3)) is not None
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.01 * LONGEST_PHASE_S])
 def test_a_duration_that_is_none_is_left_to_the_checks(wrong: float) -> None:
     factor = np.ones((2, 3))
     factor[1, 1] = wrong
-    assert CompiledPhases().phase_rows(1.0, 0.0, None, factor, (2, 3)) is None
+    assert phases().phase_rows(1.0, 0.0, None, factor, (2, 3)) is None
     factor[1, 1] = 1.0
-    assert CompiledPhases().phase_rows(1.0, 0.0, None, factor, (2, 3)) is not None
+    assert phases().phase_rows(1.0, 0.0, None, factor, (2, 3)) is not None
 
 
 @given(st.floats(0.0, 2.0), st.integers(0, 2**32 - 1))
@@ -93,7 +96,7 @@ def test_noise_on_clocks_is_that_of_numpy(cv: float, seed: int) -> None:
     draws = draw.standard_normal((3, 5), dtype=np.float32)
     clock = draw.uniform(0.9, 1.2, (3, 5))
     expected = np.maximum(draws.astype(np.float64) * cv + 1.0, 0.0) * clock
-    np.testing.assert_array_equal(CompiledPhases().noisy_clock(cv, draws, clock), expected)
+    np.testing.assert_array_equal(phases().noisy_clock(cv, draws, clock), expected)
 
 
 def test_a_process_that_finds_compiled_code_does_not_import_numba() -> None:
@@ -113,13 +116,3 @@ def test_a_function_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is no folder for compiled code here")
     with pytest.raises(RuntimeError, match=r"the compiled function .*start.* failed"):
         loader._loaded(content).start(0)
-
-
-def test_a_function_that_is_missing_is_named() -> None:
-    content = loader._content()
-    if content is None:
-        pytest.skip("there is no folder for compiled code here")
-    listed = json.loads(content)
-    listed["start"][2] = listed["fill_rows"][2]
-    with pytest.raises(RuntimeError, match=r"it has no function .*start"):
-        loader._loaded(json.dumps(listed))

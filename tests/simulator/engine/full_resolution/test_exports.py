@@ -54,13 +54,12 @@ def test_the_text_names_stragglers_and_costs(run: Run) -> None:
     assert "slow-gpu GPU 37 at 0.5 of its speed" in out
 
 
-@pytest.mark.parametrize("name", ["map.svg", "map.png"])
-def test_a_picture_is_the_same_every_time(run: Run, tmp_path: Path, name: str) -> None:
+def test_a_picture_is_the_same_every_time(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'moesim[pictures]'")
     pictures = []
     for _ in range(2):
-        run(*SMALL, "--picture", name)
-        pictures.append((tmp_path / name).read_bytes())
+        run(*SMALL, "--picture", "map.svg")
+        pictures.append((tmp_path / "map.svg").read_bytes())
     assert pictures[0] == pictures[1] and len(pictures[0]) > 10_000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from math import fsum
 from typing import Any
 
@@ -39,6 +40,7 @@ def scenario(*overrides: str) -> Scenario:
     return load_scenario(HOME, [*SMALL, *overrides])
 
 
+@cache
 def run(*overrides: str) -> Result:
     return simulate(scenario(*overrides))
 
@@ -84,9 +86,7 @@ def test_a_dense_model_has_groups_too() -> None:
 @pytest.mark.parametrize(
     ("cluster", "plan", "schedule"),
     [
-        ("tpu-v5e-256-pod", "pp: 1, ep: 8", "1f1b"),
         ("tpu-v5e-256-pod", "pp: 4, ep: 4, tp: 2, sequence_parallel: true", "1f1b"),
-        ("tpu-v6e-256-pod", "pp: 2, ep: 8", "1f1b"),
         ("tpu-v6e-256-pod", "pp: 4, ep: 8, expert_tp: 2, tp: 2, sequence_parallel: true", "dualpipe"),
         ("tpu-v6e-256-pod", "pp: 4, ep: 1", "zbv"),
     ],
@@ -135,14 +135,6 @@ def test_the_first_group_has_the_draws_of_the_folded_run() -> None:
     assert (first.clock == only.clock).all() and (first.loads == only.loads).all()
     second = full.programs[1].variation
     assert (second.clock != only.clock).any() and (second.loads != only.loads).any()
-
-
-def test_same_scenario_same_bytes() -> None:
-    assert run(FULL).model_dump_json() == run(FULL).model_dump_json()
-
-
-def test_unequal_ranks_take_longer_than_equal_ones() -> None:
-    assert run(FULL).step.time_s > run(FULL, *EVEN).step.time_s
 
 
 def test_every_gpu_is_in_one_place() -> None:
@@ -257,12 +249,6 @@ def test_a_slow_gpu_is_found_and_slows_the_step() -> None:
     assert (first.gpu, first.pipeline_rank, first.group, first.member) == (37, 1, 0, 5)
     assert first.compute_over_group == pytest.approx(1 / 0.7, rel=0.1)
     assert effect(result) > 0.0
-
-
-def test_a_slower_gpu_costs_more() -> None:
-    speeds = [0.9, 0.7, 0.5]
-    costs = [effect(faulty({"kind": "slow-gpu", "gpu": [5], "speed": s})) for s in speeds]
-    assert costs == sorted(costs) and costs[0] > 0.0
 
 
 def nic_bytes(*overrides: str) -> list[float]:

@@ -241,3 +241,58 @@ class _Flows:
         faster = self.rate[other] > self.lowest[place] * (1.0 + RATE_TOLERANCE)
         self.lowest[entry[held]] = np.inf
         return np.unique(other[lost | faster])
+
+
+# -- all flows at once ---------------------------------------------------------------------------------
+
+
+def max_min_rates(
+    indptr: IntArray, links: IntArray, weights: FloatArray, caps: FloatArray, capacity: FloatArray
+) -> FloatArray:
+    """Max-min fair rate of every flow, in whole transfers per unit of time.
+
+    Flow i puts `weights[indptr[i]:indptr[i+1]]` bytes on `links[indptr[i]:indptr[i+1]]` per transfer; the
+    bytes of a repeated link are added. `caps`: 1 / duration alone. `capacity`: bytes per unit of time of
+    every link, which may be infinite. A flow without bytes runs at its cap. Raises ValueError for shapes that
+    do not match, negative numbers, and a flow without any limit. Source: Bertsekas and Gallager, Data
+    Networks, section 6.5.2; docs/model.md, eq. E3.
+    """
+    n = len(caps)
+    if len(indptr) != n + 1 or len(links) != len(weights) or int(indptr[-1]) != len(links):
+        raise ValueError(f"{n} caps need {n + 1} row starts that end at {len(links)} links and weights")
+    if not ((weights >= 0).all() and (caps >= 0).all() and (capacity >= 0).all()):
+        raise ValueError("weights, caps and capacity must be numbers, and not negative")
+    flow = np.repeat(np.arange(n), np.diff(indptr))
+    bounded = (weights > 0) & np.isfinite(capacity[links])
+    free = np.bincount(flow[bounded], minlength=n) == 0
+    if not np.isfinite(caps[free]).all():
+        raise ValueError("a flow without a finite cap or link would never take any time")
+    largest = np.zeros(n)
+    flow, links, weights = _merged(flow, links, weights, len(capacity))
+    np.maximum.at(largest, flow, weights)
+    bounded = (weights > 0) & np.isfinite(capacity[links])
+    flow, links, weights = flow[bounded], links[bounded], weights[bounded]
+    ids = np.flatnonzero(~free)
+    place = np.cumsum(~free) - 1
+    starts = np.searchsorted(flow, ids)
+    rates = caps.astype(np.float64)
+    wide = largest[ids]
+    x = fair_bandwidths(
+        np.append(starts, len(flow)), links, weights / wide[place[flow]], caps[ids] * wide, capacity
+    )
+    rates[ids] = np.minimum(x / wide, caps[ids])
+    return rates
+
+
+def _merged(
+    flow: IntArray, links: IntArray, weights: FloatArray, n_links: int
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Entries in which each flow has each link once, with the weights of repeated links added."""
+    key = flow * n_links + links
+    order = np.argsort(key, kind="stable")
+    fresh = np.append(True, np.diff(key[order]) > 0)[: len(key)]
+    if fresh.all():
+        return flow, links, weights
+    first = order[fresh]
+    total: FloatArray = np.bincount(np.cumsum(fresh) - 1, weights[order]).astype(np.float64)
+    return flow[first], links[first], total

@@ -1,6 +1,6 @@
 """Speed of the flow network: one max-min solve, whole simulations of flows, and the engine's link pool.
 
-    python benchmarks/network.py [--profile] [--seed 1]
+    python -m lab.benchmarks.network [--profile] [--seed 1]
 
 Flows cross a two-layer fat-tree with 32 endpoints and 32 uplinks a leaf; a flow takes the spine that its hash
 names. Single runs on one core. CPU seconds are what the work takes; wall seconds grow with what else the
@@ -21,9 +21,8 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.engine.fluid import FluidReport, simulate_flows
+from lab.benchmarks.fluid import FluidReport, max_min_rates, simulate_flows
 from moesim.simulator.engine.link_map import Demand
-from moesim.simulator.engine.maxmin import max_min_rates
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Result = TypeVar("Result")

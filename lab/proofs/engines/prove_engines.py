@@ -11,16 +11,65 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from prepared_steps import prove_prepared, prove_presets
 from random_steps import differences, random_step, toy_of_conftest
-from shared_links import CompiledLinks, random_case, run_case
+from shared_links import random_case, run_case
 
+from moesim.simulator.engine.compiled import links, memory
 from moesim.simulator.engine.compiled.engine import run_compiled
+from moesim.simulator.engine.compiled.memory import as_run
+from moesim.simulator.engine.compiled.state import RunState, Tables, addresses
 from moesim.simulator.engine.registry import engine_of
 
 MOST_FLOWS = 14
 """Most flows of a random case of link sharing, more than in CI."""
+
+
+class CompiledLinks:
+    """Calls the same functions compiled; a process compiles them once, in some seconds."""
+
+    _functions: tuple[Any, Any] | None = None
+
+    def __init__(self, tables: Tables, state: RunState) -> None:
+        """Over the arrays of a run."""
+        self.table = addresses(tables, state)
+        self.address = int(self.table.__array_interface__["data"][0])
+        if CompiledLinks._functions is None:
+            CompiledLinks._functions = _compiled_functions()
+
+    def begin(self, *arguments: Any) -> None:
+        """Start a flow."""
+        assert self._functions is not None
+        self._functions[0](self.address, *arguments)
+
+    def next_end(self) -> int:
+        """Take the next event; return the flow that has ended at it, or -1."""
+        assert self._functions is not None
+        return int(self._functions[1](self.address))
+
+
+def _compiled_functions() -> tuple[Any, Any]:
+    import numba
+
+    begin_flow, end_flow, take_first = links.begin_flow, links.end_flow, memory.take_first
+    kinds, deadline = memory.KINDS, memory.DEADLINE
+
+    def begin(address: int, owner: int, alone: float, first: int, width: int, slot: int) -> None:
+        begin_flow(as_run(address), owner, alone, first, width, slot)
+
+    def next_end(address: int) -> int:
+        run = as_run(address)
+        place = take_first(run)
+        flow = run.queue_what[place] // kinds
+        if run.queue_what[place] % kinds == deadline and run.queue_extra[place] == run.flow_version[flow]:
+            end_flow(run, flow)
+            return int(flow)
+        return -1
+
+    strict = numba.njit(error_model="numpy", fastmath=False)
+    return strict(begin), strict(next_end)
 
 
 def main() -> int:

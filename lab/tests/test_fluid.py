@@ -1,39 +1,17 @@
+"""Flows between endpoints as fluids: each is settled at every event, as in the engine's pool of links."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.fluid import FluidReport, simulate_flows
+from lab.benchmarks.fluid import FluidReport, max_min_rates, simulate_flows
 from moesim.simulator.engine.link_map import Demand
-from moesim.simulator.engine.maxmin import max_min_rates
 from moesim.simulator.engine.simpy.links import LinkPool
-
-Case = tuple[list[int], list[list[int]], list[int], list[int | None], list[int]]
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Starts, paths, bytes, caps and capacities in whole numbers, so that ties happen."""
-    n_links = draw(st.integers(1, 6))
-    capacity = draw(st.lists(st.integers(1, 20), min_size=n_links, max_size=n_links))
-    n = draw(st.integers(1, 12))
-    path = st.lists(st.integers(0, n_links - 1), min_size=1, max_size=4, unique=True)
-    return (
-        draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)),
-        draw(st.lists(path, min_size=n, max_size=n)),
-        draw(st.lists(st.integers(1, 100), min_size=n, max_size=n)),
-        draw(st.lists(st.sampled_from([None, None, 1, 3, 7]), min_size=n, max_size=n)),
-        capacity,
-    )
-
 
 def simulated(
     start: Sequence[float],
@@ -55,17 +33,6 @@ def simulated(
         report,
     ).tolist()
     return result
-
-
-@given(cases())
-def test_every_end_is_that_of_the_textbook_in_fractions(textbook: Any, case: Case) -> None:
-    start, paths, size, cap, capacity = case
-    arrivals = [
-        (Fraction(s), {link: Fraction(b) for link in path}, None if c is None else Fraction(b, c))
-        for s, path, b, c in zip(start, paths, size, cap, strict=True)
-    ]
-    expected = textbook.ends(arrivals, [Fraction(c) for c in capacity])
-    assert simulated(*case) == pytest.approx([float(end) for end in expected], rel=1e-9)
 
 
 def crossing_flows(n: int, seed: int) -> tuple[FloatArray, list[list[int]], FloatArray, FloatArray]:
@@ -140,23 +107,6 @@ def test_incast() -> None:
     )
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_all_to_all_takes_as_long_as_its_narrowest_cut(textbook: Any, k: int) -> None:
-    m, leaves, size, capacity = 4, 3, 10.0, 40.0
-    paths, crosses = textbook.all_to_all(m, leaves, m // k)
-    report = FluidReport()
-    n_links = max(map(max, paths)) + 1
-    ends = simulated(
-        [0.0] * len(paths), paths, [size] * len(paths), [None] * len(paths), [capacity] * n_links, 0.0, report
-    )
-    ports, spine = (m * leaves - 1) * size / capacity, k * m * (leaves - 1) * size / capacity
-    assert max(ends) == pytest.approx(ports if k == 1 else spine)
-    if k == 1:
-        assert report.events == 2
-    else:
-        assert max(e for e, c in zip(ends, crosses, strict=True) if not c) < spine
-
-
 def test_latency_is_waited_for_before_the_first_byte_moves() -> None:
     assert simulated([1.0], [[0]], [30.0], [None], [3.0], latency=0.25) == [11.25]
     # A message of no bytes is nothing but latency, and takes nobody's bandwidth.
@@ -174,17 +124,6 @@ def test_only_flows_that_notice_are_solved_again() -> None:
     assert report.events == 2 * n
     assert report.solved == n
     assert len(ends) == n
-
-
-def test_a_change_travels_as_far_as_it_is_felt(textbook: Any) -> None:
-    """A chain of links, two flows on each: the end of the first flow changes every rate down the chain."""
-    paths = [[0], [0, 1], [1, 2], [2, 3], [3]]
-    size, capacity = [1.0, 100.0, 100.0, 100.0, 100.0], [2.0, 4.0, 6.0, 8.0]
-    arrivals = [
-        (Fraction(0), {link: Fraction(b) for link in path}, None) for path, b in zip(paths, size, strict=True)
-    ]
-    expected = [float(end) for end in textbook.ends(arrivals, [Fraction(c) for c in capacity])]
-    assert simulated([0.0] * 5, paths, size, [None] * 5, capacity) == pytest.approx(expected)
 
 
 def test_links_without_a_limit_and_times_before_zero() -> None:
