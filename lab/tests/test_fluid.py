@@ -78,7 +78,7 @@ def test_the_pool_of_the_engine_and_the_fluid_agree() -> None:
     second = 10**12
     ends = simulated(start.tolist(), paths, size.tolist(), [20.0] * len(paths), capacity.tolist())
     env = simpy.Environment()
-    pool = LinkPool(env, capacity, arrays=True)
+    pool = LinkPool(env, capacity, few=False)
     arrived = [0.0] * len(paths)
 
     def sender(i: int) -> simpy.events.ProcessGenerator:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.cost.formulas import busy_share
 from moesim.simulator.cost.table import Mode
@@ -146,18 +145,7 @@ class _Compiler:
             task = tasks[position]
             cost = self.costs.transfer[task.kind, task.phase, mode]
             transfer = self.durations.transfer(rank, task.phase, routed, cost)
-            tasks[position] = CompiledTask(
-                task.phase,
-                task.kind,
-                task.block,
-                task.side,
-                task.deps,
-                task.overlapped_share,
-                task.price,
-                task.rows_ns,
-                transfer,
-                task.stream,
-            )
+            tasks[position] = task._replace(transfer=transfer)
         return replace(part.template, tasks=tuple(tasks))
 
     def _part(self, kind: ActionKind, forward: int, backward: int) -> _TemplatePart:
@@ -205,7 +193,10 @@ class _Compiler:
         shares = self._busy_shares(template, sides) if template.by_duration else {}
         tasks: list[CompiledTask] = []
         transfers: list[tuple[int, int | None, Mode]] = []
-        means: list[FloatArray] = []
+        before: list[int | None] = []
+        last: dict[Stream, int] = {}
+        # Sums for the report over all micro-batches at once, averaged over the members.
+        compute, weight = (self.zero.copy(), self.zero.copy()), self.zero.copy()
         for task in template.tasks:
             stage = sides[task.side]
             block_kind = self.blocks[stage][task.block]
@@ -218,7 +209,12 @@ class _Compiler:
                 # The bytes of routed rows depend on the load; those of a parameter gather do not.
                 transfers.append((len(tasks), routed if task.phase in EP_PHASES else None, mode))
                 stream = task.stream
-            means.append(mean)
+            else:
+                np.add(compute[task.side], mean - price.exposed_s * NS, out=compute[task.side])
+                if task.phase in WEIGHT_OF:
+                    weight += mean
+            before.append(last.get(stream))
+            last[stream] = len(tasks)
             tasks.append(
                 CompiledTask(
                     task.phase,
@@ -241,8 +237,9 @@ class _Compiler:
             None if late else template.forward_out,
             None if late else template.backward_out,
             positions,
-            _before_on_stream(tasks),
-            *self._totals(tasks, means, frozenset(positions)),
+            tuple(before),
+            (read_only(compute[0]), read_only(compute[1])),
+            read_only(weight),
         )
         return _TemplatePart(compiled, tuple(transfers))
 
@@ -266,28 +263,3 @@ class _Compiler:
             pair: float(busy_share(moved.get(pair, 0.0), computed.get(pair, 0.0)))
             for pair in {task.layer_pair for task in template.tasks}
         }
-
-    def _totals(
-        self, tasks: Sequence[CompiledTask], means: Sequence[FloatArray], transfers: frozenset[int]
-    ) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
-        """Sums over a template that the report needs, for all micro-batches at once.
-
-        `means`: compute of each task, averaged over the members.
-        """
-        compute, weight = [self.zero.copy(), self.zero.copy()], self.zero.copy()
-        for position, (task, mean) in enumerate(zip(tasks, means, strict=True)):
-            if position not in transfers:
-                exposed_s = task.price.exposed_s
-                compute[task.side] += mean - exposed_s * NS if exposed_s else mean
-                if task.phase in WEIGHT_OF:
-                    weight += mean
-        return (read_only(compute[0]), read_only(compute[1])), read_only(weight)
-
-
-def _before_on_stream(tasks: Sequence[CompiledTask]) -> tuple[int | None, ...]:
-    last: dict[Stream, int] = {}
-    before = []
-    for number, task in enumerate(tasks):
-        before.append(last.get(task.stream))
-        last[task.stream] = number
-    return tuple(before)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 
@@ -83,45 +84,62 @@ TO_EXPERTS: frozenset[Phase] = frozenset({"dispatch F", "combine B"})
 """Transfers that carry tokens to the experts; the other ones bring them back over the same pairs."""
 
 
-class LinkMap(Protocol):
-    """The links of one group of members, and the bytes that its transfers put on them."""
+class LinkMap(ABC):
+    """The links of one group of members, and the bytes that its transfers put on them.
+
+    A map states what differs from a healthy cluster; here every member is healthy.
+    """
+
+    _capacity: FloatArray
 
     @property
     def capacity_bytes_per_ns(self) -> FloatArray:
-        """Capacity of every link of the cluster, by link number."""
+        """Nominal capacity of every link of the cluster, by link number."""
+        return self._capacity
 
     @property
+    @abstractmethod
     def gpus_per_rank(self) -> int:
         """GPUs that have links of their own on each pipeline rank."""
 
+    @abstractmethod
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """Demand of a transfer of a pipeline rank's members, with each member's relative rows."""
 
+    @abstractmethod
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
         """Demand of a transfer that does not depend on the load; None where it does."""
 
+    @abstractmethod
     def send(self, source: int, target: int, size: float) -> Demand:
         """Demand of a send of `size` bytes from every member to the same member of another rank."""
 
-    def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
-        """(NIC, scale-up) time of a transfer over that in a healthy cluster, for every member."""
-
-    def send_slowness(self, source: int, target: int) -> FloatArray | float:
-        """Time of a send between two pipeline ranks over that in a healthy cluster."""
-
-    def sync_slowness(self, rank: int) -> float:
-        """Time of a ring through all members of a pipeline rank over that in a healthy cluster."""
-
+    @abstractmethod
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """Link numbers of the members' outgoing ports: (NICs, scale-up ports)."""
 
-    def never_full(self) -> LinkMap:
+    def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
+        """(NIC, scale-up) time of a transfer over that in a healthy cluster, for every member."""
+        return 1.0, 1.0
+
+    def send_slowness(self, source: int, target: int) -> FloatArray | float:
+        """Time of a send between two pipeline ranks over that in a healthy cluster."""
+        return 1.0
+
+    def sync_slowness(self, rank: int) -> float:
+        """Time of a ring through all members of a pipeline rank over that in a healthy cluster."""
+        return 1.0
+
+    def never_full(self) -> Self:
         """The same links without limits, so that flows do not slow each other down; dead links stay dead."""
+        result = copy(self)
+        result._capacity = np.where(self._capacity > 0.0, np.inf, 0.0)
+        return result
 
 
-class FoldedLinkMap:
+class FoldedLinkMap(LinkMap):
     """Folded link map: full-duplex NIC and scale-up port of one GPU for each pipeline rank.
 
     Source: docs/model.md, eq. E3.
@@ -148,11 +166,6 @@ class FoldedLinkMap:
         return result
 
     @property
-    def capacity_bytes_per_ns(self) -> FloatArray:
-        """Four links a pipeline rank."""
-        return self._capacity
-
-    @property
     def gpus_per_rank(self) -> int:
         """One: the links of a single GPU are simulated."""
         return 1
@@ -177,32 +190,9 @@ class FoldedLinkMap:
         first = 0 if self._sends_cross_nodes else 2
         return Demand.of([(PORTS_PER_GPU * source + first, size), (PORTS_PER_GPU * target + first + 1, size)])
 
-    def slowness(self, rank: int, phase: Phase) -> tuple[float, float]:
-        """Every member is healthy."""
-        return 1.0, 1.0
-
-    def send_slowness(self, source: int, target: int) -> float:
-        """Every member is healthy."""
-        return 1.0
-
-    def sync_slowness(self, rank: int) -> float:
-        """Every member is healthy."""
-        return 1.0
-
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """The outgoing ports of the one GPU."""
         return np.array([PORTS_PER_GPU * rank]), np.array([PORTS_PER_GPU * rank + 2])
-
-    def never_full(self) -> FoldedLinkMap:
-        """The same links without limits."""
-        result = copy(self)
-        result._capacity = unlimited(self._capacity)
-        return result
-
-
-def unlimited(capacity: FloatArray) -> FloatArray:
-    """Infinite capacity of every link that has any."""
-    return np.where(capacity > 0.0, np.inf, 0.0)
 
 
 def _on_ports(rank: int, nic_bytes: float, scale_up_bytes: float) -> Demand:

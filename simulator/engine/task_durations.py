@@ -180,14 +180,12 @@ class TaskDurations:
         """
         fixed_s, row_s = price.fixed_s, price.row_s
         if fixed_s == row_s == 0.0:
-            return _ROWS.get(("no compute", self.shape), self._no_compute)
+            none = np.zeros(self.shape, np.int64), np.zeros(self.shape[0])
+            return _ROWS.get(("no compute", self.shape), lambda: (read_only(none[0]), read_only(none[1])))
         number = routed if row_s else None
         load_key = None if number is None else (self.loads.key, number)
         key = (self.stage_tokens[place[0]], place[1], place[2], load_key, fixed_s, row_s)
         return _ROWS.get(key, lambda: self._rows(place, price, number))
-
-    def _no_compute(self) -> Rows:
-        return read_only(np.zeros(self.shape, np.int64)), read_only(np.zeros(self.shape[0]))
 
     def _rows(self, place: tuple[int, int, Phase], price: PhaseCost, number: int | None) -> Rows:
         """Eq. E1 with the factors of the members, rounded to nanoseconds."""
@@ -198,7 +196,9 @@ class TaskDurations:
         if self.faster is not None and usual and (load is None or load.flags.c_contiguous):
             figures = self.faster.phase_rows(fixed_s, row_s, load, factor, self.shape)
             if figures is not None:
-                return self._kept(*figures)
+                rows_ns, slowest, total, mean = figures
+                keep_figures(read_only(rows_ns), slowest, total)
+                return rows_ns, read_only(mean)
         amount = compute_seconds(fixed_s, row_s, 1.0 if load is None else load)
         np.multiply(amount, 1.0 if factor is None else factor, out=seconds)
         if not usual:
@@ -211,11 +211,6 @@ class TaskDurations:
             return self._checked(seconds)
         return read_only(nanoseconds.astype(np.int64)), read_only(sums / self.shape[1])
 
-    def _kept(self, rows_ns: IntArray, slowest: IntArray, total: IntArray, mean: FloatArray) -> Rows:
-        """Durations that compiled code computed with their figures over the members."""
-        keep_figures(read_only(rows_ns), slowest, total)
-        return rows_ns, read_only(mean)
-
     def _checked(self, seconds: FloatArray) -> Rows:
         """Unusual durations, of which every one is checked."""
         rows = whole_ns(seconds)
@@ -226,18 +221,16 @@ class TaskDurations:
         key = (self.stage_tokens[place[0]], place[1], place[2])
         return _FACTORS.get(key, lambda: read_only(self._new_factor(place)))
 
-    def _clock(self, stage: int) -> FloatArray:
-        if stage not in self._clocks:
-            self._clocks[stage] = self.variation.clock[self._ranks(stage)]
-        return self._clocks[stage]
-
     def _ranks(self, stage: int) -> list[int]:
         """Rank of each micro-batch: a stage of a bidirectional schedule runs on one for every direction."""
         return [self.schedule.rank_of(stage, m) for m in range(self.shape[0])]
 
     def _new_factor(self, place: tuple[int, int, Phase]) -> FloatArray:
         """Clock of each member times run-to-run noise, drawn once a micro-batch and member for all modes."""
-        clock, cv = self._clock(place[0]), self.variation.jitter_cv
+        stage, cv = place[0], self.variation.jitter_cv
+        if stage not in self._clocks:
+            self._clocks[stage] = self.variation.clock[self._ranks(stage)]
+        clock = self._clocks[stage]
         if isinstance(cv, float) and cv == 0.0:
             return clock.copy()
         entropy = (self.variation.seed, place[0], place[1], _PHASE_NUMBER[place[2]])

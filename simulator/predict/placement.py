@@ -73,14 +73,8 @@ def explicit_blocks(texts: Sequence[str], n_stages: int, shape: ModelShape) -> S
         if not stage:
             raise InputError(f"stages.blocks.{number} is empty: every stage needs a block")
         stages.append(tuple(stage))
-    _check_kinds(stages, shape)
-    return StageAssignment(tuple(stages))
-
-
-def _check_kinds(stages: Sequence[Sequence[Block]], shape: ModelShape) -> None:
-    """Raise InputError for explicit blocks of a kind that the model does not have."""
-    for number, stage in enumerate(stages):
-        for kind in dict.fromkeys(block.kind for block in stage):
+    for number, blocks in enumerate(stages):
+        for kind in dict.fromkeys(block.kind for block in blocks):
             try:
                 shape.block(kind)
             except InputError:
@@ -89,6 +83,7 @@ def _check_kinds(stages: Sequence[Sequence[Block]], shape: ModelShape) -> None:
                     f"stages.blocks.{number} names a {kind} block, but model {shape.name} has none; it has "
                     f"{has}, embedding and head"
                 ) from None
+    return StageAssignment(tuple(stages))
 
 
 # -- plan memory -------------------------------------------------------------------------------------

@@ -17,27 +17,27 @@ from moesim.simulator.predict.step import Prepared, PreparedPool
 
 def pool_results(prepared: Prepared, execution: Execution) -> tuple[PoolResult, ...]:
     """Layers, bubble, memory and confidence of each pool in a finished execution."""
-    bubbles = [rank.bubble for rank in breakdowns(execution)]
-    return tuple(_pool(pool, bubbles) for pool in prepared.pools)
-
-
-def _pool(pool: PreparedPool, bubbles: Sequence[float]) -> PoolResult:
-    ranks, cluster, job = pool.part.ranks, pool.part.cluster, pool.job
-    linear, layers = job.scenario.recipe.linear, pool.stages.layers_per_stage
-    stages = {stage for rank in ranks for stage in pool.schedule.stages_on_rank(rank)}
-    return PoolResult(
-        accelerator=cluster.accelerator.name,
-        n_gpus=cluster.n_gpus,
-        first_rank=ranks[0],
-        last_rank=ranks[-1],
-        layers=sum(layers[stage] for stage in stages),
-        layer_s=block_seconds(pool.pricer, job.shape.main_layer_kind),
-        bubble_s=fsum(bubbles[rank] for rank in ranks) / len(ranks),
-        memory=pool.memory,
-        profile=job.profile.name,
-        confidence=confidence(cluster, job.profile, linear),
-        confidence_reason=confidence_statement(cluster, job.profile, linear),
-    )
+    bubbles, results = [rank.bubble for rank in breakdowns(execution)], []
+    for pool in prepared.pools:
+        ranks, cluster, job = pool.part.ranks, pool.part.cluster, pool.job
+        linear, layers = job.scenario.recipe.linear, pool.stages.layers_per_stage
+        stages = {stage for rank in ranks for stage in pool.schedule.stages_on_rank(rank)}
+        results.append(
+            PoolResult(
+                accelerator=cluster.accelerator.name,
+                n_gpus=cluster.n_gpus,
+                first_rank=ranks[0],
+                last_rank=ranks[-1],
+                layers=sum(layers[stage] for stage in stages),
+                layer_s=block_seconds(pool.pricer, job.shape.main_layer_kind),
+                bubble_s=fsum(bubbles[rank] for rank in ranks) / len(ranks),
+                memory=pool.memory,
+                profile=job.profile.name,
+                confidence=confidence(cluster, job.profile, linear),
+                confidence_reason=confidence_statement(cluster, job.profile, linear),
+            )
+        )
+    return tuple(results)
 
 
 def mean_per_gpu(prepared: Prepared, figure: Callable[[PreparedPool], float]) -> float:

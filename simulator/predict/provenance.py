@@ -67,7 +67,11 @@ def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     entries += _host_provenance(prepared)
     used = prepared.programs[0].costs.evidence.entries
     if any(id_.removeprefix("engine.").startswith("collective.") for id_ in used):
-        entries += _library_provenance()
+        library = load_library()  # figures of the communication library behind the prices of rings
+        path = f"collectives.{library.name}"
+        figures = {"wire_shares": library.wire_shares, "network_post": library.network_post}
+        entries.append(_entry(f"{path}.latencies", None, "see file", library.latencies))
+        entries += [_entry(at, n.value, n.dimension, n) for at, n in sourced_numbers(figures, path)]
     entries += [_curve(SameObject(prepared.profile), id_) for id_ in sorted(used)]
     return entries
 
@@ -119,15 +123,6 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     return [_entry(f"host.{host.name}.{part}", value, unit, entry) for part, value, unit, entry in rows]
 
 
-def _library_provenance() -> list[ProvenanceEntry]:
-    """Figures of the communication library behind the prices of rings."""
-    library = load_library()
-    path, table = f"collectives.{library.name}", library.latencies
-    used = {"wire_shares": library.wire_shares, "network_post": library.network_post}
-    rows = [_entry(at, n.value, n.dimension, n) for at, n in sourced_numbers(used, path)]
-    return [_entry(f"{path}.latencies", None, "see file", table), *rows]
-
-
 # -- imported curves ---------------------------------------------------------------------------------
 # Lists the imported curves of a profile: what each replaced, and the old and new value where it was
 # read.
@@ -161,7 +156,12 @@ def imported_readings(prepared: Prepared) -> list[ImportedReading]:
         if entry.replaces is None and not is_imported(entry):
             continue
         places = sorted(x for id_, x in reads if id_ == entry.id)
-        readings += [_reading(prepared, entry, x) for x in places]
+        x_factor, y_factor = si_factor(entry.x_unit), si_factor(entry.y_unit)
+        for x in places:
+            old, replaced = _replaced(prepared, entry, x)
+            values = None if old is None else old / y_factor, entry.curve.at(x).value / y_factor
+            at = x / x_factor, entry.x_unit
+            readings.append(ImportedReading(entry.id, entry.source, replaced, *at, *values, entry.y_unit))
         if not places:
             readings.append(ImportedReading(entry.id, entry.source, _unused(entry)))
     return readings
@@ -182,21 +182,6 @@ def _unused(entry: MeasuredCurve) -> str:
     return "no price reads such a curve" if use is None else f"read by {use}"
 
 
-def _reading(prepared: Prepared, entry: MeasuredCurve, x: float) -> ImportedReading:
-    x_factor, y_factor = si_factor(entry.x_unit), si_factor(entry.y_unit)
-    old, replaced = _replaced(prepared, entry, x)
-    return ImportedReading(
-        entry.id,
-        entry.source,
-        replaced,
-        x / x_factor,
-        entry.x_unit,
-        None if old is None else old / y_factor,
-        entry.curve.at(x).value / y_factor,
-        entry.y_unit,
-    )
-
-
 def _replaced(prepared: Prepared, entry: MeasuredCurve, x: float) -> tuple[float | None, str]:
     """The value in SI units that would be used without the import, and what it comes from."""
     if entry.replaces is not None:
@@ -206,7 +191,8 @@ def _replaced(prepared: Prepared, entry: MeasuredCurve, x: float) -> tuple[float
     operation, ranks, nodes = operation_of(entry.id), entry.conditions.ranks, entry.conditions.nodes
     if operation is None or ranks is None or nodes is None:
         return None, "nothing: the profile had no such entry"
-    profile, links = _without_imports(prepared.profile), prepared.pricer.links
+    curves = tuple(e for e in prepared.profile.curves if operation_of(e.id) is None or not is_imported(e))
+    profile, links = prepared.profile.model_copy(update={"curves": curves}), prepared.pricer.links
     whole = x * ranks if operation == "all_gather" else x
     if operation == "all_to_all":
         time, evidence = all_to_all_price(whole, ranks, nodes, links, profile)
@@ -216,13 +202,6 @@ def _replaced(prepared: Prepared, entry: MeasuredCurve, x: float) -> tuple[float
         price = ring_price(ring, whole, ranks, ranks // nodes, links, profile)
         seconds, source = price.seconds, f"steps of the ring at {' + '.join(sorted(price.evidence.entries))}"
     return bus_bytes(operation, whole, ranks) / seconds, source
-
-
-def _without_imports(profile: CalibrationProfile) -> CalibrationProfile:
-    kept = tuple(
-        entry for entry in profile.curves if operation_of(entry.id) is None or not is_imported(entry)
-    )
-    return profile.model_copy(update={"curves": kept})
 
 
 # -- plan summary ------------------------------------------------------------------------------------

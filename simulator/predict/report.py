@@ -9,7 +9,7 @@ from math import fsum
 
 import numpy as np
 
-from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY
 from moesim.simulator.cost.price_evidence import summed
@@ -47,7 +47,11 @@ def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdo
     """
     table, times, ranks = execution.table, execution.times, len(execution.program.ranks)
     span = spans_ns(execution)
-    moved = _weights_ns(table) if split_weight else np.zeros(len(span))
+    moved = np.zeros(len(span))
+    if split_weight:
+        full = np.array([code.kind == "B" for code in table.codes], dtype=bool)
+        weights = _at_microbatch(table, [code.weight_ns for code in table.codes], 1)
+        moved = np.where(full[table.code], weights, 0.0)
     category = np.array([CATEGORIES.index(CATEGORY[code.kind]) for code in table.codes], dtype=np.int64)
     # Every action adds to its own category and then to that of the weight gradients, in the order of actions.
     places = np.full((len(span), 2), CATEGORIES.index("backward_weight"))
@@ -85,13 +89,6 @@ def compute_ns(table: ActionTable) -> FloatArray:
     """Nanoseconds in which the compute SMs work inside every action, averaged over members."""
     forward, backward = (_at_microbatch(table, [c.compute_ns[n] for c in table.codes], n) for n in (0, 1))
     return forward + backward
-
-
-def _weights_ns(table: ActionTable) -> FloatArray:
-    """Nanoseconds of the weight gradients inside every full backward; 0 for other actions."""
-    full = np.array([code.kind == "B" for code in table.codes], dtype=bool)
-    weights = _at_microbatch(table, [code.weight_ns for code in table.codes], 1)
-    return np.where(full[table.code], weights, 0.0)
 
 
 def _at_microbatch(table: ActionTable, of_code: Sequence[FloatArray], side: int) -> FloatArray:
@@ -187,7 +184,10 @@ def utilisation(
     """
     end, ranks = max(executions[0].end_ns, 1), len(executions[0].program.ranks) * len(executions)
     compute = fsum(chain.from_iterable(compute_ns(execution.table).tolist() for execution in executions))
-    transfers = sum(int((e.times.finishes - e.times.begins)[_of_experts(e)].sum()) for e in executions)
+    transfers = 0  # that communication SMs work on; shards inside the step travel on SMs of a library
+    for table, times in ((execution.tasks, execution.times) for execution in executions):
+        experts = np.array([task.phase in EP_PHASES for task in table.of_template], dtype=bool)
+        transfers += int((times.finishes - times.begins)[experts[table.template_task]].sum())
     rows = moved_bytes(executions)
     pp = len(executions[0].program.ranks)
     nic, scale_up = (
@@ -199,12 +199,6 @@ def utilisation(
         scale_up=scale_up / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
         nic=nic / (nic_bytes_per_s * end / NS) if nic_bytes_per_s else 0.0,
     )
-
-
-def _of_experts(execution: Execution) -> BoolArray:
-    """Tasks that communication SMs work on; shards inside the step travel on SMs of a library."""
-    table = execution.tasks
-    return np.array([task.phase in EP_PHASES for task in table.of_template], dtype=bool)[table.template_task]
 
 
 def moved_bytes(executions: Sequence[Execution]) -> tuple[MovedBytes, ...]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.simulator.engine.critical import Segment, critical_path
-from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate
-from moesim.simulator.engine.records import Execution, SendRecord, SyncRecord, last_group
+from moesim.simulator.engine.program import NS
+from moesim.simulator.engine.records import Execution, SendRecord, last_group
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.predict.trace import (
     COMMUNICATION,
@@ -133,39 +133,18 @@ def add_tasks(found: EventList, execution: Execution, member: int) -> None:
                 waits = np.minimum(own_ns, round(task.price.exposed_s * NS))
                 found.add(COMPUTE, task.phase, rank, end - own_ns, end - waits, actions, number, task.block)
                 found.add(INSIDE, task.phase, rank, end - waits, end, actions, number, task.block)
-            else:
-                ready = _ready_ns(execution, code, number, actions, member) + own_ns
+            else:  # a member can begin when its stream is free and its inputs are there
+                before, begin = code.before[number], execution.times.start[actions, member]
+                for other in task.deps if before is None else (*task.deps, before):
+                    ended = execution.times.ends[table.first_task[actions] + other, member]
+                    begin = np.maximum(begin, ended)
+                ready = begin + own_ns
                 launch = np.minimum(end, execution.times.begins[at] + task.transfer.launch_ns)
-                _add_transfer(
-                    found, task, number, table.rank[actions], actions, (ready - own_ns, ready, launch, end)
-                )
-
-
-def _add_transfer(
-    found: EventList,
-    task: CompiledTask,
-    number: int,
-    rank: IntArray,
-    actions: IntArray,
-    times: tuple[IntArray, IntArray, IntArray, IntArray],
-) -> None:
-    """Add the small kernels, the wait and the payload of a transfer; `times` bound them."""
-    begin, ready, launch, end = times
-    stream = SHARDING if task.stream == "sharding" else COMMUNICATION
-    found.add(stream, f"prepare {task.phase}", rank, begin, ready, actions, number, task.block)
-    found.add(stream, f"wait for {task.phase}", rank, ready, launch, actions, number, task.block)
-    found.add(stream, task.phase, rank, launch, end, actions, number, task.block)
-
-
-def _ready_ns(
-    execution: Execution, code: CompiledTemplate, number: int, actions: IntArray, member: int
-) -> IntArray:
-    """When a member can begin a transfer: its stream is free, and its inputs are there."""
-    first, before = execution.table.first_task[actions], code.before[number]
-    ready = execution.times.start[actions, member]
-    for task in (*code.tasks[number].deps, *([] if before is None else [before])):
-        ready = np.maximum(ready, execution.times.ends[first + task, member])
-    return np.asarray(ready)
+                stream = SHARDING if task.stream == "sharding" else COMMUNICATION
+                place = actions, number, task.block
+                found.add(stream, f"prepare {task.phase}", table.rank[actions], begin, ready, *place)
+                found.add(stream, f"wait for {task.phase}", table.rank[actions], ready, launch, *place)
+                found.add(stream, task.phase, table.rank[actions], launch, end, *place)
 
 
 # -- overlap spans -----------------------------------------------------------------------------------
@@ -325,7 +304,10 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
     add_tasks(found, execution, member)
     _add_sends(found, execution)
     for rank, sync in enumerate(execution.syncs):
-        _add_end(found, rank, sync)
+        for key, name in SYNC.items():  # on the row of actions and on its stream
+            bounds = [np.array([time]) for time in getattr(sync, key)]
+            for stream in (SCHEDULE, COMPUTE if key == "optimizer" else DATA_PARALLEL):
+                found.add(stream, name, rank, *bounds)
     hidden_ns, exposed_ns = _add_communication(found, execution, member)
     events, first = found.sorted(), table.first_action
     # (actions that the path goes through, numbers of its (action, task)).
@@ -334,10 +316,13 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
         np.array(sorted({action for action, _ in places}), dtype=np.int64),
         np.array(sorted(action * _MOST_TASKS + task for action, task in places), dtype=np.int64),
     )
+    # Events of the end of the step have no action: (rank, name) of those that the path goes through.
+    numbers = {name: number for number, name in enumerate(events.names)}
+    ends = [s.rank * len(numbers) + numbers[s.cause] for s in path if s.step == "end" and s.cause in numbers]
     events = events.with_critical(
         np.where(
             events.action < 0,
-            _ends_marked(events, path),
+            np.isin(events.rank * len(events.names) + events.name, ends),
             np.where(
                 events.stream == SCHEDULE,
                 np.isin(events.action, actions),
@@ -345,6 +330,12 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
             ),
         )
     )
+    rows = [
+        (s.rank, -1 if s.place is None else int(first[s.rank]) + s.place[0], s.member, s.begin_ns, s.end_ns)
+        for s in path
+    ]
+    rank_of, action_of, member_of, begin, ended = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    causes = tuple(segment.cause for segment in path)
     return StepEvents(
         end_ns=execution.end_ns,
         ranks=ranks,
@@ -360,36 +351,12 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
             critical=np.isin(np.arange(len(table.steps)), actions),
         ),
         events=events,
-        path=_path(path, execution),
+        path=CriticalPath(rank_of, causes, action_of, member_of, begin, ended),
     )
 
 
 _MOST_TASKS = 1 << 20
 """More tasks than an action has, to number (action, task)."""
-
-
-def _ends_marked(events: Events, path: Sequence[Segment]) -> BoolArray:
-    """Which events of the end of the step the path goes through."""
-    marked = {(segment.rank, segment.cause) for segment in path if segment.step == "end"}
-    numbers = {name: number for number, name in enumerate(events.names)}
-    keys = [rank * len(events.names) + numbers[cause] for rank, cause in marked if cause in numbers]
-    return np.asarray(np.isin(events.rank * len(events.names) + events.name, keys))
-
-
-def _path(path: Sequence[Segment], execution: Execution) -> CriticalPath:
-    first = execution.table.first_action
-    rows = [
-        (
-            segment.rank,
-            -1 if segment.place is None else int(first[segment.rank]) + segment.place[0],
-            segment.member,
-            segment.begin_ns,
-            segment.end_ns,
-        )
-        for segment in path
-    ]
-    rank, action, member, begin, end = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    return CriticalPath(rank, tuple(segment.cause for segment in path), action, member, begin, end)
 
 
 def _add_sends(found: EventList, execution: Execution) -> None:
@@ -409,7 +376,7 @@ def _add_sends(found: EventList, execution: Execution) -> None:
         for lane in range(1 + max((lane for _, lane in own), default=-1)):
             for side, letter in enumerate("FB"):
                 sends = [send for send, at in own if at == lane and letter in send.label]
-                places = [_place(send.label, letter) for send in sends]
+                places = [tuple(map(int, send.label.split(letter))) for send in sends]  # such as "3F12"
                 found.add(
                     FIRST_SEND + lane,
                     SENDS[side],
@@ -418,20 +385,6 @@ def _add_sends(found: EventList, execution: Execution) -> None:
                     np.array([send.end for send in sends], dtype=np.int64),
                     np.array([producers.get((side, *place), -1) for place in places], dtype=np.int64),
                 )
-
-
-def _place(label: str, letter: str) -> tuple[int, int]:
-    """(stage, micro-batch) of a send such as "3F12"."""
-    stage, microbatch = label.split(letter)
-    return int(stage), int(microbatch)
-
-
-def _add_end(found: EventList, rank: int, sync: SyncRecord) -> None:
-    """The end of the step, on the row of actions and on its streams."""
-    for key, name in SYNC.items():
-        begin, end = getattr(sync, key)
-        for stream in (SCHEDULE, COMPUTE if key == "optimizer" else DATA_PARALLEL):
-            found.add(stream, name, rank, np.array([begin]), np.array([end]))
 
 
 PRIORITY = (COMMUNICATION, SHARDING, INSIDE, DATA_PARALLEL)

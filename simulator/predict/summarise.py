@@ -10,8 +10,7 @@ from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidenc
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.groups import full_result
-from moesim.simulator.engine.full_resolution.result import FullResult
-from moesim.simulator.engine.records import Execution, last_group, step_time_s
+from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.layout.job import ResolvedJob, usd_per_hour
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import (
@@ -114,7 +113,9 @@ def summarise(step: ExecutedStep) -> Result:
         extrapolated=tuple(sorted(_extrapolated(prepared))),
         seed=scenario.seed,
         version=__version__,
-        full=_full(prepared, executions),
+        full=None
+        if prepared.whole is None
+        else full_result(prepared.whole, executions, fault_effects(prepared, time_s)),
         host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
         defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
@@ -165,13 +166,6 @@ def _step(prepared: Prepared, executions: Sequence[Execution], time_s: float) ->
     )
 
 
-def _full(prepared: Prepared, executions: Sequence[Execution]) -> FullResult | None:
-    if prepared.whole is None:
-        return None
-    causes = fault_effects(prepared, step_time_s(executions))
-    return full_result(prepared.whole, executions, causes)
-
-
 def _tokens(prepared: Prepared) -> int:
     """Tokens of a step, without those of groups that a lost node stopped."""
     batch, whole = prepared.scenario.batch, prepared.whole
@@ -183,23 +177,19 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
     plan = prepared.scenario.run
     steps = -(-plan.tokens // _tokens(prepared))
     hours = steps * time_s / SECONDS_PER_HOUR
+    if prepared.of_fleet:
+        price = usd_per_hour([pool.part.cluster for pool in prepared.pools])
+    else:
+        per_gpu = prepared.cluster.price_per_gpu_hour
+        price = None if per_gpu is None else prepared.n_gpus * per_gpu.value
     return RunResult(
         tokens=plan.tokens,
         steps=int(steps),
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=hours * prepared.n_gpus,
-        cost_usd=_cost_usd(prepared, hours),
+        cost_usd=None if price is None else hours * price,
         report=run_report(prepared, time_s) if plan.asks_for_more else None,
     )
-
-
-def _cost_usd(prepared: Prepared, hours: float) -> float | None:
-    """Rent of all GPUs for `hours` hours; None where a pool has no price."""
-    if prepared.of_fleet:
-        price = usd_per_hour([pool.part.cluster for pool in prepared.pools])
-        return None if price is None else hours * price
-    per_gpu = prepared.cluster.price_per_gpu_hour
-    return None if per_gpu is None else hours * prepared.n_gpus * per_gpu.value
 
 
 def _warnings(prepared: Prepared) -> list[str]:

@@ -352,7 +352,15 @@ def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Prec
     saved = None
     if plan.checkpoint is not None:
         saved = _saved(plan.checkpoint, cluster, parameters, recipe, between)
-        notes += _checkpoint_notes(plan.checkpoint)
+        if plan.checkpoint.size is None:
+            notes.append(
+                "a checkpoint holds master weights and both moments once; weights are cast anew from them"
+            )
+        if plan.checkpoint.asynchronous and plan.checkpoint.stall is None:
+            notes.append(
+                "asynchronous checkpoints: training waits for the copy to host memory at the nominal host "
+                "link"
+            )
     if rate is not None and rate.causes is None and plan.spares is not None:
         notes.append(
             f"failure rate {rate.name!r} states no causes: every interruption is taken to break a node"
@@ -429,16 +437,3 @@ def _saved(
         daly_s=daly_interval_s(stall, between_s) if random else None,
         optimal_s=optimal,
     )
-
-
-def _checkpoint_notes(save: Checkpoint) -> list[str]:
-    notes = []
-    if save.size is None:
-        notes.append(
-            "a checkpoint holds master weights and both moments once; weights are cast anew from them"
-        )
-    if save.asynchronous and save.stall is None:
-        notes.append(
-            "asynchronous checkpoints: training waits for the copy to host memory at the nominal host link"
-        )
-    return notes

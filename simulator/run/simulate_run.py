@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -190,7 +190,10 @@ def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
     works = [replace(_simulated(main, measure), starts=True)]
     for phase in plan.phases:
         if phase.gpu_hours is not None:
-            works.append(_stated(phase, job.cluster.n_gpus))
+            hours = phase.gpu_hours
+            note = f"{phase.name}: {hours.text} as stated ({hours.source}), not predicted"
+            seconds = hours.value * SECONDS_PER_HOUR / job.cluster.n_gpus
+            works.append(PhaseWork(phase.name, True, 0, 0.0, 0, 0, 0.0, seconds, notes=(note,)))
             continue
         try:
             own = job.changed_to(phase_scenario(scenario, phase))
@@ -208,22 +211,6 @@ def phase_scenario(scenario: Scenario, phase: RunPhase) -> Scenario:
         f"batch.sequences={phase.sequences or batch.sequences}",
         f"batch.sequence_length={phase.sequence_length or batch.sequence_length}",
         *phase.override,
-    )
-
-
-def _stated(phase: RunPhase, n_gpus: int) -> PhaseWork:
-    assert phase.gpu_hours is not None
-    hours = phase.gpu_hours
-    return PhaseWork(
-        name=phase.name,
-        stated=True,
-        steps=0,
-        tokens=0.0,
-        sequences=0,
-        sequence_length=0,
-        step_time_s=0.0,
-        seconds=hours.value * SECONDS_PER_HOUR / n_gpus,
-        notes=(f"{phase.name}: {hours.text} as stated ({hours.source}), not predicted",),
     )
 
 
@@ -335,10 +322,24 @@ def simulate_run(
         wide = _Book(phases, drawn, cluster.n_gpus, bill, start_s)
     days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
     hours = days.predicted * HOURS_PER_DAY
+    ends = _spread(wide.wall_s, mean(book.wall_s)).model_dump()
+    ordered = sorted(wide.wall_s.tolist())
+    points = [(share, _percentile(ordered, share)) for share in OUTLOOK_SHARES]
+    outlook = [
+        OutlookRow(
+            share=share,
+            days=seconds / SECONDS_PER_DAY,
+            finish=None if plan.start is None else _date(plan.start, seconds),
+            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
+        )
+        for share, seconds in points
+    ]
     return RunReport(
         phases=tuple(book.rows()),
         days=days,
-        finish=_finish(plan.start, wide.wall_s, mean(book.wall_s)),
+        finish=FinishDates(**{name: _date(plan.start, seconds) for name, seconds in ends.items()})
+        if plan.start
+        else None,
         gpu_hours=book.gpu_hours(),
         goodput=_spread(wide.goodput(), mean(book.goodput())),
         goodput_expected=math.fsum(work) / (interruptions.expected_seconds(work) + book.startup_s)
@@ -359,7 +360,7 @@ def simulate_run(
         replicas=alike if factors is None else replicas,
         seed=seed,
         step_factor=None if factors is None else _spread(factors, 1.0),
-        outlook=tuple(_outlook(plan.start, wide.wall_s, bill)),
+        outlook=tuple(outlook),
     )
 
 
@@ -383,28 +384,9 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _finish(start: datetime.date | None, wall_s: FloatArray, predicted_s: float) -> FinishDates | None:
-    if start is None:
-        return None
-    points = _spread(wall_s, predicted_s).model_dump()
-    return FinishDates(**{name: _date(start, seconds) for name, seconds in points.items()})
-
-
 def _date(start: datetime.date, seconds: float) -> str:
     latest = (datetime.date.max - start).days
     return (start + datetime.timedelta(days=min(int(seconds / SECONDS_PER_DAY), latest))).isoformat()
-
-
-def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Iterator[OutlookRow]:
-    ordered = sorted(wall_s.tolist())
-    for share in OUTLOOK_SHARES:
-        seconds = _percentile(ordered, share)
-        yield OutlookRow(
-            share=share,
-            days=seconds / SECONDS_PER_DAY,
-            finish=None if start is None else _date(start, seconds),
-            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,11 +413,6 @@ class _Book:
     def wall_s(self) -> FloatArray:
         """Seconds of the whole run, [replicas]."""
         return np.asarray(self.outcome.wall.sum(axis=0) + self.stated_s + self.startup_s)
-
-    @property
-    def hours(self) -> FloatArray:
-        """Hours of the whole run, [replicas]."""
-        return self.wall_s / SECONDS_PER_HOUR
 
     def interruptions(self) -> FloatArray:
         """Number of interruptions [replicas]."""

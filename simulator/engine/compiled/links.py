@@ -22,7 +22,7 @@ from moesim.simulator.engine.maxmin import LEVEL_TOLERANCE, TIGHT_LOAD
 
 @compiled
 def rates_of_few(run: Run, count: int) -> None:
-    """As `FewLinks.rates`: a flow that no tight link slows runs as alone, others rise step by step."""
+    """As `Sharing.rates`: a flow that no tight link slows runs as alone, others rise step by step."""
     if count == 1 and not _on_tight_link(run, run.group[0]):
         run.rates[0] = 1.0 / run.flow_alone[run.group[0]]
         return
@@ -100,7 +100,7 @@ def _rise(run: Run, active: int) -> int:
 
 @compiled
 def rates_of_many(run: Run, count: int) -> None:
-    """As `ManyLinks.rates`: only tight links hold flows, and links settle by rounds (`fair_bandwidths`)."""
+    """As `Sharing.rates`: only tight links hold flows, and links settle by rounds (`fair_bandwidths`)."""
     entries = 0
     for i in range(count):
         flow = run.group[i]

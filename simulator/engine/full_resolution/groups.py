@@ -55,22 +55,19 @@ def check_faults(faults: Sequence[Fault], cluster: Cluster) -> None:
 def degraded(topology: Topology, faults: Sequence[Fault]) -> Topology:
     """The topology with its slow and dead links.
 
-    Raises InputError for a link that does not exist, InfeasibleError where a fault cuts off a GPU.
+    A target is such as "nic:17", "plane:3", "gpu:5" (its scale-up ports), a link id, or else a switch. Raises
+    InputError for a link that does not exist, InfeasibleError where a fault cuts off a GPU.
     """
-    links = [
-        LinkFault(_kind(fault.link), fault.link, fault.bandwidth if isinstance(fault, SlowLink) else 0.0)
-        for fault in faults
-        if isinstance(fault, SlowLink | Down)
-    ]
-    return topology.degraded(links) if links else topology
-
-
-def _kind(target: str) -> FaultKind:
-    """The kind of a target such as "nic:17", "plane:3", "gpu:5" (its scale-up ports), a link id, a switch."""
-    if "->" in target:
-        return "link"
     kinds: dict[str, FaultKind] = {"nic": "nic", "plane": "plane", "scale-up": "plane", "gpu": "gpu-links"}
-    return kinds.get(target.partition(":")[0], "switch")
+    links = []
+    for fault in faults:
+        if isinstance(fault, SlowLink | Down):
+            kind: FaultKind = (
+                "link" if "->" in fault.link else kinds.get(fault.link.partition(":")[0], "switch")
+            )
+            bandwidth = fault.bandwidth if isinstance(fault, SlowLink) else 0.0
+            links.append(LinkFault(kind, fault.link, bandwidth))
+    return topology.degraded(links) if links else topology
 
 
 def slow_factors(faults: Sequence[Fault], gpus: IntArray) -> FloatArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +12,7 @@ from moesim.hwmodels.frozen import SameObject
 from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.full_resolution.statistics import link_ends
-from moesim.simulator.engine.link_map import TO_EXPERTS, Demand, unlimited
+from moesim.simulator.engine.link_map import TO_EXPERTS, Demand, LinkMap
 from moesim.simulator.model.operator import Phase
 
 LINKS_OF_A_PAIR = 6
@@ -114,10 +113,10 @@ def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[
     )
 
 
-class ClusterLinkMap:
+class ClusterLinkMap(LinkMap):
     """Links of one group of GPUs in a cluster that may have slow and dead links.
 
-    Implements `engine.link_map.LinkMap`. `gpus[rank, member]` are global numbers.
+    `gpus[rank, member]` are global numbers.
     """
 
     def __init__(
@@ -139,11 +138,6 @@ class ClusterLinkMap:
         self._slow: dict[tuple[int, bool], tuple[FloatArray | float, FloatArray | float]] = {}
         self._sends: dict[tuple[int, int], ExchangePattern] = {}
         self._send_slow: dict[tuple[int, int], FloatArray | float] = {}
-
-    @property
-    def capacity_bytes_per_ns(self) -> FloatArray:
-        """Nominal capacity of every link of the cluster."""
-        return self._capacity
 
     @property
     def gpus_per_rank(self) -> int:
@@ -188,9 +182,6 @@ class ClusterLinkMap:
             cost.nic_bytes, cost.scale_up_bytes, load, node_load
         )
 
-    def _send_pattern(self, topology: Topology, source: int, target: int) -> ExchangePattern:
-        return self._pairs(topology, self.gpus[source], self.gpus[target])
-
     def _pairs(self, topology: Topology, src: IntArray, dst: IntArray) -> ExchangePattern:
         """Pattern in which `src[i]` sends to `dst[i]`."""
         routes = topology.routes(src, dst, spreading=self.spreading, seed=self.seed)
@@ -200,7 +191,7 @@ class ClusterLinkMap:
         """Demand of a send from every member to the same member of the other pipeline rank."""
         key = (source, target)
         if key not in self._sends:
-            self._sends[key] = self._send_pattern(self.topology, source, target)
+            self._sends[key] = self._pairs(self.topology, self.gpus[source], self.gpus[target])
         even = np.ones(self.gpus.shape[1])
         return self._sends[key].demand(size, 0.0, even, even)
 
@@ -225,7 +216,7 @@ class ClusterLinkMap:
         key = (source, target)
         if key not in self._send_slow:
             now, before = (
-                self._times(t, self._send_pattern(t, source, target))[0]
+                self._times(t, self._pairs(t, self.gpus[source], self.gpus[target]))[0]
                 for t in (self.topology, self.healthy)
             )
             self._send_slow[key] = _ratio(now, before)
@@ -250,12 +241,6 @@ class ClusterLinkMap:
         links = np.concatenate([by_tail[first[gpu] : first[gpu + 1]] for gpu in self.gpus[rank].tolist()])
         links.sort()
         return links[~scale_up[links]], links[scale_up[links]]
-
-    def never_full(self) -> ClusterLinkMap:
-        """The same links without limits; dead links stay dead."""
-        result = copy(self)
-        result._capacity = unlimited(self._capacity)
-        return result
 
 
 @lru_cache(maxsize=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,7 +62,10 @@ def group_times(execution: Execution) -> GroupTimes:
         wait[rank] += waits.sum(axis=0)
         held_up[rank] += alone
         if code.kind == "F&B":
-            for (phase, position), own in zip(_phases(code), waits, strict=True):
+            earlier: defaultdict[str, int] = defaultdict(int)  # transfers of the same phase
+            for transfer, own in zip(code.transfers, waits, strict=True):
+                phase = code.tasks[transfer].phase
+                position, earlier[phase] = earlier[phase], earlier[phase] + 1
                 of_rank = sums[phase, position]
                 of_rank[rank] = of_rank[rank] + own if rank in of_rank else own
                 passes[phase, position, rank] += len(actions)
@@ -96,17 +99,6 @@ def _barrier_times(
     np.put_along_axis(ready, last[..., None], -1, axis=2)
     held_up = meet - ready.max(axis=2)
     return waits, np.asarray(np.bincount(last.ravel(), held_up.ravel(), members), dtype=np.float64)
-
-
-def _phases(code: CompiledTemplate) -> list[tuple[str, int]]:
-    """Phase of every transfer of a template, with the number of earlier transfers of that phase."""
-    seen: defaultdict[str, int] = defaultdict(int)
-    phases: list[tuple[str, int]] = []
-    for transfer in code.transfers:
-        phase = code.tasks[transfer].phase
-        phases.append((phase, seen[phase]))
-        seen[phase] += 1
-    return phases
 
 
 def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
@@ -235,7 +227,11 @@ def port_maps(topology: Topology, utilisation: FloatArray) -> list[HeatMap]:
             np.maximum.at(busiest, side[links], utilisation[links])
             found = found or bool(len(links))
         if found:
-            maps.append(_by_node(title, UTILISATION, busiest, topology.gpus_per_node))
+            values = busiest.reshape(-1, topology.gpus_per_node)
+            rows = "node", range(len(values))
+            maps.append(
+                _heat_map(title, UTILISATION, rows, ("GPU of the node", range(values.shape[1])), values)
+            )
     return maps
 
 
@@ -252,35 +248,18 @@ def switch_map(topology: Topology, utilisation: FloatArray) -> HeatMap | None:
     busier = np.maximum(utilisation[2 * cables], utilisation[2 * cables + 1])
     np.maximum.at(values, (row, column), busier)
     values[values < 0.0] = np.nan
-    names = wiring.names
-    return HeatMap(
-        title="switch link load",
-        unit=UTILISATION,
-        row_label="switch",
-        column_label="switch",
-        rows=tuple(names[v] for v in tails.tolist()),
-        columns=tuple(names[v] for v in heads.tolist()),
-        values=_rounded(values),
-    )
+    switches = [("switch", [wiring.names[v] for v in ends.tolist()]) for ends in (tails, heads)]
+    return _heat_map("switch link load", UTILISATION, switches[0], switches[1], values)
 
 
 def rank_maps(times: Sequence[GroupTimes], groups: Sequence[int]) -> list[HeatMap]:
     """Waiting and held-up time, by pipeline rank and member of all groups."""
+    members = [f"{g}.{m}" for g in groups for m in range(times[0].wait_s.shape[1])]
     maps = []
     for title, name in (("wait at barriers", "wait_s"), ("time the group waited for it", "held_up_s")):
         values = np.concatenate([getattr(part, name) for part in times], axis=1)
-        members = times[0].wait_s.shape[1]
-        maps.append(
-            HeatMap(
-                title=title,
-                unit="seconds a step",
-                row_label="pipeline rank",
-                column_label="group.member",
-                rows=tuple(str(r) for r in range(len(values))),
-                columns=tuple(f"{g}.{m}" for g in groups for m in range(members)),
-                values=_rounded(values),
-            )
-        )
+        ranks = "pipeline rank", range(len(values))
+        maps.append(_heat_map(title, "seconds a step", ranks, ("group.member", members), values))
     return maps
 
 
@@ -290,29 +269,25 @@ def expert_map(programs: Sequence[Program]) -> HeatMap | None:
     if not loads[0].shape[0] or loads[0].shape[2] == 1:
         return None
     values = np.mean([load.mean(axis=1) for load in loads], axis=0)
-    return HeatMap(
-        title="expert load",
-        unit="rows over their mean",
-        row_label="routed layer",
-        column_label="rank of the expert-parallel group",
-        rows=tuple(str(r) for r in range(len(values))),
-        columns=tuple(str(m) for m in range(values.shape[1])),
-        values=_rounded(values),
-    )
+    layers = "routed layer", range(len(values))
+    ranks = "rank of the expert-parallel group", range(values.shape[1])
+    return _heat_map("expert load", "rows over their mean", layers, ranks, values)
 
 
-def _by_node(title: str, unit: str, of_gpu: FloatArray, gpus_per_node: int) -> HeatMap:
-    values = of_gpu.reshape(-1, gpus_per_node)
+def _heat_map(
+    title: str,
+    unit: str,
+    rows: tuple[str, Iterable[object]],
+    columns: tuple[str, Iterable[object]],
+    values: FloatArray,
+) -> HeatMap:
+    """A heat map; `rows` and `columns`: their label and their names."""
     return HeatMap(
         title=title,
         unit=unit,
-        row_label="node",
-        column_label="GPU of the node",
-        rows=tuple(str(n) for n in range(len(values))),
-        columns=tuple(str(g) for g in range(gpus_per_node)),
-        values=_rounded(values),
+        row_label=rows[0],
+        column_label=columns[0],
+        rows=tuple(map(str, rows[1])),
+        columns=tuple(map(str, columns[1])),
+        values=tuple(tuple([None if v != v else round(v, 9) for v in row]) for row in values.tolist()),
     )
-
-
-def _rounded(values: FloatArray) -> tuple[tuple[float | None, ...], ...]:
-    return tuple(tuple([None if v != v else round(v, 9) for v in row]) for row in values.tolist())

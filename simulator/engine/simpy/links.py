@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import simpy
 
-from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.maxmin import (
@@ -37,59 +37,39 @@ class Flow:
     rate: float = 0.0
     updated_ns: float = 0.0
     version: int = 0
-    offered: Any = None
+    offered: list[int] = field(default_factory=list)
     """Load that the flow offers to each of its links, in units of capacity / CAPACITY_UNITS."""
-    blocks: list[int] = field(default_factory=list)
-    """Blocks of link numbers under which `ManyLinks` lists the flow."""
 
 
-class Sharing(Protocol):
-    """Tells which flows must be solved again when one starts or ends, and solves their rates."""
+class Sharing:
+    """Tells which flows must be solved again when one starts or ends, and solves their rates (eq. E3a)."""
 
-    def join(self, flow: Flow) -> list[list[Flow]]:
-        """Put a flow on its links; return the coupled groups to solve, none if no tight link slows it."""
-
-    def leave(self, flow: Flow) -> list[list[Flow]]:
-        """Take a flow off its links; return the groups that its tight links coupled."""
-
-    def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Rate of each flow of a group, in whole transfers per nanosecond."""
-
-    def carried(self) -> FloatArray:
+    def __init__(self, capacity: FloatArray, few: bool) -> None:
+        """Start with every link idle; `capacity` in bytes/ns, `few`: how to solve (`MOST_LINKS_IN_STEPS`)."""
+        self.capacity, self.few = capacity, few
+        self.capacities: list[float] = capacity.tolist()
+        self.unit = [CAPACITY_UNITS / c if c > 0.0 else float("inf") for c in self.capacities]
+        self.load = [0] * len(capacity)
+        self.bytes = [0.0] * len(capacity)
         """Bytes that transfers have put on every link so far."""
-
-    def busy(self) -> list[int]:
-        """Links that a transfer is on now."""
-
-
-class FewLinks:
-    """`Sharing` in plain Python, the faster form for transfers on a few links each."""
-
-    def __init__(self, capacity: FloatArray) -> None:
-        """Start with every link idle; `capacity` in bytes/ns."""
-        self.capacity: list[float] = capacity.tolist()
-        self.unit = [CAPACITY_UNITS / c if c > 0.0 else float("inf") for c in self.capacity]
-        self.load = [0] * len(self.capacity)
-        self.bytes = [0.0] * len(self.capacity)
         # Flows of a link in order of their start: a dict keeps that order, so ties are reproducible.
-        self.users: list[dict[Flow, None]] = [{} for _ in self.capacity]
+        self.users: list[dict[Flow, None]] = [{} for _ in self.capacities]
 
     def join(self, flow: Flow) -> list[list[Flow]]:
         """Put a flow on its links; return the coupled groups to solve, none if no tight link slows it."""
-        flow.offered = offered = []
         alone, load, unit = flow.alone_ns, self.load, self.unit
         tight = False
         for link, amount in flow.demand.pairs:
             self.bytes[link] += amount
             self.users[link][flow] = None
             part = ceil(min(amount * unit[link] / alone, TIGHT_LOAD + 1))
-            offered.append(part)
+            flow.offered.append(part)
             load[link] += part
             tight = tight or load[link] > TIGHT_LOAD
-        return [self._coupled(flow)] if tight else []
+        return [self._coupled({flow})] if tight else []
 
     def leave(self, flow: Flow) -> list[list[Flow]]:
-        """Take a flow off its links; return the groups that its tight links coupled."""
+        """Take a flow off its links; return the groups that its tight links coupled (many links: as one)."""
         load = self.load
         freed = []
         for (link, _), part in zip(flow.demand.pairs, flow.offered, strict=True):
@@ -97,162 +77,57 @@ class FewLinks:
                 freed.append(link)
             load[link] -= part
             del self.users[link][flow]
+        users = dict.fromkeys(user for link in freed for user in self.users[link])
+        if not self.few:
+            return [self._coupled(set(users))] if users else []
         groups: list[list[Flow]] = []
         seen: set[Flow] = set()
-        for link in freed:
-            for user in self.users[link]:
-                if user not in seen:
-                    groups.append(self._coupled(user))
-                    seen.update(groups[-1])
+        for user in users:
+            if user not in seen:
+                groups.append(self._coupled({user}))
+                seen.update(groups[-1])
         return groups
 
-    def _coupled(self, flow: Flow) -> list[Flow]:
-        """Flows that share a tight link with `flow`, directly or through others, in order of their start."""
-        seen = {flow}
-        queue = [flow]
+    def _coupled(self, seen: set[Flow]) -> list[Flow]:
+        """Flows, with those that share tight links with them or through others, in order of their start."""
+        queue, looked = list(seen), set[int]()
         while queue:
             for link, _ in queue.pop().demand.pairs:
-                if self.load[link] > TIGHT_LOAD:
-                    for other in self.users[link]:
-                        if other not in seen:
-                            seen.add(other)
-                            queue.append(other)
+                if self.load[link] > TIGHT_LOAD and link not in looked:
+                    looked.add(link)
+                    queue += self.users[link].keys() - seen
+                    seen.update(self.users[link])
         return sorted(seen, key=lambda f: f.serial)
 
     def rates(self, flows: Sequence[Flow]) -> list[float]:
         """Rate of each flow of a group, in whole transfers per nanosecond."""
-        if len(flows) == 1 and all(self.load[link] <= TIGHT_LOAD for link, _ in flows[0].demand.pairs):
-            return [1.0 / flows[0].alone_ns]
-        return max_min_rates_of_few([(f.demand.pairs, f.alone_ns) for f in flows], self.capacity)
-
-    def carried(self) -> FloatArray:
-        """Bytes that transfers have put on every link so far."""
-        return np.array(self.bytes)
-
-    def busy(self) -> list[int]:
-        """Links that a transfer is on now."""
-        return [link for link, users in enumerate(self.users) if users]
-
-
-# -- the same in arrays ----------------------------------------------------------------------------
-
-LINKS_PER_BLOCK = 256
-"""Consecutive link numbers that form one look-up block."""
-
-
-class ManyLinks:
-    """`Sharing` in arrays (docs/model.md, eq. E3a)."""
-
-    def __init__(self, capacity: FloatArray) -> None:
-        """Start with every link idle; `capacity` in bytes/ns."""
-        self.capacity = capacity
-        with np.errstate(divide="ignore"):
-            self.unit = CAPACITY_UNITS / capacity
-        self.load = np.zeros(len(capacity), dtype=np.int64)
-        self.bytes = np.zeros(len(capacity))
-        self.users: list[dict[Flow, None]] = [{} for _ in range(len(capacity) // LINKS_PER_BLOCK + 1)]
-        """Flows of every block of link numbers."""
-        self.number = np.zeros(len(capacity), dtype=np.int64)
-
-    def join(self, flow: Flow) -> list[list[Flow]]:
-        """Put a flow on its links; return the coupled groups to solve, none if no tight link slows it."""
-        links, amounts = flow.demand.links, flow.demand.bytes
-        part = np.ceil(np.minimum(amounts * self.unit[links] / flow.alone_ns, TIGHT_LOAD + 1)).astype(
-            np.int64
-        )
-        load = self.load[links] + part
-        flow.offered = part
-        self.load[links] = load
-        self.bytes[links] += amounts
-        flow.blocks = _blocks(links)
-        for block in flow.blocks:
-            self.users[block][flow] = None
-        tight = load > TIGHT_LOAD
-        return [self._coupled(links[tight])] if tight.any() else []
-
-    def leave(self, flow: Flow) -> list[list[Flow]]:
-        """Take a flow off its links; return the flows that its tight links coupled, as one group."""
-        links = flow.demand.links
-        load = self.load[links]
-        self.load[links] = load - flow.offered
-        for block in flow.blocks:
-            del self.users[block][flow]
-        tight = load > TIGHT_LOAD
-        coupled = self._coupled(links[tight]) if tight.any() else []
-        return [coupled] if coupled else []
-
-    def _coupled(self, links: IntArray) -> list[Flow]:
-        """Flows on `links` and the flows that tight links couple to them, in order of their start."""
-        reached = np.zeros(len(self.capacity), dtype=bool)
-        reached[links] = True
-        looked: set[int] = set()
-        nearby: dict[Flow, None] = {}
-        coupled: list[Flow] = []
-        while not looked.issuperset(blocks := _blocks(np.flatnonzero(reached))):
-            for block in blocks:
-                nearby.update(self.users[block])
-            looked.update(blocks)
-            coupled = self._reach(list(nearby), reached) if nearby else []
-        return sorted(coupled, key=lambda f: f.serial)
-
-    def _reach(self, flows: list[Flow], reached: BoolArray) -> list[Flow]:
-        """The `flows` on a reached link; marks their other tight links in `reached` as well."""
-        entry, owner = _entries(flows)
-        tying = reached[entry] | (self.load[entry] > TIGHT_LOAD)
-        entry, owner = entry[tying], owner[tying]
-        chosen = np.zeros(len(flows), dtype=bool)
-        known = -1
-        while (found := int(np.count_nonzero(chosen))) != known:
-            known = found
-            chosen[owner[reached[entry]]] = True
-            reached[entry[chosen[owner]]] = True
-        return [flow for flow, take in zip(flows, chosen.tolist(), strict=True) if take]
-
-    def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Rate of each flow of a group, in whole transfers per nanosecond."""
-        entry, flow = _entries(flows)
-        largest = np.array([f.demand.bytes.max() for f in flows])
-        alone = np.array([f.alone_ns for f in flows])
-        held = self.load[entry] > TIGHT_LOAD
-        links, who = entry[held], flow[held]
-        rates = 1.0 / alone
-        if len(links):
-            counts = np.bincount(who, minlength=len(flows))
-            some = counts > 0
-            share = np.concatenate([f.demand.bytes for f in flows])[held] / largest[who]
+        if self.few:
+            if len(flows) == 1 and all(self.load[link] <= TIGHT_LOAD for link, _ in flows[0].demand.pairs):
+                return [1.0 / flows[0].alone_ns]
+            return max_min_rates_of_few([(f.demand.pairs, f.alone_ns) for f in flows], self.capacities)
+        rates = [1.0 / f.alone_ns for f in flows]
+        ids, caps, widest, starts = [], [], [], [0]  # of the flows on a tight link
+        links: list[int] = []
+        shares: list[float] = []
+        for number, flow in enumerate(flows):
+            held = [(link, amount) for link, amount in flow.demand.pairs if self.load[link] > TIGHT_LOAD]
+            if held:
+                most = max(amount for _, amount in flow.demand.pairs)
+                links += [link for link, _ in held]
+                shares += [amount / most for _, amount in held]
+                ids.append(number)
+                caps.append(most / flow.alone_ns)
+                widest.append(most)
+                starts.append(len(links))
+        if ids:
             # Numbering only the group's links keeps the solver's vectors short.
-            mark = np.zeros(len(self.capacity), dtype=bool)
-            mark[links] = True
-            used = np.flatnonzero(mark)
-            self.number[used] = np.arange(len(used))
-            caps = (largest / alone)[some]
-            starts = np.append(0, np.cumsum(counts[some]))
-            x = fair_bandwidths(starts, self.number[links], share, caps, self.capacity[used])
-            rates[some] = np.where(x < caps, x / largest[some], rates[some])
-        result: list[float] = rates.tolist()
-        return result
-
-    def carried(self) -> FloatArray:
-        """Bytes that transfers have put on every link so far."""
-        return self.bytes.copy()
-
-    def busy(self) -> list[int]:
-        """Links that a transfer is on now."""
-        flows = dict.fromkeys(flow for users in self.users for flow in users)
-        links: list[int] = np.unique(_entries(list(flows))[0]).tolist() if flows else []
-        return links
-
-
-def _blocks(links: IntArray) -> list[int]:
-    """Blocks of link numbers that contain `links`."""
-    blocks: list[int] = np.unique(links // LINKS_PER_BLOCK).tolist()
-    return blocks
-
-
-def _entries(flows: Sequence[Flow]) -> tuple[IntArray, IntArray]:
-    """Links of all flows concatenated, and the position of the flow that each belongs to."""
-    sizes = [len(f.demand.links) for f in flows]
-    return np.concatenate([f.demand.links for f in flows]), np.repeat(np.arange(len(flows)), sizes)
+            used, numbers = np.unique(links, return_inverse=True)
+            room = self.capacity[used]
+            x = fair_bandwidths(np.array(starts), numbers, np.array(shares), np.array(caps), room)
+            for number, bandwidth, cap, most in zip(ids, x.tolist(), caps, widest, strict=True):
+                if bandwidth < cap:
+                    rates[number] = bandwidth / most
+        return rates
 
 
 # -- links -----------------------------------------------------------------------------------------
@@ -271,9 +146,9 @@ class LinkPool:
         self,
         env: simpy.Environment,
         capacity_bytes_per_ns: FloatArray | Iterable[float],
-        arrays: bool | None = None,
+        few: bool | None = None,
     ) -> None:
-        """Start with every link idle; `arrays` overrides the choice of representation.
+        """Start with every link idle; `few` overrides the choice of the solver.
 
         Raises InputError for a bandwidth that is negative or not a number.
         """
@@ -291,8 +166,7 @@ class LinkPool:
             )
         self.env = env
         self.capacity_bytes_per_ns = capacity
-        use_arrays = len(capacity) > MOST_LINKS_IN_STEPS if arrays is None else arrays
-        self.sharing: Sharing = ManyLinks(capacity) if use_arrays else FewLinks(capacity)
+        self.sharing = Sharing(capacity, len(capacity) <= MOST_LINKS_IN_STEPS if few is None else few)
         self.started = 0
         """Transfers started so far."""
         self.solved = 0
@@ -303,7 +177,7 @@ class LinkPool:
     @property
     def carried_bytes(self) -> FloatArray:
         """Bytes that the transfers started so far put on every link."""
-        return self.sharing.carried()
+        return np.array(self.sharing.bytes)
 
     def start(self, demand: Demand, alone_ns: float) -> simpy.Event:
         """Put a transfer on its links now; the event succeeds when its last byte has arrived."""

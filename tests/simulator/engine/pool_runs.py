@@ -14,11 +14,11 @@ Arrival = tuple[int, Mapping[int, float] | Iterable[tuple[int, float]], float]
 
 
 def run_pool(
-    arrivals: Sequence[Arrival], capacity: Sequence[float], arrays: bool = False
+    arrivals: Sequence[Arrival], capacity: Sequence[float], few: bool = True
 ) -> tuple[list[int], LinkPool]:
     """End (ns) of every arrival, in their order, and the pool."""
     env = simpy.Environment()
-    pool = LinkPool(env, capacity, arrays)
+    pool = LinkPool(env, capacity, few)
     ends = [-1] * len(arrivals)
 
     def sender(number: int) -> simpy.events.ProcessGenerator:

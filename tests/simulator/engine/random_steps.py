@@ -75,7 +75,7 @@ class RandomLinkMap(FoldedLinkMap):
         """A demand for every pair of ranks."""
         return self._demand(4, source, target)
 
-    def send_slowness(self, source: int, target: int) -> FloatArray | float:  # type: ignore[override]
+    def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """The slowness of every member of some sends."""
         if not self.slow_pairs:
             return 1.0

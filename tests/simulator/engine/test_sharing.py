@@ -13,13 +13,12 @@ from pool_runs import run_pool
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS, TIGHT_LOAD
-from moesim.simulator.engine.simpy.links import LINKS_PER_BLOCK, FewLinks, Flow, LinkPool, ManyLinks
+from moesim.simulator.engine.simpy.links import Flow, LinkPool, Sharing
 
 Arrival = tuple[int, dict[int, int], float]
 Case = tuple[list[Arrival], list[int]]
 
-both_pools = pytest.mark.parametrize("arrays", [False, True], ids=["plain", "arrays"])
-both_sharings = pytest.mark.parametrize("sharing", [FewLinks, ManyLinks])
+both_solvers = pytest.mark.parametrize("few", [True, False], ids=["few links", "many links"])
 
 
 @st.composite
@@ -36,10 +35,10 @@ def traffic(draw: st.DrawFn) -> Case:
     return arrivals, capacity
 
 
-@both_pools
+@both_solvers
 @given(traffic())
 def test_every_end_is_that_of_all_flows_and_all_links_solved_at_every_event(
-    arrays: bool, textbook: Any, case: Case
+    few: bool, textbook: Any, case: Case
 ) -> None:
     arrivals, capacity = case
     expected = textbook.ends(
@@ -49,81 +48,54 @@ def test_every_end_is_that_of_all_flows_and_all_links_solved_at_every_event(
         ],
         [Fraction(c) for c in capacity],
     )
-    ends, pool = run_pool(arrivals, capacity, arrays)
+    ends, pool = run_pool(arrivals, capacity, few)
     assert ends == pytest.approx([float(end) for end in expected], rel=1e-9, abs=2 * len(arrivals))
-    assert pool.sharing.busy() == []
+    assert not any(pool.sharing.users)
 
 
-@given(traffic())
-def test_links_far_apart_are_coupled_like_neighbours(case: Case) -> None:
-    """The array representation looks for flows by blocks of link numbers; the answer must not know."""
-    arrivals, capacity = case
-    apart = np.full(LINKS_PER_BLOCK * len(capacity), np.inf)
-    apart[:: LINKS_PER_BLOCK - 1][: len(capacity)] = capacity
-    spread = [
-        (start, {link * (LINKS_PER_BLOCK - 1): amount for link, amount in demand.items()}, alone)
-        for start, demand, alone in arrivals
-    ]
-    near, pool = run_pool(arrivals, capacity, arrays=True)
-    far, wide = run_pool(spread, apart.tolist(), arrays=True)
-    assert far == near
-    assert (wide.solved, wide.solved_flows) == (pool.solved, pool.solved_flows)
-
-
-def test_a_flow_of_a_block_already_looked_at_is_found_when_a_later_one_reaches_it() -> None:
-    """Link 0 ties a to b, b's link in another block ties it to c, and c reaches a link beside the first."""
-    far = 3 * LINKS_PER_BLOCK
-    a, b, c, d = {0: 100}, {0: 100, far: 100}, {far: 100, 1: 100}, {1: 100}
-    capacity = np.ones(4 * LINKS_PER_BLOCK).tolist()
-    ends, pool = run_pool([(0, f, 100.0) for f in (d, c, b, a)], capacity, arrays=True)
-    assert ends == [200, 200, 200, 200]
-    # Solved as they start, and again as they end one after the other.
-    assert pool.solved_flows == (2 + 3 + 4) + (3 + 2 + 1)
-
-
-@both_pools
-def test_nothing_is_solved_where_no_link_can_be_filled(arrays: bool) -> None:
+@both_solvers
+def test_nothing_is_solved_where_no_link_can_be_filled(few: bool) -> None:
     """Three flows that share a link and offer exactly what it can carry: nobody slows anybody down."""
     arrivals = [(0, {0: 900, 1: 100}, 100.0), (10, {0: 600}, 100.0), (20, {0: 500, 1: 900}, 100.0)]
-    ends, pool = run_pool(arrivals, [20.0, 10.0], arrays)
+    ends, pool = run_pool(arrivals, [20.0, 10.0], few)
     assert ends == [100, 110, 120]
     assert pool.solved == 0
     assert pool.started == 3
 
 
-@both_pools
-def test_only_what_tight_links_tie_together_is_solved(arrays: bool) -> None:
+@both_solvers
+def test_only_what_tight_links_tie_together_is_solved(few: bool) -> None:
     """Two pairs fill links 0 and 1; a wide link 2 is shared by all of them and ties nobody."""
     arrivals = [(n, {n % 2: 1000, 2: 10}, 1000.0) for n in range(4)]
-    ends, pool = run_pool(arrivals, [1.0, 1.0, 1.0], arrays)
+    ends, pool = run_pool(arrivals, [1.0, 1.0, 1.0], few)
     # Each pair is solved when its second flow starts and when its first one ends.
     assert (pool.solved, pool.solved_flows) == (4, 6)
     assert ends == [1998, 1999, 2000, 2001]
 
 
-@both_pools
-def test_a_link_that_gets_too_narrow_for_one_flow_slows_it_down(arrays: bool) -> None:
+@both_solvers
+def test_a_link_that_gets_too_narrow_for_one_flow_slows_it_down(few: bool) -> None:
     """A degraded link: the duration alone was meant for a whole one."""
-    assert run_pool([(0, {0: 1000, 1: 500}, 100.0)], [10.0, 2.5], arrays)[0] == [200]
+    assert run_pool([(0, {0: 1000, 1: 500}, 100.0)], [10.0, 2.5], few)[0] == [200]
 
 
-@both_pools
-def test_a_group_of_hundreds_of_links_is_one_fluid(arrays: bool) -> None:
+@both_solvers
+def test_a_group_of_hundreds_of_links_is_one_fluid(few: bool) -> None:
     """The slowest port decides, and a send over one of its ports slows all of it."""
     n = 300
     group = {link: 1000 + link for link in range(n)}
     alone = (1000 + n - 1) / 10.0
-    assert run_pool([(0, group, alone)], [10.0] * n, arrays)[0] == [round(alone)]
+    assert run_pool([(0, group, alone)], [10.0] * n, few)[0] == [round(alone)]
     # Half of port 299 each in bytes/s until the send is through, then the group alone again.
-    ends, _ = run_pool([(0, group, alone), (0, {n - 1: 500}, 50.0)], [10.0] * n, arrays)
+    ends, _ = run_pool([(0, group, alone), (0, {n - 1: 500}, 50.0)], [10.0] * n, few)
     assert ends == [round(alone + 50), 100]
 
 
-@both_sharings
-def test_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLinks | ManyLinks]) -> None:
+@both_solvers
+def test_thousands_of_starts_and_ends_leave_no_trace(few: bool) -> None:
     """Ten flows that fill a link exactly stay untied however many others came and went."""
     capacity = np.array([3.0, 7.0])
-    links = sharing(capacity)
+    links = Sharing(capacity, few)
     number = 0
 
     def flow(part: float) -> Flow:
@@ -152,12 +124,12 @@ def test_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLinks | Ma
     assert 0.9e-12 < TIGHT_LOAD / CAPACITY_UNITS - 1 < 1.1e-12
 
 
-@both_pools
-def test_a_transfer_over_a_dead_link_is_refused(arrays: bool) -> None:
+@both_solvers
+def test_a_transfer_over_a_dead_link_is_refused(few: bool) -> None:
     with pytest.raises(InputError, match="link 1, whose bandwidth is 0"):
-        run_pool([(0, {0: 10, 1: 10}, 10.0)], [1.0, 0.0], arrays)
+        run_pool([(0, {0: 10, 1: 10}, 10.0)], [1.0, 0.0], few)
     # Nobody minds one that is not crossed.
-    assert run_pool([(0, {0: 10, 1: 0}, 10.0)], [1.0, 0.0], arrays)[0] == [10]
+    assert run_pool([(0, {0: 10, 1: 0}, 10.0)], [1.0, 0.0], few)[0] == [10]
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])
@@ -166,9 +138,9 @@ def test_a_bandwidth_that_is_no_rate_is_refused(bad: float) -> None:
         LinkPool(simpy.Environment(), [1.0, bad])
 
 
-@both_pools
-def test_a_link_without_a_limit_ties_nobody(arrays: bool) -> None:
-    ends, pool = run_pool([(0, {0: 10**9}, 10.0), (0, {0: 10**9}, 10.0)], [float("inf")], arrays)
+@both_solvers
+def test_a_link_without_a_limit_ties_nobody(few: bool) -> None:
+    ends, pool = run_pool([(0, {0: 10**9}, 10.0), (0, {0: 10**9}, 10.0)], [float("inf")], few)
     assert ends == [10, 10]
     assert pool.solved == 0
 
@@ -182,9 +154,3 @@ def test_a_demand_is_in_order_and_without_gaps() -> None:
         Demand(np.array([1]), np.array([-1.0]))
     with pytest.raises(ValueError, match="byte counts"):
         Demand(np.array([1, 2]), np.array([1.0]))
-
-
-def test_the_representation_follows_the_number_of_links() -> None:
-    few, many = (LinkPool(simpy.Environment(), [1.0] * n) for n in (48, 6144))
-    assert isinstance(few.sharing, FewLinks)
-    assert isinstance(many.sharing, ManyLinks)

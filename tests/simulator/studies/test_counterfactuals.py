@@ -12,7 +12,7 @@ import pytest
 import moesim
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.compiled.loader import is_ready
-from moesim.simulator.engine.link_map import unlimited
+from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
@@ -177,4 +177,5 @@ def test_an_explanation_of_a_scenario_has_the_runs_and_says_that_they_do_not_add
 
 
 def test_links_without_limits_keep_dead_ones_dead() -> None:
-    assert np.array_equal(unlimited(np.array([0.0, 5.0])), [0.0, np.inf])
+    links = FoldedLinkMap(1, 0.0, 5e9, sends_cross_nodes=True).never_full()
+    assert links.capacity_bytes_per_ns.tolist() == [0.0, 0.0, np.inf, np.inf]
