@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -72,7 +72,10 @@ class LinkContention:
             links = made._stream_links(number, table.transfers)
             for stream in links:
                 made.streams[stream] += 1
-            made.sends.append(_sends(table))
+            # Sends by hop, in the order in which the hops first appear.
+            targets = hop_targets(table.program, table.actions)
+            hops = np.stack([np.broadcast_to(table.actions.rank[:, None], targets.shape), targets], axis=-1)
+            made.sends.append(Counter(map(tuple, hops[targets >= 0].tolist())))
             links += [made._send(number, hop).links for hop in made.sends[-1]]
             made._own.append(np.unique(np.concatenate([*links, np.zeros(0, dtype=np.int64)])))
         return made
@@ -154,16 +157,6 @@ class LinkContention:
                 share = demand.bytes[met] / self.capacity[demand.links[met]]
                 total += count * float(share.max(initial=0.0))
         return total
-
-
-def _sends(table: TaskTable) -> dict[Hop, int]:
-    """Number of sends by hop, in the order in which the hops first appear."""
-    targets = hop_targets(table.program, table.actions)
-    hops = np.stack([np.broadcast_to(table.actions.rank[:, None], targets.shape), targets], axis=-1)
-    hops = hops[targets >= 0]
-    unique, first, count = np.unique(hops, axis=0, return_index=True, return_counts=True)
-    order = np.argsort(first).tolist()
-    return {(int(unique[at, 0]), int(unique[at, 1])): int(count[at]) for at in order}
 
 
 # -- bounds ----------------------------------------------------------------------------------------

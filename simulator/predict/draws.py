@@ -79,12 +79,9 @@ class Draws:
         if count == 1 or self.job.scenario.variation.clock_cv.value == 0.0:
             return 0
         members = members_per_program(self.job.layout)
-        return int(np.argmax([self._pace_s(self._clock(g, members), rank_s) for g in range(count)]))
-
-    def _pace_s(self, clock: FloatArray, rank_s: Sequence[float]) -> float:
-        """Seconds of a pipeline whose ranks are as slow as their slowest member, without overlap or waits."""
-        seconds = clock.max(axis=1) * np.asarray(rank_s)
-        return float(seconds.sum() + (self.microbatches - 1) * seconds.max())
+        # Seconds of pipelines whose ranks are as slow as their slowest member, without overlap or waits.
+        ranks = [self._clock(g, members).max(axis=1) * np.asarray(rank_s) for g in range(count)]
+        return int(np.argmax([float(s.sum() + (self.microbatches - 1) * s.max()) for s in ranks]))
 
     def variation(self, group: int = 0, members: int | None = None) -> MemberVariation:
         """Seeded vectors with one value a member: GPU speed, expert load, and the load averaged over a node.

@@ -16,7 +16,7 @@ from moesim.simulator.engine.program import Program
 from moesim.simulator.layout.job import PoolSlice, ResolvedJob, pool_of_ranks
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
-from moesim.simulator.memory.gpu import MemoryReport, RankStages, expert_group, rank_stages
+from moesim.simulator.memory.gpu import RankStages, expert_group, rank_stages
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.placement import block_seconds, memory_of
@@ -42,7 +42,9 @@ class FleetMemory:
 
         The bytes are those reserved at most if no rank may be at risk, else those in use.
         """
-        report, first = self._report(self.parts[0], stages), self._buffers(self.parts[0])
+        own = self.parts[0].scenario
+        report = memory_of(own, self.shape, own.machine, stages, self.ranks, self.microbatches)
+        first = self._buffers(self.parts[0])
         rows = []
         for part in self.parts:  # pools differ only in the buffers of their communication kernels
             more = self._buffers(part) - first
@@ -50,8 +52,8 @@ class FleetMemory:
             for rank in part.ranks:
                 kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
                 experts = any(self.shape.block(kind).routed for kind in kinds)
-                own = report.by_rank[rank]
-                used = own.range(report.slack)[1] if self.headroom is None else own.total
+                held = report.by_rank[rank]
+                used = held.range(report.slack)[1] if self.headroom is None else held.total
                 rows.append((used + more * experts, capacity))
         return rows
 
@@ -61,10 +63,6 @@ class FleetMemory:
         layout = Layout(scenario.parallel, machine.n_gpus, machine.node.n_gpus)
         group = expert_group(layout, self.shape, scenario.batch.sequence_length, chosen.sms)
         return dispatcher(chosen.kernels).buffers(group).total_bytes
-
-    def _report(self, part: PoolSlice, stages: StageAssignment) -> MemoryReport:
-        own = part.scenario
-        return memory_of(own, self.shape, own.machine, stages, self.ranks, self.microbatches)
 
     def fits(self, stages: StageAssignment) -> bool:
         """Whether every rank fits into the memory of its pool."""

@@ -15,7 +15,7 @@ from moesim.hwmodels.units import SECONDS_PER_DAY
 from moesim.simulator.cost.price_evidence import summed
 from moesim.simulator.engine.bounds import lower_bound_s, moved_by_rank, upper_bound_s
 from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
-from moesim.simulator.engine.records import Execution, SyncRecord, barriers
+from moesim.simulator.engine.records import Execution, barriers
 from moesim.simulator.engine.task_table import TaskTable, total_ns
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.model.precision import Precision
@@ -61,19 +61,17 @@ def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdo
     seconds = np.bincount(places.ravel(), parts.ravel(), ranks * len(CATEGORIES)).reshape(ranks, -1)
     waits = span - compute_ns(table) + _member_mean(times.free - times.end)
     exposed = np.bincount(table.rank, waits, ranks)
-    rows = zip(seconds.tolist(), exposed.tolist(), execution.syncs, strict=True)
-    return [_breakdown(execution.end_ns, by_category, wait, sync) for by_category, wait, sync in rows]
-
-
-def _breakdown(end_ns: int, by_category: Sequence[float], exposed: float, sync: SyncRecord) -> Breakdown:
-    optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
-    exposed += optimizer - (sync.optimizer[1] - sync.optimizer[0])
-    return Breakdown(
-        **{name: ns / NS for name, ns in zip(CATEGORIES, by_category, strict=True)},
-        bubble=(end_ns - fsum(by_category) - optimizer) / NS,
-        optimizer=optimizer / NS,
-        exposed_communication=exposed / NS,
-    )
+    rows = []
+    for by_category, wait, sync in zip(seconds.tolist(), exposed.tolist(), execution.syncs, strict=True):
+        optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
+        row = Breakdown(
+            **{name: ns / NS for name, ns in zip(CATEGORIES, by_category, strict=True)},
+            bubble=(execution.end_ns - fsum(by_category) - optimizer) / NS,
+            optimizer=optimizer / NS,
+            exposed_communication=(wait + (optimizer - (sync.optimizer[1] - sync.optimizer[0]))) / NS,
+        )
+        rows.append(row)
+    return rows
 
 
 def spans_ns(execution: Execution) -> FloatArray:

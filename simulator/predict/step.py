@@ -300,7 +300,18 @@ def _programs(
         pricer.links.scale_up_bytes_per_s,
         priced.costs.send_across_nodes,
     )
-    group = draws.slowest_group(_rank_seconds(priced))
+    # Compute of one micro-batch on every pipeline rank, alone on all SMs, forward and backward.
+    of_kind: dict[BlockKind, float] = defaultdict(float)
+    for (kind, _, mode), price in priced.costs.compute.items():
+        if mode == "alone":
+            of_kind[kind] += price.fixed_s + price.row_s
+    schedule, blocks = priced.schedule, priced.blocks
+    group = draws.slowest_group(
+        [
+            fsum(of_kind[kind] for stage in schedule.stages_on_rank(rank) for kind in blocks[stage])
+            for rank in range(schedule.pp)
+        ]
+    )
     variation, order = draws.variation(group), priced.order
     key = (Same(priced.schedule), Same(priced.costs), priced.blocks, order, Same(variation), links, group)
     program = _PROGRAMS.get(
@@ -322,18 +333,6 @@ def _bytes_of(program: Program) -> int:
 
 _PROGRAMS: BoundedCache[Program] = BoundedCache(160_000_000, _bytes_of)
 """Programs of the scenarios before, of at most 160 MB."""
-
-
-def _rank_seconds(priced: PricedSchedule) -> list[float]:
-    """Compute of one micro-batch on every pipeline rank, alone on all SMs, forward and backward."""
-    of_kind: dict[BlockKind, float] = defaultdict(float)
-    for (kind, _, mode), price in priced.costs.compute.items():
-        if mode == "alone":
-            of_kind[kind] += price.fixed_s + price.row_s
-    return [
-        fsum(of_kind[kind] for stage in priced.schedule.stages_on_rank(rank) for kind in priced.blocks[stage])
-        for rank in range(priced.schedule.pp)
-    ]
 
 
 # -- step --------------------------------------------------------------------------------------------

@@ -75,6 +75,25 @@ def timeline(scenario: Scenario, rank: int = 0, action: int | None = None) -> Ti
     inside = events.where((events.action == chosen) & (events.rank == rank) & (chosen >= 0))
     derived = (inside.stream == HIDDEN) | (inside.stream == EXPOSED)
     phases = ~derived & (inside.stream != SCHEDULE) & (inside.stream < FIRST_SEND)
+    path, actions = step.path, step.actions
+    columns = (
+        path.rank.tolist(),
+        path.cause,
+        path.action.tolist(),
+        path.begin_ns.tolist(),
+        path.end_ns.tolist(),
+    )
+    longest = [
+        Bar(
+            str(row),
+            cause,
+            "" if a < 0 else which(actions.kind[a], actions.stages[a], actions.microbatches[a]),
+            begin / NS,
+            end / NS,
+            critical=True,
+        )
+        for row, cause, a, begin, end in zip(*columns, strict=True)
+    ]
     return Timeline(
         step_s=step.end_ns / NS,
         ranks=step.ranks,
@@ -82,7 +101,7 @@ def timeline(scenario: Scenario, rank: int = 0, action: int | None = None) -> Ti
         zoomed_rank=rank,
         zoomed=tuple(_bars(step, inside.where(phases))),
         communication=tuple(_bars(step, inside.where(derived))),
-        critical_path=_path(step),
+        critical_path=tuple(longest),
         inputs=inputs_of(scenario),
     )
 
@@ -142,26 +161,3 @@ def _detail(actions: Actions, name: str, action: int, block: int) -> str:
         side = 1 - side
     block_text = "" if block < 0 else f"block {block}, "
     return f"stage {stages[side]}, {block_text}micro-batch {microbatches[side]}"
-
-
-def _path(step: StepEvents) -> tuple[Bar, ...]:
-    path, actions = step.path, step.actions
-    rows = zip(
-        path.rank.tolist(),
-        path.cause,
-        path.action.tolist(),
-        path.begin_ns.tolist(),
-        path.end_ns.tolist(),
-        strict=True,
-    )
-    return tuple(
-        Bar(
-            str(rank),
-            cause,
-            "" if a < 0 else which(actions.kind[a], actions.stages[a], actions.microbatches[a]),
-            begin / NS,
-            end / NS,
-            critical=True,
-        )
-        for rank, cause, a, begin, end in rows
-    )

@@ -369,8 +369,21 @@ def write_trace(path: str | Path, shown: Sequence[ShownGpus]) -> None:
 
     Raises InputError for another extension and for a missing folder.
     """
-    path = trace_path(path)
-    write_atomically(path, _chunks(chrome_trace(shown)))
+    path, trace = trace_path(path), chrome_trace(shown)
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    head = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
+
+    def chunks() -> Iterator[str]:
+        """One event a line, so that traces can be compared line by line."""
+        # HTA finds the rank by the text `"rank": 0`, including the blank; without it every file is rank 0.
+        yield head[:-1] + ', "traceEvents":[\n'
+        events: list[Event] = trace["traceEvents"]
+        for start in range(0, len(events), 4096):
+            part = ",\n".join(encode(event) for event in events[start : start + 4096])
+            yield part + (",\n" if start + 4096 < len(events) else "\n")
+        yield "]}\n"
+
+    write_atomically(path, chunks())
 
 
 def check_trace_folder(folder: Path) -> None:
@@ -410,19 +423,6 @@ def trace_path(path: str | Path) -> Path:
         raise InputError(f"trace file {path}: unknown extension; use {' or '.join(EXTENSIONS)}")
     check_writable(path, "trace file")
     return path
-
-
-def _chunks(trace: dict[str, Any]) -> Iterator[str]:
-    """JSON text with one event a line, so that traces can be compared line by line."""
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    head = {key: value for key, value in trace.items() if key != "traceEvents"}
-    # HTA finds the rank by the text `"rank": 0`, including the blank; without it every file is rank 0.
-    yield json.dumps(head)[:-1] + ', "traceEvents":[\n'
-    events: list[Event] = trace["traceEvents"]
-    for start in range(0, len(events), 4096):
-        part = ",\n".join(encode(event) for event in events[start : start + 4096])
-        yield part + (",\n" if start + 4096 < len(events) else "\n")
-    yield "]}\n"
 
 
 def _chosen(what: str, numbers: Sequence[int], count: int) -> list[int]:

@@ -266,7 +266,12 @@ def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
     notes = [] if site is not None else [f"cluster {cluster.name!r} names no energy site: no kWh, no CO2"]
     parts: dict[str, float] | None
     if price is not None and price.buy is not None:
-        parts = purchase_usd_per_hour(price.buy, gpus, power_w, _known(site, cluster))
+        if site is None:
+            raise InputError(
+                f"run.price.buy needs the electricity of the site, and cluster {cluster.name!r} names none; "
+                "set cluster.energy, for example cluster.energy=usa"
+            )
+        parts = purchase_usd_per_hour(price.buy, gpus, power_w, site)
         described = f"bought: {price.buy.title}"
         chip, buys = cluster.accelerator.name, price.buy.accelerators
         if buys and chip not in buys:
@@ -303,15 +308,6 @@ def purchase_usd_per_hour(buy: Purchase, gpus: int, power_w: float, site: Energy
         parts["upkeep"] = written_off(power_w * buy.upkeep.value, SECONDS_PER_YEAR)
     parts["electricity"] = power_w / 1000.0 * site.pue.value * site.electricity_price.value
     return parts
-
-
-def _known(site: EnergySite | None, cluster: Cluster) -> EnergySite:
-    if site is None:
-        raise InputError(
-            f"run.price.buy needs the electricity of the site, and cluster {cluster.name!r} names none; set "
-            "cluster.energy, for example cluster.energy=usa"
-        )
-    return site
 
 
 def _rent(cluster: Cluster, price: Price | None) -> tuple[SourcedUsdPerHour | None, str]:

@@ -32,8 +32,10 @@ def records_of(execution: Execution) -> list[list[StepRecord]]:
     """One record for every step of every pipeline rank."""
     table, times = execution.table, execution.times
     begins, finishes, ends = times.begins.tolist(), times.finishes.tolist(), list(times.ends)
-    rows = zip(
-        table.steps, times.start, times.end, times.free, pairwise(table.first_task.tolist()), strict=True
-    )
-    flat = [StepRecord(*own, ends[a:b], begins[a:b], finishes[a:b]) for *own, (a, b) in rows]
+    rows = zip(table.steps, times.start, times.end, times.free, strict=True)
+    bounds = pairwise(table.first_task.tolist())
+    flat = [
+        StepRecord(step, start, end, free, ends[a:b], begins[a:b], finishes[a:b])
+        for (step, start, end, free), (a, b) in zip(rows, bounds, strict=True)
+    ]
     return [flat[a:b] for a, b in pairwise(table.first_action.tolist())]
