@@ -159,7 +159,6 @@ class TaskDurations:
         self.stage_tokens = self._tokens(stages)
         self.faster = _faster
         self._clocks: dict[int, FloatArray] = {}
-        self._payloads: dict[tuple[int | None, float, float, float, float], Payload] = {}
 
     def _tokens(self, stages: int) -> list[object]:
         """Stand for all that the factors of the phases of each stage depend on, besides block and phase."""
@@ -282,17 +281,6 @@ class TaskDurations:
     def _payload(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> Payload:
         """Payload in ns of the slowest member and of each member (eq. E2)."""
         nic, scale_up = self.link_map.slowness(rank, phase)
-        if isinstance(nic, float) and isinstance(scale_up, float):
-            usual = (routed, cost.nic_s, cost.scale_up_s, nic, scale_up)
-            if usual not in self._payloads:
-                self._payloads[usual] = self._shared_payload(routed, cost, (nic, scale_up))
-            return self._payloads[usual]
-        return self._shared_payload(routed, cost, (nic, scale_up))
-
-    def _shared_payload(
-        self, routed: int | None, cost: TransferCost, slowness: tuple[FloatArray | float, FloatArray | float]
-    ) -> Payload:
-        nic, scale_up = slowness
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),
@@ -302,30 +290,24 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
-            found = self._usual_payload(routed, cost) if slow == (1.0, 1.0) and least >= 0.0 else None
-            if found is not None:
-                return found
             load = self._even if routed is None else self.variation.loads[routed]
             node_load = self._even if routed is None else self.variation.node_loads[routed]
+            loads = None if routed is None else (node_load, load)
+            whole = loads is None or all(a.flags.c_contiguous and a.shape == self.shape for a in loads)
+            if self.faster is not None and whole and slow == (1.0, 1.0) and least >= 0.0:
+                figures = self.faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
+                if figures is not None:
+                    return read_only(figures[0]), read_only(figures[1])
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
-            whole = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
-            slowest = whole.max(axis=1)
+            each = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
+            slowest = each.max(axis=1)
             if least < 0.0 or not float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
-                whole_ns(whole)  # says what is wrong with it
-            nanoseconds = np.multiply(whole, NS, out=self._whole)
+                whole_ns(each)  # says what is wrong with it
+            nanoseconds = np.multiply(each, NS, out=self._whole)
             np.rint(nanoseconds, out=nanoseconds)
             return read_only(slowest * NS), read_only(nanoseconds.astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
-
-    def _usual_payload(self, routed: int | None, cost: TransferCost) -> Payload | None:
-        """The payload of a healthy rank by compiled code; None without it, or for unusual durations."""
-        loads = None if routed is None else (self.variation.node_loads[routed], self.variation.loads[routed])
-        whole = loads is None or all(load.flags.c_contiguous and load.shape == self.shape for load in loads)
-        if self.faster is None or not whole:
-            return None
-        found = self.faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
-        return None if found is None else (read_only(found[0]), read_only(found[1]))
 
 
 def _loads(variation: MemberVariation) -> _Loads:
