@@ -56,10 +56,6 @@ class Events:
         """Some of the events: a mask, or their numbers in the order in which they are wanted."""
         return Events(self.names, *(getattr(self, column)[chosen] for column in (*COLUMNS, "critical")))
 
-    def with_critical(self, critical: BoolArray) -> Events:
-        """The same events, with those on the critical path marked."""
-        return replace(self, critical=critical)
-
 
 COLUMNS = ("rank", "stream", "name", "begin_ns", "end_ns", "action", "task", "block")
 
@@ -69,7 +65,7 @@ class EventList:
     """Gathers events in parts of one stream and one name."""
 
     _names: dict[str, int] = field(default_factory=dict)
-    _parts: list[tuple[IntArray, ...]] = field(default_factory=list)
+    _parts: list[IntArray] = field(default_factory=list)
 
     def add(
         self,
@@ -83,33 +79,15 @@ class EventList:
         block: int = -1,
     ) -> None:
         """Add events; those that take no time are left out, as in a trace."""
-        lasts = end_ns > begin_ns
         number = self._names.setdefault(name, len(self._names))
-        count = int(np.count_nonzero(lasts))
-        if not count:
-            return
-        self._parts.append(
-            tuple(
-                np.full(count, column, dtype=np.int64)
-                if isinstance(column, int)
-                else column
-                if count == len(column)
-                else column[lasts]
-                for column in (rank, stream, number, begin_ns, end_ns, action, task, block)
-            )
-        )
+        columns = np.broadcast_arrays(rank, stream, number, begin_ns, end_ns, action, task, block)
+        self._parts.append(np.array(columns, dtype=np.int64)[:, end_ns > begin_ns])
 
     def sorted(self) -> Events:
         """All events by rank, stream and begin."""
-        joined = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
-        columns = joined or [np.zeros(0, dtype=np.int64) for _ in COLUMNS]
+        columns = np.concatenate([np.zeros((len(COLUMNS), 0), dtype=np.int64), *self._parts], axis=1)
         order = np.lexsort((columns[3], columns[1], columns[0]))
-        chosen = [np.asarray(column[order], dtype=np.int64) for column in columns]
-        return Events(
-            tuple(self._names),
-            **dict(zip(COLUMNS, chosen, strict=True)),
-            critical=np.zeros(len(order), dtype=bool),
-        )
+        return Events(tuple(self._names), *columns[:, order], critical=np.zeros(len(order), dtype=bool))
 
 
 # -- task slices -------------------------------------------------------------------------------------
@@ -319,8 +297,9 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
     # Events of the end of the step have no action: (rank, name) of those that the path goes through.
     numbers = {name: number for number, name in enumerate(events.names)}
     ends = [s.rank * len(numbers) + numbers[s.cause] for s in path if s.step == "end" and s.cause in numbers]
-    events = events.with_critical(
-        np.where(
+    events = replace(
+        events,
+        critical=np.where(
             events.action < 0,
             np.isin(events.rank * len(events.names) + events.name, ends),
             np.where(
@@ -328,7 +307,7 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
                 np.isin(events.action, actions),
                 np.isin(events.action * _MOST_TASKS + events.task, tasks) & (events.task >= 0),
             ),
-        )
+        ),
     )
     rows = [
         (s.rank, -1 if s.place is None else int(first[s.rank]) + s.place[0], s.member, s.begin_ns, s.end_ns)

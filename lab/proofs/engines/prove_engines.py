@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prepared_steps import prove_prepared, prove_presets
-from random_steps import differences, random_step, toy_of_conftest
+from random_steps import Toy, differences, random_step
 from shared_links import random_case, run_case
 
 from moesim.simulator.engine.compiled import links, memory
@@ -70,6 +70,15 @@ def _compiled_functions() -> tuple[Any, Any]:
 
     strict = numba.njit(error_model="numpy", fastmath=False)
     return strict(begin), strict(next_end)
+
+
+def toy_of_conftest() -> Toy:
+    """`build_toy`, for a program that is no test."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
+    from conftest import build_toy
+
+    toy: Toy = build_toy
+    return toy
 
 
 def main() -> int:

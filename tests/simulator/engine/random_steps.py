@@ -6,10 +6,8 @@ many flows meet on full links: order of ties and sums of rates are what two engi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,12 +154,3 @@ def differences(ours: Sequence[Execution], reference: Sequence[Execution]) -> li
         if one.carried_bytes.tobytes() != other.carried_bytes.tobytes():
             result.append(f"group {group}: bytes on the links")
     return result
-
-
-def toy_of_conftest() -> Toy:
-    """`build_toy`, for a program that is no test."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from conftest import build_toy
-
-    toy: Toy = build_toy
-    return toy
