@@ -87,7 +87,7 @@ class EventList:
         """All events by rank, stream and begin."""
         columns = np.concatenate([np.zeros((len(COLUMNS), 0), dtype=np.int64), *self._parts], axis=1)
         order = np.lexsort((columns[3], columns[1], columns[0]))
-        return Events(tuple(self._names), *columns[:, order], critical=np.zeros(len(order), dtype=bool))
+        return Events(tuple(self._names), *columns[:, order], np.zeros(len(order), dtype=bool))
 
 
 # -- task slices -------------------------------------------------------------------------------------
@@ -283,9 +283,9 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
     _add_sends(found, execution)
     for rank, sync in enumerate(execution.syncs):
         for key, name in SYNC.items():  # on the row of actions and on its stream
-            bounds = [np.array([time]) for time in getattr(sync, key)]
+            begin, ended = getattr(sync, key)
             for stream in (SCHEDULE, COMPUTE if key == "optimizer" else DATA_PARALLEL):
-                found.add(stream, name, rank, *bounds)
+                found.add(stream, name, rank, np.array([begin]), np.array([ended]))
     hidden_ns, exposed_ns = _add_communication(found, execution, member)
     events, first = found.sorted(), table.first_action
     # (actions that the path goes through, numbers of its (action, task)).
@@ -355,14 +355,18 @@ def _add_sends(found: EventList, execution: Execution) -> None:
         for lane in range(1 + max((lane for _, lane in own), default=-1)):
             for side, letter in enumerate("FB"):
                 sends = [send for send, at in own if at == lane and letter in send.label]
-                places = [tuple(map(int, send.label.split(letter))) for send in sends]  # such as "3F12"
+                labels = [map(int, send.label.split(letter)) for send in sends]  # such as "3F12"
+                posted = [producers.get((side, stage, micro), -1) for stage, micro in labels]
                 found.add(
                     FIRST_SEND + lane,
                     SENDS[side],
                     rank,
                     np.array([send.start for send in sends], dtype=np.int64),
                     np.array([send.end for send in sends], dtype=np.int64),
-                    np.array([producers.get((side, *place), -1) for place in places], dtype=np.int64),
+                    np.array(
+                        [producers.get((side, int(stage), int(micro)), -1) for stage, micro in labels],
+                        dtype=np.int64,
+                    ),
                 )
 
 
