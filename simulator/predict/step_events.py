@@ -363,10 +363,7 @@ def _add_sends(found: EventList, execution: Execution) -> None:
                     rank,
                     np.array([send.start for send in sends], dtype=np.int64),
                     np.array([send.end for send in sends], dtype=np.int64),
-                    np.array(
-                        [producers.get((side, int(stage), int(micro)), -1) for stage, micro in labels],
-                        dtype=np.int64,
-                    ),
+                    np.array(posted, dtype=np.int64),
                 )
 
 
