@@ -87,7 +87,8 @@ class EventList:
         """All events by rank, stream and begin."""
         columns = np.concatenate([np.zeros((len(COLUMNS), 0), dtype=np.int64), *self._parts], axis=1)
         order = np.lexsort((columns[3], columns[1], columns[0]))
-        return Events(tuple(self._names), *columns[:, order], np.zeros(len(order), dtype=bool))
+        chosen = dict(zip(COLUMNS, columns[:, order], strict=True))
+        return Events(tuple(self._names), **chosen, critical=np.zeros(len(order), dtype=bool))
 
 
 # -- task slices -------------------------------------------------------------------------------------

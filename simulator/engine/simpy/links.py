@@ -57,13 +57,14 @@ class Sharing:
 
     def join(self, flow: Flow) -> list[list[Flow]]:
         """Put a flow on its links; return the coupled groups to solve, none if no tight link slows it."""
+        flow.offered = offered = []
         alone, load, unit = flow.alone_ns, self.load, self.unit
         tight = False
         for link, amount in flow.demand.pairs:
             self.bytes[link] += amount
             self.users[link][flow] = None
             part = ceil(min(amount * unit[link] / alone, TIGHT_LOAD + 1))
-            flow.offered.append(part)
+            offered.append(part)
             load[link] += part
             tight = tight or load[link] > TIGHT_LOAD
         return [self._coupled({flow})] if tight else []
