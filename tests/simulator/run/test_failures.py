@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.simulator.run.failures import (
@@ -144,6 +144,7 @@ def test_factors_stretch_the_training_of_their_replica() -> None:
     assert outcome.wall[0].tolist() == [10 * HOUR, 15 * HOUR, 5 * HOUR]
 
 
+@settings(max_examples=30)
 @given(
     st.floats(0.2, 50.0),
     st.floats(0.05, 5.0),
