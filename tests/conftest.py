@@ -103,6 +103,13 @@ def computed_once(name: str, compute: Callable[[], T]) -> T:
     return result
 
 
+@pytest.fixture
+def small_file(tmp_path: Path) -> str:
+    """A small scenario that is fine, as `small.yaml` in the folder of a command."""
+    shutil.copy(ROOT / "tests" / "golden" / "scenario-small.yaml", tmp_path / "small.yaml")
+    return "small.yaml"
+
+
 @pytest.fixture(scope="session")
 def published_rows() -> list[Row]:
     """Every published figure of the home case beside its prediction."""

@@ -30,8 +30,8 @@ MIXTRAL = {
 Run = Callable[..., Any]
 
 
-def test_simulate_prints_the_answer(run: Run, small: str) -> None:
-    code, out, err = run("simulate", small)
+def test_simulate_prints_the_answer(run: Run, small_file: str) -> None:
+    code, out, err = run("simulate", small_file)
     assert code == 0 and err == ""
     assert 20 <= len(out.splitlines()) <= 30
     for word in (
@@ -41,35 +41,35 @@ def test_simulate_prints_the_answer(run: Run, small: str) -> None:
         assert word in out
 
 
-def test_simulate_json_is_the_result_object_and_the_same_every_time(run: Run, small: str) -> None:
-    first, second = run("simulate", small, "--json"), run("simulate", small, "--json")
+def test_simulate_json_is_the_result_object_and_the_same_every_time(run: Run, small_file: str) -> None:
+    first, second = run("simulate", small_file, "--json"), run("simulate", small_file, "--json")
     assert first.out == second.out and first.code == second.code == 0
     result = Result.model_validate_json(first.out)
     assert first.out == result.model_dump_json(indent=2) + "\n"
     assert result.step.lower_bound_s <= result.step.time_s <= result.step.upper_bound_s
 
 
-def test_set_and_seed_reach_the_scenario(run: Run, small: str) -> None:
-    base = json.loads(run("simulate", small, "--json").out)
-    seeded = json.loads(run("simulate", small, "--json", "--seed", "7").out)
+def test_set_and_seed_reach_the_scenario(run: Run, small_file: str) -> None:
+    base = json.loads(run("simulate", small_file, "--json").out)
+    seeded = json.loads(run("simulate", small_file, "--json", "--seed", "7").out)
     assert seeded["seed"] == 7 and seeded["step"]["time_s"] != base["step"]["time_s"]
-    fewer = json.loads(run("simulate", small, "--json", "--set", "batch.sequences=32").out)
+    fewer = json.loads(run("simulate", small_file, "--json", "--set", "batch.sequences=32").out)
     assert fewer["step"]["tokens"] * 2 == base["step"]["tokens"]
 
 
-def test_a_plan_that_does_not_fit_is_printed_and_exits_with_3(run: Run, small: str) -> None:
+def test_a_plan_that_does_not_fit_is_printed_and_exits_with_3(run: Run, small_file: str) -> None:
     plan = ("--set", "parallel.zero_stage=0", "--set", "recompute=none")
-    code, out, err = run("simulate", small, *plan)
+    code, out, err = run("simulate", small_file, *plan)
     assert code == 3 and "DOES NOT FIT" in out
     assert err.startswith("moesim: error: small: does not fit") and err.count("\n") == 1
-    code, out, err = run("simulate", small, "--json", *plan)
+    code, out, err = run("simulate", small_file, "--json", *plan)
     assert code == 3 and json.loads(out)["memory"]["fits"] is False
-    assert run("explain", small, *plan).code == 3
+    assert run("explain", small_file, *plan).code == 3
 
 
-def test_traces_are_written(run: Run, small: str, tmp_path: Path) -> None:
+def test_traces_are_written(run: Run, small_file: str, tmp_path: Path) -> None:
     shown = ("--ranks", "0,2-3", "--trace-per-rank", "new/ranks")
-    code, out, err = run("simulate", small, "--json", "--trace", "t.json.gz", *shown)
+    code, out, err = run("simulate", small_file, "--json", "--trace", "t.json.gz", *shown)
     assert code == 0 and json.loads(out)
     assert "wrote t.json.gz" in err and "wrote 3 files in new/ranks" in err
     packed = (tmp_path / "t.json.gz").read_bytes()
@@ -78,9 +78,9 @@ def test_traces_are_written(run: Run, small: str, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "new" / "ranks").iterdir()) == [
         f"rank-000{gpu}.json.gz" for gpu in ("00", "16", "24")
     ]
-    run("simulate", small, "--trace", "again.json.gz", "--ranks", "0,2-3")
+    run("simulate", small_file, "--trace", "again.json.gz", "--ranks", "0,2-3")
     assert (tmp_path / "again.json.gz").read_bytes() == packed
-    run("simulate", small, "--trace", "all.json", "--ranks", "0", "--members", "all")
+    run("simulate", small_file, "--trace", "all.json", "--ranks", "0", "--members", "all")
     events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
     assert {e["pid"] for e in events} == set(range(8))
 
@@ -142,8 +142,8 @@ def test_hardware(run: Run) -> None:
     assert listed["mtt-s5000"]["confidence"] == "peak-only (generic-roofline)"
 
 
-def test_confidence_is_printed_and_an_engine_is_told(run: Run, small: str) -> None:
-    code, out, _ = run("simulate", small)
+def test_confidence_is_printed_and_an_engine_is_told(run: Run, small_file: str) -> None:
+    code, out, _ = run("simulate", small_file)
     assert (
         code == 0
         and "\nconfidence measured: bf16 products from the rate tables of profile h200-measured\n" in out
@@ -230,8 +230,8 @@ STOPS = [
 ]
 
 
-def test_run_prints_the_whole_run(run: Run, small: str) -> None:
-    code, out, _ = run("run", small, *STOPS, "--set", "run.phases=[{name: tuning, gpu_hours: 2 kGPU-h}]")
+def test_run_prints_the_whole_run(run: Run, small_file: str) -> None:
+    code, out, _ = run("run", small_file, *STOPS, "--set", "run.phases=[{name: tuning, gpu_hours: 2 kGPU-h}]")
     assert code == 0
     for word in (
         "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated",
@@ -239,26 +239,26 @@ def test_run_prints_the_whole_run(run: Run, small: str) -> None:
         "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
     ):  # fmt: skip
         assert word in out
-    plain = run("run", small, "--set", "run.failures=none").out
+    plain = run("run", small_file, "--set", "run.failures=none").out
     assert "no failures are modelled" in plain and "finish" in plain
 
 
-def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) -> None:
-    first = run("run", small, *STOPS, "--json")
+def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small_file: str) -> None:
+    first = run("run", small_file, *STOPS, "--json")
     report = RunReport.model_validate_json(first.out)
     assert first.code == 0 and first.out == report.model_dump_json(indent=2) + "\n"
     assert report.step_factor is not None and len(report.outlook) == 21
-    sure = Result.model_validate_json(run("simulate", small, *STOPS, "--uncertainty", "--json").out)
+    sure = Result.model_validate_json(run("simulate", small_file, *STOPS, "--uncertainty", "--json").out)
     assert report.inputs == sure.inputs
     assert sure.run.report == report.model_copy(update={"inputs": None})
-    plain = Result.model_validate_json(run("simulate", small, *STOPS, "--json").out).run.report
+    plain = Result.model_validate_json(run("simulate", small_file, *STOPS, "--json").out).run.report
     assert plain is not None and plain.step_factor is None and plain.phases == report.phases
-    shown = run("simulate", small, *STOPS).out
+    shown = run("simulate", small_file, *STOPS).out
     assert "the whole run" in shown and "intervals hold stops only" in shown
 
 
-def test_a_run_that_never_finishes_exits_with_3(run: Run, small: str) -> None:
-    code, out, err = run("run", small, *STOPS, "--set", "run.failures={interruptions: 9000 /node-day}")
+def test_a_run_that_never_finishes_exits_with_3(run: Run, small_file: str) -> None:
+    code, out, err = run("run", small_file, *STOPS, "--set", "run.failures={interruptions: 9000 /node-day}")
     assert (code, out) == (3, "")
     assert "small.yaml: the run never finishes in practice" in err and "Traceback" not in err
 
@@ -273,11 +273,11 @@ def test_version_and_help(run: Run) -> None:
 
 
 def test_progress_goes_to_stderr_after_two_seconds(
-    run: Run, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, small_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from moesim.cli import console as cli_console
 
-    assert run("simulate", small, "--json").err == ""
+    assert run("simulate", small_file, "--json").err == ""
     monkeypatch.setattr(cli_console, "QUIET_S", 0.01)
     with cli_console.working("counting") as say:
         time.sleep(0.2)
@@ -314,8 +314,8 @@ def test_help_loads_no_simulator() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_explain(run: Run, small: str) -> None:
-    code, out, _ = run("explain", small)
+def test_explain(run: Run, small_file: str) -> None:
+    code, out, _ = run("explain", small_file)
     assert code == 0
     for word in (
         "critical path",
@@ -335,7 +335,7 @@ def test_explain(run: Run, small: str) -> None:
     assert sum(shares) == pytest.approx(100.0, abs=1.0), "the critical path covers the step"
     for word in ("payloads of dispatch and combine", "all of them", "do not add up"):
         assert word in costs
-    without = run("explain", small, "--no-counterfactuals")
+    without = run("explain", small_file, "--no-counterfactuals")
     assert without.code == 0 and "what each cause costs" not in without.out
 
 

@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {
 
 
 Run = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("small")  # beside whatever a test breaks
+pytestmark = pytest.mark.usefixtures("small_file")  # beside whatever a test breaks
 
 
 def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:

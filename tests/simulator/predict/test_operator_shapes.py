@@ -23,8 +23,14 @@ SIZES = {
 def table() -> tuple[Shape, ...]:
     scenario = load_scenario(
         "mixtral-8x7b-64xh100",
-        ["model=qwen3-30b-a3b", "parallel={ep: 8, microbatch: 2, zero_stage: 3}", "schedule=1f1b"]
-        + ["software.framework=torchtitan-0.2", "precision=bf16", "batch.sequence_length=4096"],
+        [
+            "model=qwen3-30b-a3b",
+            "parallel={ep: 8, microbatch: 2, zero_stage: 3}",
+            "schedule=1f1b",
+            "software.framework=torchtitan-0.2",
+            "precision=bf16",
+            "batch.sequence_length=4096",
+        ],
     )
     return operator_shapes(scenario, (4096, 1024))
 
