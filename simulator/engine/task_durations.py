@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
-from moesim.simulator.engine.compiled.state import address_of
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
     LONGEST_PHASE_S,
@@ -30,9 +29,6 @@ from moesim.simulator.engine.program import (
 from moesim.simulator.engine.task_table import keep_figures
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules import Schedule
-
-if TYPE_CHECKING:
-    from moesim.simulator.engine.compiled.loader import NativeCode
 
 LOAD_TOLERANCE = 1e-9
 """Mean rows of the members that are below 1 by less than this count as complete."""
@@ -71,7 +67,8 @@ _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(
 class CompiledPhases:
     """The same durations as `TaskDurations` computes with NumPy, by compiled code, which is faster."""
 
-    native: NativeCode
+    native: Any
+    """The compiled functions `fill_rows`, `fill_payloads` and `fill_noise`, which take addresses."""
 
     def phase_rows(
         self,
@@ -91,11 +88,11 @@ class CompiledPhases:
         usual = self.native.fill_rows(
             fixed_s,
             row_s,
-            0 if load is None else address_of(load),
-            0 if factor is None else address_of(factor),
+            0 if load is None else _address(load),
+            0 if factor is None else _address(factor),
             microbatches,
             members,
-            address_of(results),
+            _address(results),
         )
         if not usual:
             return None
@@ -119,8 +116,8 @@ class CompiledPhases:
         """
         microbatches, members = shape
         results = np.empty(microbatches * (members + 1), np.int64)
-        node_load, load = (0, 0) if loads is None else map(address_of, loads)
-        out = address_of(results)
+        node_load, load = (0, 0) if loads is None else map(_address, loads)
+        out = _address(results)
         if not self.native.fill_payloads(nic_s, scale_up_s, node_load, load, microbatches, members, out):
             return None
         rows = microbatches * members
@@ -129,14 +126,19 @@ class CompiledPhases:
     def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
         """Clock times run-to-run noise [micro-batches, members], from contiguous arrays of that shape."""
         factors = np.empty(draws.shape)
-        self.native.fill_noise(cv, address_of(draws), address_of(clock), draws.size, address_of(factors))
+        self.native.fill_noise(cv, _address(draws), _address(clock), draws.size, _address(factors))
         return factors
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    """Where an array begins."""
+    return int(array.__array_interface__["data"][0])
 
 
 _faster: CompiledPhases | None = None
 
 
-def use_for_phases(native: NativeCode) -> None:
+def use_for_phases(native: Any) -> None:
     """Compute durations by compiled code from now on; their values stay the same."""
     global _faster
     _faster = CompiledPhases(native)

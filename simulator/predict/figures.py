@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.engine.full_resolution.result import FaultEffect
+from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, RunResult, StepResult
 from moesim.simulator.predict.step import Prepared, run_step
 from moesim.simulator.predict.work_size import Band, Uncertainty
 from moesim.simulator.scenario.sections import Fault, NodeLoss
 
-if TYPE_CHECKING:
-    from moesim.simulator.predict.result import Result
+
+class Figures(Protocol):
+    """The fields of a result from which figures are read."""
+
+    @property
+    def step(self) -> StepResult:
+        """Time and rates of a step."""
+
+    @property
+    def breakdown_s(self) -> Breakdown:
+        """Seconds of the step of pipeline rank 0 by category."""
+
+    @property
+    def forward_backward_pair_s(self) -> float | None:
+        """Mean duration of an overlapped pair."""
+
+    @property
+    def memory(self) -> MemoryResult:
+        """Memory of the fullest GPU."""
+
+    @property
+    def run(self) -> RunResult:
+        """The run that consists of such steps."""
 
 
 Metric = Literal["step_time_s", "tokens_per_s", "mfu_causal", "days", "cost_usd"]
@@ -27,7 +49,7 @@ UNCERTAIN: dict[Metric, int] = {
 }
 """Figures with an interval, with the power of the step time to which each is proportional."""
 
-FIGURE_READERS: dict[str, Callable[[Result], float | bool | None]] = {
+FIGURE_READERS: dict[str, Callable[[Figures], float | bool | None]] = {
     "step_time_s": lambda r: r.step.time_s,
     "tokens_per_s": lambda r: r.step.tokens_per_s,
     "tokens_per_s_per_gpu": lambda r: r.step.tokens_per_s_per_gpu,
@@ -48,7 +70,7 @@ FIGURE_READERS: dict[str, Callable[[Result], float | bool | None]] = {
 """Columns of sweeps and comparisons, as functions of a result."""
 
 
-def figures(result: Result) -> dict[str, float | bool | None]:
+def figures(result: Figures) -> dict[str, float | bool | None]:
     """Every tabulated figure of a result, by name."""
     return {name: read(result) for name, read in FIGURE_READERS.items()}
 
@@ -71,7 +93,7 @@ POWERS: dict[str, int] = {
 }
 """Figures that depend on the step time, with the power of it to which each is proportional."""
 
-NORMALISED: dict[str, Callable[[Result], float | None]] = {
+NORMALISED: dict[str, Callable[[Figures], float | None]] = {
     "tokens_per_usd": lambda r: r.run.tokens / r.run.cost_usd if r.run.cost_usd else None,
     "usd_per_billion_tokens": lambda r: r.run.cost_usd / r.run.tokens * 1e9 if r.run.cost_usd else None,
     "gpu_hours_per_billion_tokens": lambda r: r.run.gpu_hours / r.run.tokens * 1e9,
@@ -79,9 +101,9 @@ NORMALISED: dict[str, Callable[[Result], float | None]] = {
 """Totals of a run, normalised to compare runs with different numbers of GPUs, prices or tokens."""
 
 
-def powered_figures(result: Result) -> dict[str, float | None]:
+def powered_figures(result: Figures) -> dict[str, float | None]:
     """Every figure that is proportional to a power of the step time (`POWERS`), by name; None if unknown."""
-    readers: dict[str, Callable[[Result], float | bool | None]] = {
+    readers: dict[str, Callable[[Figures], float | bool | None]] = {
         **FIGURE_READERS,
         **NORMALISED,
         "tokens_per_day": lambda r: r.step.tokens_per_day,
@@ -90,7 +112,7 @@ def powered_figures(result: Result) -> dict[str, float | None]:
     return {name: value if isinstance(value, float) else None for name, value in found.items()}
 
 
-def bands_of_figures(result: Result, found: Uncertainty) -> dict[str, Band]:
+def bands_of_figures(result: Figures, found: Uncertainty) -> dict[str, Band]:
     """Intervals by figure: those of `found`, and of the result's figures proportional to one of them."""
     bands = dict(found.bands)
     predicted = {**figures(result), "tokens_per_day": result.step.tokens_per_day}

@@ -273,7 +273,6 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
     ends last. What it runs through is marked on the member that is shown.
     """
     table, times = execution.table, execution.times
-    ranks = len(execution.syncs)
     found = EventList()
     start, end = times.start[:, member], times.end[:, member]
     for kind in dict.fromkeys(code.kind for code in table.codes):
@@ -310,15 +309,9 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
             ),
         ),
     )
-    rows = [
-        (s.rank, -1 if s.place is None else int(first[s.rank]) + s.place[0], s.member, s.begin_ns, s.end_ns)
-        for s in path
-    ]
-    rank_of, action_of, member_of, begin, ended = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    causes = tuple(segment.cause for segment in path)
     return StepEvents(
         end_ns=execution.end_ns,
-        ranks=ranks,
+        ranks=len(execution.syncs),
         actions=Actions(
             rank=table.rank,
             kind=tuple(step.code.kind for step in table.steps),
@@ -331,12 +324,21 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
             critical=np.isin(np.arange(len(table.steps)), actions),
         ),
         events=events,
-        path=CriticalPath(rank_of, causes, action_of, member_of, begin, ended),
+        path=_path(path, first),
     )
 
 
 _MOST_TASKS = 1 << 20
 """More tasks than an action has, to number (action, task)."""
+
+
+def _path(path: Sequence[Segment], first_action: IntArray) -> CriticalPath:
+    rows = [
+        (s.rank, int(first_action[s.rank]) + s.place[0] if s.place else -1, s.member, s.begin_ns, s.end_ns)
+        for s in path
+    ]
+    rank, action, member, begin, end = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    return CriticalPath(rank, tuple(segment.cause for segment in path), action, member, begin, end)
 
 
 def _add_sends(found: EventList, execution: Execution) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -323,17 +323,6 @@ def simulate_run(
     days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
     hours = days.predicted * HOURS_PER_DAY
     ends = _spread(wide.wall_s, mean(book.wall_s)).model_dump()
-    ordered = sorted(wide.wall_s.tolist())
-    points = [(share, _percentile(ordered, share)) for share in OUTLOOK_SHARES]
-    outlook = [
-        OutlookRow(
-            share=share,
-            days=seconds / SECONDS_PER_DAY,
-            finish=None if plan.start is None else _date(plan.start, seconds),
-            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
-        )
-        for share, seconds in points
-    ]
     return RunReport(
         phases=tuple(book.rows()),
         days=days,
@@ -360,7 +349,7 @@ def simulate_run(
         replicas=alike if factors is None else replicas,
         seed=seed,
         step_factor=None if factors is None else _spread(factors, 1.0),
-        outlook=tuple(outlook),
+        outlook=tuple(_outlook(plan.start, wide.wall_s, bill)),
     )
 
 
@@ -387,6 +376,18 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 def _date(start: datetime.date, seconds: float) -> str:
     latest = (datetime.date.max - start).days
     return (start + datetime.timedelta(days=min(int(seconds / SECONDS_PER_DAY), latest))).isoformat()
+
+
+def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Iterator[OutlookRow]:
+    ordered = sorted(wall_s.tolist())
+    for share in OUTLOOK_SHARES:
+        seconds = _percentile(ordered, share)
+        yield OutlookRow(
+            share=share,
+            days=seconds / SECONDS_PER_DAY,
+            finish=None if start is None else _date(start, seconds),
+            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
+        )
 
 
 @dataclass(frozen=True, slots=True)

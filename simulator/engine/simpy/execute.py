@@ -24,7 +24,7 @@ Process = Generator[simpy.Event, Any, None]
 
 
 @dataclass(slots=True)
-class _Running:
+class _ActionTimes:
     """An action and the times of its tasks so far, in the words of `RecordedTimes`."""
 
     step: PlacedStep
@@ -114,7 +114,7 @@ class _GroupRun:
                     event = self.waiting[key] = self.env.event()
                     yield event
                 start = np.maximum(start, self.arrived.pop(key))
-            record = _Running(step, start, start)
+            record = _ActionTimes(step, start, start)
             sends = yield from self._run_tasks(rank, step, record)
             free, code, micro = record.end, step.code, step.microbatches
             tasks = slice(first_task[action], first_task[action + 1])
@@ -140,7 +140,7 @@ class _GroupRun:
         return keys
 
     def _run_tasks(
-        self, rank: int, step: PlacedStep, record: _Running
+        self, rank: int, step: PlacedStep, record: _ActionTimes
     ) -> Generator[simpy.Event, Any, list[simpy.Event | None]]:
         """Run the tasks of an action; return the sends that left inside it."""
         left: list[simpy.Event | None] = []
@@ -180,7 +180,7 @@ class _GroupRun:
             record.end = maximum(record.end, ends[number])
         return left
 
-    def _beside(self, rank: int, number: int, record: _Running, before: simpy.Event | None) -> Process:
+    def _beside(self, rank: int, number: int, record: _ActionTimes, before: simpy.Event | None) -> Process:
         """Run a collective of the sharding stream after the one before it, beside the rank's other work."""
         if before is not None:
             if not before.processed:
@@ -190,7 +190,7 @@ class _GroupRun:
             record.ends[number] = np.maximum(record.ends[number], record.ends[previous])
         yield from self._transfer(rank, number, record)
 
-    def _transfer(self, rank: int, number: int, record: _Running) -> Process:
+    def _transfer(self, rank: int, number: int, record: _ActionTimes) -> Process:
         """Run a transfer whose inputs are ready at `record.ends[number]`, and write down its times.
 
         All members wait for the slowest one, then the payload starts.

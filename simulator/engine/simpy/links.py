@@ -101,7 +101,7 @@ class Sharing:
         return sorted(seen, key=lambda f: f.serial)
 
     def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Rate of each flow of a group, in whole transfers per nanosecond."""
+        """Rate of each flow of a group, in whole transfers per nanosecond; all are then settled (eq. E3c)."""
         if self.few:
             if len(flows) == 1 and all(self.load[link] <= TIGHT_LOAD for link, _ in flows[0].demand.pairs):
                 return [1.0 / flows[0].alone_ns]
