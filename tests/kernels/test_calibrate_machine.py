@@ -134,16 +134,17 @@ def test_driver_names_of_the_shipped_accelerators(name: str, accelerator: str | 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ((False, "all", None, None, False), "moesim calibrate"),
-        ((True, "0,2", None, None, False), "moesim calibrate --quick --gpus 0,2"),
+        ((False, "all", None, None, None, False), "moesim calibrate"),
+        ((True, "0,2", None, None, None, False), "moesim calibrate --quick --gpus 0,2"),
         (
-            (False, "all", ["copy", "hbm"], "h200-sxm", True),
-            "moesim calibrate --only copy --only hbm --accelerator h200-sxm --allow-busy",
+            (False, "all", ["copy", "hbm"], "qwen3-30b-a3b", "h200-sxm", True),
+            "moesim calibrate --only copy --only hbm --model qwen3-30b-a3b --accelerator h200-sxm "
+            "--allow-busy",
         ),
     ],
 )
 def test_a_profile_records_what_was_asked_for(
-    options: tuple[bool, str, list[str] | None, str | None, bool], text: str
+    options: tuple[bool, str, list[str] | None, str | None, str | None, bool], text: str
 ) -> None:
     from moesim.cli.calibrate import _command
 

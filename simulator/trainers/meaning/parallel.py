@@ -219,12 +219,12 @@ def _cluster_with(base: Scenario, nodes: int, asked: str) -> Any:
         key: part.model_dump(mode="json", exclude_none=True) for key, part in kept.items() if part is not None
     }
     first: InputError | None = None
-    for change in (
-        lambda: base.overridden(f"cluster.nodes={nodes}"),
-        lambda: base.replace(cluster=outline | {"nodes": nodes}),
-    ):
+    for whole in (False, True):
         try:
-            changed = change()
+            if whole:
+                changed = base.replace(cluster=outline | {"nodes": nodes})
+            else:
+                changed = base.overridden(f"cluster.nodes={nodes}")
             changed.machine.topology()
         except InputError as error:
             first = first or error

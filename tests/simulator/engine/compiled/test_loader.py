@@ -219,8 +219,10 @@ def no_numba(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.undo()
     monkeypatch.setenv(loader.FOLDER, str(file.parent))
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
-    for cached in (loader.numba_version, loader.place, engine._load, engine._say):
-        cached.cache_clear()
+    loader.numba_version.cache_clear()
+    loader.place.cache_clear()
+    engine._load.cache_clear()
+    engine._say.cache_clear()
     yield
     loader.numba_version.cache_clear()
 
