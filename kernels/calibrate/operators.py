@@ -145,7 +145,7 @@ def moved(p: Mapping[str, Any], backward: bool) -> Call:
     """Element-wise kernels and copies of one tensor, and FSDP2's packing of gradients into an FP32 buffer."""
     t, kind, n = torch(), p["use"].partition("/")[2], p["elements"]
     if kind == "pack":
-        grads = [_normal(n // TENSORS) for _ in range(TENSORS)]
+        grads = [_normal(n // TENSORS // 2 * 2) for _ in range(TENSORS)]
         out = t.empty(2, sum(grad.numel() for grad in grads) // 2, device="cuda")
         return lambda: t._chunk_cat(grads, dim=0, num_chunks=2, out=out)
     x = _normal(n, wide=kind == "narrow")
