@@ -42,6 +42,7 @@ def test_numbers_stay_numbers_and_texts_stay_themselves() -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_tables_hold_the_results_figures(trace_pair: Run, home_case: Run) -> None:
     results = [home_case[2], trace_pair[2]]
     rows = list(csv.DictReader(io.StringIO(exports.result_csv(results))))

@@ -140,6 +140,7 @@ RUNS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_the_formulas_of_a_whole_run_give_the_figures_shown(name: str) -> None:
     scenario, result = predicted(*RUNS[name])
@@ -161,6 +162,7 @@ def test_the_formulas_of_a_whole_run_give_the_figures_shown(name: str) -> None:
     assert "J7" in texts["cost_usd"] and "(evidence?" in texts["cost_usd"]
 
 
+@pytest.mark.long
 def test_a_cluster_without_price_and_site_has_no_formula_for_them() -> None:
     scenario, result = predicted("cluster.price_per_gpu_hour=null", "cluster.energy=null")
     assert result.run.report is not None

@@ -206,6 +206,7 @@ def test_a_result_too_large_to_hold_is_refused() -> None:
         jobs.submit("test/large", bytearray, 2 * jobs.VALUE_BYTES).result(60.0)
 
 
+@pytest.mark.long
 def test_a_job_ends_by_itself_where_nobody_ends_it() -> None:
     # Loops of the interpreter that nothing outside stops: the limits are the process's own.
     ends = f"import sys; sys.path[:] = {sys.path!r}; from moesim.app import jobs; jobs.enforce(-4.5); "

@@ -74,6 +74,7 @@ state.publish()
 # -- names, titles and tokens -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_uploaded_model_gives_its_name_and_takes_deepseeks_tokens_away() -> None:
     app = session("scenario", *QWEN)
     data = (GOLDEN / "qwen3-30b-a3b.json").read_bytes()
@@ -110,6 +111,7 @@ def test_what_stands_beside_the_pages_names_no_token() -> None:
     assert "{" not in shown
 
 
+@pytest.mark.long
 def test_a_refusal_stays_until_the_next_upload() -> None:
     app = session("scenario", *QWEN)
     bad = json.dumps({"model_type": "gpt_of_nobody"}).encode()
@@ -161,6 +163,7 @@ def test_a_large_profile_is_saved_as_json(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert load_scenario(str(tmp_path / "saved.json")).calibration.entries()
 
 
+@pytest.mark.long
 def test_an_inline_profile_predicts_what_the_file_predicts() -> None:
     named = moesim.load(HOME, "profile=h800-published", "batch.sequences=4096")
     inside = named.replace(profile=load_profile("h800-published").model_dump(mode="json"))

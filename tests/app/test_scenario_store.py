@@ -58,6 +58,7 @@ def page_works() -> list[str]:
     return [warning.value for warning in app.warning]
 
 
+@pytest.mark.long
 def test_a_locked_file_delays_and_loses_nothing(file: Path) -> None:
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")

@@ -93,6 +93,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         parent.wait()
 
 
+@pytest.mark.long
 def test_nothing_in_the_folder_where_it_starts_runs(started: Started) -> None:
     assert len(list((started.log.parent / "scenarios").iterdir())) == len(HOSTILE)
     assert not (started.log.parent / "marks").exists()
@@ -175,6 +176,7 @@ def test_a_timer_that_fires_while_another_page_is_drawn_does_not_empty_it(starte
     run_apart(visit())
 
 
+@pytest.mark.long
 def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
     hostile = importlib.import_module("lab.benchmarks.hostile")
     rows = run_apart(hostile.visit(server_command.url(started.port), started.pid, quick=True))
@@ -238,6 +240,7 @@ print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in librarie
 """
 
 
+@pytest.mark.long
 def test_drawing_a_page_imports_nothing_more() -> None:
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

@@ -202,6 +202,7 @@ def test_compare_splits_the_difference_by_cause() -> None:
     assert app.query_params["with"]
 
 
+@pytest.mark.long
 def test_compare_says_what_two_scenarios_do_not_share() -> None:
     app = session("compare", *SMALL, "cluster.nodes=128", "profile=generic-roofline", "recompute=none")
     app.query_params["with"] = [json.dumps([HOME, *SMALL])]
@@ -240,6 +241,7 @@ def test_a_scenario_compared_with_itself_is_the_same() -> None:
     assert all(cells[1].endswith("the same") for name, cells in figures(app).items() if name == "Step time")
 
 
+@pytest.mark.long
 def test_a_difference_within_its_uncertainty_is_said_and_grey() -> None:
     app = session("compare", *SMALL)
     app.button(key="keep").click().run()
@@ -299,6 +301,7 @@ def test_faster_links_are_a_change_that_can_be_kept() -> None:
     assert any("nic_bandwidth" in text for text in app.query_params["set"])
 
 
+@pytest.mark.long
 def test_a_failed_part_is_chosen_and_its_cost_is_told() -> None:
     small = ("cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")
     app = session("topology", *small)

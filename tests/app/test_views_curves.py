@@ -35,6 +35,7 @@ def whole(app: testing.AppTest) -> bool:
     return "the present value" in captions(app)
 
 
+@pytest.mark.long
 def test_the_page_is_drawn_before_anything_is_computed_and_every_point_comes() -> None:
     app = session("curves", *SMALL)
     assert len(app.get("plotly_chart")) == 8, "all charts are there from the beginning"

@@ -29,6 +29,7 @@ def planned(app: testing.AppTest) -> bool:
     return not any(button.label == "Stop" for button in app.button) and 'class="figures"' in html_of(app)
 
 
+@pytest.mark.long
 def test_clusters_are_planned_on_request_and_compared_in_one_table() -> None:
     app = opened()
     assert [info.value for info in app.info] == ["Choose at least two clusters."]
@@ -70,6 +71,7 @@ def test_other_terms_need_no_other_search() -> None:
     assert "bought: " in html_of(app)
 
 
+@pytest.mark.long
 def test_a_budget_sets_the_numbers_of_gpus_and_says_who_has_no_price() -> None:
     names = ["h100-1024", "b200-1024", "tpu-v5p-2048-slice"]
     app = opened(

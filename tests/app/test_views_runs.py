@@ -44,6 +44,7 @@ def run_page() -> AppTest:
     return session("run_cost", "run.failures=none")
 
 
+@pytest.mark.long
 def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -> None:
     before = float(metric(run_page, "Days, whole run"))
     assert "No failures are modelled" in words(run_page) and not run_page.error
@@ -57,6 +58,7 @@ def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -
     assert not run_page.error and float(metric(run_page, "Days, whole run")) == before
 
 
+@pytest.mark.long
 def test_failures_assumed_by_rule_are_shown_and_can_be_changed() -> None:
     page = session("run_cost")
     assert box(page, "selectbox", "Failure rate as at").value == "llama3-16k-h100"
@@ -97,6 +99,7 @@ def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the
     assert "Rented at $3/h (undated, stated by you)" in said and "arXiv" not in said
 
 
+@pytest.mark.long
 def test_a_plan_that_does_not_fit_is_said_before_any_price() -> None:
     app = session("run_cost", "recompute=none", "run.failures=none")
     kinds = [type(element).__name__ for element in app.main if type(element).__name__ in ("Error", "Metric")]
@@ -105,6 +108,7 @@ def test_a_plan_that_does_not_fit_is_said_before_any_price() -> None:
     assert kinds[0] == "Error"
 
 
+@pytest.mark.long
 def test_tokens_are_entered_in_trillions(run_page: AppTest) -> None:
     tokens = box(run_page, "number_input", "Tokens of the main phase (T: 10¹²)")
     assert tokens.value == 14.8 and tokens.proto.format == "%g"
@@ -157,6 +161,7 @@ def test_two_profiles_are_compared() -> None:
     assert len(table(app, "change / error")) == beyond
 
 
+@pytest.mark.long
 def test_every_shipped_profile_can_be_shown() -> None:
     app = session("calibration")
     for name in list_profiles():

@@ -33,6 +33,7 @@ def test_a_plan_that_does_not_fit_says_what_takes_the_memory_and_offers_a_search
     assert app.button(key="start repair").label == "Find the nearest plan that fits"
 
 
+@pytest.mark.long
 def test_an_illegal_plan_marks_its_field_and_offers_legal_values_and_plans() -> None:
     app = session("scenario", *JOB, "parallel.ep=6")
     assert app.number_input(key="input parallel.ep").value == 6, "the form shows what was asked for"
@@ -50,6 +51,7 @@ def test_an_illegal_plan_marks_its_field_and_offers_legal_values_and_plans() -> 
     assert any("Legal and fits" in done.value for done in app.success)
 
 
+@pytest.mark.long
 def test_a_fleet_says_where_its_inputs_are_and_is_checked_all_the_same() -> None:
     pools = 'fleet={"pools":[{"cluster":"deepseek-h800-2048"},{"cluster":"h100-1024"}]}'
     plan = ("parallel.pp=12", "schedule=dualpipev", "parallel.ep=32", "stages={}")

@@ -56,6 +56,7 @@ def test_a_link_says_what_a_sweep_would_take_and_does_not_start_it(visitor: str)
     assert not list((uploads.folder() / "sweeps").glob("*.sqlite"))
 
 
+@pytest.mark.long
 def test_a_sweep_lists_illegal_points_and_shows_its_best_which_opens_as_the_scenario() -> None:
     app = finished(opened("8,20,500"))
     assert metrics(app) == {"Points": "3", "Known": "2", "Refused": "1", "To compute": "0"}
@@ -71,6 +72,7 @@ def test_a_sweep_lists_illegal_points_and_shows_its_best_which_opens_as_the_scen
     assert f"communication.sms={[8, 20][best]}" in app.query_params["set"]
 
 
+@pytest.mark.long
 def test_known_points_are_free_for_a_wider_sweep_and_for_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,6 +88,7 @@ def test_known_points_are_free_for_a_wider_sweep_and_for_nobody_else(
     assert metrics(opened())["Known"] == "0"
 
 
+@pytest.mark.long
 def test_a_stopped_sweep_keeps_its_points_and_goes_on(visitor: str) -> None:
     app = opened("4..28:2")
     press(app, "start sweep")
@@ -162,6 +165,7 @@ def test_stores_of_all_visitors_are_bounded(tmp_path: Path, monkeypatch: pytest.
     assert paths[0].exists() and not paths[1].exists() and not paths[2].exists() and paths[3].exists()
 
 
+@pytest.mark.long
 def test_a_sweep_with_two_keys_is_a_map_and_with_three_a_slice_of_one() -> None:
     app = opened()
     app.selectbox(key="sweep key 2").set_value("parallel.microbatch").run()

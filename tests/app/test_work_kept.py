@@ -226,6 +226,7 @@ def one_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visitors, "_cookies", lambda: [token])
 
 
+@pytest.mark.long
 def test_opening_a_plan_keeps_what_was_found_also_over_a_reload(
     one_browser: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_sweep_prints_json_and_a_table(run: Run, tmp_path: Path) -> None:
     assert possible.code == 0 and "why not" not in possible.out
 
 
+@pytest.mark.long
 def test_sensitivity_prints_json_and_a_table(run: Run) -> None:
     shown = run("sensitivity", PAIR, "--range", "communication.sms=16,24", "--json")
     assert shown.code == 0

@@ -64,6 +64,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_line_is_wider_than_the_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str, ...]

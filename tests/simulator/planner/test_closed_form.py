@@ -59,6 +59,7 @@ def test_prices_are_those_of_the_pricer() -> None:
     assert dict(ours.transfer) == dict(theirs.transfer)
 
 
+@pytest.mark.long
 def test_memory_is_that_of_every_single_plan(home: Searched) -> None:
     found, study = home
     draw = random.Random(0)
@@ -166,6 +167,7 @@ def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
     assert found.time_s[0] == pytest.approx(simulated, rel=0.03)
 
 
+@pytest.mark.long
 def test_the_closed_form_itself_hardly_falls_below_a_bound(home: Searched) -> None:
     """`time_s` is never below the bound, because the search takes the larger; the formula is asked here."""
     found, study = home

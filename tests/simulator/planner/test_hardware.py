@@ -127,6 +127,7 @@ def test_a_budget_buys_fewer_of_the_dearer_gpus(job: Scenario) -> None:
         gpus_for(job, "tpu-v5p-2048-slice", 1e6, "as stated")
 
 
+@pytest.mark.long
 def test_each_row_is_the_prediction_of_its_best_plan(job: Scenario, plans: list[ClusterPlan]) -> None:
     table = hardware_comparison(job, plans)
     for row, found in zip(table.clusters[:2], plans, strict=False):

@@ -25,6 +25,7 @@ def on_one_node(name: str, **keys: Any) -> Scenario:
     return Scenario.model_validate(data | keys)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", shipped_models())
 def test_a_shipped_model_is_predicted_between_its_bounds(name: str) -> None:
     scenario = on_one_node(name)

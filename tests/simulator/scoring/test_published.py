@@ -49,6 +49,7 @@ def rows(published_rows: list[Row]) -> dict[str, Row]:
     return {row.id: row for row in published_rows}
 
 
+@pytest.mark.long
 def test_rows_have_the_promised_keys_and_consistent_errors(rows: dict[str, Row]) -> None:
     keys = {"id", "source", "quantity", "unit", "published", "predicted", "relative_error"}
     for row in rows.values():

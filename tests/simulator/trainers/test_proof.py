@@ -91,6 +91,7 @@ def test_spoilt_plans_were_refused(judged: dict[str, Any], version: str) -> None
     assert [name for name, said in controls.items() if said == "accepted"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_todays_exports_are_those_that_were_judged(judged: dict[str, Any], version: str) -> None:
     verdicts, count = judged[version]["verdicts"], 5  # the first plans of each model; the draw is seeded

@@ -54,6 +54,7 @@ def test_the_text_names_stragglers_and_costs(run: Run) -> None:
     assert "slow-gpu GPU 37 at 0.5 of its speed" in out
 
 
+@pytest.mark.long
 def test_a_picture_is_the_same_every_time(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'moesim[pictures]'")
     pictures = []
