@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ Error: Any = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 from app_sessions import HOME, JOB  # noqa: E402
 
-from e2e.visitor import Clicks, Visit, Visitor, findings, thorough, until  # noqa: E402
+from e2e.visitor import Clicks, Visit, Visitor, thorough, until  # noqa: E402
 
 CONFIG = Path(__file__).resolve().parents[2] / "golden" / "models" / "qwen3-30b-a3b.json"
 LONG_MS = 240_000
@@ -303,57 +302,3 @@ def test_a_chosen_point_becomes_the_value_of_the_scenario(visit: Visit) -> None:
     assert "communication.sms%3D8" in page.url
     page.get_by_text("Communication SMs = 8").wait_for()
     assert page.get_by_test_id("stException").count() == 0
-
-
-# -- the tray ---------------------------------------------------------------------------------------
-
-SMALL = f"?{urlencode({'preset': HOME, 'set': JOB}, doseq=True)}"
-
-
-def tray(page: Any) -> Any:
-    return page.locator(".st-key-tray")
-
-
-def test_a_search_is_followed_over_pages_and_a_reload_and_stopped(visit: Visit, browser: Any) -> None:
-    visitor = visit()
-    page = visitor.open("planner")
-    assert tray(page).count() == 0
-    page.get_by_role("button", name="Search", exact=True).click()
-    tray(page).get_by_text("Plan search").wait_for()
-    page.get_by_role("link", name="Calibration").click()
-    page.wait_for_url("**/calibration?**")
-    tray(page).get_by_text(re.compile(r"\d+%, about .* left")).wait_for()
-    page.reload()
-    tray(page).get_by_text("Plan search").wait_for()
-    visitor.screenshot("job-tray")
-    stranger = browser.new_context()
-    other = stranger.new_page()
-    other.goto(f"{visitor.base}/planner")
-    other.get_by_role("button", name="Search", exact=True).wait_for()
-    assert tray(other).count() == 0, "another visitor sees nothing of it"
-    stranger.close()
-    tray(page).get_by_role("button", name="Stop").click()
-    tray(page).get_by_text("Stopped after").wait_for()
-    tray(page).get_by_role("button", name="Open").click()
-    page.wait_for_url("**/planner?**")
-    visitor.settled()
-    assert page.get_by_test_id("stException").count() == 0
-    tray(page).get_by_role("button", name="Close").click()
-    tray(page).wait_for(state="detached")
-
-
-def test_the_result_of_a_search_opens_from_another_page(visit: Visit, axe: str | None) -> None:
-    visitor = visit()
-    page = visitor.open(f"result{SMALL}")
-    page.get_by_role("button", name="Simulate single changes").click()
-    tray(page).get_by_text("Done in").wait_for()
-    page.get_by_role("link", name="Evidence").click()
-    page.wait_for_url("**/evidence?**")
-    tray(page).get_by_role("button", name="Open").first.wait_for()
-    if axe is not None:
-        assert not [text for text in findings(page, axe) if "tray" in text]
-    page.locator("[class*='st-key-tray-entry']", has_text="Single changes").get_by_role(
-        "button", name="Open"
-    ).click()
-    page.wait_for_url("**/result?**")
-    page.get_by_role("button", name="Try").first.wait_for()
