@@ -16,9 +16,9 @@ app: $(VENV)/.test
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-# What takes minutes together: a browser, the recipes, the commands and figures of pages.
+# What takes minutes together: a browser, the recipes, the commands and figures of pages. ONLY=PATHS: a part of it.
 long: $(VENV)/.test
-	$(BIN)/python -m pytest -m long -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(ONLY) -m long -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -43,7 +43,7 @@ proof: $(VENV)/.test
 	$(BIN)/python tests/simulator/planner/prove_plans.py
 	$(BIN)/python lab/proofs/trainers/prove.py $(TREES)
 	$(BIN)/python -m pytest lab/tests
-	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest -m long tests/app/e2e
+	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest -m long
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
 screenshots: $(VENV)/.test

@@ -267,6 +267,7 @@ def keys(app: testing.AppTest, start: str) -> list[str]:
     return [str(button.key) for button in app.button if str(button.key).startswith(start)]
 
 
+@pytest.mark.long
 def test_a_reload_finds_the_job_and_another_visitor_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     me, you = visitors.issued(), visitors.issued()
     first = opened(me, monkeypatch)

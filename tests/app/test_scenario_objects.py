@@ -47,6 +47,7 @@ def keys(app: testing.AppTest) -> list[str]:
     return [str(button.key) for button in app.button]
 
 
+@pytest.mark.long
 def test_each_change_is_a_chip_that_takes_it_back_and_undo_brings_it_again() -> None:
     app = head("communication.sms=8", "parallel.ep=32")
     assert {"chip communication.sms", "chip parallel.ep"} <= set(keys(app))

@@ -134,6 +134,7 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
     assert "Traceback" in log and "KeyError: 'the cause'" in log
 
 
+@pytest.mark.long
 def test_a_timer_of_the_page_before_does_not_empty_the_page_that_was_opened(started: Started) -> None:
     clients = importlib.import_module("lab.benchmarks.streamlit_client")
     base = server_command.url(started.port)
@@ -157,6 +158,7 @@ def test_a_timer_of_the_page_before_does_not_empty_the_page_that_was_opened(star
     run_apart(visit())
 
 
+@pytest.mark.long
 def test_a_timer_that_fires_while_another_page_is_drawn_does_not_empty_it(started: Started) -> None:
     clients = importlib.import_module("lab.benchmarks.streamlit_client")
     base = server_command.url(started.port)

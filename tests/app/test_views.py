@@ -40,6 +40,7 @@ def test_the_dashboard_opens_with_the_home_case_solved() -> None:
     assert any("at risk, 66.9 of 80.0 GiB" in text.value for text in app.markdown)
 
 
+@pytest.mark.long
 def test_no_click_on_a_download_is_lost_to_the_redraw_that_intervals_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -278,6 +279,7 @@ def test_what_if_moves_the_number_and_the_price_only_the_cost() -> None:
     assert "communication.sms=8" in app.code[0].value
 
 
+@pytest.mark.long
 def test_a_what_if_is_coloured_only_where_it_goes_beyond_its_uncertainty() -> None:
     app = session("what_if", *JOB)
     app.slider(key="what if sms 20").set_value(8).run()

@@ -71,6 +71,7 @@ def test_the_page_begins_with_a_legal_fleet_that_opens_as_the_scenario() -> None
     assert app.number_input(key="fleet nodes 2 h100-1024").value == 127
 
 
+@pytest.mark.long
 def test_older_gpus_are_refused_with_what_would_make_them_legal() -> None:
     app = session("fleet", "communication.kernels=deepep-2025-04")
     app.selectbox(key="fleet cluster 2").set_value("a100-512").run()

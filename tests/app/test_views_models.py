@@ -62,6 +62,7 @@ def test_an_upload_shows_how_its_keys_were_read() -> None:
     assert not any("as" in frame.value.columns for frame in app.dataframe)
 
 
+@pytest.mark.long
 def test_a_preset_of_few_lines_shows_its_defaults_and_chooses_them_anew() -> None:
     few = {"preset": ["mixtral-8x7b-64xh100"], "set": ["batch.sequences=128"]}
     app = session("scenario", **few)

@@ -34,6 +34,7 @@ def searched(*job: str, **choices: Any) -> testing.AppTest:
     return app
 
 
+@pytest.mark.long
 def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
     app = searched(*JOB)
     assert int(metrics(app)["Plans considered"].replace(",", "")) > 10

@@ -47,6 +47,7 @@ def store() -> Path:
     return found
 
 
+@pytest.mark.long
 def test_a_link_says_what_a_sweep_would_take_and_does_not_start_it(visitor: str) -> None:
     app = opened()
     assert not app.exception

@@ -20,6 +20,7 @@ from moesim.simulator.planner.goal import equal_part
 # -- illegal values ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_nodes_that_a_network_does_not_join_keep_the_form_and_offer_what_is_legal() -> None:
     texts = ["cluster=h100-1024", "profile=h100-layers", "cluster.nodes=512", "parallel.pp=8"]
     app = session("scenario", preset=[HOME], set=texts)
@@ -125,6 +126,7 @@ def bandwidth(app: testing.AppTest) -> Any:
     return app.get("button_group")[0]
 
 
+@pytest.mark.long
 def test_sliders_of_what_if_stand_in_the_address() -> None:
     app = session("what_if", preset=[HOME], set=list(JOB))
     app.slider(key="what if sms 20").set_value(8).run()
