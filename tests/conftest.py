@@ -63,8 +63,8 @@ LONG = (
 )
 """Tests that take minutes together: a browser, recipes in a copy of the tree, commands and figures of pages.
 
-`make check` leaves them out, with the single tests that are marked `long`; `make long` and `make proof` run them, `.ci/run`
-some. CONTRIBUTING.md says what protects what.
+`make check` leaves them out, with the single tests that are marked `long`; `make long` and `make proof` run
+all of them, `.ci/run` some. CONTRIBUTING.md says what protects what.
 """
 
 
