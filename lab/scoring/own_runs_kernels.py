@@ -9,7 +9,7 @@ from typing import Any
 from lab.scoring.own_runs import scenario_of
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.predict.step import Prepared
-from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.step import ExecutedStep, run_step
 from moesim.simulator.predict.trace import chrome_trace, trace_info
 from moesim.simulator.predict.trace import COMMUNICATION, COMPUTE, INSIDE, SHARDING, ShownGpus
 
@@ -57,7 +57,11 @@ def class_of(op: Operator, head: bool) -> str:
 
 def predicted_classes(name: str, *overrides: str) -> dict[str, float]:
     """Predicted seconds of a step by class of kernel on one GPU; kernels beside each other all count."""
-    step = run_step(scenario_of(name, *overrides))
+    return classes_of(run_step(scenario_of(name, *overrides)))
+
+
+def classes_of(step: ExecutedStep) -> dict[str, float]:
+    """Seconds of an executed step by class of kernel on one GPU."""
     found = _compute(step.prepared)
     execution, info = step.executions[0], trace_info(step.prepared)
     events = chrome_trace([ShownGpus(execution, info, ((0, 0),))])["traceEvents"]
