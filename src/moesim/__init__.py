@@ -87,6 +87,7 @@ __all__ = [
     "simulate",
     "sweep",
     "timeline",
+    "trace",
     "trainer",
 ]
 

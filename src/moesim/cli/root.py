@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim.cli import calibrate, eplb, import_launch, plan, run, simulate, studies, topology
+from moesim.cli import calibrate, eplb, import_launch, plan, run, simulate, studies, topology, trace
 from moesim.cli.console import (
     AsJson,
     Force,
@@ -52,6 +52,10 @@ importers = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(importers, name="import")
+traces = typer.Typer(
+    help="Read a profiler's trace of a training step.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(traces, name="trace")
 
 
 class ServerError(MoesimError):
@@ -103,6 +107,7 @@ for _command in (
 importers.command("launch")(import_launch.import_launch)
 importers.command("megatron", hidden=True)(import_launch.import_launch)  # its former name
 importers.command("topology")(topology.import_topology)
+traces.command("read")(trace.read_trace)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The version of JSON Schema that the printed schemas are written in."""

@@ -1,0 +1,121 @@
+"""The commands `trace ...`: a profiler's trace of a step, read and summarised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from moesim.simulator.trace import StepTrace
+
+MOST_STEPS = 12
+"""Steps that are shown as text; --json has all."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    group = typer.Typer(
+        help="Read a profiler's trace of a training step.", no_args_is_help=True, rich_markup_mode=None
+    )
+    group.command("read")(read_trace)
+    app.add_typer(group, name="trace")
+
+
+def read_trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", help="A trace, or a folder with one file a rank.")],
+    rules: Annotated[Path | None, typer.Option(help="Your own rules for kernel names (YAML).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Read a trace: what ran, in classes of our model, what it waited for, and why the GPU was idle.
+
+    Reads Kineto and Chrome JSON (plain, gz, zst), Nsight Systems SQLite, Chakra execution traces and the H800
+    timeline's CSV. Nothing of a file is executed.
+    """
+    from moesim.cli.console import print_json, working
+    from moesim.simulator.trace import read
+
+    with working(f"reading {file.name}") as say:
+        trace = read(file, rules, say)
+    if as_json:
+        print_json(trace.table())
+        return
+    _show(trace)
+
+
+def _show(trace: StepTrace) -> None:
+    from moesim.cli.console import print_text
+
+    table = trace.table()
+    for rank in table["ranks"]:
+        _show_rank(rank)
+    if len(table["ranks"]) > 1:
+        _show_matched(trace)
+    for note in table["notes"]:
+        print_text(f"Note: {note}.")
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:,.3f}"
+
+
+def _show_rank(rank: dict[str, Any]) -> None:
+    from moesim.cli.console import print_table, print_text
+
+    print_text(f"Rank {rank['rank']} of {rank['source']}: {rank['events']:,} GPU events, {rank['gpu'] or 'GPU not named'}")
+    print_text(f"Steps: {rank['how']['steps']}. Layers: {rank['how']['layers']}. Micro-batches: {rank['how']['microbatches']}.")
+    headers = ("step", "wall ms", "busy", "compute", "comm.", "exposed", "idle")
+    keys = ("wall_ns", "busy_ns", "compute_ns", "communication_ns", "exposed_communication_ns", "idle_ns")
+    rows = [(str(step["name"]), *(_ms(step[key]) for key in keys)) for step in rank["steps"][:MOST_STEPS]]
+    print_table(headers, [*rows, ("whole trace", *(_ms(rank["whole"][key]) for key in keys))], right=(1, 2, 3, 4, 5, 6))
+    causes: dict[str, int] = {}
+    for step in rank["steps"]:
+        for cause, taken in step["idle_by_cause_ns"].items():
+            causes[cause] = causes.get(cause, 0) + taken
+    if causes:
+        print_text("Idle by cause, ms: " + ", ".join(f"{cause.replace('_', ' ')} {_ms(ns)}" for cause, ns in causes.items()))
+    print_table(
+        ("class", "ms", "events", "share", "phases, ms"),
+        [
+            (
+                row["class"], _ms(row["ns"]), str(row["events"]), f"{row['share']:.1%}",
+                " ".join(f"{phase} {_ms(taken)}" for phase, taken in row["phases_ns"].items() if phase != "unknown"),
+            )
+            for row in rank["classes"]
+        ],
+        right=(1, 2, 3),
+    )  # fmt: skip
+    parts = rank["coverage"]
+    print_text(
+        f"In a class: {parts['classified']:.2%} of GPU time; not in our model: {parts['not_in_model']:.2%} (fills and "
+        f"memsets included); graph replays: {rank['graph_replay_events']} events."
+    )
+    if rank["communication"]:
+        print_table(
+            ("communication", "where", "events", "ms", "GB/s"),
+            [
+                (
+                    row["class"], row["where"], str(row["events"]), _ms(row["ns"]),
+                    f"{row['bytes_per_s'] / 1e9:.1f}" if row["bytes_per_s"] else "-",
+                )
+                for row in rank["communication"]
+            ],
+            right=(2, 3, 4),
+        )  # fmt: skip
+
+
+def _show_matched(trace: StepTrace) -> None:
+    from moesim.cli.console import print_table
+
+    table: dict[tuple[str, int], list[int]] = {}
+    for row in trace.matched:
+        into = table.setdefault((row["class"], row["rank"]), [0, 0, 0])
+        into[0] += 1
+        into[1] += row["transfer_ns"]
+        into[2] += row["waiting_ns"]
+    print_table(
+        ("matched", "rank", "events", "transfer ms", "waiting ms"),
+        [(kind, str(rank), str(row[0]), _ms(row[1]), _ms(row[2])) for (kind, rank), row in sorted(table.items())],
+        right=(1, 2, 3, 4),
+    )
