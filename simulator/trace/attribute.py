@@ -10,19 +10,34 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from moesim.simulator.trace.classes import CLASSES, UNCLASSIFIED, Rules, classify, context
 from moesim.simulator.trace.events import (
-    ANNOTATION, BACKWARD, CALL, FORWARD, OP, OPTIMIZER, OVERHEAD, RECOMPUTE, UNKNOWN, EventArray, Names, Raw,
+    ANNOTATION,
+    BACKWARD,
+    CALL,
+    FORWARD,
+    OPTIMIZER,
+    OVERHEAD,
+    RECOMPUTE,
+    UNKNOWN,
+    EventArray,
+    Names,
+    Raw,
 )  # fmt: skip
 
-_LAYER = re.compile(r"(?:layers?|blocks?|h)[._](\d{1,4})\b")
+_LAYER = re.compile(
+    r"(?:\blayers?|\bblocks?|\bh|DecoderLayer|TransformerBlock|TransformerLayer)[._](\d{1,4})\b"
+)
 _ENGINE = "autograd::engine::evaluate_function: "
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)|^(?:step|iteration|train_step|training_step)[ _#:]*(\d+)$", re.I)
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#|^##? ?optimizer(?:\.step)? ?#*$|optimizer[._]step", re.I)
 _GRAPH = re.compile(r"GraphLaunch", re.I)
+RECOMPUTED = -3
+"""Stands in a path between an autograd node and what runs again inside it: operators with a number of their own."""
 _PROBE = re.compile(r"bwd|backward|bprop|dgrad|wgrad|_bwd_", re.I)
 
 
@@ -66,12 +81,15 @@ def _launches(raw: Raw, result: Attributed) -> list[tuple[int, ...]]:
     host, events = raw.host, raw.events
     length = host["end"] - host["start"]
     host[:] = host[np.lexsort((host["kind"], -length, host["start"], host["thread"]))]
-    path_of: dict[tuple[int, int], int] = {}
+    path_of: dict[tuple[int, int, bool], int] = {}
     paths: list[tuple[int, ...]] = [()]
     chains: list[int] = [0] * len(host)
     sequences: list[int] = [-1] * len(host)
     shapes: list[int] = [-1] * len(host)
     stack: list[tuple[int, int, int, int]] = []
+    engine = {number for number, name in enumerate(raw.names) if name.startswith(_ENGINE)}
+    inside: set[int] = set()
+    markers = {number for number, name in enumerate(raw.names) if _STEP.match(name)}
     thread = None
     columns = [host[key].tolist() for key in ("start", "end", "thread", "name", "kind", "sequence", "shape")]
     for n, (start, end, owner, name, kind, sequence, shape) in enumerate(zip(*columns, strict=True)):
@@ -83,11 +101,17 @@ def _launches(raw: Raw, result: Attributed) -> list[tuple[int, ...]]:
         if kind in (CALL, OVERHEAD):
             chains[n], sequences[n], shapes[n] = top[1], top[2], top[3]
             continue
-        key = (top[1], name)
+        if name in markers:  # a step is no launcher, and would make every path of its own
+            stack.append((end, *top[1:]))
+            continue
+        again = sequence >= 0 and top[2] >= 0 and sequence != top[2] and top[1] in inside
+        key = (top[1], name, again)
         path = path_of.get(key)
         if path is None:
             path = path_of[key] = len(paths)
-            paths.append((*paths[top[1]], name))
+            paths.append((*paths[top[1]], RECOMPUTED, name) if again else (*paths[top[1]], name))
+            if name in engine or (not again and top[1] in inside):
+                inside.add(path)
         sequence = sequence if sequence >= 0 else top[2]
         shape = shape if shape >= 0 else top[3]
         stack.append((end, path, sequence, shape))
@@ -105,13 +129,21 @@ def _joined(
 ) -> list[tuple[int, ...]]:
     """Join events to host calls by correlation, and where there is none to operators by External id."""
     host, events = raw.host, raw.events
-    calls = {int(host["correlation"][n]): n for n in np.flatnonzero((host["kind"] == CALL) & (host["correlation"] >= 0))}
-    operators = {int(host["external"][n]): n for n in np.flatnonzero((host["kind"] <= ANNOTATION) & (host["external"] >= 0))}
+    calls = {
+        int(host["correlation"][n]): n
+        for n in np.flatnonzero((host["kind"] == CALL) & (host["correlation"] >= 0))
+    }
+    operators = {
+        int(host["external"][n]): n
+        for n in np.flatnonzero((host["kind"] <= ANNOTATION) & (host["external"] >= 0))
+    }
     graphs = {number for number, name in enumerate(raw.names) if _GRAPH.search(name)}
     found: list[tuple[int, ...]] = []
     ops, scopes = np.full(len(events), -1), np.full(len(events), -1)
     for n, (correlation, external, graph) in enumerate(
-        zip(events["correlation"].tolist(), events["external"].tolist(), events["graph"].tolist(), strict=True)
+        zip(
+            events["correlation"].tolist(), events["external"].tolist(), events["graph"].tolist(), strict=True
+        )
     ):
         place = calls.get(correlation, -1)
         if place >= 0:
@@ -130,11 +162,15 @@ def _joined(
         elif path:
             events["sequence"][n], events["shape"][n] = sequences[place], shapes[place]
         for name in reversed(path):
+            if name == RECOMPUTED:
+                continue
             text = raw.names[name]
             is_op = text.startswith(("aten::", "c10d::", "autograd::")) or "Backward" in text or "::" in text
             if ops[n] < 0 and is_op and not text.startswith("FSDP::"):
                 ops[n] = name
-            if scopes[n] < 0 and not text.startswith(("aten::", "autograd::", "c10d::", "PythonD", "PythonS")):
+            if scopes[n] < 0 and not text.startswith(
+                ("aten::", "autograd::", "c10d::", "PythonD", "PythonS")
+            ):
                 scopes[n] = name
         found.append(path)
     if raw.classes:
@@ -147,22 +183,27 @@ def _classes(raw: Raw, paths: list[tuple[int, ...]], rules: Rules | None) -> lis
     """The class of every event; generic arithmetic of a stream by its neighbours, backward by its forward."""
     if raw.classes:
         return list(raw.classes)
-    events, memory = raw.events, {}  # type: ignore[var-annotated]
+    events = raw.events
+    memory: dict[tuple[Any, ...], str] = {}
     kinds = []
     for name, activity, comm, path in zip(
         events["name"].tolist(), events["activity"].tolist(), events["comm"].tolist(), paths, strict=True
     ):
         key = (name, activity, comm, path)
         if key not in memory:
-            words = tuple(raw.names[part] for part in path)
-            memory[key] = classify(raw.names[name], words, activity, raw.comms[comm].kind if comm >= 0 else "", rules)
+            words = tuple(raw.names[part] for part in path[_start(path) :])
+            memory[key] = classify(
+                raw.names[name], words, activity, raw.comms[comm].kind if comm >= 0 else "", rules
+            )
         kinds.append(memory[key])
     ops = [raw.names[op] if op >= 0 else "" for op in events["op"].tolist()]
-    backward = [any(_ENGINE in raw.names[part] for part in path) for path in paths]
+    backward = [RECOMPUTED not in path and any(_ENGINE in raw.names[part] for part in path) for path in paths]
     decided = list(kinds)
     for stream in np.unique(events["stream"]):
         places = np.flatnonzero(events["stream"] == stream).tolist()
-        for place, kind in zip(places, context([kinds[n] for n in places], [ops[n] for n in places]), strict=True):
+        for place, kind in zip(
+            places, context([kinds[n] for n in places], [ops[n] for n in places]), strict=True
+        ):
             decided[place] = kind
     forward: dict[int, str] = {}
     for n, sequence in enumerate(events["sequence"].tolist()):
@@ -179,6 +220,11 @@ def _classes(raw: Raw, paths: list[tuple[int, ...]], rules: Rules | None) -> lis
     return decided
 
 
+def _start(path: tuple[int, ...]) -> int:
+    """Where the words of a path begin that say what the kernel does: behind the mark of a recomputation."""
+    return len(path) - path[::-1].index(RECOMPUTED) if RECOMPUTED in path else 0
+
+
 def _sides(raw: Raw, paths: list[tuple[int, ...]], result: Attributed) -> None:
     """The phase of every event: by autograd's spans, by annotations, else by the name of the kernel."""
     if raw.classes:
@@ -188,9 +234,15 @@ def _sides(raw: Raw, paths: list[tuple[int, ...]], result: Attributed) -> None:
     trains = any(_ENGINE in name for name in raw.names)
     for n, path in enumerate(paths):
         if path not in memory:
-            memory[path] = _side([raw.names[part] for part in path], trains)
+            memory[path] = (
+                RECOMPUTE if RECOMPUTED in path else _side([raw.names[part] for part in path], trains)
+            )
         side = memory[path]
-        if side == UNKNOWN and (not path or not trains) and _PROBE.search(raw.names[int(raw.events["name"][n])]):
+        if (
+            side == UNKNOWN
+            and (not path or not trains)
+            and _PROBE.search(raw.names[int(raw.events["name"][n])])
+        ):
             side = BACKWARD
         raw.events["phase"][n] = side
     result.phase_method = "autograd's spans and annotations" if trains else "names and annotations only"
@@ -198,20 +250,26 @@ def _sides(raw: Raw, paths: list[tuple[int, ...]], result: Attributed) -> None:
 
 def _side(words: list[str], trains: bool) -> int:
     joined = " ".join(words)
-    if re.search(r"Optimizer\.step|clip_grad|_foreach_norm|_fused_adam|## optimizer", joined):
+    if re.search(r"Optimizer\.step|clip_grad|_foreach_norm|_foreach_mul_|_fused_adam|## optimizer", joined):
         return OPTIMIZER
     for place, word in enumerate(words):
         if word.startswith(_ENGINE):
             node = word.removeprefix(_ENGINE)
             following = words[place + 1] if place + 1 < len(words) else ""
-            same = following == node or following.startswith(("aten::add", "aten::detach", "FSDP::")) or not following
+            same = (
+                following == node
+                or following.startswith(("aten::add", "aten::detach", "FSDP::"))
+                or not following
+            )
             if "CheckpointFunctionBackward" in node:
                 inner = any(other.startswith(_ENGINE) for other in words[place + 1 :])
                 return BACKWARD if inner else RECOMPUTE
             return BACKWARD if same or "Backward" in following or "AccumulateGrad" in following else RECOMPUTE
     if re.search(r"backward|bwd", joined, re.I):
         return BACKWARD
-    if re.search(r"FSDP::(?:pre_forward|forward_prefetch|root_pre|cast_forward)|\bforward\b|## forward", joined):
+    if re.search(
+        r"FSDP::(?:pre_forward|forward_prefetch|root_pre|cast_forward)|\bforward\b|## forward", joined
+    ):
         return FORWARD
     return FORWARD if trains and any(word.startswith("aten::") for word in words) else UNKNOWN
 
@@ -221,7 +279,9 @@ def _dims(text: str) -> list[list[int]]:
         listed = json.loads(text)
     except ValueError:
         return []
-    return [item for item in listed if isinstance(item, list) and item and all(isinstance(x, int) for x in item)]
+    return [
+        item for item in listed if isinstance(item, list) and item and all(isinstance(x, int) for x in item)
+    ]
 
 
 def _shapes(raw: Raw, names: Names, kinds: list[str]) -> None:
@@ -360,8 +420,12 @@ def _layers(raw: Raw, paths: list[tuple[int, ...]], result: Attributed) -> None:
     marks = _microbatch_marks(raw)
     if len(marks) > 1:
         forward = np.flatnonzero(events["phase"] == FORWARD)
-        events["microbatch"][forward] = np.maximum(np.searchsorted(marks, events["start"][forward], side="right") - 1, 0)
-        result.microbatch_method = "embedding, loss or receive of the forward pass, which returns with every one"
+        events["microbatch"][forward] = np.maximum(
+            np.searchsorted(marks, events["start"][forward], side="right") - 1, 0
+        )
+        result.microbatch_method = (
+            "embedding, loss or receive of the forward pass, which returns with every one"
+        )
     if not layer_of and len(attention):
         _layers_by_attention(events, attention)
         result.layer_method = "repetition: a layer begins at its forward core attention"
@@ -384,17 +448,19 @@ def _layers_by_annotation(raw: Raw, paths: list[tuple[int, ...]], layer_of: dict
     for n in places[np.argsort(host["start"][places], kind="stable")].tolist():
         name = raw.names[int(host["name"][n])]
         number = layer_of.get(int(host["name"][n]), -1)
-        if re.match(r"FSDP::pre_(?:forward|backward) ", name) or (name.startswith("nn.Module") and number >= 0):
+        if re.match(r"FSDP::pre_(?:forward|backward) ", name) or (
+            name.startswith("nn.Module") and number >= 0
+        ):
             for which in {0, int(host["thread"][n]) + 1}:
                 starts, numbers = states.setdefault(which, ([], []))
                 starts.append(int(host["start"][n]))
                 numbers.append(number)
-    starts, numbers = (np.array(column) for column in states.get(0, ([], [])))
+    begins, layers = (np.array(column) for column in states.get(0, ([], [])))
     for n, path in enumerate(paths):
         direct = next((layer_of[part] for part in reversed(path) if part in layer_of), -1)
-        if direct < 0 and len(starts) and events["launch"][n] >= 0 and events["phase"][n] != OPTIMIZER:
-            place = int(np.searchsorted(starts, events["launch"][n], side="right")) - 1
-            direct = int(numbers[place]) if place >= 0 else -1
+        if direct < 0 and len(begins) and events["launch"][n] >= 0 and events["phase"][n] != OPTIMIZER:
+            place = int(np.searchsorted(begins, events["launch"][n], side="right")) - 1
+            direct = int(layers[place]) if place >= 0 else -1
         events["layer"][n] = direct
 
 

@@ -41,9 +41,12 @@ _COLLECTIVES = (
     (r"send_?recv|send|recv|coalesced", "send_recv"),
 )
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel|nccl(?:AllR|AllG|ReduceS|SendR|Broad|Gener)|rccl|mscclKernel", re.I)
-_EXPERT = re.compile(r"deep_ep|dpsk::ep|hybrid_?ep|uccl|internode|intranode|(?:ep|moe)_(?:dispatch|combine)_kernel", re.I)
+_EXPERT = re.compile(
+    r"deep_ep|dpsk::ep|hybrid_?ep|uccl|internode|intranode|(?:ep|moe)_(?:dispatch|combine)_kernel", re.I
+)
 _OTHER_COMM = re.compile(
-    r"multimem_all_reduce|multimem_all_gather|cross_device_reduce|two_shot|one_shot_all|nvshmem|rocshmem|nvls_", re.I
+    r"multimem_all_reduce|multimem_all_gather|cross_device_reduce|two_shot|one_shot_all|nvshmem|rocshmem|nvls_",
+    re.I,
 )
 _GEMM = re.compile(
     r"nvjet|gemm|gemv|^Cijk_|cublasLt|splitKreduce|splitK_reduce|cutlass_\d|s16816|dot_kernel|scaled_mm|_matmul|"
@@ -51,7 +54,7 @@ _GEMM = re.compile(
 )  # fmt: skip
 _NAMED: tuple[tuple[str, str], ...] = (
     (r"split_embedding|bounds_check_indices|permute_pooled|fbgemm|jagged|batch_?norm|max_?pool|avg_?pool|igemm|"
-     r"conv|SubTensorOp|Im2|Col2|dropout|miopen|reshape_and_cache|page_indices|pagedKV|winograd|naive_conv|"
+     r"conv(?:olve|olution|\\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|wgrad_alg|dgrad_engine|nchwToNhwc|nhwcToNchw|SubTensorOp|Im2|Col2|dropout|miopen|reshape_and_cache|page_indices|pagedKV|winograd|naive_conv|"
      r"upsample|interpolat|lstm|binary_cross", NOT_IN_MODEL),
     (r"GroupProblemShape|grouped_?gemm|group_gemm|GroupedGemm|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
      r"gemm_fp8_grouped|bmm_.*_(?:swiGlu|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul", "grouped_gemm"),
@@ -81,8 +84,12 @@ _NAMED: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((re.compile(pattern, re.I if name != "topk" else re.I), name) for pattern, name in _NAMED)
 _ARITHMETIC = re.compile(r"elementwise|reduce_kernel|triton_(?:poi|red|per)|multi_tensor_apply|conj_kernel|Functor|"
                          r"softmax|multi_output|_kernel_with_index|distribution|random|philox|TensorOp|vectorized", re.I)  # fmt: skip
-_WHOLE_NUMBERS = re.compile(r"<long, long|Functor\w*<(?:long|int)>|<long>|arange|remainder|floor_divide|histc|<int, int")
-_OPTIMIZER = re.compile(r"Optimizer\.step|_fused_adam|_foreach_(?:lerp|addcdiv|addcmul|sqrt)|## optimizer|optimizer_step", re.I)
+_WHOLE_NUMBERS = re.compile(
+    r"<long, long|Functor\w*<(?:long|int)>|<long>|arange|remainder|floor_divide|histc|<int, int"
+)
+_OPTIMIZER = re.compile(
+    r"Optimizer\.step|_fused_adam|_foreach_(?:lerp|addcdiv|addcmul|sqrt)|## optimizer|optimizer_step", re.I
+)
 _ATTENTION_OP = re.compile(r"scaled_dot_product|flash_attention|flash_attn|unified_attention|efficient_attention|"
                            r"cudnn_attention|FlashAttn|FusedAttn|flex_attention", re.I)  # fmt: skip
 _FSDP = re.compile(r"^FSDP::(?!cast_forward)|^fsdp::|FullyShardedDataParallel\.")
@@ -167,12 +174,14 @@ def communication(name: str, path: tuple[str, ...], kind: str) -> str | None:
         for outer in reversed(path):
             if re.match(r"nccl:|c10d::|_c10d_functional::", outer) and "coalesced" not in outer:
                 found = collective(outer)
-                if found in ("all_to_all", "send_recv"):
+                if found in ("all_to_all", "send_recv") or named == "other_communication" != found:
                     return found
     return said if said != "other_communication" else named
 
 
-def classify(name: str, path: tuple[str, ...], activity: int, kind: str = "", rules: Rules | None = None) -> str:
+def classify(
+    name: str, path: tuple[str, ...], activity: int, kind: str = "", rules: Rules | None = None
+) -> str:
     """The class of an activity: its name, the operators and annotations around its launch, outermost first.
 
     A result that begins with "?" is generic arithmetic, which `context` decides by its neighbours.
@@ -208,7 +217,8 @@ def classify(name: str, path: tuple[str, ...], activity: int, kind: str = "", ru
         return "clip"
     if re.search(r"aten::embedding|EmbeddingBackward", joined):
         return "embedding"
-    if re.search(r"_norm(?:_backward)?$|rms_?norm|layer_?norm", joined, re.I) and "foreach" not in joined:
+    below = " ".join(part for part in path if not part.startswith("autograd::engine"))
+    if re.search(r"_norm(?:_backward)?$|rms_?norm|layer_?norm", below, re.I) and "foreach" not in joined:
         return "norm"
     named = _by_name(name)
     return _generic(name, path, inner, joined) if named in (None, "fill", "copy", "cast") else named
@@ -218,7 +228,12 @@ def _copied(name: str, activity: int, path: tuple[str, ...]) -> str:
     if activity == 2:
         return "memset"
     low = name.lower().replace(" -> ", "to").replace("device", "d").replace("host", "h")
-    for words, found in (("htod", "memcpy_h2d"), ("dtoh", "memcpy_d2h"), ("ptop", "memcpy_p2p"), ("peer", "memcpy_p2p")):
+    for words, found in (
+        ("htod", "memcpy_h2d"),
+        ("dtoh", "memcpy_d2h"),
+        ("ptop", "memcpy_p2p"),
+        ("peer", "memcpy_p2p"),
+    ):
         if words in low or (words == "htod" and "pageabletod" in low):
             return found
     return "memcpy_d2d"
@@ -231,7 +246,11 @@ def _by_name(name: str) -> str | None:
     for pattern, found in _COMPILED[:3]:
         if pattern.search(name):
             return found
-    if _GEMM.search(name) and "attention" not in name.lower() and not re.search("flash|fmha|sdpa", name, re.I):
+    if (
+        _GEMM.search(name)
+        and "attention" not in name.lower()
+        and not re.search("flash|fmha|sdpa", name, re.I)
+    ):
         return "gemm"
     return next((found for pattern, found in _COMPILED[3:] if pattern.search(name)), None)
 
@@ -243,7 +262,10 @@ def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
     if re.search(r"aten::(?:index|index_put|_index_put_impl|sort|argsort|gather|scatter|histc|cumsum|topk|bincount|"
                  r"nonzero|masked_select|repeat_interleave|unique)", joined):  # fmt: skip
         return "topk" if "aten::topk" in joined else "permute"
-    if re.search(r"aten::(?:zeros|new_zeros|zero_|fill_|full|ones|zeros_like|ones_like)$", inner) or "FillFunctor" in name:
+    if (
+        re.search(r"aten::(?:zeros|new_zeros|zero_|fill_|full|ones|zeros_like|ones_like)$", inner)
+        or "FillFunctor" in name
+    ):
         return "?fill"
     if re.search(r"LoadWithCast|bfloat16_copy|float16_copy|float8_copy", name) and "copy" in name:
         return "?cast"

@@ -18,7 +18,18 @@ import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.events import (
-    ANNOTATION, CALL, EVENT, HOST, KERNEL, MEMCPY, MEMSET, OP, Comm, Names, Raw, rows,
+    ANNOTATION,
+    CALL,
+    EVENT,
+    HOST,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    OP,
+    Comm,
+    Names,
+    Raw,
+    rows,
 )  # fmt: skip
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -84,14 +95,33 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
     texts: dict[int, str] = {}
     for number, text in base.execute("select id, value from StringIds"):
         texts[number] = str(text)
-    fields = ("start", "end", "device", "stream", "name", "activity", "correlation", "bytes", "graph", "external")
+    fields = (
+        "start",
+        "end",
+        "device",
+        "stream",
+        "name",
+        "activity",
+        "correlation",
+        "bytes",
+        "graph",
+        "external",
+    )
     found: list[tuple[int, ...]] = []
-    for table, activity in ((_KERNELS, KERNEL), ("CUPTI_ACTIVITY_KIND_MEMCPY", MEMCPY), ("CUPTI_ACTIVITY_KIND_MEMSET", MEMSET)):
+    for table, activity in (
+        (_KERNELS, KERNEL),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY", MEMCPY),
+        ("CUPTI_ACTIVITY_KIND_MEMSET", MEMSET),
+    ):
         columns = _columns(base, table)
         if not columns:
             continue
         label = "demangledName" if activity == KERNEL else "copyKind" if activity == MEMCPY else "0"
-        wanted = [label, "bytes" if "bytes" in columns else "-1", "graphNodeId" if "graphNodeId" in columns else "null"]
+        wanted = [
+            label,
+            "bytes" if "bytes" in columns else "-1",
+            "graphNodeId" if "graphNodeId" in columns else "null",
+        ]
         wanted.append("globalPid" if "globalPid" in columns else "0")
         query = f"select start, end, deviceId, streamId, correlationId, {', '.join(wanted)} from {table}"
         for start, end, device, stream, correlation, said, size, graph, process in base.execute(query):
@@ -108,7 +138,9 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
     raws = []
     processes = events["external"].copy()
     events["external"] = -1
-    for process, device in sorted(set(zip(processes.tolist(), events["device"].tolist(), strict=True)), key=lambda key: key[1]):
+    for process, device in sorted(
+        set(zip(processes.tolist(), events["device"].tolist(), strict=True)), key=lambda key: key[1]
+    ):
         own = events[(processes == process) & (events["device"] == device)]
         mine = host[host["external"] == process >> 24] if process else host
         mine = mine.copy()
@@ -124,7 +156,9 @@ def _nsight_host(base: sqlite3.Connection, names: Names, texts: dict[int, str]) 
             "select start, end, globalTid, correlationId, nameId from CUPTI_ACTIVITY_KIND_RUNTIME"
         ):
             thread = int(thread or 0)
-            found.append((start, end, thread, names[texts.get(name, "?")], CALL, int(correlation or -1), thread >> 24))
+            found.append(
+                (start, end, thread, names[texts.get(name, "?")], CALL, int(correlation or -1), thread >> 24)
+            )
     if _columns(base, "NVTX_EVENTS"):
         for start, end, thread, text, number in base.execute(
             "select start, end, globalTid, text, textId from NVTX_EVENTS where end is not null and eventType in (59, 60)"
@@ -162,7 +196,19 @@ def read_h800_csv(path: Path) -> Raw:
         phase = line["phase"] or ""
         activity = MEMCPY if line["kernel_class"] == "mem_memcpy" else MEMSET if kind == "memset" else KERNEL
         side = 0 if not phase else 1 if "(F)" in phase else 2
-        data.append((start, start + length, 0, stream, names[line["kernel_name_truncated"]], activity, layer, side, names[phase]))
+        data.append(
+            (
+                start,
+                start + length,
+                0,
+                stream,
+                names[line["kernel_name_truncated"]],
+                activity,
+                layer,
+                side,
+                names[phase],
+            )
+        )
         raw.classes.append(kind)
     fields = ("start", "end", "device", "stream", "name", "activity", "layer", "phase", "scope")
     raw.events, raw.names = rows(data, EVENT, fields), list(names)
@@ -214,7 +260,9 @@ def read_chakra(path: Path) -> Raw:
         start, end = node.start * 1000, (node.start + node.length) * 1000
         communicates = node.kind in (5, 6, 7)
         if node.attributes.get("is_cpu_op") and not communicates:
-            host.append((start, end, int(node.attributes.get("tid", 0)), names[node.name.partition("(")[0]], OP))
+            host.append(
+                (start, end, int(node.attributes.get("tid", 0)), names[node.name.partition("(")[0]], OP)
+            )
             continue
         if node.kind == 1:
             continue
@@ -227,7 +275,9 @@ def read_chakra(path: Path) -> Raw:
         place = comms.setdefault(comm, len(comms)) if kind else -1
         low = node.name.lower()
         activity = MEMCPY if low.startswith("memcpy") else MEMSET if low.startswith("memset") else KERNEL
-        gpu.append((start, end, 0, int(node.attributes.get("tid", 0)), names[node.name or kind], activity, place))
+        gpu.append(
+            (start, end, 0, int(node.attributes.get("tid", 0)), names[node.name or kind], activity, place)
+        )
     raw = Raw(path.name, names=[], comms=list(comms), notes=notes, timed=timed)
     raw.events = rows(gpu, EVENT, ("start", "end", "device", "stream", "name", "activity", "comm"))
     raw.host = rows(host, HOST, ("start", "end", "thread", "name", "kind"))
@@ -260,7 +310,9 @@ def _messages(data: bytes, path: Path, notes: list[str]) -> Iterator[bytes]:
         if size > MOST_MESSAGE or begin + size > len(data):
             if at == 0:
                 return
-            notes.append(f"broken at byte {at:,}: a message ends beyond the file; the nodes before it were read")
+            notes.append(
+                f"broken at byte {at:,}: a message ends beyond the file; the nodes before it were read"
+            )
             return
         yield data[begin : begin + size]
         at = begin + size
@@ -300,7 +352,7 @@ def _node(text: bytes, path: Path) -> _Node:
             node.name = value.decode("utf-8", "replace")
         elif key == 3 and isinstance(value, int):
             node.kind = value
-        elif key in (4, 5):
+        elif key == 5:  # data dependencies order the execution; control dependencies name parents
             node.needs += [value] if isinstance(value, int) else _packed(value)
         elif key == 6 and isinstance(value, int):
             node.start = value

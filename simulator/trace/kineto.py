@@ -13,14 +13,26 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.events import (
-    ANNOTATION, CALL, EVENT, HOST, KERNEL, MEMCPY, MEMSET, OP, OVERHEAD, Comm, Names, Raw, rows,
+    ANNOTATION,
+    CALL,
+    EVENT,
+    HOST,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    OP,
+    OVERHEAD,
+    Comm,
+    Names,
+    Raw,
+    rows,
 )  # fmt: skip
 
 PIECE = 4 << 20
@@ -62,13 +74,13 @@ class _Args(msgspec.Struct, gc=False):
     bytes: Word = None
     graph: Word = msgspec.field(default=None, name="graph id")
     sequence: Word = msgspec.field(default=None, name="Sequence number")
-    dims: msgspec.Raw | None = msgspec.field(default=None, name="Input Dims")
-    collective: str | None = msgspec.field(default=None, name="Collective name")
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    collective: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Word = msgspec.field(default=None, name="In msg nelems")
     elements_out: Word = msgspec.field(default=None, name="Out msg nelems")
     size: Word = msgspec.field(default=None, name="Group size")
-    dtype: str | None = None
-    group: str | None = msgspec.field(default=None, name="Process Group Name")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
     ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
 
 
@@ -92,7 +104,7 @@ def opened(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic[:2] == b"\x1f\x8b":
-        return gzip.open(path, "rb")
+        return cast("IO[bytes]", gzip.open(path, "rb"))
     if magic == b"\x28\xb5\x2f\xfd":
         import zstandard
 
@@ -179,7 +191,7 @@ class _Columns:
     def _host(self, event: _Event, name: str, start: int, length: int, kind: int | None) -> tuple[Any, ...]:
         args = event.args or _Args()
         shape = -1
-        if args.dims is not None and any(word in name for word in _SHAPED):
+        if len(args.dims) and any(word in name for word in _SHAPED):
             shape = self.names[bytes(args.dims).decode("utf-8", "replace")[:400]]
         thread = self.threads.setdefault((event.pid, event.tid), len(self.threads))
         external = args.external if args.external is not None else args.external_old
@@ -192,11 +204,11 @@ class _Columns:
         ranks = args.ranks
         if isinstance(ranks, str):
             ranks = re.findall(r"\d+", ranks)
-        width = _BYTES.get(args.dtype or "", 0)
+        width = _BYTES.get(str(args.dtype), 0)
         known = tuple(_number(rank) for rank in ranks) if isinstance(ranks, list) else ()
         size_in, size_out = _number(args.elements_in), _number(args.elements_out)
         comm = Comm(
-            (args.collective or "").lower(), args.group or "", known, _number(args.size, 0),
+            str(args.collective).lower(), str(args.group or ""), known, _number(args.size, 0),
             size_in * width if size_in >= 0 and width else -1,
             size_out * width if size_out >= 0 and width else -1,
         )  # fmt: skip
@@ -209,7 +221,8 @@ def read_kineto(path: Path, said: Callable[[str], None] = lambda text: None) -> 
     A broken place is noted with its byte, and what stands before and after it is read. Raises InputError for
     a file without trace events and for hostile JSON.
     """
-    columns, notes = _Columns(), []
+    columns = _Columns()
+    notes: list[str] = []
     with opened(path) as file:
         stream = _Stream(file, path, said)
         header = stream.header()
@@ -225,9 +238,13 @@ def read_kineto(path: Path, said: Callable[[str], None] = lambda text: None) -> 
     raw.events = np.concatenate(columns.events) if columns.events else np.zeros(0, EVENT)
     raw.host = np.concatenate(columns.host) if columns.host else np.zeros(0, HOST)
     if columns.skipped:
-        notes.append(f"{columns.skipped} events without a usable time were left out; first at {columns.first_bad}")
+        notes.append(
+            f"{columns.skipped} events without a usable time were left out; first at {columns.first_bad}"
+        )
     if len(raw.events) and abs(int(raw.events["start"][0])) > 2**53:
-        notes.append("times are absolute, in microseconds with a fraction: the file holds them to about 0.25 us")
+        notes.append(
+            "times are absolute, in microseconds with a fraction: the file holds them to about 0.25 us"
+        )
     if not columns.count:
         raise InputError(f"{path.name}: no trace events; a Kineto or Chrome trace has a list 'traceEvents'")
     return raw
@@ -260,7 +277,9 @@ class _Stream:
 
     def _stop(self, why: str) -> None:
         self.ended = True
-        self.cut = f"{why} after byte {self.offset + len(self.buffer):,} of the JSON; what stands before was read"
+        self.cut = (
+            f"{why} after byte {self.offset + len(self.buffer):,} of the JSON; what stands before was read"
+        )
 
     def header(self) -> bytes:
         """What stands before the list of events; the stream is left at its first event."""
@@ -285,7 +304,9 @@ class _Stream:
                     f"{'; ' + self.cut if self.cut else ''}; give a Kineto or Chrome trace"
                 )
             if len(self.buffer) > MOST_HEADER:
-                raise InputError(f"{self.path.name}: no list 'traceEvents' in the first {MOST_HEADER:,} bytes")
+                raise InputError(
+                    f"{self.path.name}: no list 'traceEvents' in the first {MOST_HEADER:,} bytes"
+                )
 
     def pieces(self) -> Iterator[tuple[bytes, int]]:
         """Texts that end with a whole event, with the byte at which each begins; sets `rest` to the tail."""
@@ -293,7 +314,6 @@ class _Stream:
             self.buffer += self._read()
             if self.ended:
                 break
-            cut = self.buffer.rfind(b"}")
             for found in _last_separators(self.buffer):
                 cut = found
                 break
@@ -312,27 +332,39 @@ class _Stream:
 
     def _last(self) -> Iterator[tuple[bytes, int]]:
         text = self.buffer
-        end = re.search(rb"\}\s*\]", text)
-        while end is not None:
-            try:
-                _decode(b"[" + text[: end.start() + 1] + b"]")
+        end = text.rfind(b"]")
+        for _ in range(1000):
+            if end < 0 or (text[:end].rstrip()[-1:] in (b"}", b"") and _is_list(b"[" + text[: end + 1])):
                 break
-            except msgspec.DecodeError:
-                end = re.compile(rb"\}\s*\]").search(text, end.start() + 1)
-        if end is not None:
-            self.rest = b"{" + text[end.end() :].lstrip().lstrip(b",")
-            yield text[: end.start() + 1], self.offset
+            end = text.rfind(b"]", 0, end)
+        else:
+            end = -1
+        if end >= 0:
+            self.rest = b"{" + text[end + 1 :].lstrip().lstrip(b",")
+            if text[:end].strip():
+                yield text[:end], self.offset
         elif not text.strip().strip(b"]}, \n"):
             return
         else:
-            found = next(_last_separators(text), None)
-            whole = text[: found + 1] if found is not None else b""
-            self.cut = self.cut or (
-                f"the file ends inside its list of events, at byte {self.offset + len(text):,}; "
-                "what stands before was read"
-            )
+            found = next(_last_separators(text), -1)
+            end = text.rfind(b"]")
+            ends = end >= 0 and _is_list(b"[" + text[text.find(b"{", found + 1) : end + 1])
+            if not ends:
+                self.cut = self.cut or (
+                    f"the file ends inside its list of events, at byte {self.offset + len(text):,}; "
+                    "what stands before was read"
+                )
+            whole = text[:end] if ends else text[: found + 1]
             if whole:
                 yield whole, self.offset
+
+
+def _is_list(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _last_separators(text: bytes) -> Iterator[int]:
@@ -393,7 +425,9 @@ def _broken(piece: bytes, offset: int, columns: _Columns, path: Path, notes: lis
             following = starts.search(text, at + 1)
             count = sum(1 for line in notes if line.startswith("broken"))
             if count > MOST_BREAKS:
-                raise InputError(f"{path.name}: broken at more than {MOST_BREAKS} places; not a usable trace") from None
+                raise InputError(
+                    f"{path.name}: broken at more than {MOST_BREAKS} places; not a usable trace"
+                ) from None
             notes.append(f"broken at byte {where:,} ({str(error)[:80]}); read on at the next event")
             if following is None:
                 break

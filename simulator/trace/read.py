@@ -84,10 +84,10 @@ def read(
     place = Path(path)
     check_readable(place)
     own = rules if isinstance(rules, Rules) or rules is None else read_rules(Path(rules))
-    raws = []
+    raws: list[Raw] = []
     for file in _files(place):
         raws += _read_one(file, said)
-    notes = []
+    notes: list[str] = []
     _number_ranks(raws, notes)
     ranks = []
     for raw in raws:
@@ -105,14 +105,20 @@ def read(
 def _files(place: Path) -> list[Path]:
     try:
         if not place.exists():
-            raise InputError(f"{place}: no such file or folder; give a trace or a folder with one file a rank")
+            raise InputError(
+                f"{place}: no such file or folder; give a trace or a folder with one file a rank"
+            )
         if not place.is_dir():
             return [place]
-        files = sorted(file for file in place.iterdir() if file.is_file() and file.name.lower().endswith(_ENDINGS))
+        files = sorted(
+            file for file in place.iterdir() if file.is_file() and file.name.lower().endswith(_ENDINGS)
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"{place}: cannot be opened ({str(error)[:120]})") from None
     if not files:
-        raise InputError(f"{place}: no trace in this folder; files that are read end in {', '.join(_ENDINGS)}")
+        raise InputError(
+            f"{place}: no trace in this folder; files that are read end in {', '.join(_ENDINGS)}"
+        )
     if len(files) > MOST_RANKS:
         raise InputError(f"{place}: {len(files)} files, more than the limit of {MOST_RANKS} ranks")
     return files
@@ -152,9 +158,13 @@ def _number_ranks(raws: list[Raw], notes: list[str]) -> None:
         if raw.rank < 0 and named:
             raw.rank = int(named[1])
         elif named and raw.rank >= 0 and int(named[1]) != raw.rank and len(raws) > 1:
-            notes.append(f"{raw.source}: its name says rank {named[1]}, its content rank {raw.rank}; the content is used")
+            notes.append(
+                f"{raw.source}: its name says rank {named[1]}, its content rank {raw.rank}; the content is used"
+            )
         if raw.world > 0 and raw.rank >= raw.world:
-            raise InputError(f"{raw.source}: rank {raw.rank} is not below its world size {raw.world}; the file is wrong")
+            raise InputError(
+                f"{raw.source}: rank {raw.rank} is not below its world size {raw.world}; the file is wrong"
+            )
     for n, raw in enumerate(raws):
         if raw.rank < 0:
             free = next(m for m in range(len(raws)) if all(other.rank != m for other in raws))
@@ -170,7 +180,9 @@ def _number_ranks(raws: list[Raw], notes: list[str]) -> None:
         seen[raw.rank] = raw.source
     worlds = {raw.world for raw in raws if raw.world > 0}
     if len(worlds) > 1:
-        raise InputError(f"world sizes {', '.join(map(str, sorted(worlds)))} in one folder: these are several runs")
+        raise InputError(
+            f"world sizes {', '.join(map(str, sorted(worlds)))} in one folder: these are several runs"
+        )
 
 
 def _rank(raw: Raw, rules: Rules | None) -> RankTrace:
@@ -186,7 +198,12 @@ def _rank(raw: Raw, rules: Rules | None) -> RankTrace:
     _say(raw, found)
     steps = []
     for number, (name, start, end) in enumerate(summary.step_bounds(raw, found)):
-        row: dict[str, Any] = {"number": number, "name": name, "start_ns": start, **summary.times(raw.events, start, end)}
+        row: dict[str, Any] = {
+            "number": number,
+            "name": name,
+            "start_ns": start,
+            **summary.times(raw.events, start, end),
+        }
         row["idle_by_cause_ns"] = summary.gaps(raw, start, end) if raw.timed else {}
         steps.append(row)
     return RankTrace(raw, found, steps, summary.collectives(raw))
@@ -200,7 +217,9 @@ def _say(raw: Raw, found: Attributed) -> None:
             "batches cannot be attributed; their classes come from names only"
         )
     if found.unlaunched and len(raw.host):
-        raw.notes.append(f"{found.unlaunched} of {count} events have no host call in the trace; classes by names only")
+        raw.notes.append(
+            f"{found.unlaunched} of {count} events have no host call in the trace; classes by names only"
+        )
     elif not len(raw.host) and not raw.classes:
         raw.notes.append("the trace has no host events: classes by kernel names only, no host gaps")
     if len(found.steps) == 1 and "no step" in found.step_method:
@@ -208,7 +227,9 @@ def _say(raw: Raw, found: Attributed) -> None:
     lost = unclassified_names(raw)
     if lost:
         shown = "; ".join(f"{name[:60]} ({length / 1e6:.2f} ms)" for name, length in lost[:3])
-        raw.notes.append(f"{len(lost)} kernel names are known to no rule, longest: {shown}; --rules FILE names them")
+        raw.notes.append(
+            f"{len(lost)} kernel names are known to no rule, longest: {shown}; --rules FILE names them"
+        )
 
 
 def _check_across(ranks: list[RankTrace], matched: list[dict[str, Any]], notes: list[str]) -> None:
@@ -225,7 +246,9 @@ def _check_across(ranks: list[RankTrace], matched: list[dict[str, Any]], notes: 
         notes.append(f"{text}: only those found on both sides are matched")
     steps = {len(rank.steps) for rank in ranks}
     if len(steps) > 1:
-        notes.append(f"ranks hold {min(steps)} to {max(steps)} steps: they were not profiled over the same steps")
+        notes.append(
+            f"ranks hold {min(steps)} to {max(steps)} steps: they were not profiled over the same steps"
+        )
 
 
 def _rank_table(rank: RankTrace) -> dict[str, Any]:
@@ -267,7 +290,9 @@ def _communication(rank: RankTrace) -> list[dict[str, Any]]:
     table: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rank.collectives:
         key = (row["class"], row["where"])
-        into = table.setdefault(key, {"class": key[0], "where": key[1], "events": 0, "ns": 0, "bytes": 0, "known": 0})
+        into = table.setdefault(
+            key, {"class": key[0], "where": key[1], "events": 0, "ns": 0, "bytes": 0, "known": 0}
+        )
         into["events"] += 1
         into["ns"] += row["end_ns"] - row["start_ns"]
         if row["bytes"] > 0:

@@ -15,7 +15,16 @@ import numpy as np
 from moesim.simulator.trace.attribute import Attributed
 from moesim.simulator.trace.classes import CLASSES, COMMUNICATION, NOT_IN_MODEL, UNCLASSIFIED
 from moesim.simulator.trace.events import (
-    CALL, KERNEL, OVERHEAD, PHASES, EventArray, IntArray, Raw, covered, overlap, union,
+    CALL,
+    KERNEL,
+    OVERHEAD,
+    PHASES,
+    EventArray,
+    IntArray,
+    Raw,
+    covered,
+    overlap,
+    union,
 )  # fmt: skip
 
 LATE_NS = 1_000
@@ -38,7 +47,10 @@ def is_communication(events: EventArray) -> np.ndarray:
 def times(events: EventArray, start: int, end: int) -> dict[str, int]:
     """Wall, busy, compute, communication, exposed communication and idle nanoseconds of a span."""
     clipped = events.copy()
-    clipped["start"], clipped["end"] = np.clip(events["start"], start, end), np.clip(events["end"], start, end)
+    clipped["start"], clipped["end"] = (
+        np.clip(events["start"], start, end),
+        np.clip(events["end"], start, end),
+    )
     talks = is_communication(clipped)
     busy, compute, talk = spans_of(clipped), spans_of(clipped[~talks]), spans_of(clipped[talks])
     shared = overlap(compute, talk)
@@ -74,7 +86,15 @@ def by_class(events: EventArray) -> list[dict[str, Any]]:
             for phase in np.unique(events["phase"][own]).tolist()
         }
         taken = int(length[own].sum())
-        rows.append({"class": CLASSES[number], "ns": taken, "events": int(own.sum()), "share": taken / total, "phases_ns": phases})
+        rows.append(
+            {
+                "class": CLASSES[number],
+                "ns": taken,
+                "events": int(own.sum()),
+                "share": taken / total,
+                "phases_ns": phases,
+            }
+        )
     return sorted(rows, key=lambda row: -row["ns"])
 
 
@@ -83,7 +103,13 @@ def coverage(events: EventArray) -> dict[str, float]:
     length = (events["end"] - events["start"]).astype(float)
     total = float(length.sum()) or 1.0
     lost = float(length[events["cls"] == CLASSES.index(UNCLASSIFIED)].sum())
-    outside = float(length[np.isin(events["cls"], [CLASSES.index(NOT_IN_MODEL), CLASSES.index("fill"), CLASSES.index("memset")])].sum())
+    outside = float(
+        length[
+            np.isin(
+                events["cls"], [CLASSES.index(NOT_IN_MODEL), CLASSES.index("fill"), CLASSES.index("memset")]
+            )
+        ].sum()
+    )
     return {"classified": 1 - lost / total, "not_in_model": outside / total, "unclassified": lost / total}
 
 
@@ -105,26 +131,21 @@ def gaps(raw: Raw, start: int, end: int) -> dict[str, int]:
     probe = host[host["kind"] == OVERHEAD]
     probing, waiting = union(probe["start"], probe["end"]), union(syncs["start"], syncs["end"])
     first = np.minimum.reduceat(_by_start(events), np.searchsorted(np.sort(events["start"]), starts))
-    left = np.concatenate(([start], ends))
-    right = np.concatenate((starts, [end]))
-    launches = np.concatenate((first, [-1]))
-    for begin, finish, launch in zip(left.tolist(), right.tolist(), launches.tolist(), strict=True):
-        begin, finish = max(begin, start), min(finish, end)
-        if finish <= begin:
-            continue
-        gap = (np.array([begin]), np.array([finish]))
-        own = overlap(gap, _near(probing, begin, finish))
-        rest = finish - begin - own
-        parts["profiler"] += own
-        held = min(overlap(gap, _near(waiting, begin, finish)), rest)
-        parts["device_synchronisation"] += held
-        rest -= held
-        if launch < 0 or launch == _NO_LAUNCH:
-            parts["unknown"] += rest
-            continue
-        late = min(max(launch - begin + LATE_NS, 0), rest) if launch > begin - LATE_NS else 0
-        parts["launch_bound"] += late
-        parts["dependency"] += rest - late
+    left = np.clip(np.concatenate(([start], ends)), start, end)
+    right = np.clip(np.concatenate((starts, [end])), start, end)
+    launch = np.concatenate((first, [_NO_LAUNCH]))
+    idle = np.maximum(right - left, 0)
+    own = np.where(idle > 0, _covered_before(probing, right) - _covered_before(probing, left), 0)
+    held = np.where(idle > 0, _covered_before(waiting, right) - _covered_before(waiting, left), 0)
+    held = np.minimum(held, idle - own)
+    rest = idle - own - held
+    known = launch != _NO_LAUNCH
+    late = np.where(known & (launch > left - LATE_NS), np.clip(launch - left + LATE_NS, 0, rest), 0)
+    parts["profiler"] = int(own.sum())
+    parts["device_synchronisation"] = int(held.sum())
+    parts["launch_bound"] = int(late.sum())
+    parts["unknown"] = int(rest[~known].sum())
+    parts["dependency"] = int((rest - late)[known].sum())
     return parts
 
 
@@ -139,10 +160,14 @@ def _by_start(events: EventArray) -> IntArray:
     return np.where(head & (launch >= 0), launch, _NO_LAUNCH)
 
 
-def _near(spans: tuple[IntArray, IntArray], begin: int, finish: int) -> tuple[IntArray, IntArray]:
-    low = int(np.searchsorted(spans[1], begin, side="right"))
-    high = int(np.searchsorted(spans[0], finish, side="left"))
-    return np.clip(spans[0][low:high], begin, finish), np.clip(spans[1][low:high], begin, finish)
+def _covered_before(spans: tuple[IntArray, IntArray], when: IntArray) -> IntArray:
+    """Nanoseconds of merged spans that lie before each moment."""
+    if not len(spans[0]):
+        return np.zeros(len(when), np.int64)
+    total = np.concatenate(([0], np.cumsum(spans[1] - spans[0])))
+    place = np.searchsorted(spans[0], when, side="right")
+    over = np.maximum(spans[1][np.maximum(place - 1, 0)] - when, 0)
+    return total[place] - np.where(place > 0, over, 0)
 
 
 def collectives(raw: Raw) -> list[dict[str, Any]]:
@@ -174,7 +199,9 @@ def _where(ranks: Sequence[int], per_node: int) -> str:
     return "inside a node" if len({rank // per_node for rank in ranks}) == 1 else "between nodes"
 
 
-def align(raws: Sequence[Raw], listed: Sequence[list[dict[str, Any]]]) -> tuple[list[int], list[dict[str, Any]]]:
+def align(
+    raws: Sequence[Raw], listed: Sequence[list[dict[str, Any]]]
+) -> tuple[list[int], list[dict[str, Any]]]:
     """Clock offsets of ranks (to add to each), and the matched collectives with transfer and waiting.
 
     The same collective (class, group, ranks, bytes, occurrence) ends at the same time on all its ranks but for
@@ -238,7 +265,9 @@ def check_events(raw: Raw) -> list[str]:
     """Notes on what contradicts itself: kernels that overlap on one stream, and jumps of the clock."""
     notes = []
     worst = count = 0
-    for device, stream in sorted(set(zip(raw.events["device"].tolist(), raw.events["stream"].tolist(), strict=True))):
+    for device, stream in sorted(
+        set(zip(raw.events["device"].tolist(), raw.events["stream"].tolist(), strict=True))
+    ):
         own = raw.events[(raw.events["device"] == device) & (raw.events["stream"] == stream)]
         before = np.maximum.accumulate(own["end"])[:-1] if len(own) else own["end"]
         late = before - own["start"][1:]
@@ -261,5 +290,7 @@ def check_events(raw: Raw) -> list[str]:
         hole = int((spans[0][1:] - spans[1][:-1]).max())
         whole = int(spans[1][-1] - spans[0][0])
         if hole > 0.9 * whole and hole > 10**9:
-            notes.append(f"a hole of {hole / 1e9:.1f} s of {whole / 1e9:.1f} s without any kernel: a jump of the clock?")
+            notes.append(
+                f"a hole of {hole / 1e9:.1f} s of {whole / 1e9:.1f} s without any kernel: a jump of the clock?"
+            )
     return notes

@@ -87,7 +87,6 @@ __all__ = [
     "simulate",
     "sweep",
     "timeline",
-    "trace",
     "trainer",
 ]
 

@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def read_trace(
-    file: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", help="A trace, or a folder with one file a rank.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|FOLDER", help="A trace, or a folder with one file a rank.")
+    ],
     rules: Annotated[Path | None, typer.Option(help="Your own rules for kernel names (YAML).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -63,18 +65,29 @@ def _ms(nanoseconds: int) -> str:
 def _show_rank(rank: dict[str, Any]) -> None:
     from moesim.cli.console import print_table, print_text
 
-    print_text(f"Rank {rank['rank']} of {rank['source']}: {rank['events']:,} GPU events, {rank['gpu'] or 'GPU not named'}")
-    print_text(f"Steps: {rank['how']['steps']}. Layers: {rank['how']['layers']}. Micro-batches: {rank['how']['microbatches']}.")
+    print_text(
+        f"Rank {rank['rank']} of {rank['source']}: {rank['events']:,} GPU events, {rank['gpu'] or 'GPU not named'}"
+    )
+    print_text(
+        f"Steps: {rank['how']['steps']}. Layers: {rank['how']['layers']}. Micro-batches: {rank['how']['microbatches']}."
+    )
     headers = ("step", "wall ms", "busy", "compute", "comm.", "exposed", "idle")
     keys = ("wall_ns", "busy_ns", "compute_ns", "communication_ns", "exposed_communication_ns", "idle_ns")
     rows = [(str(step["name"]), *(_ms(step[key]) for key in keys)) for step in rank["steps"][:MOST_STEPS]]
-    print_table(headers, [*rows, ("whole trace", *(_ms(rank["whole"][key]) for key in keys))], right=(1, 2, 3, 4, 5, 6))
+    print_table(
+        headers,
+        [*rows, ("whole trace", *(_ms(rank["whole"][key]) for key in keys))],
+        right=(1, 2, 3, 4, 5, 6),
+    )
     causes: dict[str, int] = {}
     for step in rank["steps"]:
         for cause, taken in step["idle_by_cause_ns"].items():
             causes[cause] = causes.get(cause, 0) + taken
     if causes:
-        print_text("Idle by cause, ms: " + ", ".join(f"{cause.replace('_', ' ')} {_ms(ns)}" for cause, ns in causes.items()))
+        print_text(
+            "Idle by cause, ms: "
+            + ", ".join(f"{cause.replace('_', ' ')} {_ms(ns)}" for cause, ns in causes.items())
+        )
     print_table(
         ("class", "ms", "events", "share", "phases, ms"),
         [
@@ -116,6 +129,9 @@ def _show_matched(trace: StepTrace) -> None:
         into[2] += row["waiting_ns"]
     print_table(
         ("matched", "rank", "events", "transfer ms", "waiting ms"),
-        [(kind, str(rank), str(row[0]), _ms(row[1]), _ms(row[2])) for (kind, rank), row in sorted(table.items())],
+        [
+            (kind, str(rank), str(row[0]), _ms(row[1]), _ms(row[2]))
+            for (kind, rank), row in sorted(table.items())
+        ],
         right=(1, 2, 3, 4),
     )

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.trace import CLASSES, PHASES, read
+
+
+def op(name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": 1,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
+
+
+def launched(
+    name: str, call: float, ts: float, dur: float, number: int, stream: int = 7, **more: Any
+) -> list[dict[str, Any]]:
+    return [
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": call, "dur": 1,
+         "args": {"correlation": number}},
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
+         "args": {"correlation": number, "stream": stream, "device": 0, **more}},
+    ]  # fmt: skip
+
+
+def step() -> list[dict[str, Any]]:
+    """A product, its two gradients and an all-reduce beside the second; 10 us idle, of a late launch."""
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    backward = {"Sequence number": 5}
+    return [
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 1, "tid": 1, "ts": 0, "dur": 200, "args": {}},
+        op("aten::mm", 1, 10, **{"Sequence number": 5, "Input Dims": [[64, 16], [16, 32]]}),
+        *launched("nvjet_tst_a", 2, 10, 20, 1),
+        op(engine, 30, 60, **backward), op("MmBackward0", 31, 50, **backward),
+        op("aten::mm", 32, 10, **{"Input Dims": [[64, 32], [32, 16]]}), *launched("nvjet_tst_b", 40, 40, 20, 2),
+        op("aten::mm", 50, 10, **{"Input Dims": [[16, 64], [64, 32]]}), *launched("nvjet_tst_c", 51, 60, 20, 3),
+        *launched(
+            "ncclDevKernel_AllReduce_Sum_bf16", 70, 70, 20, 4, stream=9,
+            **{"Collective name": "allreduce", "In msg nelems": 100, "dtype": "BFloat16", "Process Group Ranks": "[0, 1]"},
+        ),
+    ]  # fmt: skip
+
+
+def write(path: Path, events: list[dict[str, Any]], rank: int = 0, world: int = 2) -> Path:
+    info = {"rank": rank, "world_size": world}
+    path.write_text(json.dumps({"distributedInfo": info, "traceEvents": events}, indent=1))
+    return path
+
+
+def test_a_step_is_read_with_classes_shapes_and_times(tmp_path: Path) -> None:
+    rank = read(write(tmp_path / "t.json", step())).ranks[0]
+    assert [CLASSES[n] for n in rank.events["cls"]] == ["gemm", "gemm", "wgrad_gemm", "all_reduce"]
+    assert [PHASES[n] for n in rank.events["phase"][:3]] == ["forward", "backward", "backward"]
+    assert rank.names[rank.events["shape"][0]] == "64x32x16"
+    found = rank.steps[0]
+    assert (found["wall_ns"], found["busy_ns"], found["exposed_communication_ns"]) == (80_000, 70_000, 10_000)
+    assert sum(found["idle_by_cause_ns"].values()) == found["idle_ns"] == 10_000
+    assert found["idle_by_cause_ns"]["launch_bound"] == 10_000
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_packed_files_read_like_plain_ones(tmp_path: Path, pack: Any) -> None:
+    plain = write(tmp_path / "t.json", step())
+    packed = tmp_path / "packed"
+    packed.write_bytes(pack(plain.read_bytes()))
+    assert np.array_equal(read(plain).ranks[0].events, read(packed).ranks[0].events)
+
+
+def test_a_recomputed_product_inside_a_gradient_is_no_gradient(tmp_path: Path) -> None:
+    events = step()
+    events += [op("aten::mm", 83, 5, **{"Sequence number": 9, "Input Dims": [[64, 16], [16, 32]]})]
+    events += launched("nvjet_tst_d", 84, 95, 20, 8)
+    engine = next(event for event in events if "evaluate_function" in event["name"])
+    engine["dur"] = 70
+    rank = read(write(tmp_path / "t.json", events)).ranks[0]
+    assert PHASES[rank.events["phase"][-1]] == "recompute"
+    assert CLASSES[rank.events["cls"][-1]] == "gemm"
+
+
+def test_a_cut_file_gives_what_stands_before_the_cut_and_says_where(tmp_path: Path) -> None:
+    whole = write(tmp_path / "t.json", step()).read_bytes()
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(whole[: whole.index(b"ncclDev")])
+    trace = read(cut)
+    assert len(trace.ranks[0].events) == 3
+    assert any("the file ends inside its list of events, at byte" in note for note in trace.notes)
+
+
+def test_an_interleaved_file_says_where_it_breaks_and_goes_on(tmp_path: Path) -> None:
+    whole = write(tmp_path / "t.json", step()).read_bytes()
+    place = whole.index(b'"nvjet_tst_b"')
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(whole[:place] + b'"nvj{"ph": "X", ' + whole[place:])
+    trace = read(broken)
+    assert len(trace.ranks[0].events) == 3
+    assert any(note.startswith("broken at byte") for note in trace.notes)
+
+
+def test_two_ranks_are_aligned_by_their_collectives(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", step(), 0)
+    later = step()
+    for event in later:
+        event["ts"] += 1000
+    late = next(event for event in later if event["name"].startswith("nccl"))
+    late["ts"], late["dur"] = late["ts"] + 15, 5
+    write(tmp_path / "rank1.json", later, 1)
+    trace = read(tmp_path)
+    assert trace.offsets_ns == (0, -1_000_000)
+    assert [(row["waiting_ns"], row["transfer_ns"]) for row in trace.matched] == [(15_000, 5_000), (0, 5_000)]
+
+
+def test_kernels_of_a_graph_replay_are_not_attributed(tmp_path: Path) -> None:
+    events = step()
+    next(event for event in events if event["name"] == "cudaLaunchKernel")["name"] = "cudaGraphLaunch"
+    trace = read(write(tmp_path / "t.json", events))
+    assert trace.ranks[0].events["op"][0] == -1
+    assert any("1 of 4 events come from graph replays" in note for note in trace.notes)
+
+
+def test_rules_of_the_user_come_first(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("rules:\n- {name: nvjet_tst_c, cls: permute}\n")
+    rank = read(write(tmp_path / "t.json", step()), rules).ranks[0]
+    assert CLASSES[rank.events["cls"][2]] == "permute"
+    rules.write_text("rules:\n- {name: nvjet_tst_c, cls: permutation}\n")
+    with pytest.raises(InputError, match="permutation"):
+        read(tmp_path / "t.json", rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "empty"),
+        ("hello", "neither Kineto"),
+        ('{"traceEvents": []}', "no trace events"),
+        ('{"other": 1}', "no list 'traceEvents'"),
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}', "no kernel of a GPU"),
+        ('{"traceEvents": [{"ph": "X", "ts": 1, "ts": 2, "cat": "kernel", "name": "a", "dur": 1}]}', "stands twice"),
+        ("SQLite format 3\0" + "x" * 200, "SQLite"),
+        ('{"traceEvents": [' + "[" * 100_000, "trace events|no event"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=why):
+        read(path)
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", step())
+    write(tmp_path / "b.json", step())
+    with pytest.raises(InputError, match="both are rank 0"):
+        read(tmp_path)
+
+
+def node(number: int, needs: list[int], kind: int = 4) -> bytes:
+    name = b"kernel"
+    body = bytes([8, number, 18, len(name)]) + name + bytes([24, kind, 42, len(needs), *needs, 56, 3])
+    return bytes([len(body)]) + body
+
+
+def test_an_execution_trace_is_ordered_and_a_cycle_is_refused(tmp_path: Path) -> None:
+    head = b"\x08\x0a\x06schema"
+    path = tmp_path / "chakra.0.et"
+    path.write_bytes(head + node(2, [1]) + node(1, []))
+    rank = read(path).ranks[0]
+    assert (rank.events["end"] - rank.events["start"]).tolist() == [3000, 3000]
+    path.write_bytes(head + node(2, [1]) + node(1, [2]))
+    with pytest.raises(InputError, match="a cycle of dependencies"):
+        read(path)
