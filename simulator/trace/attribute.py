@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -358,7 +359,7 @@ def _outermost(host: EventArray, places: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _between(edges: list[int]) -> list[tuple[str, int, int]]:
-    return [(f"step {n}", start, end) for n, (start, end) in enumerate(zip(edges, edges[1:], strict=False))]
+    return [(f"step {n}", start, end) for n, (start, end) in enumerate(pairwise(edges))]
 
 
 def _by_kernels(raw: Raw, first: int, last: int) -> tuple[list[tuple[str, int, int]], str]:
@@ -467,7 +468,7 @@ def _layers_by_annotation(raw: Raw, paths: list[tuple[int, ...]], layer_of: dict
 def _microbatch_marks(raw: Raw) -> np.ndarray:
     events = raw.events
     forward = events["phase"] == FORWARD
-    names = np.array(raw.names + [""], dtype=object)
+    names = np.array([*raw.names, ""], dtype=object)
     for kind, word in (("embedding", "gather"), ("loss", "nll_loss_forward"), ("loss", "SoftMaxForward")):
         chosen = events["start"][
             forward & (events["cls"] == CLASSES.index(kind)) & np.array([word in str(x) for x in names[events["name"]]], bool)

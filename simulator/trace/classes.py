@@ -81,7 +81,7 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"bfloat16_copy_kernel|float16_copy_kernel|float8_copy", "cast"),
     (r"CatArray|direct_copy|copy_kernel|copy_device", "copy"),
 )  # fmt: skip
-_COMPILED = tuple((re.compile(pattern, re.I if name != "topk" else re.I), name) for pattern, name in _NAMED)
+_COMPILED = tuple((re.compile(pattern, re.I), name) for pattern, name in _NAMED)
 _ARITHMETIC = re.compile(r"elementwise|reduce_kernel|triton_(?:poi|red|per)|multi_tensor_apply|conj_kernel|Functor|"
                          r"softmax|multi_output|_kernel_with_index|distribution|random|philox|TensorOp|vectorized", re.I)  # fmt: skip
 _WHOLE_NUMBERS = re.compile(

@@ -80,6 +80,7 @@ class Names(dict[str, int]):
     """Texts by their number, in order of first use."""
 
     def __missing__(self, text: str) -> int:
+        """Number a new text."""
         number = len(self)
         self[text] = number
         return number

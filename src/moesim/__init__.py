@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from moesim.simulator.studies.explain import Explanation
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
     from moesim.simulator.studies.uncertainty import Sensitivity
+    from moesim.simulator.trace import StepTrace
     from moesim.simulator.trainers.meaning.understand import Understanding
     from moesim.simulator.trainers.trainer import Trainer
 
@@ -87,6 +88,7 @@ __all__ = [
     "simulate",
     "sweep",
     "timeline",
+    "trace",
     "trainer",
 ]
 
@@ -154,6 +156,16 @@ def import_launch(
     return understand(
         launch, load_base(base, overrides), Path(path).name, vocab, gpus, ignore, ignore_unknown
     )
+
+
+def trace(path: str | Path, rules: str | Path | None = None) -> StepTrace:
+    """Read a profiler's trace of a step, or a folder with one file a rank; `rules` name kernels first.
+
+    Raises InputError for what is no trace of GPU work.
+    """
+    from moesim.simulator.trace import read
+
+    return read(path, rules)
 
 
 def trainer(name: str) -> Trainer:
