@@ -63,13 +63,13 @@ def attribute(raw: Raw, rules: Rules | None = None) -> Attributed:
     for name in raw.names:
         names[name]
     order = np.lexsort((events["end"], events["start"]))
-    raw.events = events = events[order]
+    raw.events = events[order]
     raw.classes = [raw.classes[n] for n in order.tolist()] if raw.classes else []
     paths = _launches(raw, result)
     kinds = _classes(raw, paths, rules)
     _sides(raw, paths, result)
     _shapes(raw, names, kinds)
-    events["cls"] = [CLASSES.index(kind) for kind in kinds]
+    raw.events["cls"] = [CLASSES.index(kind) for kind in kinds]
     result.steps, result.step_method = find_steps(raw)
     _number_steps(raw, result)
     _layers(raw, paths, result)
@@ -79,7 +79,7 @@ def attribute(raw: Raw, rules: Rules | None = None) -> Attributed:
 
 def _launches(raw: Raw, result: Attributed) -> list[tuple[int, ...]]:
     """The numbers of the names around the launch of each event, outermost first."""
-    host, events = raw.host, raw.events
+    host = raw.host
     length = host["end"] - host["start"]
     host[:] = host[np.lexsort((host["kind"], -length, host["start"], host["thread"]))]
     path_of: dict[tuple[int, int, bool], int] = {}
@@ -256,6 +256,8 @@ def _side(words: list[str], trains: bool) -> int:
     for place, word in enumerate(words):
         if word.startswith(_ENGINE):
             node = word.removeprefix(_ENGINE)
+            if "PythonDispatchMode" in words[place + 1 :]:  # selective checkpointing watches what runs again
+                return RECOMPUTE
             following = words[place + 1] if place + 1 < len(words) else ""
             same = (
                 following == node

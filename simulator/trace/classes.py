@@ -85,7 +85,7 @@ _COMPILED = tuple((re.compile(pattern, re.I), name) for pattern, name in _NAMED)
 _ARITHMETIC = re.compile(r"elementwise|reduce_kernel|triton_(?:poi|red|per)|multi_tensor_apply|conj_kernel|Functor|"
                          r"softmax|multi_output|_kernel_with_index|distribution|random|philox|TensorOp|vectorized", re.I)  # fmt: skip
 _WHOLE_NUMBERS = re.compile(
-    r"<long, long|Functor\w*<(?:long|int)>|<long>|arange|remainder|floor_divide|histc|<int, int"
+    r"<long, long|lambda\(long\)|Functor\w*<(?:long|int)>|<long>|arange|remainder|floor_divide|histc|<int, int"
 )
 _OPTIMIZER = re.compile(
     r"Optimizer\.step|_fused_adam|_foreach_(?:lerp|addcdiv|addcmul|sqrt)|## optimizer|optimizer_step", re.I
@@ -194,6 +194,8 @@ def classify(
     found = communication(name, path, kind)
     if found:
         return found
+    if path[-1:] in (("aten::add",), ("aten::add_",)) and path[-2:-1] and path[-2].startswith("autograd::engine"):
+        return "elementwise"  # autograd sums the gradients of what was used twice
     inner = next((part for part in reversed(path) if part.startswith("aten::")), path[-1] if path else "")
     joined = " ".join(path)
     if _OPTIMIZER.search(joined):
@@ -305,7 +307,9 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
         elif kind == "?neg":
             decided[n] = "rope"
         elif kind == "?norm":
-            decided[n] = "norm"
+            decided[n] = "clip" if "clip" in near else "norm"
+        elif kind in ("?fill", "?copy") and "?neg" in kinds[max(0, n - 6) : n + 7] and "contiguous" not in ops[n]:
+            decided[n] = "rope"
         elif kind == "?fill":
             decided[n] = "permute" if "permute" in after[:2] + before[-1:] else "fill"
         elif kind in ("?elementwise", "?copy") and "?neg" in near and ops[n] != "aten::contiguous":
