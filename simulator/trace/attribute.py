@@ -1,8 +1,9 @@
-"""Attributes GPU events: launch, operators, class, phase, layer, micro-batch and step, each with how it is known.
+"""Attributes GPU events: launch, operators, class, phase, layer, micro-batch and step, each with how it is
+known.
 
-A launch is the host call with the same correlation; what encloses that call on its thread are the operators and
-annotations that launched the kernel. A graph replay has one launch for all its kernels: they get a class by
-their names and nothing else, and the notes say so.
+A launch is the host call with the same correlation; what encloses that call on its thread are the
+operators and annotations that launched the kernel. A graph replay has one launch for all its kernels: they
+get a class by their names and nothing else, and the notes say so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.hwmodels.arrays import RecordArray
 from moesim.simulator.trace.classes import CLASSES, UNCLASSIFIED, Rules, classify, context
 from moesim.simulator.trace.events import (
     ANNOTATION,
@@ -25,7 +27,6 @@ from moesim.simulator.trace.events import (
     OVERHEAD,
     RECOMPUTE,
     UNKNOWN,
-    EventArray,
     Names,
     Raw,
 )  # fmt: skip
@@ -38,7 +39,7 @@ _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)|^(?:step|iteration|train_step|train
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#|^##? ?optimizer(?:\.step)? ?#*$|optimizer[._]step", re.I)
 _GRAPH = re.compile(r"GraphLaunch", re.I)
 RECOMPUTED = -3
-"""Stands in a path between an autograd node and what runs again inside it: operators with a number of their own."""
+"""Stands in a path between an autograd node and operators with a number of their own that run in it again."""
 _PROBE = re.compile(r"bwd|backward|bprop|dgrad|wgrad|_bwd_", re.I)
 
 
@@ -352,7 +353,7 @@ def find_steps(raw: Raw) -> tuple[list[tuple[str, int, int]], str]:
     return _by_kernels(raw, first, last)
 
 
-def _outermost(host: EventArray, places: np.ndarray) -> list[tuple[int, int]]:
+def _outermost(host: RecordArray, places: np.ndarray) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for start, end in sorted((int(host["start"][n]), int(host["end"][n])) for n in places):
         if not found or start >= found[-1][1]:
@@ -388,7 +389,8 @@ def _by_kernels(raw: Raw, first: int, last: int) -> tuple[list[tuple[str, int, i
             even = float(np.abs(distances - median).max()) < 0.1 * median
             if even and median * count > 0.8 * whole and len(events) >= 20 * count:
                 return _between([*starts.tolist(), min(last, int(starts[-1] + median))]), (
-                    f"repetition: {count} times the same kernels, every {median / 1e6:.3g} ms from {raw.names[number][:60]}"
+                    f"repetition: {count} times the same kernels, every {median / 1e6:.3g} ms from "
+                    f"{raw.names[number][:60]}"
                 )
     return [("whole trace", first, last)], "no step was found: the whole trace is one span"
 
@@ -470,17 +472,15 @@ def _layers_by_annotation(raw: Raw, paths: list[tuple[int, ...]], layer_of: dict
 def _microbatch_marks(raw: Raw) -> np.ndarray:
     events = raw.events
     forward = events["phase"] == FORWARD
-    names = np.array([*raw.names, ""], dtype=object)
     for kind, word in (("embedding", "gather"), ("loss", "nll_loss_forward"), ("loss", "SoftMaxForward")):
-        chosen = events["start"][
-            forward & (events["cls"] == CLASSES.index(kind)) & np.array([word in str(x) for x in names[events["name"]]], bool)
-        ]  # fmt: skip
+        named = np.isin(events["name"], [n for n, name in enumerate(raw.names) if word in name])
+        chosen = events["start"][forward & named & (events["cls"] == CLASSES.index(kind))]
         if 1 < len(chosen) <= 4096:
             return np.sort(chosen)
     return np.zeros(0, np.int64)
 
 
-def _layers_by_attention(events: EventArray, attention: np.ndarray) -> None:
+def _layers_by_attention(events: RecordArray, attention: np.ndarray) -> None:
     starts = events["start"][attention]
     forward = np.flatnonzero(events["phase"] == FORWARD)
     for step in np.unique(events["step"]).tolist():

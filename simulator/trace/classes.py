@@ -2,8 +2,8 @@
 
 `classify` is a function of texts alone. Order of the rules: the user's own; communication; what the launching
 operators and annotations say; the kernel's name; then generic arithmetic, for which `context` looks at
-neighbours on the stream. A kernel that is known and that the model does not price is NOT_IN_MODEL; one that no
-rule knows is UNCLASSIFIED.
+neighbours on the stream. A kernel that is known and that the model does not price is NOT_IN_MODEL; one
+that no rule knows is UNCLASSIFIED.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from moesim.hwmodels.yaml_io import parse_mapping
 NOT_IN_MODEL, UNCLASSIFIED = "not_in_model", "unclassified"
 COMPUTE = (
     "gemm", "wgrad_gemm", "grouped_gemm", "attention_forward", "attention_backward", "attention_pre_post",
-    "norm", "swiglu", "rope", "permute", "topk", "cast", "copy", "transpose", "elementwise", "embedding", "loss",
+    "norm", "swiglu", "rope", "permute", "topk", "cast", "copy", "transpose", "elementwise", "embedding",
+    "loss",
     "optimizer", "clip", "fsdp_copy", "fill", NOT_IN_MODEL, UNCLASSIFIED,
 )  # fmt: skip
 COMMUNICATION = (
@@ -57,16 +58,19 @@ _NAMED: tuple[tuple[str, str], ...] = (
      r"conv(?:olve|olution|\\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|wgrad_alg|dgrad_engine|nchwToNhwc|nhwcToNchw|SubTensorOp|Im2|Col2|dropout|miopen|reshape_and_cache|page_indices|pagedKV|winograd|naive_conv|"
      r"upsample|interpolat|lstm|binary_cross", NOT_IN_MODEL),
     (r"GroupProblemShape|grouped_?gemm|group_gemm|GroupedGemm|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
-     r"gemm_fp8_grouped|bmm_.*_(?:swiGlu|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul", "grouped_gemm"),
+     r"gemm_fp8_grouped|bmm_.*_(?:swiGlu|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul",
+     "grouped_gemm"),
     (r"compute_dot_do_o|convert_dq|fmha_reduce_head|dot_do_o|bwd_(?:pre|post)process|bwd_convert|attn_bwd_(?:pre|post)",
      "attention_pre_post"),
-    (r"(?:flash|fmha|attn|attention|mla|sdpa).*(?:bwd|bprop|backward)|bwd.*(?:attn|fmha)", "attention_backward"),
+    (r"(?:flash|fmha|attn|attention|mla|sdpa).*(?:bwd|bprop|backward)|bwd.*(?:attn|fmha)",
+     "attention_backward"),
     (r"flash|fmha|attention|attn_fwd|sdpa|_mla|mha_fwd|reduce_segments", "attention_forward"),
     (r"rotary|rope", "rope"),
     (r"rms_?norm|layer_?norm|GammaBeta|ln_fwd|ln_bwd|rmsnorm|group_?norm|Rmsnorm", "norm"),
     (r"silu|swiglu|gelu|act_and_mul|geglu|swish|relu", "swiglu"),
     (r"nll_loss|cross_entropy|LogSoftMax|log_softmax|loss|cunn_SoftMax|mse_", "loss"),
-    (r"gatherTopK|topk|routing|gating|softmax_warp|grouped_topk|bitonicSort|radixSelect|biggest|sum_bitmatrix", "topk"),
+    (r"gatherTopK|topk|routing|gating|softmax_warp|grouped_topk|bitonicSort|radixSelect|biggest|"
+     r"sum_bitmatrix", "topk"),
     (r"adam|sgd_|SGDFunctor|LambStage|lamb_kernel|adagrad|FusedOptimizer|muon_|newton_schulz", "optimizer"),
     (r"LpNorm|lpnorm|clip_grad|l2norm|NormTwoOps", "clip"),
     (r"embedding|compute_grad_weight|sum_and_scatter|krn_partial|partial_segment", "embedding"),
@@ -82,16 +86,23 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"CatArray|direct_copy|copy_kernel|copy_device", "copy"),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern, re.I), name) for pattern, name in _NAMED)
-_ARITHMETIC = re.compile(r"elementwise|reduce_kernel|triton_(?:poi|red|per)|multi_tensor_apply|conj_kernel|Functor|"
-                         r"softmax|multi_output|_kernel_with_index|distribution|random|philox|TensorOp|vectorized", re.I)  # fmt: skip
+_ARITHMETIC = re.compile(
+    r"elementwise|reduce_kernel|triton_(?:poi|red|per)|multi_tensor_apply|conj_kernel|Functor|softmax|multi_output|"
+    r"_kernel_with_index|distribution|random|philox|TensorOp|vectorized",
+    re.I,
+)
 _WHOLE_NUMBERS = re.compile(
-    r"<long, long|lambda\(long\)|Functor\w*<(?:long|int)>|<long>|arange|remainder|floor_divide|histc|<int, int"
+    r"<long, "
+    r"long|lambda\(long\)|Functor\w*<(?:long|int)>|<long>|arange|remainder|floor_divide|histc|<int, int"
 )
 _OPTIMIZER = re.compile(
     r"Optimizer\.step|_fused_adam|_foreach_(?:lerp|addcdiv|addcmul|sqrt)|## optimizer|optimizer_step", re.I
 )
-_ATTENTION_OP = re.compile(r"scaled_dot_product|flash_attention|flash_attn|unified_attention|efficient_attention|"
-                           r"cudnn_attention|FlashAttn|FusedAttn|flex_attention", re.I)  # fmt: skip
+_ATTENTION_OP = re.compile(
+    r"scaled_dot_product|flash_attention|flash_attn|unified_attention|efficient_attention|cudnn_attention|FlashAttn|"
+    r"FusedAttn|flex_attention",
+    re.I,
+)
 _FSDP = re.compile(r"^FSDP::(?!cast_forward)|^fsdp::|FullyShardedDataParallel\.")
 _BACKWARD = re.compile(r"backward|bprop|bwd", re.I)
 _TRITON = (
@@ -194,7 +205,11 @@ def classify(
     found = communication(name, path, kind)
     if found:
         return found
-    if path[-1:] in (("aten::add",), ("aten::add_",)) and path[-2:-1] and path[-2].startswith("autograd::engine"):
+    if (
+        path[-1:] in (("aten::add",), ("aten::add_",))
+        and path[-2:-1]
+        and path[-2].startswith("autograd::engine")
+    ):
         return "elementwise"  # autograd sums the gradients of what was used twice
     inner = next((part for part in reversed(path) if part.startswith("aten::")), path[-1] if path else "")
     joined = " ".join(path)
@@ -261,8 +276,8 @@ def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
     """Copies, fills and arithmetic, by the operator around them."""
     if "complex" in name or "conj" in name:
         return "rope"
-    if re.search(r"aten::(?:index|index_put|_index_put_impl|sort|argsort|gather|scatter|histc|cumsum|topk|bincount|"
-                 r"nonzero|masked_select|repeat_interleave|unique)", joined):  # fmt: skip
+    if re.search(r"aten::(?:index|index_put|_index_put_impl|sort|argsort|gather|scatter|histc|cumsum|topk|"
+                 r"bincount|nonzero|masked_select|repeat_interleave|unique)", joined):  # fmt: skip
         return "topk" if "aten::topk" in joined else "permute"
     if (
         re.search(r"aten::(?:zeros|new_zeros|zero_|fill_|full|ones|zeros_like|ones_like)$", inner)
@@ -308,7 +323,11 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
             decided[n] = "rope"
         elif kind == "?norm":
             decided[n] = "clip" if "clip" in near else "norm"
-        elif kind in ("?fill", "?copy") and "?neg" in kinds[max(0, n - 6) : n + 7] and "contiguous" not in ops[n]:
+        elif (
+            kind in ("?fill", "?copy")
+            and "?neg" in kinds[max(0, n - 6) : n + 7]
+            and "contiguous" not in ops[n]
+        ):
             decided[n] = "rope"
         elif kind == "?fill":
             decided[n] = "permute" if "permute" in after[:2] + before[-1:] else "fill"

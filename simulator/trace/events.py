@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-EventArray = NDArray[np.void]
-IntArray = NDArray[np.int64]
+from moesim.hwmodels.arrays import IntArray, RecordArray
 
 EVENT = np.dtype(
     [
@@ -63,8 +61,8 @@ class Raw:
     source: str
     rank: int = -1
     world: int = -1
-    events: EventArray = field(default_factory=lambda: np.zeros(0, EVENT))
-    host: EventArray = field(default_factory=lambda: np.zeros(0, HOST))
+    events: RecordArray = field(default_factory=lambda: np.zeros(0, EVENT))
+    host: RecordArray = field(default_factory=lambda: np.zeros(0, HOST))
     names: list[str] = field(default_factory=list)
     comms: list[Comm] = field(default_factory=list)
     gpu: str = ""
@@ -86,7 +84,7 @@ class Names(dict[str, int]):
         return number
 
 
-def rows(data: Iterable[tuple[Any, ...]], dtype: np.dtype[np.void], fields: tuple[str, ...]) -> EventArray:
+def rows(data: Iterable[tuple[Any, ...]], dtype: np.dtype[np.void], fields: tuple[str, ...]) -> RecordArray:
     """Records of `dtype` from tuples of `fields`; integer fields that the tuples leave out are -1."""
     listed = list(data)
     table = np.zeros(len(listed), dtype)

@@ -1,7 +1,7 @@
 """Reads Nsight Systems SQLite, Chakra execution traces and our CSV of the H800 timeline into plain tables.
 
-Nothing of a file is executed: SQLite is opened read-only with fixed queries on tables (views and triggers of the
-file never run), protobuf is decoded by its wire format. Chakra's messages follow the public schema
+Nothing of a file is executed: SQLite is opened read-only with fixed queries on tables (views and triggers
+of the file never run), protobuf is decoded by its wire format. Chakra's messages follow the public schema
 `et_def.proto` (mlcommons/chakra, Apache-2.0); a reader of the wire format is smaller than generated code.
 """
 
@@ -40,11 +40,14 @@ _NEEDED = {
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 _CSV = ("kernel_class", "phase", "layer_index", "stream", "start_us", "duration_us", "kernel_name_truncated")
 _CSV_CLASSES = {
-    "attn_bwd_core": "attention_backward", "attn_bwd_post": "attention_pre_post", "attn_bwd_pre": "attention_pre_post",
-    "attn_fwd_core": "attention_forward", "copy": "copy", "elementwise": "elementwise", "ep_combine": "ep_combine",
+    "attn_bwd_core": "attention_backward", "attn_bwd_post": "attention_pre_post",
+    "attn_bwd_pre": "attention_pre_post",
+    "attn_fwd_core": "attention_forward", "copy": "copy", "elementwise": "elementwise",
+    "ep_combine": "ep_combine",
     "ep_dispatch": "ep_dispatch", "ep_layout": "ep_notify", "ep_notify": "ep_notify", "gate_topk": "topk",
     "gemm_bf16_gate": "gemm", "gemm_fp8_dense": "gemm", "gemm_fp8_grouped": "grouped_gemm",
-    "gemm_fp8_wgrad": "wgrad_gemm", "mem_memcpy": "memcpy_d2d", "mem_memset": "memset", "misc": "not_in_model",
+    "gemm_fp8_wgrad": "wgrad_gemm", "mem_memcpy": "memcpy_d2d", "mem_memset": "memset",
+    "misc": "not_in_model",
     "moe_permute": "permute", "quant_cast": "cast", "rmsnorm": "norm", "rope": "rope", "swiglu": "swiglu",
     "transpose": "transpose",
 }  # fmt: skip
@@ -67,7 +70,8 @@ def read_nsight(path: Path) -> list[Raw]:
             return _nsight(base, path)
     except sqlite3.Error as error:
         raise InputError(
-            f"{path.name}: SQLite that cannot be read as an Nsight Systems export ({str(error)[:200]}); export again "
+            f"{path.name}: SQLite that cannot be read as an Nsight Systems export ({str(error)[:200]}); "
+            "export again "
             "with `nsys export --type sqlite`"
         ) from None
     finally:
@@ -85,8 +89,10 @@ def _check_tables(base: sqlite3.Connection, path: Path) -> None:
         missing = set(columns) - (_columns(base, table) if table in tables else set())
         if missing:
             raise InputError(
-                f"{path.name}: SQLite, but not an Nsight Systems export with GPU kernels: table {table} lacks "
-                f"{', '.join(sorted(missing))}; export with `nsys export --type sqlite` a report with CUDA traces"
+                f"{path.name}: SQLite, but not an Nsight Systems export with GPU kernels: table {table} "
+                "lacks "
+                f"{', '.join(sorted(missing))}; export with `nsys export --type sqlite` a report with "
+                "CUDA traces"
             )
 
 
@@ -161,7 +167,8 @@ def _nsight_host(base: sqlite3.Connection, names: Names, texts: dict[int, str]) 
             )
     if _columns(base, "NVTX_EVENTS"):
         for start, end, thread, text, number in base.execute(
-            "select start, end, globalTid, text, textId from NVTX_EVENTS where end is not null and eventType in (59, 60)"
+            "select start, end, globalTid, text, textId from NVTX_EVENTS where end is not null and "
+            "eventType in (59, 60)"
         ):
             name = str(text if text is not None else texts.get(number, "?"))
             kind = OP if name.startswith(("aten::", "autograd::")) or ", op_id = " in name else ANNOTATION
@@ -179,7 +186,8 @@ def read_h800_csv(path: Path) -> Raw:
             missing = set(_CSV) - set(reader.fieldnames or ())
             if missing:
                 raise InputError(
-                    f"{path.name}: a CSV without the columns {', '.join(sorted(missing))}; the only CSV that is read is "
+                    f"{path.name}: a CSV without the columns {', '.join(sorted(missing))}; the only CSV "
+                    "that is read is "
                     "the H800 timeline of kernels"
                 )
             lines = list(reader)
@@ -220,7 +228,7 @@ def read_h800_csv(path: Path) -> Raw:
 
 
 @dataclass(slots=True)
-class _Node:
+class _Work:
     number: int = -1
     name: str = ""
     kind: int = 0
@@ -237,7 +245,7 @@ def read_chakra(path: Path) -> Raw:
     Raises InputError for cycles, for a node that needs itself, and for a file that is no such trace.
     """
     data = path.read_bytes()
-    nodes: list[_Node] = []
+    nodes: list[_Work] = []
     notes: list[str] = []
     messages = _messages(data, path, notes)
     first = next(messages, None)
@@ -252,7 +260,8 @@ def read_chakra(path: Path) -> Raw:
     if not timed:
         _lay_out(order)
         notes.append(
-            "the file has no start times: nodes stand where their dependencies allow, each stream in order, so idle "
+            "the file has no start times: nodes stand where their dependencies allow, each stream in "
+            "order, so idle "
             "and exposed time are of this order and not measured"
         )
     gpu, host, names, comms = [], [], Names(), {}  # type: ignore[var-annotated]
@@ -343,8 +352,8 @@ def _fields(text: bytes, path: Path) -> Iterator[tuple[int, int | bytes]]:
         raise InputError(f"{path.name}: not a Chakra execution trace ({error})") from None
 
 
-def _node(text: bytes, path: Path) -> _Node:
-    node = _Node()
+def _node(text: bytes, path: Path) -> _Work:
+    node = _Work()
     for key, value in _fields(text, path):
         if key == 1 and isinstance(value, int):
             node.number = value
@@ -371,7 +380,7 @@ def _packed(text: bytes) -> list[int]:
     return found
 
 
-def _attribute(node: _Node, text: bytes, path: Path) -> None:
+def _attribute(node: _Work, text: bytes, path: Path) -> None:
     name, value = "", None
     for key, item in _fields(text, path):
         if key == 1 and isinstance(item, bytes):
@@ -384,7 +393,7 @@ def _attribute(node: _Node, text: bytes, path: Path) -> None:
         node.attributes[name] = value
 
 
-def _ordered(nodes: list[_Node], path: Path, notes: list[str]) -> list[_Node]:
+def _ordered(nodes: list[_Work], path: Path, notes: list[str]) -> list[_Work]:
     """Nodes so that each stands behind what it needs."""
     by_number = {node.number: node for node in nodes}
     if len(by_number) < len(nodes):
@@ -407,7 +416,8 @@ def _ordered(nodes: list[_Node], path: Path, notes: list[str]) -> list[_Node]:
     if len(order) < len(nodes):
         stuck = sorted(number for number, count in waits.items() if count)[:5]
         raise InputError(
-            f"{path.name}: a cycle of dependencies: {len(nodes) - len(order)} nodes wait for each other, such as "
+            f"{path.name}: a cycle of dependencies: {len(nodes) - len(order)} nodes wait for each other, "
+            "such as "
             f"{', '.join(map(str, stuck))}; convert the trace again"
         )
     if lost:
@@ -415,7 +425,7 @@ def _ordered(nodes: list[_Node], path: Path, notes: list[str]) -> list[_Node]:
     return order
 
 
-def _lay_out(order: list[_Node]) -> None:
+def _lay_out(order: list[_Work]) -> None:
     ends: dict[int, int] = {}
     lanes: dict[tuple[bool, object], int] = {}
     for node in order:

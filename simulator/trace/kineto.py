@@ -1,8 +1,9 @@
 """Reads Kineto and Chrome JSON as a stream: a piece of whole events at a time, columns as it goes.
 
 The stream is cut where a separator between events may stand; a cut that is none (inside a text or a nested
-value) fails to parse and the one before it is tried, so that no cut is ever believed unseen. Pieces are decoded
-by msgspec into the fields that are used, others are skipped unread. Its time beside orjson and ijson: docs/trace.md.
+value) fails to parse and the one before it is tried, so that no cut is ever believed unseen. Pieces are
+decoded by msgspec into the fields that are used, others are skipped unread. Its time beside orjson and
+ijson: docs/trace.md.
 """
 
 from __future__ import annotations
@@ -47,17 +48,20 @@ _SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")
 _EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|ts)"\s*:')
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HOST_KINDS = {
-    "cpu_op": OP, "user_annotation": ANNOTATION, "cuda_runtime": CALL, "cuda_driver": CALL, "overhead": OVERHEAD,
+    "cpu_op": OP, "user_annotation": ANNOTATION, "cuda_runtime": CALL, "cuda_driver": CALL,
+    "overhead": OVERHEAD,
     "operator": OP, "runtime": CALL, "python_function": ANNOTATION, "hip_runtime": CALL,
 }  # fmt: skip
 _GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
 _BYTES = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2, "Short": 2,
+    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2,
+    "Short": 2,
     "Float": 4, "Int": 4, "Double": 8, "Long": 8,
 }  # fmt: skip
 _SHAPED = ("mm", "linear", "bmm", "gemm", "matmul", "conv")
 _EVENT_FIELDS = (
-    "start", "end", "device", "stream", "name", "activity", "correlation", "external", "bytes", "comm", "graph",
+    "start", "end", "device", "stream", "name", "activity", "correlation", "external", "bytes", "comm",
+    "graph",
 )  # fmt: skip
 _HOST_FIELDS = ("start", "end", "thread", "name", "kind", "correlation", "external", "sequence", "shape")
 
@@ -184,7 +188,8 @@ class _Columns:
         stream = args.stream if args.stream is not None else event.tid
         return (
             start, start + length, _number(device), _number(stream), self.names[name], activity,
-            _number(args.correlation), _number(external), _number(args.bytes), comm, bool(_number(args.graph, 0)),
+            _number(args.correlation), _number(external), _number(args.bytes), comm,
+            bool(_number(args.graph, 0)),
         )  # fmt: skip
 
     def _host(self, event: _Event, name: str, start: int, length: int, kind: int | None) -> tuple[Any, ...]:
@@ -195,7 +200,8 @@ class _Columns:
         thread = self.threads.setdefault((event.pid, event.tid), len(self.threads))
         external = args.external if args.external is not None else args.external_old
         return (
-            start, start + length, thread, self.names[name], kind, _number(args.correlation), _number(external),
+            start, start + length, thread, self.names[name], kind, _number(args.correlation),
+            _number(external),
             _number(args.sequence), shape,
         )  # fmt: skip
 
@@ -319,7 +325,8 @@ class _Stream:
             else:
                 if len(self.buffer) > MOST_EVENT:
                     raise InputError(
-                        f"{self.path.name}: no event ends within {MOST_EVENT:,} bytes after byte {self.offset:,}"
+                        f"{self.path.name}: no event ends within {MOST_EVENT:,} bytes after byte "
+                        f"{self.offset:,}"
                     )
                 continue
             yield self.buffer[: cut + 1], self.offset
@@ -396,7 +403,8 @@ def _check_keys(piece: bytes, path: Path, offset: int) -> None:
         for key, _ in items:
             if key in seen:
                 raise InputError(
-                    f"{path.name}: the key {key!r} stands twice in one event after byte {offset:,}; a trace whose "
+                    f"{path.name}: the key {key!r} stands twice in one event after byte {offset:,}; a "
+                    "trace whose "
                     "events contradict themselves is not read: export it again"
                 )
             seen.add(key)

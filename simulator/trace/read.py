@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from moesim.hwmodels.arrays import RecordArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable
 from moesim.simulator.trace import summary
 from moesim.simulator.trace.attribute import Attributed, attribute, unclassified_names
 from moesim.simulator.trace.classes import CLASSES, Rules, read_rules
-from moesim.simulator.trace.events import EventArray, Raw
+from moesim.simulator.trace.events import Raw
 from moesim.simulator.trace.formats import read_chakra, read_h800_csv, read_nsight
 from moesim.simulator.trace.kineto import opened, read_kineto
 
 MOST_RANKS = 4096
+_SEND = ("bytes", "start_ns", "end_ns", "bytes_per_s", "where")
 _ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite", ".et", ".et.gz", ".csv")
 
 
@@ -33,7 +35,7 @@ class RankTrace:
     collectives: list[dict[str, Any]]
 
     @property
-    def events(self) -> EventArray:
+    def events(self) -> RecordArray:
         """GPU events in order of start, dtype `events.EVENT`; `rank` is filled."""
         return self.raw.events
 
@@ -48,8 +50,9 @@ class StepTrace:
     """A trace, read: what `trace compare` and `calibrate --from-trace` start from.
 
     `ranks` in order of rank number, each with its events and tables; `offsets_ns` what to add to each rank's
-    clock to compare them (0 for the first); `matched` one row for every rank of every matched collective, with
-    waiting and transfer in nanoseconds; `notes` all that a reader must know: breaks, what cannot be attributed.
+    clock to compare them (0 for the first); `matched` one row for every rank of every matched collective,
+    with waiting and transfer in nanoseconds; `notes` all that a reader must know: breaks, what cannot be
+    attributed.
     """
 
     source: str
@@ -146,20 +149,22 @@ def _read_one(file: Path, said: Callable[[str], None]) -> list[Raw]:
     if not head:
         raise InputError(f"{file.name}: the file is empty; a trace is expected")
     raise InputError(
-        f"{file.name}: neither Kineto or Chrome JSON, nor Nsight Systems SQLite, nor a Chakra execution trace (it "
+        f"{file.name}: neither Kineto or Chrome JSON, nor Nsight Systems SQLite, nor a Chakra execution "
+        "trace (it "
         f"begins with {head[:12]!r}); a rocprofiler or .nsys-rep file must be exported to one of these first"
     )
 
 
 def _number_ranks(raws: list[Raw], notes: list[str]) -> None:
-    """Give every rank its number: of the file's content, of its name, else by order; two of one are refused."""
+    """Give every rank its number: of the content, of the name, else by order; two of one are refused."""
     for raw in raws:
         named = re.search(r"rank[-_]?(\d{1,6})", raw.source)
         if raw.rank < 0 and named:
             raw.rank = int(named[1])
         elif named and raw.rank >= 0 and int(named[1]) != raw.rank and len(raws) > 1:
             notes.append(
-                f"{raw.source}: its name says rank {named[1]}, its content rank {raw.rank}; the content is used"
+                f"{raw.source}: its name says rank {named[1]}, its content rank {raw.rank}; the content "
+                "is used"
             )
         if raw.world > 0 and raw.rank >= raw.world:
             raise InputError(
@@ -175,7 +180,8 @@ def _number_ranks(raws: list[Raw], notes: list[str]) -> None:
     for raw in raws:
         if raw.rank in seen:
             raise InputError(
-                f"{raw.source} and {seen[raw.rank]} both are rank {raw.rank}; give one file a rank, of one run"
+                f"{raw.source} and {seen[raw.rank]} both are rank {raw.rank}; give one file a rank, of "
+                "one run"
             )
         seen[raw.rank] = raw.source
     worlds = {raw.world for raw in raws if raw.world > 0}
@@ -213,7 +219,8 @@ def _say(raw: Raw, found: Attributed) -> None:
     count = len(raw.events)
     if found.replayed:
         raw.notes.append(
-            f"{found.replayed} of {count} events come from graph replays: their operators, phases, layers and micro-"
+            f"{found.replayed} of {count} events come from graph replays: their operators, phases, "
+            "layers and micro-"
             "batches cannot be attributed; their classes come from names only"
         )
     if found.unlaunched and len(raw.host):
@@ -259,7 +266,8 @@ def _rank_table(rank: RankTrace) -> dict[str, Any]:
     return {
         "rank": raw.rank, "source": raw.source, "gpu": raw.gpu, "events": len(raw.events),
         "how": {
-            "steps": found.step_method, "phases": found.phase_method, "layers": found.layer_method or "not known",
+            "steps": found.step_method, "phases": found.phase_method,
+            "layers": found.layer_method or "not known",
             "microbatches": found.microbatch_method or "not known",
         },
         "whole": summary.times(raw.events, start, end),
@@ -270,7 +278,7 @@ def _rank_table(rank: RankTrace) -> dict[str, Any]:
         "microbatches": _grouped(raw, "microbatch"),
         "gemms": summary.gemms(raw)[:200],
         "communication": _communication(rank),
-        "sends": [{key: row[key] for key in ("bytes", "start_ns", "end_ns", "bytes_per_s", "where")} for row in sends][:500],
+        "sends": [{key: row[key] for key in _SEND} for row in sends[:500]],
         "layers_known_share": float(np.mean(layers >= 0)),
         "graph_replay_events": found.replayed,
     }  # fmt: skip

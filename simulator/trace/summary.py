@@ -1,7 +1,8 @@
 """What a step was made of, from attributed events: busy and idle time, classes, gaps, collectives.
 
 Every figure is in nanoseconds and of one rank. Idle time is split by its cause so that the parts add up to it
-exactly; communication is split into transfer and waiting only where at least two ranks hold the same collective.
+exactly; communication is split into transfer and waiting only where at least two ranks hold the same
+collective.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray, RecordArray
 from moesim.simulator.trace.attribute import Attributed
 from moesim.simulator.trace.classes import CLASSES, COMMUNICATION, NOT_IN_MODEL, UNCLASSIFIED
 from moesim.simulator.trace.events import (
@@ -19,8 +21,6 @@ from moesim.simulator.trace.events import (
     KERNEL,
     OVERHEAD,
     PHASES,
-    EventArray,
-    IntArray,
     Raw,
     covered,
     overlap,
@@ -34,17 +34,17 @@ _SYNC = ("Synchronize", "MemcpyDtoH", "cudaEventQuery", "hipStreamSync")
 MOST_ROWS = 4096
 
 
-def spans_of(events: EventArray) -> tuple[IntArray, IntArray]:
+def spans_of(events: RecordArray) -> tuple[IntArray, IntArray]:
     """The merged spans in which at least one of the events runs."""
     return union(events["start"], events["end"])
 
 
-def is_communication(events: EventArray) -> np.ndarray:
+def is_communication(events: RecordArray) -> np.ndarray:
     """Which events are communication kernels."""
     return np.isin(events["cls"], _COMM)
 
 
-def times(events: EventArray, start: int, end: int) -> dict[str, int]:
+def times(events: RecordArray, start: int, end: int) -> dict[str, int]:
     """Wall, busy, compute, communication, exposed communication and idle nanoseconds of a span."""
     clipped = events.copy()
     clipped["start"], clipped["end"] = (
@@ -74,8 +74,8 @@ def step_bounds(raw: Raw, found: Attributed) -> list[tuple[str, int, int]]:
     return bounds
 
 
-def by_class(events: EventArray) -> list[dict[str, Any]]:
-    """Nanoseconds, count and share of each class by phase, longest first; kernels of two streams count twice."""
+def by_class(events: RecordArray) -> list[dict[str, Any]]:
+    """Nanoseconds, count and share of each class by phase, longest first; what overlaps counts twice."""
     length = events["end"] - events["start"]
     total = max(int(length.sum()), 1)
     rows = []
@@ -98,8 +98,8 @@ def by_class(events: EventArray) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["ns"])
 
 
-def coverage(events: EventArray) -> dict[str, float]:
-    """Shares of GPU time in a class, and not in our model; of the sum of events (the parts of a union overlap)."""
+def coverage(events: RecordArray) -> dict[str, float]:
+    """Shares of GPU time in a class, and not in our model, of the sum of events."""
     length = (events["end"] - events["start"]).astype(float)
     total = float(length.sum()) or 1.0
     lost = float(length[events["cls"] == CLASSES.index(UNCLASSIFIED)].sum())
@@ -117,8 +117,9 @@ def gaps(raw: Raw, start: int, end: int) -> dict[str, int]:
     """Idle nanoseconds by cause; the parts add up to the idle time of the span.
 
     Of a gap, what the profiler's own spans cover is "profiler"; else what a host synchronisation covers is
-    "device_synchronisation"; else it is "launch_bound" up to the next kernel's launch call, and what is left is
-    "dependency" (a launched kernel waits for another stream, a peer or its queue). "unknown": no launch is known.
+    "device_synchronisation"; else it is "launch_bound" up to the next kernel's launch call, and what is
+    left is "dependency" (a launched kernel waits for another stream, a peer or its queue). "unknown": no
+    launch is known.
     """
     events = raw.events[(raw.events["end"] > start) & (raw.events["start"] < end)]
     starts, ends = spans_of(events)
@@ -152,7 +153,7 @@ def gaps(raw: Raw, start: int, end: int) -> dict[str, int]:
 _NO_LAUNCH = 2**62
 
 
-def _by_start(events: EventArray) -> IntArray:
+def _by_start(events: RecordArray) -> IntArray:
     """Launch times in order of start; a start that several share takes the earliest of them."""
     order = np.argsort(events["start"], kind="stable")
     launch = events["launch"][order]
@@ -204,9 +205,9 @@ def align(
 ) -> tuple[list[int], list[dict[str, Any]]]:
     """Clock offsets of ranks (to add to each), and the matched collectives with transfer and waiting.
 
-    The same collective (class, group, ranks, bytes, occurrence) ends at the same time on all its ranks but for
-    the link's latency, so the median difference of ends is the difference of clocks. Transfer is the time after
-    the last rank arrived, waiting what a rank was there before.
+    The same collective (class, group, ranks, bytes, occurrence) ends at the same time on all its ranks but
+    for the link's latency, so the median difference of ends is the difference of clocks. Transfer is the
+    time after the last rank arrived, waiting what a rank was there before.
     """
     keyed: list[dict[tuple[Any, ...], dict[str, Any]]] = []
     for rows in listed:
@@ -275,14 +276,16 @@ def check_events(raw: Raw) -> list[str]:
         worst = max(worst, int(late.max(initial=0)))
     if count:
         notes.append(
-            f"{count} kernels begin before the one before them on their stream ends (by up to {worst / 1e3:.1f} us): "
+            f"{count} kernels begin before the one before them on their stream ends (by up to "
+            f"{worst / 1e3:.1f} us): "
             "busy time counts each moment once"
         )
     known = raw.events["launch"] >= 0
     early = (raw.events["launch"] > raw.events["end"]) & known & ~raw.events["graph"]
     if early.any():
         notes.append(
-            f"{int(early.sum())} of {int(known.sum())} kernels end before they are launched: the clocks of host and "
+            f"{int(early.sum())} of {int(known.sum())} kernels end before they are launched: the clocks "
+            "of host and "
             "GPU differ or jump; host gaps are not to be trusted"
         )
     spans = spans_of(raw.events)
@@ -291,6 +294,7 @@ def check_events(raw: Raw) -> list[str]:
         whole = int(spans[1][-1] - spans[0][0])
         if hole > 0.9 * whole and hole > 10**9:
             notes.append(
-                f"a hole of {hole / 1e9:.1f} s of {whole / 1e9:.1f} s without any kernel: a jump of the clock?"
+                f"a hole of {hole / 1e9:.1f} s of {whole / 1e9:.1f} s without any kernel: a jump of the "
+                "clock?"
             )
     return notes

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.cli.console import AsJson, print_json, print_table, print_text, working
+
 if TYPE_CHECKING:
     from moesim.simulator.trace import StepTrace
 
@@ -14,28 +16,18 @@ MOST_STEPS = 12
 """Steps that are shown as text; --json has all."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    group = typer.Typer(
-        help="Read a profiler's trace of a training step.", no_args_is_help=True, rich_markup_mode=None
-    )
-    group.command("read")(read_trace)
-    app.add_typer(group, name="trace")
-
-
 def read_trace(
     file: Annotated[
         Path, typer.Argument(metavar="FILE|FOLDER", help="A trace, or a folder with one file a rank.")
     ],
     rules: Annotated[Path | None, typer.Option(help="Your own rules for kernel names (YAML).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read a trace: what ran, in classes of our model, what it waited for, and why the GPU was idle.
 
     Reads Kineto and Chrome JSON (plain, gz, zst), Nsight Systems SQLite, Chakra execution traces and the H800
     timeline's CSV. Nothing of a file is executed.
     """
-    from moesim.cli.console import print_json, working
     from moesim.simulator.trace import read
 
     with working(f"reading {file.name}") as say:
@@ -47,8 +39,6 @@ def read_trace(
 
 
 def _show(trace: StepTrace) -> None:
-    from moesim.cli.console import print_text
-
     table = trace.table()
     for rank in table["ranks"]:
         _show_rank(rank)
@@ -63,13 +53,13 @@ def _ms(nanoseconds: int) -> str:
 
 
 def _show_rank(rank: dict[str, Any]) -> None:
-    from moesim.cli.console import print_table, print_text
-
     print_text(
-        f"Rank {rank['rank']} of {rank['source']}: {rank['events']:,} GPU events, {rank['gpu'] or 'GPU not named'}"
+        f"Rank {rank['rank']} of {rank['source']}: {rank['events']:,} GPU events, "
+        f"{rank['gpu'] or 'GPU not named'}"
     )
     print_text(
-        f"Steps: {rank['how']['steps']}. Layers: {rank['how']['layers']}. Micro-batches: {rank['how']['microbatches']}."
+        f"Steps: {rank['how']['steps']}. Layers: {rank['how']['layers']}. Micro-batches: "
+        f"{rank['how']['microbatches']}."
     )
     headers = ("step", "wall ms", "busy", "compute", "comm.", "exposed", "idle")
     keys = ("wall_ns", "busy_ns", "compute_ns", "communication_ns", "exposed_communication_ns", "idle_ns")
@@ -93,7 +83,7 @@ def _show_rank(rank: dict[str, Any]) -> None:
         [
             (
                 row["class"], _ms(row["ns"]), str(row["events"]), f"{row['share']:.1%}",
-                " ".join(f"{phase} {_ms(taken)}" for phase, taken in row["phases_ns"].items() if phase != "unknown"),
+                " ".join(f"{phase} {_ms(ns)}" for phase, ns in row["phases_ns"].items()),
             )
             for row in rank["classes"]
         ],
@@ -101,7 +91,8 @@ def _show_rank(rank: dict[str, Any]) -> None:
     )  # fmt: skip
     parts = rank["coverage"]
     print_text(
-        f"In a class: {parts['classified']:.2%} of GPU time; not in our model: {parts['not_in_model']:.2%} (fills and "
+        f"In a class: {parts['classified']:.2%} of GPU time; not in our model: "
+        f"{parts['not_in_model']:.2%} (fills and "
         f"memsets included); graph replays: {rank['graph_replay_events']} events."
     )
     if rank["communication"]:
@@ -119,8 +110,6 @@ def _show_rank(rank: dict[str, Any]) -> None:
 
 
 def _show_matched(trace: StepTrace) -> None:
-    from moesim.cli.console import print_table
-
     table: dict[tuple[str, int], list[int]] = {}
     for row in trace.matched:
         into = table.setdefault((row["class"], row["rank"]), [0, 0, 0])

@@ -13,13 +13,13 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace import CLASSES, PHASES, read
 
 
-def op(name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+def op(name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
     return {
         "ph": "X",
         "cat": "cpu_op",
         "name": name,
         "pid": 1,
-        "tid": tid,
+        "tid": 1,
         "ts": ts,
         "dur": dur,
         "args": args,
@@ -30,8 +30,8 @@ def launched(
     name: str, call: float, ts: float, dur: float, number: int, stream: int = 7, **more: Any
 ) -> list[dict[str, Any]]:
     return [
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": call, "dur": 1,
-         "args": {"correlation": number}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": call,
+         "dur": 1, "args": {"correlation": number}},
         {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
          "args": {"correlation": number, "stream": stream, "device": 0, **more}},
     ]  # fmt: skip
@@ -42,15 +42,18 @@ def step() -> list[dict[str, Any]]:
     engine = "autograd::engine::evaluate_function: MmBackward0"
     backward = {"Sequence number": 5}
     return [
-        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 1, "tid": 1, "ts": 0, "dur": 200, "args": {}},
+        {**op("ProfilerStep#3", 0, 200), "cat": "user_annotation"},
         op("aten::mm", 1, 10, **{"Sequence number": 5, "Input Dims": [[64, 16], [16, 32]]}),
         *launched("nvjet_tst_a", 2, 10, 20, 1),
         op(engine, 30, 60, **backward), op("MmBackward0", 31, 50, **backward),
-        op("aten::mm", 32, 10, **{"Input Dims": [[64, 32], [32, 16]]}), *launched("nvjet_tst_b", 40, 40, 20, 2),
-        op("aten::mm", 50, 10, **{"Input Dims": [[16, 64], [64, 32]]}), *launched("nvjet_tst_c", 51, 60, 20, 3),
+        op("aten::mm", 32, 10, **{"Input Dims": [[64, 32], [32, 16]]}),
+        *launched("nvjet_tst_b", 40, 40, 20, 2),
+        op("aten::mm", 50, 10, **{"Input Dims": [[16, 64], [64, 32]]}),
+        *launched("nvjet_tst_c", 51, 60, 20, 3),
         *launched(
             "ncclDevKernel_AllReduce_Sum_bf16", 70, 70, 20, 4, stream=9,
-            **{"Collective name": "allreduce", "In msg nelems": 100, "dtype": "BFloat16", "Process Group Ranks": "[0, 1]"},
+            **{"Collective name": "allreduce", "In msg nelems": 100, "dtype": "BFloat16",
+               "Process Group Ranks": "[0, 1]"},
         ),
     ]  # fmt: skip
 
@@ -148,8 +151,10 @@ def test_rules_of_the_user_come_first(tmp_path: Path) -> None:
         ("hello", "neither Kineto"),
         ('{"traceEvents": []}', "no trace events"),
         ('{"other": 1}', "no list 'traceEvents'"),
-        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}', "no kernel of a GPU"),
-        ('{"traceEvents": [{"ph": "X", "ts": 1, "ts": 2, "cat": "kernel", "name": "a", "dur": 1}]}', "stands twice"),
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}',
+         "no kernel of a GPU"),
+        ('{"traceEvents": [{"ph": "X", "ts": 1, "ts": 2, "cat": "kernel", "name": "a", "dur": 1}]}',
+         "stands twice"),
         ("SQLite format 3\0" + "x" * 200, "SQLite"),
         ('{"traceEvents": [' + "[" * 100_000, "trace events|no event"),
     ],
