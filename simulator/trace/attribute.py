@@ -193,7 +193,10 @@ def _classes(raw: Raw, paths: list[tuple[int, ...]], rules: Rules | None) -> lis
     ):
         key = (name, activity, comm, path)
         if key not in memory:
-            words = tuple(raw.names[part] for part in path[_start(path) :])
+            begin = _start(path)
+            outer = (raw.names[part] for part in path[: max(begin - 1, 0)])
+            words = tuple(word for word in outer if word.startswith("FSDP::"))
+            words += tuple(raw.names[part] for part in path[begin:])
             memory[key] = classify(
                 raw.names[name], words, activity, raw.comms[comm].kind if comm >= 0 else "", rules
             )
@@ -217,6 +220,10 @@ def _classes(raw: Raw, paths: list[tuple[int, ...]], rules: Rules | None) -> lis
             "rope", "swiglu", "permute", "norm", "topk", "loss", "embedding", "cast", "transpose",
         ):  # fmt: skip
             decided[n] = twin
+        if backward[n] and twin == "gate_gemm" and kinds[n] == "gemm":
+            decided[n] = "gate_gemm"
+        if backward[n] and twin == "topk" and kinds[n] == "permute":
+            decided[n] = "topk"
         if twin == "permute" and decided[n] in ("fill", "memset"):
             decided[n] = "permute"
     return decided
@@ -275,7 +282,8 @@ def _side(words: list[str], trains: bool) -> int:
         r"FSDP::(?:pre_forward|forward_prefetch|root_pre|cast_forward)|\bforward\b|## forward", joined
     ):
         return FORWARD
-    return FORWARD if trains and any(word.startswith("aten::") for word in words) else UNKNOWN
+    works = any(word.startswith(("aten::", "c10d::", "_c10d_functional::")) for word in words)
+    return FORWARD if trains and works else UNKNOWN
 
 
 def _dims(text: str) -> list[list[int]]:
@@ -309,7 +317,7 @@ def _shapes(raw: Raw, names: Names, kinds: list[str]) -> None:
             forward[int(events["sequence"][n])] = shape
     for n, kind in enumerate(kinds):
         shape = product.get(int(events["shape"][n]))
-        if shape is None or kind not in ("gemm", "grouped_gemm"):
+        if shape is None or kind not in ("gemm", "gate_gemm", "grouped_gemm"):
             events["shape"][n] = -1
             continue
         batch, m, width, k = shape
@@ -425,9 +433,11 @@ def _layers(raw: Raw, paths: list[tuple[int, ...]], result: Attributed) -> None:
     marks = _microbatch_marks(raw)
     if len(marks) > 1:
         forward = np.flatnonzero(events["phase"] == FORWARD)
-        events["microbatch"][forward] = np.maximum(
-            np.searchsorted(marks, events["start"][forward], side="right") - 1, 0
-        )
+        passed = np.searchsorted(marks, events["start"][forward], side="right") - 1
+        for step in np.unique(events["step"][forward]).tolist():
+            own = events["step"][forward] == step
+            first = np.searchsorted(marks, events["start"][forward][own].min())
+            events["microbatch"][forward[own]] = np.maximum(passed[own] - first, 0)
         result.microbatch_method = (
             "embedding, loss or receive of the forward pass, which returns with every one"
         )
@@ -463,7 +473,14 @@ def _layers_by_annotation(raw: Raw, paths: list[tuple[int, ...]], layer_of: dict
     begins, layers = (np.array(column) for column in states.get(0, ([], [])))
     for n, path in enumerate(paths):
         direct = next((layer_of[part] for part in reversed(path) if part in layer_of), -1)
-        if direct < 0 and len(begins) and events["launch"][n] >= 0 and events["phase"][n] != OPTIMIZER:
+        named = any(part >= 0 and raw.names[part].startswith("FSDP::all_gather") for part in path)
+        if (
+            direct < 0
+            and not named
+            and len(begins)
+            and events["launch"][n] >= 0
+            and events["phase"][n] != OPTIMIZER
+        ):
             place = int(np.searchsorted(begins, events["launch"][n], side="right")) - 1
             direct = int(layers[place]) if place >= 0 else -1
         events["layer"][n] = direct

@@ -20,7 +20,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 
 NOT_IN_MODEL, UNCLASSIFIED = "not_in_model", "unclassified"
 COMPUTE = (
-    "gemm", "wgrad_gemm", "grouped_gemm", "attention_forward", "attention_backward", "attention_pre_post",
+    "gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm", "attention_forward", "attention_backward", "attention_pre_post",
     "norm", "swiglu", "rope", "permute", "topk", "cast", "copy", "transpose", "elementwise", "embedding",
     "loss",
     "optimizer", "clip", "fsdp_copy", "fill", NOT_IN_MODEL, UNCLASSIFIED,
@@ -108,7 +108,7 @@ _BACKWARD = re.compile(r"backward|bprop|bwd", re.I)
 _TRITON = (
     (r"log_softmax|nll_loss|cross_entropy", "loss"), (r"rms|layer_norm|rsqrt|native_layer", "norm"),
     (r"silu|gelu|swiglu", "swiglu"), (r"embedding", "embedding"), (r"index|scatter|gather|sort", "permute"),
-    (r"softmax|topk|sigmoid", "topk"), (r"cat", "copy"), (r"^(?:_?to_copy_?|view|clone|_)*$", "cast"),
+    (r"flex_attention_backward", "attention_pre_post"), (r"softmax|topk|sigmoid", "topk"), (r"cat", "copy"), (r"^(?:_?to_copy_?|view|clone|_)*$", "cast"),
 )  # fmt: skip
 
 
@@ -292,8 +292,10 @@ def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
         return "?copy"
     if _WHOLE_NUMBERS.search(name):
         return "?integer"
-    if re.search(r"aten::(?:softmax|_softmax|sigmoid|topk)|softmax_warp", joined + name):
+    if re.search(r"aten::(?:softmax|_softmax|topk)|softmax_warp", joined + name):
         return "topk"
+    if "aten::sigmoid" in joined:
+        return "?sigmoid"
     if inner in ("aten::neg",) or "neg_kernel" in name:
         return "?neg"
     if re.search(r"rsqrt|pow_tensor_scalar|MeanOps", name):
@@ -303,16 +305,48 @@ def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
     return _by_name(name) or UNCLASSIFIED
 
 
+def _routes(kinds: list[str], ops: list[str], n: int) -> bool:
+    """Whether only scores, casts and sums stand between a GEMM and the choice of experts."""
+    for m in range(n + 1, min(n + 8, len(kinds))):
+        if kinds[m] == "topk" and ("topk" in ops[m] or not ops[m]):
+            return True
+        if kinds[m] not in ("topk", "?cast", "?copy", "?elementwise", "?sigmoid", "cast", "?fill", "fill"):
+            return False
+    return False
+
+
+def _activates(kinds: list[str], n: int) -> bool:
+    """Whether arithmetic stands between two grouped GEMMs with nothing but arithmetic and copies near it."""
+    ends = ("grouped_gemm", "gemm", "attention_forward", "attention_backward", *COMMUNICATION)
+    before = next((kind for kind in reversed(kinds[max(0, n - 24) : n]) if kind in ends), "")
+    after = next((kind for kind in kinds[n + 1 : n + 25] if kind in ends), "")
+    return before == after == "grouped_gemm"
+
+
+def _beside_choice(kinds: list[str], n: int) -> bool:
+    """Whether the choice of experts stands shortly before or just behind, and no GEMM between."""
+    before = kinds[max(0, n - 8) : n][::-1]
+    if "topk" in before and "gemm" not in before[: before.index("topk")]:
+        return True
+    after = kinds[n + 1 : n + 4]
+    return "topk" in after and "gemm" not in after[: after.index("topk")]
+
+
 def context(kinds: list[str], ops: list[str]) -> list[str]:
     """Decide generic events of one stream, in order of launch, by the classes of their neighbours.
 
     A negation between multiplications and concatenations is a rotary embedding; a product just after an
-    activation belongs to it; a product and sum around a root and a mean belong to a norm; whole numbers, and
-    arithmetic just after the choice of experts, belong to the routing.
+    activation, and arithmetic between two grouped GEMMs, belong to the activation; a product and sum around a
+    root and a mean belong to a norm; whole numbers, and arithmetic beside the choice of experts, belong to the
+    routing; the GEMM that its scores come from is the router's.
     """
     decided = list(kinds)
     count = len(kinds)
     for n, kind in enumerate(kinds):
+        if kind == "gemm" and _routes(kinds, ops, n):
+            decided[n] = "gate_gemm"
+        if kind == "permute" and ops[n] == "aten::gather" and "topk" in kinds[max(0, n - 5) : n]:
+            decided[n] = "topk"
         if not kind.startswith("?"):
             continue
         before, after = kinds[max(0, n - 4) : n], kinds[n + 1 : n + 5]
@@ -337,8 +371,14 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
             decided[n] = "swiglu"
         elif kind == "?elementwise" and ("?norm" in near):
             decided[n] = "norm"
-        elif kind == "?elementwise" and "topk" in kinds[max(0, n - 8) : n] and "gemm" not in before:
+        elif kind in ("?elementwise", "?sigmoid") and _activates(kinds, n):
+            decided[n] = (
+                "elementwise" if before[-1:] == ["?copy"] else "swiglu"
+            )  # a bias of experts, copied out
+        elif kind in ("?elementwise", "?sigmoid") and _beside_choice(kinds, n):
             decided[n] = "topk"
+        elif kind == "?sigmoid":
+            decided[n] = "elementwise"
         elif kind == "?copy" and "permute" in after[:2] and n + 1 < count:
             decided[n] = "permute"
         else:

@@ -45,7 +45,7 @@ _CSV_CLASSES = {
     "attn_fwd_core": "attention_forward", "copy": "copy", "elementwise": "elementwise",
     "ep_combine": "ep_combine",
     "ep_dispatch": "ep_dispatch", "ep_layout": "ep_notify", "ep_notify": "ep_notify", "gate_topk": "topk",
-    "gemm_bf16_gate": "gemm", "gemm_fp8_dense": "gemm", "gemm_fp8_grouped": "grouped_gemm",
+    "gemm_bf16_gate": "gate_gemm", "gemm_fp8_dense": "gemm", "gemm_fp8_grouped": "grouped_gemm",
     "gemm_fp8_wgrad": "wgrad_gemm", "mem_memcpy": "memcpy_d2d", "mem_memset": "memset",
     "misc": "not_in_model",
     "moe_permute": "permute", "quant_cast": "cast", "rmsnorm": "norm", "rope": "rope", "swiglu": "swiglu",

@@ -242,7 +242,7 @@ def align(
 def gemms(raw: Raw) -> list[dict[str, Any]]:
     """GEMMs by shape (m x n x k) and class: count, nanoseconds, and FLOP/s where the shape is known."""
     table: dict[tuple[str, str], list[int]] = {}
-    for name in ("gemm", "wgrad_gemm", "grouped_gemm"):
+    for name in ("gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm"):
         own = raw.events[raw.events["cls"] == CLASSES.index(name)]
         for shape, length in zip(own["shape"].tolist(), (own["end"] - own["start"]).tolist(), strict=True):
             table.setdefault((name, raw.names[shape] if shape >= 0 else ""), []).append(length)
