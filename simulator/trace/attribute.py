@@ -73,6 +73,8 @@ def attribute(raw: Raw, rules: Rules | None = None) -> Attributed:
     raw.events["cls"] = [CLASSES.index(kind) for kind in kinds]
     result.steps, result.step_method = find_steps(raw)
     _number_steps(raw, result)
+    if not raw.classes:
+        _late_sides(raw, any(_ENGINE in name for name in raw.names))
     _layers(raw, paths, result)
     raw.names = list(names)
     return result
@@ -269,7 +271,7 @@ def _side(words: list[str], trains: bool) -> int:
             following = words[place + 1] if place + 1 < len(words) else ""
             same = (
                 following == node
-                or following.startswith(("aten::add", "aten::detach", "FSDP::"))
+                or following.startswith(("aten::add", "aten::sum", "aten::detach", "FSDP::"))
                 or not following
             )
             if "CheckpointFunctionBackward" in node:
@@ -401,6 +403,29 @@ def _by_kernels(raw: Raw, first: int, last: int) -> tuple[list[tuple[str, int, i
                     f"{raw.names[number][:60]}"
                 )
     return [("whole trace", first, last)], "no step was found: the whole trace is one span"
+
+
+def _late_sides(raw: Raw, trains: bool) -> None:
+    """Phases that only neighbours tell: between clipping and the update, and kernels without operators.
+
+    Compiled kernels of the forward pass have no operator around them: they take the phase of the one before.
+    """
+    events = raw.events
+    for step in np.unique(events["step"]).tolist():
+        own = (events["step"] == step) & (events["launch"] >= 0)
+        update = events["launch"][own & (events["phase"] == OPTIMIZER)]
+        if len(update):
+            inside = own & (events["launch"] >= update.min()) & (events["launch"] <= update.max())
+            events["phase"][inside & (events["phase"] == FORWARD)] = OPTIMIZER
+    if not trains:
+        return
+    before = UNKNOWN
+    for n in np.argsort(events["launch"], kind="stable").tolist():
+        phase = int(events["phase"][n])
+        if phase != UNKNOWN:
+            before = phase
+        elif before == FORWARD and events["launch"][n] >= 0 and not events["graph"][n]:
+            events["phase"][n] = FORWARD
 
 
 def _number_steps(raw: Raw, result: Attributed) -> None:

@@ -20,7 +20,8 @@ from moesim.hwmodels.yaml_io import parse_mapping
 
 NOT_IN_MODEL, UNCLASSIFIED = "not_in_model", "unclassified"
 COMPUTE = (
-    "gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm", "attention_forward", "attention_backward", "attention_pre_post",
+    "gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm",
+    "attention_forward", "attention_backward", "attention_pre_post",
     "norm", "swiglu", "rope", "permute", "topk", "cast", "copy", "transpose", "elementwise", "embedding",
     "loss",
     "optimizer", "clip", "fsdp_copy", "fill", NOT_IN_MODEL, UNCLASSIFIED,
@@ -55,7 +56,8 @@ _GEMM = re.compile(
 )  # fmt: skip
 _NAMED: tuple[tuple[str, str], ...] = (
     (r"split_embedding|bounds_check_indices|permute_pooled|fbgemm|jagged|batch_?norm|max_?pool|avg_?pool|igemm|"
-     r"conv(?:olve|olution|\\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|wgrad_alg|dgrad_engine|nchwToNhwc|nhwcToNchw|SubTensorOp|Im2|Col2|dropout|miopen|reshape_and_cache|page_indices|pagedKV|winograd|naive_conv|"
+     r"conv(?:olve|olution|\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|"
+     r"wgrad_alg|dgrad_engine|nchwToNhwc|nhwcToNchw|SubTensorOp|Im2|Col2|dropout|miopen|reshape_and_cache|page_indices|pagedKV|winograd|naive_conv|"
      r"upsample|interpolat|lstm|binary_cross", NOT_IN_MODEL),
     (r"GroupProblemShape|grouped_?gemm|group_gemm|GroupedGemm|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
      r"gemm_fp8_grouped|bmm_.*_(?:swiGlu|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul",
@@ -108,7 +110,8 @@ _BACKWARD = re.compile(r"backward|bprop|bwd", re.I)
 _TRITON = (
     (r"log_softmax|nll_loss|cross_entropy", "loss"), (r"rms|layer_norm|rsqrt|native_layer", "norm"),
     (r"silu|gelu|swiglu", "swiglu"), (r"embedding", "embedding"), (r"index|scatter|gather|sort", "permute"),
-    (r"flex_attention_backward", "attention_pre_post"), (r"softmax|topk|sigmoid", "topk"), (r"cat", "copy"), (r"^(?:_?to_copy_?|view|clone|_)*$", "cast"),
+    (r"flex_attention_backward", "attention_pre_post"), (r"softmax|topk|sigmoid", "topk"), (r"cat", "copy"),
+    (r"^(?:_?to_copy_?|view|clone|_)*$", "cast"),
 )  # fmt: skip
 
 
@@ -205,11 +208,8 @@ def classify(
     found = communication(name, path, kind)
     if found:
         return found
-    if (
-        path[-1:] in (("aten::add",), ("aten::add_",))
-        and path[-2:-1]
-        and path[-2].startswith("autograd::engine")
-    ):
+    summed = path[-1:] in (("aten::add",), ("aten::add_",)) and len(path) > 1
+    if summed and re.search(r"^autograd::engine|AccumulateGrad", path[-2]):
         return "elementwise"  # autograd sums the gradients of what was used twice
     inner = next((part for part in reversed(path) if part.startswith("aten::")), path[-1] if path else "")
     joined = " ".join(path)
@@ -286,6 +286,8 @@ def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
         return "?fill"
     if re.search(r"LoadWithCast|bfloat16_copy|float16_copy|float8_copy", name) and "copy" in name:
         return "?cast"
+    if "CompiledFunction" in joined and "copy" in name:
+        return "copy"
     if "copy_kernel" in name or "direct_copy" in name:
         return "?cast" if re.search(r"aten::(?:_to_copy|to|type|float|half|bfloat16)\b", joined) else "?copy"
     if "CatArray" in name:
@@ -336,9 +338,9 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
     """Decide generic events of one stream, in order of launch, by the classes of their neighbours.
 
     A negation between multiplications and concatenations is a rotary embedding; a product just after an
-    activation, and arithmetic between two grouped GEMMs, belong to the activation; a product and sum around a
-    root and a mean belong to a norm; whole numbers, and arithmetic beside the choice of experts, belong to the
-    routing; the GEMM that its scores come from is the router's.
+    activation, and arithmetic between two grouped GEMMs, belong to the activation; a product and sum around
+    a root and a mean belong to a norm; whole numbers, and arithmetic beside the choice of experts, belong to
+    the routing; the GEMM that its scores come from is the router's.
     """
     decided = list(kinds)
     count = len(kinds)
