@@ -31,6 +31,7 @@ from moesim.simulator.trace.events import (
     Raw,
     rows,
 )  # fmt: skip
+from moesim.simulator.trace.kineto import opened
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _NEEDED = {
@@ -55,7 +56,8 @@ _CHAKRA_COMMS = (
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
     "reduce_scatter_block", "barrier",
 )  # fmt: skip
-MOST_MESSAGE = 64 << 20
+MOST_MESSAGE, MOST_CHAKRA = 64 << 20, 2 << 30
+"""Most bytes of one message, and of an execution trace, unpacked."""
 
 
 def read_nsight(path: Path) -> list[Raw]:
@@ -244,7 +246,10 @@ def read_chakra(path: Path) -> Raw:
     Where the file has none, nodes are laid one after another by their dependencies, which is said in a note.
     Raises InputError for cycles, for a node that needs itself, and for a file that is no such trace.
     """
-    data = path.read_bytes()
+    with opened(path) as file:
+        data = file.read(MOST_CHAKRA + 1)
+    if len(data) > MOST_CHAKRA:
+        raise InputError(f"{path.name}: more than the limit of {MOST_CHAKRA:,} bytes of an execution trace")
     nodes: list[_Work] = []
     notes: list[str] = []
     messages = _messages(data, path, notes)
@@ -291,7 +296,7 @@ def read_chakra(path: Path) -> Raw:
     raw.events = rows(gpu, EVENT, ("start", "end", "device", "stream", "name", "activity", "comm"))
     raw.host = rows(host, HOST, ("start", "end", "thread", "name", "kind"))
     raw.names = list(names)
-    number_of = path.name.split(".")[-2:-1]
+    number_of = path.name.removesuffix(".gz").split(".")[-2:-1]
     raw.rank = int(number_of[0]) if number_of and number_of[0].isdigit() else -1
     return raw
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
 import numpy as np
+import zstandard
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.events import (
@@ -35,6 +37,8 @@ from moesim.simulator.trace.events import (
     rows,
 )  # fmt: skip
 
+UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+"""What a file, or its packing, that cannot be read raises."""
 PIECE = 4 << 20
 """Bytes that are read at once."""
 MOST_EVENT = 64 << 20
@@ -109,8 +113,6 @@ def opened(path: Path) -> IO[bytes]:
     if magic[:2] == b"\x1f\x8b":
         return cast("IO[bytes]", gzip.open(path, "rb"))
     if magic == b"\x28\xb5\x2f\xfd":
-        import zstandard
-
         return zstandard.open(path, "rb")  # type: ignore[no-any-return]
     return path.open("rb")
 
@@ -267,24 +269,21 @@ class _Stream:
         self.ended = False
 
     def _read(self) -> bytes:
+        """The next PIECE bytes; where the packing breaks, what was unpacked before is kept."""
+        parts: list[bytes] = []
+        size = 0
         try:
-            data = self.file.read(PIECE)
-        except (OSError, EOFError, ValueError) as error:
-            self._stop(f"the compressed stream breaks ({str(error)[:120]})")
-            return b""
-        except Exception as error:  # zstandard's own error
-            if type(error).__name__ != "ZstdError":
-                raise
-            self._stop(f"the compressed stream breaks ({str(error)[:120]})")
-            return b""
-        self.ended = not data
-        return data
+            while size < PIECE and (part := self.file.read1(PIECE - size)):  # type: ignore[attr-defined]
+                parts.append(part)
+                size += len(part)
+            self.ended = not size
+        except (*UNREADABLE, ValueError) as error:
+            self._stop(f"the compressed stream breaks ({str(error)[:120]})", size)
+        return b"".join(parts)
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, size: int) -> None:
         self.ended = True
-        self.cut = (
-            f"{why} after byte {self.offset + len(self.buffer):,} of the JSON; what stands before was read"
-        )
+        self.cut = f"{why} after byte {self.offset + len(self.buffer) + size:,} of the JSON; what stands before was read"
 
     def header(self) -> bytes:
         """What stands before the list of events; the stream is left at its first event."""

@@ -18,7 +18,7 @@ from moesim.simulator.trace.attribute import Attributed, attribute, unclassified
 from moesim.simulator.trace.classes import CLASSES, Rules, read_rules
 from moesim.simulator.trace.events import Raw
 from moesim.simulator.trace.formats import read_chakra, read_h800_csv, read_nsight
-from moesim.simulator.trace.kineto import opened, read_kineto
+from moesim.simulator.trace.kineto import UNREADABLE, opened, read_kineto
 
 MOST_RANKS = 4096
 _SEND = ("bytes", "start_ns", "end_ns", "bytes_per_s", "where")
@@ -144,7 +144,7 @@ def _read_one(file: Path, said: Callable[[str], None]) -> list[Raw]:
             return [read_kineto(file, said)]
         if file.name.lower().endswith((".et", ".et.gz")) or b"\x06schema" in head[:64]:
             return [read_chakra(file)]
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{file.name}: cannot be read ({str(error)[:160]})") from None
     if not head:
         raise InputError(f"{file.name}: the file is empty; a trace is expected")
@@ -193,6 +193,8 @@ def _number_ranks(raws: list[Raw], notes: list[str]) -> None:
 
 def _rank(raw: Raw, rules: Rules | None) -> RankTrace:
     if not len(raw.events):
+        if raw.notes:
+            raise InputError(f"{raw.source}: no kernel of a GPU in what could be read: {raw.notes[0]}")
         raise InputError(
             f"{raw.source}: no kernel of a GPU among its events (a trace of the CPU only); profile with "
             "ProfilerActivity.CUDA, also on AMD, and give that file"
@@ -250,7 +252,13 @@ def _check_across(ranks: list[RankTrace], matched: list[dict[str, Any]], notes: 
         text = f"ranks hold different numbers of collectives ({min(counts)} to {max(counts)})"
         if not all(rank.raw.timed for rank in ranks):
             raise InputError(f"{text}: collectives are lost from these execution traces; write them again")
-        notes.append(f"{text}: only those found on both sides are matched")
+        notes.append(f"{text}: the kinds of which the number differs are not matched")
+    apart = sum(row["transfer_ns"] == 0 < row["waiting_ns"] for row in matched)
+    if apart:
+        notes.append(
+            f"{apart} of {len(matched)} matched collectives end on one rank before they begin on another: a"
+            " clock jumps or collectives are lost, and transfer and waiting are not to be trusted"
+        )
     steps = {len(rank.steps) for rank in ranks}
     if len(steps) > 1:
         notes.append(

@@ -207,13 +207,16 @@ def align(
 
     The same collective (class, group, ranks, bytes, occurrence) ends at the same time on all its ranks but
     for the link's latency, so the median difference of ends is the difference of clocks. Transfer is the
-    time after the last rank arrived, waiting what a rank was there before.
+    time after the last rank arrived, waiting what a rank was there before. Where ranks hold different numbers
+    of a kind, which one is lost is not known, and none of that kind is matched.
     """
+    kinds = [Counter((row["class"], row["group"], tuple(row["ranks"])) for row in rows) for rows in listed]
+    whole = {kind for counts in kinds for kind in counts if len({c[kind] for c in kinds} - {0}) == 1}
     keyed: list[dict[tuple[Any, ...], dict[str, Any]]] = []
     for rows in listed:
+        named = [((row["class"], row["group"], tuple(row["ranks"])), row) for row in rows]
         keyed.append({
-            (row["class"], row["group"], tuple(row["ranks"]), row["occurrence"]): row
-            for row in rows if row["class"] != "send_recv"
+            (*kind, row["occurrence"]): row for kind, row in named if kind in whole and kind[0] != "send_recv"
         })  # fmt: skip
     offsets = [0] * len(raws)
     for n in range(1, len(raws)):

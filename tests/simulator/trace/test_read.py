@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import zstandard
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.trace import CLASSES, PHASES, read
+from moesim.simulator.trace import CLASSES, PHASES, StepTrace, read
 
 
 def op(name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
@@ -103,6 +105,15 @@ def test_a_cut_file_gives_what_stands_before_the_cut_and_says_where(tmp_path: Pa
     assert any("the file ends inside its list of events, at byte" in note for note in trace.notes)
 
 
+def test_a_cut_packed_file_gives_what_could_be_unpacked(tmp_path: Path) -> None:
+    packed = gzip.compress(write(tmp_path / "t.json", step() * 200).read_bytes())
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(packed[: len(packed) * 3 // 4])
+    trace = read(cut)
+    assert len(trace.ranks[0].events) > 100
+    assert any("the compressed stream breaks" in note for note in trace.notes)
+
+
 def test_an_interleaved_file_says_where_it_breaks_and_goes_on(tmp_path: Path) -> None:
     whole = write(tmp_path / "t.json", step()).read_bytes()
     place = whole.index(b'"nvjet_tst_b"')
@@ -173,6 +184,68 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_rank_beyond_its_world_is_refused_and_a_name_that_contradicts_is_noted(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rank 5 is not below its world size 2"):
+        read(write(tmp_path / "t.json", step(), rank=5))
+    folder = tmp_path / "both"
+    folder.mkdir()
+    write(folder / "rank1.json", step(), 0)
+    write(folder / "rank2.json", step(), 1)
+    trace = read(folder)
+    assert [rank.raw.source for rank in trace.ranks] == ["rank1.json", "rank2.json"]
+    assert any("its name says rank 2, its content rank 1" in note for note in trace.notes)
+
+
+def test_sqlite_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("create table StringIds (id, value)")
+    with pytest.raises(InputError, match="not an Nsight Systems export"):
+        read(path)
+
+
+def test_kernels_that_overlap_on_a_stream_are_noted_and_count_once(tmp_path: Path) -> None:
+    events = [*step(), *launched("nvjet_tst_d", 15, 20, 20, 9)]
+    trace = read(write(tmp_path / "t.json", events))
+    assert any("1 kernels begin before the one before them" in note for note in trace.notes)
+    assert trace.ranks[0].steps[0]["busy_ns"] == 80_000
+
+
+def test_a_jump_of_the_clock_is_noted(tmp_path: Path) -> None:
+    events = [*step(), *launched("nvjet_tst_d", 60, 5e6, 20, 9)]
+    trace = read(write(tmp_path / "t.json", events))
+    assert any("a jump of the clock?" in note for note in trace.notes)
+    events[2]["ts"] = 500  # the first kernel's launch, now after its end
+    trace = read(write(tmp_path / "t.json", events))
+    assert any("1 of 5 kernels end before they are launched" in note for note in trace.notes)
+
+
+def two_ranks(folder: Path, late: float, lost: bool) -> StepTrace:
+    """Two ranks with two all-reduces and a gather each; the second all-reduce of rank 1 is late, or lost."""
+    for rank in (0, 1):
+        events = step()
+        again = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1]"}
+        moved = late * rank
+        gather = {"Collective name": "allgather", "Process Group Ranks": "[0, 1]"}
+        if not (lost and rank):
+            events += launched("ncclDevKernel_AllReduce_x", 90, 100 + moved, 10, 8, stream=9, **again)
+        events += launched("ncclDevKernel_AllGather_x", 95, 120 + moved, 10, 9, stream=9, **gather)
+        write(folder / f"rank{rank}.json", events, rank)
+    return read(folder)
+
+
+def test_lost_collectives_are_noted_and_their_kind_is_not_matched(tmp_path: Path) -> None:
+    trace = two_ranks(tmp_path, 0, lost=True)
+    assert {row["class"] for row in trace.matched} == {"all_gather"}
+    assert any("different numbers of collectives (2 to 3)" in note for note in trace.notes)
+
+
+def test_a_clock_that_jumps_between_collectives_is_noted(tmp_path: Path) -> None:
+    assert not any("on one rank before they begin" in note for note in two_ranks(tmp_path, 0, False).notes)
+    trace = two_ranks(tmp_path, 40, lost=False)
+    assert any("end on one rank before they begin on another" in note for note in trace.notes)
+
+
 def node(number: int, needs: list[int], kind: int = 4) -> bytes:
     name = b"kernel"
     body = bytes([8, number, 18, len(name)]) + name + bytes([24, kind, 42, len(needs), *needs, 56, 3])
@@ -185,6 +258,12 @@ def test_an_execution_trace_is_ordered_and_a_cycle_is_refused(tmp_path: Path) ->
     path.write_bytes(head + node(2, [1]) + node(1, []))
     rank = read(path).ranks[0]
     assert (rank.events["end"] - rank.events["start"]).tolist() == [3000, 3000]
+    packed = tmp_path / "chakra.3.et.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert (read(packed).ranks[0].raw.rank, len(read(packed).ranks[0].events)) == (3, 2)
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(InputError, match="cannot be read"):
+        read(packed)
     path.write_bytes(head + node(2, [1]) + node(1, [2]))
     with pytest.raises(InputError, match="a cycle of dependencies"):
         read(path)
