@@ -1,7 +1,7 @@
 """A profiler's trace of a step, read: what ran on the GPU, in classes of our model, and why it was idle.
 
-    >>> from moesim.simulator.trace import read
-    >>> trace = read("rank0_trace.json.gz")
+    >>> import moesim
+    >>> trace = moesim.trace("rank0_trace.json.gz")
     >>> rank = trace.ranks[0]
     >>> rank.events["end"] - rank.events["start"], rank.steps, trace.table()
 

@@ -283,7 +283,8 @@ class _Stream:
 
     def _stop(self, why: str, size: int) -> None:
         self.ended = True
-        self.cut = f"{why} after byte {self.offset + len(self.buffer) + size:,} of the JSON; what stands before was read"
+        place = self.offset + len(self.buffer) + size
+        self.cut = f"{why} after byte {place:,} of the JSON; what stands before was read"
 
     def header(self) -> bytes:
         """What stands before the list of events; the stream is left at its first event."""

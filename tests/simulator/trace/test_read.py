@@ -77,6 +77,24 @@ def test_a_step_is_read_with_classes_shapes_and_times(tmp_path: Path) -> None:
     assert found["idle_by_cause_ns"]["launch_bound"] == 10_000
 
 
+def test_the_routers_product_and_an_activation_are_told_by_their_neighbours(tmp_path: Path) -> None:
+    """A product before scores and their choice is the router's; one before an activation is not."""
+    named = [
+        ("aten::mm", "nvjet_a"), ("aten::sigmoid", "sigmoid_kernel"), ("aten::topk", "gatherTopK"),
+        ("aten::_grouped_mm", "grouped_gemm"), ("aten::sigmoid", "sigmoid_kernel"),
+        ("aten::mul", "elementwise_kernel"), ("aten::_grouped_mm", "grouped_gemm"),
+        ("aten::mm", "nvjet_b"), ("aten::sigmoid", "sigmoid_kernel"), ("aten::mm", "nvjet_c"),
+    ]  # fmt: skip
+    events = []
+    for n, (name, kernel) in enumerate(named):
+        events += [op(name, 10 * n, 5), *launched(kernel, 10 * n + 1, 10 * n + 3, 5, n + 1)]
+    rank = read(write(tmp_path / "t.json", events)).ranks[0]
+    assert [CLASSES[n] for n in rank.events["cls"]] == [
+        "gate_gemm", "topk", "topk", "grouped_gemm", "swiglu", "swiglu", "grouped_gemm",
+        "gemm", "elementwise", "gemm",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_packed_files_read_like_plain_ones(tmp_path: Path, pack: Any) -> None:
     plain = write(tmp_path / "t.json", step())
