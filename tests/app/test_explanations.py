@@ -47,6 +47,7 @@ def shown(result: Result) -> dict[str, float | None]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", moesim.presets())
 def test_the_stated_formulas_give_the_figures_shown(preset: str) -> None:
     scenario, result = solved(preset)

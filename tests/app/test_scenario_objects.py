@@ -60,6 +60,7 @@ def test_each_change_is_a_chip_that_takes_it_back_and_undo_brings_it_again() -> 
     assert app.button(key="redo change").disabled
 
 
+@pytest.mark.long
 def test_what_was_undone_is_forgotten_once_something_else_is_changed() -> None:
     app = head("communication.sms=8", "parallel.ep=32")
     app.button(key="chip communication.sms").click().run()

@@ -29,6 +29,7 @@ def opened() -> testing.AppTest:
     return app
 
 
+@pytest.mark.long
 def test_every_shipped_scenario_has_a_card_that_opens_it() -> None:
     app = opened()
     cards = {

@@ -53,6 +53,7 @@ def test_the_page_is_drawn_before_anything_is_computed_and_every_point_comes() -
     assert not app.exception
 
 
+@pytest.mark.long
 def test_a_second_session_finds_the_points_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     first = session("curves", *SMALL)
     until(first, whole)

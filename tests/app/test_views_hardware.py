@@ -60,6 +60,7 @@ def test_clusters_are_planned_on_request_and_compared_in_one_table() -> None:
     assert not app.exception
 
 
+@pytest.mark.long
 def test_other_terms_need_no_other_search() -> None:
     app = opened('hardware.clusters=["h100-1024","b200-1024"]')
     if not planned(app):

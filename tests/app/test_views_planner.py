@@ -45,6 +45,7 @@ def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
     assert sum(caption.value.startswith("P10 to P90") for caption in app.caption) == 3
 
 
+@pytest.mark.long
 def test_the_planner_searches_what_a_framework_can_run() -> None:
     small = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
     job = (*small, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")

@@ -60,6 +60,7 @@ def test_the_modules_would_run(folder: Path) -> None:
     assert ran(folder) == "simpy "
 
 
+@pytest.mark.long
 def test_a_command_and_its_workers(folder: Path) -> None:
     command = ("sweep", "scenario-small.yaml", "--vary", "communication.sms=8,16", "--workers", "2")
     assert "failed" not in run(folder, str(PROGRAM), *command, environment={"MOESIM_CACHE": "off"})

@@ -40,6 +40,7 @@ def fits(scenario: Scenario) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [8, 2])
 def test_a_plan_that_does_not_fit_gets_the_fewest_changes_that_do(nodes: int) -> None:
     home = moesim.load(PRESET, *ALONE, f"cluster.nodes={nodes}")

@@ -156,6 +156,7 @@ class Bomb:
         return os._exit, (3,)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_takes_no_other_point_with_it(small: Scenario) -> None:
     bomb: Any = Bomb()
     tasks = [(n, bomb if n == 1 else small.replace(seed=n)) for n in range(4)]

@@ -184,6 +184,7 @@ def test_the_same_seed_gives_the_same_bytes(small: Scenario, run: Run) -> None:
     assert "uncertainty" not in run[2].model_dump_json()
 
 
+@pytest.mark.long
 def test_scenarios_that_share_a_source_share_its_draws(small: Scenario, run: Run, effects: Effects) -> None:
     """The spread of a difference is far below that of its parts."""
     prepared, executions, result = predict(small.replace(**{"communication.sms": 16}))
