@@ -216,8 +216,17 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Operator]:
         cls = str(p["use"]).partition("/")[0]
         return FIRST.index(cls) if cls in FIRST else len(FIRST), -float(p["bytes"])
 
-    known = [p for p in facts.operators if p["use"] in GRAPHED or str(p["use"]).partition("/")[0] in PIECES]
-    return sorted(known, key=rank)
+    return sorted((p for p in facts.operators if _has_piece(p)), key=rank)
+
+
+def _has_piece(p: Operator) -> bool:
+    known = p["use"] in GRAPHED or str(p["use"]).partition("/")[0] in PIECES
+    return known and len(p) > len(("use", "bytes", "launches"))
+
+
+def without_piece(found: Iterable[Operator]) -> list[str]:
+    """Uses of operators that a prediction prices and that nothing here measures."""
+    return sorted({str(p["use"]) for p in found if not _has_piece(p)})
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
@@ -284,6 +293,7 @@ def curves(rows: Rows) -> Iterable[MeasuredCurve]:
 
 
 def _gaps_s(row: TimedRow, gap_s: float) -> float:
+    """Seconds between an operator's launches; at most half of what was measured, where launches overlap."""
     launches = int(row.parameters["launches"])
     return min(launches * gap_s, 0.5 * row.seconds) if launches > 1 else 0.0
 

@@ -182,6 +182,10 @@ def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -
             raise InputError(
                 f"unknown measurement {word!r}{nearest(word, names)}; choose among {', '.join(names)}"
             )
+    if facts.operators and only and operators.NAME not in only:
+        raise InputError(
+            f"--model is measured by {operators.NAME}, which --only leaves out; add --only {operators.NAME}"
+        )
     chosen = [m for m in MEASUREMENTS if not only or m.name in only]
     missing = [(m, m.needs(facts)) for m in chosen]
     possible = tuple(m for m, reason in missing if not reason)
@@ -192,6 +196,8 @@ def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -
     if 1 < facts.gpus < 8:
         left_out.append(f"collectives and exchanges over more than {facts.gpus} GPUs ({facts.gpus} usable)")
     left_out.append("transfers between nodes (one machine was measured)")
+    if unknown := operators.without_piece(facts.operators):
+        left_out.append(f"operators without a piece of code here: {', '.join(unknown)}")
     return CalibrationPlan(possible, facts, quick, tuple(left_out))
 
 

@@ -47,7 +47,7 @@ STEP_ELEMENTS = (2**24, 2**27, 2**29)
 LENGTH = 4096
 """Tokens of a sequence, and of a micro-batch, where the user names a model alone."""
 Shape = dict[str, Any]
-"""`use`, `bytes`, `launches`, and the sizes of its tensors."""
+"""`use`, `bytes`, `launches`, and the sizes of its tensors where a piece of code stands for the operator."""
 
 
 def operators_of(what: str, accelerator: str, quick: bool) -> tuple[Shape, ...]:
@@ -117,28 +117,27 @@ def _of_micro_batch(pool: PreparedPool) -> Iterator[Shape]:
         attention = layer.attention if layer is not None else None
         for operators in pool.pricer.operators(kind).values():
             for op in operators:
-                shape = _shape_of(op, model, attention, pool.pricer.tokens)
-                if shape is not None:
-                    yield {"use": f"{op.cls}/{op.variant}", "launches": op.launches,
-                           "bytes": op.bytes_read + op.bytes_written} | shape  # fmt: skip
+                shape = _shape_of(op, model, attention, pool.pricer.tokens, pool.job.scenario.parallel.tp)
+                yield {"use": f"{op.cls}/{op.variant}", "launches": op.launches,
+                       "bytes": op.bytes_read + op.bytes_written} | shape  # fmt: skip
 
 
-def _shape_of(op: Operator, model: ModelShape, attention: object, tokens: float) -> Shape | None:
-    """Sizes of the operator's tensors; None where no piece of PyTorch code stands for it alone."""
+def _shape_of(op: Operator, model: ModelShape, attention: object, tokens: float, tp: int) -> Shape:
+    """Sizes of the operator's tensors; none where no piece of PyTorch code stands for it alone."""
     use, moe = f"{op.cls}/{op.variant}", model.moe
     if op.cls in GEMM_CLASSES or op.cls in ATTENTION_CLASSES:
         if op.gemm is None or op.dtype != "bf16" or op.variant or op.cls == "gate_gemm":
-            return None
+            return {}
         g = op.gemm
         if op.cls in GEMM_CLASSES:
             return {"use": op.cls, "m": int(g.m), "n": int(g.n), "k": int(g.k), "groups": g.groups}
         if not isinstance(attention, SoftmaxAttention):
-            return None
+            return {}
         _, _, qk, v = attention.sizes
         heads = int(g.groups * g.m // g.n)  # of all sequences of the micro-batch
         return {"use": op.cls, "length": int(g.n), "heads": heads, "dqk": qk, "dv": v}
     if use not in ELEMENT_BYTES:
-        return None
+        return {}
     elements = round((op.bytes_read + op.bytes_written) / ELEMENT_BYTES[use])
     if op.cls == "norm":
         width = _NORM_WIDTHS.get(op.name.partition(".")[0], lambda _: model.hidden)(attention)
@@ -149,9 +148,11 @@ def _shape_of(op: Operator, model: ModelShape, attention: object, tokens: float)
     if op.cls == "topk" and moe is not None:
         return {"tokens": int(tokens), "experts": moe.experts, "top_k": moe.top_k}
     if op.cls == "rope":
-        turned: int = getattr(attention, "qk_rope_head_dim", 0) or getattr(attention, "head_dim", 128)
+        turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
         return {"tokens": int(tokens), "heads": max(1, round(elements / tokens / turned)), "width": turned}
     if op.cls == "loss":
+        if round(elements / tokens * tp) != model.vocab:
+            return {}  # logits that are not FP32: the piece is written for those that are
         return {"tokens": int(tokens), "vocabulary": round(elements / tokens)}
     return {"elements": elements}
 

@@ -476,16 +476,6 @@ def changed_scenario(origin: ScenarioOrigin, changes: Sequence[Change], base: st
     return scenario
 
 
-def _left(origin: ScenarioOrigin, after: Scenario, own: Sequence[str], base: str | None) -> tuple[str, ...]:
-    """The keys that a scenario moved to other machines leaves to the rules."""
-    try:
-        before = validate_model(Scenario, origin.data or {}, origin.place or "scenario", base)
-        before_machines = before.machines
-    except InputError:  # the data become a scenario only by the changes
-        return ()
-    return left_to_rules(before, after, own) if before_machines else ()
-
-
 def _resolved(data: Mapping[str, Any], place: str, base: str | None) -> dict[str, Any]:
     return validate_model(Scenario, data, place, base).resolved()
 

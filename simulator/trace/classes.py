@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
@@ -386,10 +385,3 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
         else:
             decided[n] = kind[1:]
     return decided
-
-
-def check_class(name: str) -> int:
-    """The number of a class; raises InputError with the known ones."""
-    if name not in CLASSES:
-        raise InputError(f"class {name!r} is not one of {', '.join(CLASSES)}")
-    return CLASSES.index(name)

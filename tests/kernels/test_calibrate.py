@@ -528,7 +528,7 @@ def test_operators_of_a_model_come_before_those_of_fixed_sizes(tmp_path: Path) -
     curves = {use: c for c in profile.curves for use in c.used_for}
     assert curves["permute/eager_expand"].curve.ys == pytest.approx([2e12, 2e12], rel=0.02)
     assert curves["topk/eager_forward"].curve.ys == pytest.approx([2e12], rel=0.1)  # without its sixteen gaps
-    assert "scan/unknown" not in curves
+    assert "scan/unknown" not in curves and "scan/unknown" in (profile.evidence or "")
     tables = {t.cls: t for t in profile.gemm_tables if t.dtype == "bf16"}
     rows = {row[:4]: row[4] for row in tables["gemm"].points}
     assert rows[4096, 5120, 2048, 1] == pytest.approx(600, rel=0.02)
@@ -541,6 +541,8 @@ def test_without_a_model_its_operators_are_named_as_not_measured() -> None:
     assert "operators of the model's step (needs --model)" in plan.not_measured
     with pytest.raises(InputError, match=r"operators needs --model"):
         build_plan(Facts(1, ALL), only=["operators"])
+    with pytest.raises(InputError, match="--only leaves out"):
+        build_plan(Facts(1, ALL, operators=OPERATORS), only=["hbm"])
 
 
 def test_times_that_fall_with_more_bytes_become_their_mean() -> None:

@@ -28,7 +28,8 @@ def table() -> tuple[Shape, ...]:
             "parallel={ep: 8, microbatch: 2, zero_stage: 3}",
             "schedule=1f1b",
             "software.framework=torchtitan-0.2",
-            "precision=bf16",
+            "precision={linear: bf16, parameters: fp32, loss: fp32, gradient_reduce: fp32,"
+            " parameter_gather: bf16}",
             "batch.sequence_length=4096",
         ],
     )
@@ -53,6 +54,17 @@ def test_a_gemm_and_an_attention_have_the_sizes_of_the_model() -> None:
     } <= gemms
     attention = next(s for s in table() if s["use"] == "attention_forward")
     assert (attention["heads"], attention["length"], attention["dqk"]) == (2 * 32, 4096, 128)
+
+
+def test_sizes_are_those_of_the_model() -> None:
+    tokens, heads = 2 * 4096, 32 + 4
+    norms = {(s["rows"], s["width"]) for s in table() if s["use"] == "norm/eager_forward"}
+    assert {(tokens, 2048), (tokens * heads, 128)} <= norms  # of hidden states, and of the heads of q and k
+    ropes = {(s["heads"], s["width"]) for s in table() if s["use"] == "rope/eager"}
+    assert ropes == {(32, 128), (4, 128)}
+    assert {s["vocabulary"] for s in table() if s["use"] == "loss/eager_forward"} == {151936}
+    assert tokens * 8 * 768 in {s["elements"] for s in table() if s["use"] == "swiglu/eager_forward"}
+    assert any("tokens" not in s and len(s) == 3 for s in table())  # named, although nothing measures it
 
 
 def test_tokens_follow_the_sequence_length() -> None:
