@@ -11,6 +11,9 @@ from lab.writers.scoreboard_page import medians, misses_table, score_table
 
 from moesim.simulator.scoring.published import PROFILES, Placement, Row
 from moesim.simulator.scoring.published_collectives import ALL_SCORED, score_collectives, summarise
+from moesim.simulator.scoring.dispatcher_rows import dispatcher_order, dispatcher_rows, score_dispatcher_row
+from moesim.simulator.scoring.order import OrderScore, published_order
+from moesim.simulator.scoring.scoreboard import open_rows
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun
 from moesim.simulator.scoring.scoreboard.score import GroupScore
 
@@ -65,6 +68,8 @@ def page(rows: Sequence[Row], placements: Sequence[Placement], files: Mapping[Pa
         "0020](decisions/0020-scoreboard-of-published-steps.md)). `moesim validate` prints the home case, "
         "and",
         "`moesim validate --all` every row.",
+        "",
+        *_order([*published_order(open_rows(), scores.rows), *_dispatcher_order()]),
         "",
         *_summary({score.name: score for score in scores.totals}),
         "",
@@ -133,6 +138,36 @@ FILES = {
     "placements",
     "collectives.md": "every measured collective beside its prediction",
 }
+
+
+def _dispatcher_order() -> list[OrderScore]:
+    rows = dispatcher_rows()
+    return dispatcher_order(rows, [score_dispatcher_row(row) for row in rows])
+
+
+def _order(scores: Sequence[OrderScore]) -> list[str]:
+    return [
+        "## Are plans in the right order?",
+        "",
+        "A *family* holds measured plans of one model, hardware, number of GPUs, sequence, batch and precision. "
+        "A *pair* is two of",
+        "its plans whose measured steps differ by more than 5 %. *Best picked* counts the families in which the "
+        "plan that we predict",
+        "to be the fastest is within 5 % of the fastest; *regret* is how much longer its measured step is. "
+        "`moesim validate --rows FILE`",
+        "scores tables of your own. Rows over EFA are published by dispatcher, everything else fixed.",
+        "",
+        "| plans | families | pairs right | best picked | regret, median | worst | worst family |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {s.name} | {len(s.families)} | {s.pairs_right} of {s.pairs} ({s.pairs_right / s.pairs:.0%}) | "
+            f"{s.best_picked} | {s.regret_median:.1%} | {s.regret_worst:.1%} | "
+            f"{max(s.families, key=lambda f: f.regret).name} |"
+            for s in scores
+        ),
+        "",
+        "## How far off are steps?",
+    ]
 
 
 def _summary(totals: Mapping[str, GroupScore]) -> list[str]:

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PositiveInt
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, PositiveInt
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.scoring import published_records
+from moesim.simulator.scoring import file_records, published_records
 
 FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
@@ -110,11 +111,14 @@ def memory_peaks() -> dict[str, float]:
     return {row["id"]: float(row["gib"]) * 2.0**30 for row in published_records(PEAKS)}
 
 
-@lru_cache(maxsize=1)
-def open_rows() -> tuple[OpenRow, ...]:
-    """Every shipped row, in the file's order. Raises InputError for a malformed row."""
+@lru_cache(maxsize=2)
+def open_rows(file: Path | None = None) -> tuple[OpenRow, ...]:
+    """Every shipped row, or those of a file with the same columns. Raises InputError for a malformed row."""
+    records = published_records(FILE) if file is None else file_records(file)
+    where = FILE if file is None else file.name
     return tuple(
-        validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in published_records(FILE)
+        validate_model(OpenRow, record, f"{where}:{record.get('id') or n}")
+        for n, record in enumerate(records, 2)
     )
 
 

@@ -182,15 +182,23 @@ def validate(
     all_rows: Annotated[
         bool, typer.Option("--all", help="Score the open rows and the five H200 runs instead.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="Processes of --all.", min=1, max=256)] = 2,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows", metavar="FILE", help="Score your own measurements: a CSV (docs/validation.md)."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes of --all and --rows.", min=1, max=256)] = 2,
 ) -> None:
     """Compare published figures with predicted ones."""
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
-    if all_rows:
-        from moesim.cli.tables import scoreboard
+    if all_rows and table is not None:
+        raise InputError("--all scores the shipped rows, --rows your own: give one of them")
+    if all_rows or table is not None:
+        from moesim.cli.scores import score_file, scoreboard
 
-        scoreboard(as_json, workers)
+        scoreboard(as_json, workers) if table is None else score_file(table, as_json, workers)
         return
 
     with working("validating") as say:

@@ -357,7 +357,7 @@ def test_a_row_that_ran_and_does_not_fit_is_counted() -> None:
 def test_the_table_prints_both_statistics_refusals_and_what_does_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moesim.cli.tables import print_board
+    from moesim.cli.scores import print_board
 
     monkeypatch.setenv("COLUMNS", "200")  # narrower tables fold their headers
 

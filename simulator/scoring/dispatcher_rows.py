@@ -1,0 +1,179 @@
+"""Measured training steps by dispatcher: the same plan with NCCL, DeepEP over UCCL and DeepEP over NVSHMEM.
+
+The shipped rows are those that awsome-distributed-ai published for B300 and H100 over EFA
+(`data/published/moe-dispatchers-efa.csv`); `validate --rows` reads others with the same columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.predict.driver import simulate
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B, INTERLEAVED_OVERLAPPED, ONE_F_ONE_B
+from moesim.simulator.scoring import file_records, published_records
+from moesim.simulator.scoring.order import OrderScore, TimedPlan, order_score
+
+FILE = "moe-dispatchers-efa.csv"
+KERNELS = {"nccl-alltoall": "nccl", "deepep-uccl": "uccl-ep", "deepep-nvshmem": "deepep-2025-04"}
+"""Our dispatcher for each of the table's."""
+ACCELERATORS = {
+    "B300-SXM": "b300-sxm",
+    "B200-SXM": "b200-sxm",
+    "H200-SXM": "h200-sxm",
+    "H100-SXM": "h100-sxm",
+}
+RECOMPUTE = {"none": "none", "selective": "selective", "full": "full", "on, kind not stated": "full"}
+"""A kind that is not stated is full, what Megatron's recipes for these models turn on."""
+FRAMEWORKS = {"0.16": "megatron-core-0.16", "0.17": "megatron-core-0.17"}
+COLUMNS = frozenset({"dispatcher", "iteration_s", "fabric", "ep_overlap"})
+"""Columns that tell this table from others."""
+
+
+def _known(names: dict[str, str]) -> BeforeValidator:
+    def check(text: object) -> object:
+        if text not in names:
+            raise ValueError(
+                f"{text!r} is not known{nearest(str(text), list(names))}; known: {', '.join(names)}"
+            )
+        return text
+
+    return BeforeValidator(check)
+
+
+class DispatcherRow(Frozen):
+    """One measured step; the fields are the columns of the table."""
+
+    id: str
+    model: str
+    hardware: Annotated[str, _known(ACCELERATORS)]
+    n_gpus: PositiveInt
+    gpus_per_node: PositiveInt
+    fabric: str
+    tp: PositiveInt
+    pp: PositiveInt
+    vpp: PositiveInt
+    ep: PositiveInt
+    dp: PositiveInt
+    microbatch: PositiveInt
+    global_batch: PositiveInt
+    sequence: PositiveInt
+    precision: str
+    recompute: Annotated[str, _known(RECOMPUTE)]
+    dispatcher: Annotated[str, _known(KERNELS)]
+    ep_overlap: Literal["on", "off"]
+    routing: str
+    software: str
+    iteration_s: PositiveFloat
+    model_tflops_per_gpu: str = ""
+    campaign: str = ""
+    remark: str = ""
+
+    @property
+    def layers(self) -> int | None:
+        """Layers that the remark states in place of the model's."""
+        stated = re.search(r"(\d+) layers", self.remark)
+        return int(stated[1]) if stated else None
+
+    @property
+    def family(self) -> tuple[str, ...]:
+        """What stays the same among rows that are compared; overlapped rows are compared among themselves."""
+        depth = f"{self.layers} layers" if self.layers else "all layers"
+        return (
+            self.model, depth, self.hardware, f"{self.n_gpus} GPUs", f"sequence {self.sequence}",
+            f"batch {self.global_batch}", self.precision, f"overlap {self.ep_overlap}",
+        )  # fmt: skip
+
+
+def dispatcher_rows(file: Path | None = None) -> tuple[DispatcherRow, ...]:
+    """The shipped rows, or those of a file. Raises InputError for a malformed row."""
+    records = published_records(FILE) if file is None else file_records(file)
+    return tuple(
+        validate_model(DispatcherRow, record, f"{file.name if file else FILE}:{n}")
+        for n, record in enumerate(records, 2)
+    )
+
+
+def scenario_of(row: DispatcherRow) -> Scenario:
+    """The scenario of a row, on the trainer release that it names. Raises InputError for an unknown one."""
+    release = re.search(r"Megatron Core (\d+\.\d+)", row.software)
+    framework = FRAMEWORKS.get(release[1]) if release else None
+    if framework is None:
+        raise InputError(f"{row.id}: no trainer release for {row.software!r}; known: {', '.join(FRAMEWORKS)}")
+    if row.n_gpus % row.gpus_per_node:
+        raise InputError(f"{row.id}: {row.n_gpus} GPUs do not fill nodes of {row.gpus_per_node}")
+    one = INTERLEAVED_1F1B if row.vpp > 1 else ONE_F_ONE_B
+    fields: dict[str, Any] = {
+        "name": row.id,
+        "model": row.model,
+        "cluster": {"accelerator": ACCELERATORS[row.hardware], "nodes": row.n_gpus // row.gpus_per_node},
+        "parallel": {
+            "tp": row.tp, "pp": row.pp, "vpp": row.vpp, "ep": row.ep, "microbatch": row.microbatch,
+            "zero_stage": 1, "sequence_parallel": row.tp > 1,
+        },
+        "schedule": (INTERLEAVED_OVERLAPPED if row.ep_overlap == "on" else one).name,
+        "batch": {"sequences": row.global_batch, "sequence_length": row.sequence},
+        "precision": row.precision,
+        "recompute": RECOMPUTE[row.recompute],
+        "communication": {"kernels": KERNELS[row.dispatcher]},
+        "routing": {"expert_load_cv": 0.0},
+        "software": {"framework": framework},
+        "run": {"tokens": float(row.global_batch * row.sequence)},
+    }  # fmt: skip
+    if row.layers is not None:
+        fields["model"] = load_model(row.model).model_dump() | {"n_layers": row.layers}
+    return load_scenario(fields)
+
+
+class ScoredDispatcherRow(Frozen):
+    """A row beside its prediction; `relative_error` = predicted / measured - 1, None where it was refused."""
+
+    id: str
+    dispatcher: str
+    measured_s: float
+    predicted_s: float | None = None
+    relative_error: float | None = None
+    lower_bound_s: float | None = None
+    upper_bound_s: float | None = None
+    refused: str = ""
+
+
+def score_dispatcher_row(row: DispatcherRow) -> ScoredDispatcherRow:
+    """Predict and score one row."""
+    common = {"id": row.id, "dispatcher": row.dispatcher, "measured_s": row.iteration_s}
+    try:
+        step = simulate(scenario_of(row)).step
+    except (InputError, InfeasibleError) as error:
+        return ScoredDispatcherRow(**common, refused=str(error))
+    return ScoredDispatcherRow(
+        **common,
+        predicted_s=step.time_s,
+        relative_error=step.time_s / row.iteration_s - 1.0,
+        lower_bound_s=step.lower_bound_s,
+        upper_bound_s=step.upper_bound_s,
+    )
+
+
+def dispatcher_order(
+    rows: Sequence[DispatcherRow], scored: Sequence[ScoredDispatcherRow]
+) -> list[OrderScore]:
+    """The order of all plans, and of the dispatchers alone with everything else the same."""
+    plans, alone = [], []
+    for row, one in zip(rows, scored, strict=True):
+        if one.predicted_s is not None:
+            steps = row.iteration_s, one.predicted_s
+            degrees = (row.tp, row.pp, row.vpp, row.ep)
+            plans.append(TimedPlan(row.id, row.family, (row.dispatcher, row.microbatch, *degrees), *steps))
+            same = (*row.family, f"micro-batch {row.microbatch}", f"EP{row.ep}", f"TP{row.tp} PP{row.pp}")
+            alone.append(TimedPlan(row.id, same, row.dispatcher, *steps))
+    scores = order_score("over EFA, plans", plans), order_score("over EFA, dispatchers alone", alone)
+    return [score for score in scores if score is not None]

@@ -1,0 +1,259 @@
+"""The commands `validate --all` and `validate --rows`: scores of measured steps, their order first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from moesim.cli.console import print_json, print_table, print_text, working
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import percent
+from moesim.simulator.common.processes import worker_pool
+from moesim.simulator.scoring import case_rows, dispatcher_rows, file_records
+from moesim.simulator.scoring.case_rows import ScoredCase, score_cases
+from moesim.simulator.scoring.dispatcher_rows import (
+    ScoredDispatcherRow,
+    dispatcher_order,
+    score_dispatcher_row,
+)
+from moesim.simulator.scoring.order import APART, OrderScore, published_order
+from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
+from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
+from moesim.simulator.scoring.scoreboard.score import GroupScore
+
+GIB = 2.0**30
+MOST_FAMILIES = 10
+
+
+def scoreboard(as_json: bool, workers: int) -> None:
+    """Score the shipped rows and runs, and print the order of plans, then the errors."""
+    with working("scoring") as say:
+        say("five runs on 8x H200")
+        scored = [score_run(run) for run in runs()]
+        say("steps by dispatcher")
+        rows, dispatched = _dispatched(None, workers)
+        say("open rows")
+        board = score_all(workers=workers)
+    order = [*published_order(open_rows(), board.rows), *dispatcher_order(rows, dispatched)]
+    if as_json:
+        plain = {
+            "order": [score.model_dump() for score in order],
+            "runs": [run.model_dump() for run in scored],
+        }
+        print_json({**plain, "dispatchers": [row.model_dump() for row in dispatched], **board.model_dump()})
+        return
+    print_order(order)
+    print_dispatched(dispatched)
+    print_runs(scored)
+    print_board(board)
+
+
+def score_file(file: Path, as_json: bool, workers: int) -> None:
+    """Score a table of the user's own measurements, of the kind that its columns tell.
+
+    Raises InputError for other columns.
+    """
+    columns = file_records(file)[0].keys()
+    order: list[OrderScore] = []
+    show: Callable[[], None]
+    scored: Sequence[Frozen]
+    with working(f"scoring {file.name}") as say:
+        say("predicting")
+        if columns >= dispatcher_rows.COLUMNS:
+            rows, steps = _dispatched(file, workers)
+            order, show, scored = dispatcher_order(rows, steps), partial(print_dispatched, steps), list(steps)
+        elif columns >= case_rows.COLUMNS:
+            cases = score_cases(file)
+            show, scored = partial(print_cases, cases), list(cases)
+        elif {"metric", "hardware", "gbs_seqs"} <= columns:
+            board = score_all(open_rows(file), workers=workers)
+            order = published_order(open_rows(file), board.rows)
+            show, scored = partial(print_board, board), list(board.rows)
+        else:
+            raise InputError(
+                f"{file.name}: no table that is scored has the columns {', '.join(list(columns)[:8])} ...; "
+                "give those of simulator/data/published/open-rows.csv, of moe-dispatchers-efa.csv there, or "
+                "scenario, source, framework, metric, value, unit, scored, remark"
+            )
+    if as_json:
+        print_json(
+            {"order": [score.model_dump() for score in order], "rows": [r.model_dump() for r in scored]}
+        )
+        return
+    print_order(order)
+    show()
+
+
+def _dispatched(
+    file: Path | None, workers: int
+) -> tuple[tuple[dispatcher_rows.DispatcherRow, ...], list[ScoredDispatcherRow]]:
+    rows = dispatcher_rows.dispatcher_rows(file)
+    if workers == 1:
+        return rows, [score_dispatcher_row(row) for row in rows]
+    with worker_pool(workers) as pool:
+        return rows, list(pool.map(score_dispatcher_row, rows))
+
+
+def print_order(scores: Sequence[OrderScore]) -> None:
+    """Print how well plans are ordered, and the families in which the predicted best plan costs most."""
+    if not scores:
+        return
+    cells = [
+        (s.name, str(len(s.families)), f"{s.pairs_right} of {s.pairs}", f"{s.pairs_right / s.pairs:.0%}",
+         f"{s.best_picked} of {len(s.families)}", percent(s.regret_median), percent(s.regret_worst))
+        for s in scores
+    ]  # fmt: skip
+    headers = ("order of plans", "families", "pairs right", "share", "best picked", "regret, median", "worst")
+    print_table(headers, cells, right=(1, 2, 3, 4, 5, 6))
+    print_text(
+        "family: one model, hardware, GPUs, sequence, batch and precision; pair: two of its plans whose "
+        f"measured steps differ by more than {APART:.0%}; regret: measured step of the plan predicted to be "
+        f"fastest, over that of the fastest; best picked: a regret of at most {APART:.0%}"
+    )
+    worst = sorted((f for s in scores for f in s.families if f.regret > APART), key=lambda f: -f.regret)
+    if worst:
+        lines = [(f.name, f.picked, f.best, percent(f.regret)) for f in worst[:MOST_FAMILIES]]
+        print_table(("family", "picked", "fastest", "regret"), lines, right=(3,))
+    print_text("")
+
+
+def print_dispatched(rows: Sequence[ScoredDispatcherRow]) -> None:
+    """Print measured steps by dispatcher beside predicted ones."""
+    cells = [
+        (r.id, f"{r.measured_s:.2f}", "" if r.predicted_s is None else f"{r.predicted_s:.2f}",
+         r.refused or percent(r.relative_error or 0.0),
+         "" if r.lower_bound_s is None else f"{r.lower_bound_s:.2f} to {r.upper_bound_s:.2f}")
+        for r in rows
+    ]  # fmt: skip
+    print_table(
+        ("step by dispatcher", "measured (s)", "predicted", "error", "bounds"), cells, right=(1, 2, 3)
+    )
+    errors = [abs(r.relative_error) for r in rows if r.relative_error is not None]
+    if errors:
+        print_text(f"median |error| {median(errors):.1%} over {len(errors)} rows\n")
+
+
+def print_cases(cases: Sequence[ScoredCase]) -> None:
+    """Print reported figures beside predicted ones, and how many are right."""
+    lines = [
+        (c.scenario, c.metric, c.reported, c.predicted,
+         c.refused or ("" if c.relative_error is None else percent(c.relative_error)),
+         {True: "right", False: "wrong", None: ""}[c.right])
+        for c in cases
+    ]  # fmt: skip
+    print_table(("case", "figure", "reported", "predicted", "error", ""), lines, right=(4,))
+    for name, wanted in (("verdicts on memory", True), (f"figures within {case_rows.NEAR:.0%}", False)):
+        judged = [c.right for c in cases if c.right is not None and (c.metric == case_rows.VERDICT) == wanted]
+        print_text(f"{name}: {sum(judged)} of {len(judged)}")
+
+
+def print_runs(scored: list[ScoredRun]) -> None:
+    """Print the five runs, with the predicted peaks of the allocator, active and reserved, beside theirs."""
+    cells = [
+        (
+            run.name,
+            f"{run.step_s:.3f}",
+            f"{run.predicted_step_s:.3f}",
+            percent(run.step_error),
+            f"{run.memory_bytes / GIB:.1f}",
+            f"{run.predicted_memory_bytes / GIB:.1f}",
+            percent(run.memory_error),
+            f"{run.reserved_bytes / GIB:.1f}",
+            f"{run.predicted_reserved_bytes / GIB:.1f}",
+            percent(run.reserved_error),
+            f"{run.needed_bytes / GIB:.1f}",
+            "yes" if run.fits else "no",
+            f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f}",
+        )
+        for run in scored
+    ]
+    headers = (
+        "run", "step (s)", "predicted", "error", "active (GiB)", "predicted", "error", "reserved (GiB)",
+        "predicted", "error", "needed (GiB)", "fits", "P10 to P90 (s)",
+    )  # fmt: skip
+    print_table(headers, cells, right=tuple(range(1, 11)))
+    print_text(
+        "active: the allocator's peak of live tensors; reserved: what it took from the device; both "
+        "predicted by a replay of its allocations; needed: predicted tensors by kind and the framework's own "
+        "bytes, which decide whether a plan fits"
+    )
+
+
+def print_board(board: Board) -> None:
+    """Print errors by group and set, refusals, the memory of every row, and the largest misses."""
+    print_text("")
+    headers = (
+        "rows of", "n", "refused", "median", "median |error|", "worst", "in 80 %", "width", "in bounds",
+        "memory |error|", "do not fit",
+    )  # fmt: skip
+    print_table(headers, [_cells(g) for g in (*board.groups, *board.totals)], right=tuple(range(1, 11)))
+    print_text(
+        "in 80 %: published steps inside the 80 % interval; width: of it, over the predicted step, median; "
+        "do not fit: rows that ran and are predicted not to"
+    )
+    print_text("\nmedian |error|, over rows and over groups of sources")
+    over = [
+        (t.name, str(t.rows), percent(t.median_absolute_error), str(t.groups), percent(t.group_mean),
+         percent(t.group_median))
+        for t in board.totals
+    ]  # fmt: skip
+    heads = ("rows of", "rows", "over rows", "groups", "mean of group medians", "median of them")
+    print_table(heads, over, right=(1, 2, 3, 4, 5))
+    if board.group_covered is not None:
+        print_text(f"mean over groups of the share in the 80 % interval: {board.group_covered:.0%}")
+    print_refusals(board)
+    print_memory(board)
+    known = [r for r in board.rows if r.relative_error is not None]
+    missed = sorted(known, key=lambda r: -abs(r.relative_error or 0))
+    print_text("\nlargest misses")
+    lines = [(r.id, r.group, percent(r.relative_error or 0.0), r.recompute) for r in missed[:10]]
+    print_table(("row", "group", "error", "recompute"), lines, right=(2,))
+    print_text("\nstated by the source and not expressed")
+    notes = Counter(note for r in board.rows for note in r.left_out)
+    print_table(("rows", "what"), [(str(n), note) for note, n in notes.most_common()], right=(0,))
+
+
+def print_refusals(board: Board) -> None:
+    """Print the rows that were not predicted, by reason, accelerator family and kind of model."""
+    scored = sum(r.relative_error is not None for r in board.rows)
+    print_text(f"\nscored {scored} of {len(board.rows)} rows; refused:")
+    cells = [(str(r.rows), r.family, r.arch, r.reason) for r in board.refusals]
+    print_table(("rows", "accelerators", "model", "why"), cells, right=(0,))
+
+
+def print_memory(board: Board) -> None:
+    """Print whether each row is predicted to fit; every row ran, so a row that does not fit is a miss."""
+    known = [r for r in board.rows if r.needed_bytes and r.capacity_bytes]
+    print_text(f"\nmemory of every row that ran; {sum(not r.fits for r in known)} of {len(known)} do not fit")
+    cells = [
+        (
+            r.id,
+            r.group,
+            f"{(r.needed_bytes or 0.0) / GIB:.1f}",
+            f"{(r.capacity_bytes or 0.0) / GIB:.0f}",
+            "yes" if r.fits else "no",
+        )
+        for r in known
+    ]
+    print_table(("row", "group", "predicted (GiB)", "of", "fits"), cells, right=(2, 3))
+
+
+def _cells(g: GroupScore) -> tuple[str, ...]:
+    memory = "" if g.memory_absolute_error is None else percent(g.memory_absolute_error)
+    return (
+        g.name,
+        str(g.rows),
+        str(g.refused or ""),
+        percent(g.median_error),
+        percent(g.median_absolute_error),
+        percent(g.worst_absolute_error),
+        "" if g.covered is None else f"{g.covered:.0%}",
+        "" if g.interval_width is None else f"{g.interval_width:.0%}",
+        f"{g.inside_bounds:.0%}",
+        memory,
+        str(g.too_large or ""),
+    )

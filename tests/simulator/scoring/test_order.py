@@ -1,0 +1,129 @@
+"""The order of plans as a score, and tables of measurements that a user brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moesim.cli import main
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scoring import file_records
+from moesim.simulator.scoring.case_rows import score_cases
+from moesim.simulator.scoring.dispatcher_rows import (
+    ScoredDispatcherRow,
+    dispatcher_order,
+    dispatcher_rows,
+    scenario_of,
+)
+from moesim.simulator.scoring.order import TimedPlan, family_order, order_score
+
+
+def _plans(measured: str, predicted: str, family: str = "f") -> list[TimedPlan]:
+    steps = zip(map(float, measured.split()), map(float, predicted.split()), strict=True)
+    return [TimedPlan(f"{family}{n}", family, n, *both) for n, both in enumerate(steps)]
+
+
+def test_pairs_pick_and_regret_are_counted_by_hand() -> None:
+    # 10.0 and 10.4 differ by 4 %: no pair. The pick is the second plan of five, 30 % behind the fastest.
+    order = family_order(_plans("10 13 10.4 20 12", "4 1 5 9 2"))
+    assert order is not None
+    assert (order.plans, order.pairs) == (5, 9)
+    assert order.pairs_right == 4  # the four pairs with the plan of 20 s
+    assert (order.picked, order.best) == ("f1", "f0")
+    assert order.regret == pytest.approx(0.3)
+
+
+def test_right_predictions_have_no_regret_and_equal_ones_are_not_right() -> None:
+    right = order_score("s", [*_plans("1 2 3", "2 3 4"), *_plans("5 6", "1 2", "g")])
+    assert right is not None and (right.pairs_right, right.pairs, right.best_picked) == (4, 4, 2)
+    assert right.regret_worst == 0.0
+    equal = family_order(_plans("1 2", "3 3"))
+    assert equal is not None and equal.pairs_right == 0
+
+
+def test_repeats_of_a_plan_count_once_and_a_family_without_a_pair_is_none() -> None:
+    twice = [TimedPlan("a", "f", 1, 10.0, 3.0), TimedPlan("b", "f", 1, 12.0, 3.0)]
+    assert family_order(twice) is None
+    assert order_score("s", _plans("10 10.2", "1 2")) is None
+
+
+def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
+    rows = {row.id: row for row in dispatcher_rows()}
+    assert len(rows) == 23
+    one = scenario_of(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
+    assert one.software.framework == "megatron-core-0.17"
+    assert one.model != "qwen3-235b-a22b" and one.schedule == "interleaved-1f1b-overlapped"
+    with pytest.raises(InputError, match="no trainer release for 'x'"):
+        scenario_of(rows["q30-64-ep16-nccl-alltoall-mb4-off"].model_copy(update={"software": "x"}))
+
+
+def test_dispatchers_alone_differ_in_nothing_else() -> None:
+    rows = dispatcher_rows()
+    perfect = [
+        ScoredDispatcherRow(
+            id=r.id, dispatcher=r.dispatcher, measured_s=r.iteration_s, predicted_s=r.iteration_s
+        )
+        for r in rows
+    ]
+    plans, alone = dispatcher_order(rows, perfect)
+    assert plans.pairs_right == plans.pairs > alone.pairs == alone.pairs_right == 18
+    assert alone.regret_worst == 0.0
+
+
+CASE = """model: llama-3-8b
+cluster: {accelerator: h100-sxm, nodes: 1}
+parallel: {zero_stage: 3, microbatch: 1}
+schedule: 1f1b
+precision: bf16
+batch: {sequences: 64, sequence_length: 2048}
+recompute: full
+"""
+
+
+def test_cases_score_speed_memory_and_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.yaml").write_text(CASE)
+    table = tmp_path / "measured.csv"
+    table.write_text(
+        "scenario,source,framework,metric,value,unit,scored,remark\n"
+        "one,s,none,step_time,1000,s,yes,\none,s,none,verdict,fits,,yes,\n"
+        "one,s,none,colour,3,,yes,\none,s,none,step_time,1,s,no,not ours\nnowhere,s,none,verdict,fits,,yes,\n"
+    )
+    slow, verdict, unknown, unscored, missing = score_cases(table)
+    assert slow.right is False and slow.relative_error is not None and slow.relative_error < -0.9
+    assert verdict.right is True
+    assert "colour" in unknown.refused and "not ours" in unscored.refused and "nowhere" in missing.refused
+    assert _exit("--rows", str(table)) == 0
+    assert "verdicts on memory: 1 of 1" in capsys.readouterr().out
+
+
+def _exit(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stopped:
+        main(["validate", *arguments])
+    return stopped.value.code
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1,2\n", "no table that is scored"),
+        ("a,b\n", "no row below"),
+        ("a,b\n1\n", "row 1"),
+        ("", "empty"),
+    ],
+)
+def test_other_tables_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(text)
+    assert _exit("--rows", str(file)) == 2
+    assert said in capsys.readouterr().err
+    assert _exit("--all", "--rows", str(file)) == 2
+
+
+def test_a_quoted_table_that_breaks_off_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('a,b\n"1,2\n')
+    with pytest.raises(InputError, match="not CSV"):
+        file_records(file)
