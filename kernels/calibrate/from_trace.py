@@ -36,6 +36,8 @@ from moesim.kernels.machine import accelerator_name
 LEAST_CALLS_BESIDE = 8
 """Fewest kernels beside collectives, with equals that ran alone, from which their loss is taken."""
 LEAST_GAPS = 30
+LATENT_HEAD, LATENT_TEXT = 192, "192/128"
+"""Width of the heads at which shipped profiles measured attention for all widths, and the words that say it."""
 HOW = "kernels of traced steps, medians of those that ran alone where there are such"
 
 
@@ -168,6 +170,10 @@ def _carried(base: CalibrationProfile, own: Sequence[Entry]) -> list[Entry]:
     kept = []
     for entry in base.entries():
         gone = {*_uses_of([entry])}
+        wide = {f"{use}/{LATENT_HEAD}" for use in gone if use.startswith("attention_")}
+        if isinstance(entry, MeasuredCurve) and LATENT_TEXT in entry.source and not (wide & uses) and gone <= uses:
+            entry = entry.model_copy(update={"used_for": tuple(sorted(wide))})
+            gone = wide
         if entry.id not in ids and not (gone and gone <= uses and not isinstance(entry, Prior)):
             kept.append(carried(entry, base.name))
     return kept

@@ -48,7 +48,7 @@ from moesim.simulator.frameworks.kernel_lists import with_step_kernels
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.memory.gpu import RankChunks, chunks_by_rank
 from moesim.simulator.model.block import EMBEDDING, HEAD
-from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.operator import BlockKind, Operator
 from moesim.simulator.model.operators import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
@@ -64,25 +64,29 @@ def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tup
     return tuple(same[held] for held in by_rank)
 
 
-def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
-    """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
-    plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
-    kinds = held.kinds
-    copies = len(schedule.routes)
-    parameters = [pricer.block_parameters(kind) for kind in kinds]
+def step_operators(pricer: Pricer, held: RankChunks, copies: int) -> tuple[float, float, tuple[Operator, ...]]:
+    """Dense and expert parameters of a pipeline rank's blocks, and the kernels that update what it owns."""
+    plan, recipe, software = pricer.scenario.parallel, pricer.scenario.recipe, pricer.scenario.software
+    parameters = [pricer.block_parameters(kind) for kind in held.kinds]
     dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
-    expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
+    expert_shards, shards = pricer.layout.optimizer_shards if plan.zero_stage else (1, 1)
     held_by = copies if plan.zero_stage else 1
     owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
-    local = dense + expert if recipe.linear != "bf16" else 0.0
-    operators = with_step_kernels(
-        optimizer_operators(owned, recipe, local),
-        pricer.scenario.software.step_kernels,
+    return dense, expert, with_step_kernels(
+        optimizer_operators(owned, recipe, dense + expert if recipe.linear != "bf16" else 0.0),
+        software.step_kernels,
         owned,
         owned if plan.zero_stage == 3 else dense + expert,
         recipe,
-        pricer.scenario.software.weight_gradients != "written",
+        software.weight_gradients != "written",
     )
+
+
+def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
+    """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
+    kinds = held.kinds
+    copies = len(schedule.routes)
+    dense, expert, operators = step_operators(pricer, held, copies)
     update = pricer.compute(operators, "alone")
     reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)
     tied = _tied_tables(pricer, kinds, schedule)

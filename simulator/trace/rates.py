@@ -31,6 +31,8 @@ Sizes = list[list[int]]
 
 WIDTHS = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::BFloat16": 2, "c10::Half": 2, "bool": 1}
 """Bytes of an element by the type that PyTorch's profiler writes."""
+LEAST_PART = 4
+"""A product that our model joins is at most so many times the largest of its traced parts."""
 QUEUED_NS = 20_000
 """A kernel launched this long before the one before it ended did not wait for the host."""
 LONGEST_GAP_NS = 20_000
@@ -283,7 +285,7 @@ def _gemms(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missin
         if not wanted.get("m") or key in rows:
             continue
         parts = {shape: group for shape, group in shaped.items() if _is_part(shape, key)}
-        if parts:
+        if parts and max(prod(shape[1:4]) for shape in parts) * LEAST_PART >= prod(key[1:4]):
             flop = sum(2.0 * prod(shape[1:4]) * len(group) for shape, group in parts.items())
             rate = flop / sum(call.ns for group in parts.values() for call in group) * 1e9
             joined = [call for group in parts.values() for call in group]
@@ -403,7 +405,7 @@ def _pieces(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missi
     rows += _with_residual(rows, calls)
     rows += _permutes(calls, operators, missing)
     rows += _ropes(priced.get("rope", []), missing)
-    rows += _optimizer(calls, missing)
+    rows += _optimizer(calls, operators, missing)
     return rows
 
 
@@ -421,11 +423,11 @@ def _anchored(
         if piece.use == "embedding/gather" and len(heads[0].sizes) > 1:
             each = prod(heads[0].sizes[1]) * heads[0].sizes[0][-1]
         size = ELEMENT_BYTES.get(piece.use, EMBEDDING_BYTES.get(piece.use, 0.0)) * each
+        of = SHAPES
         if known and (not size or not piece.alike):
-            size = known
+            size, of = known, SCENARIO
         if size and group:
             seconds = sum(call.ns for call in group) * 1e-9 / len(heads)
-            of = SCENARIO if size == known else SHAPES
             more = {"width": width} if piece.cls == "norm" else {}
             rows.append(_row(piece.use, group, seconds, {"bytes": size, **more}, of, len(heads)))
     return _joined_norms(rows, operators) if piece.cls == "norm" else rows
@@ -482,8 +484,9 @@ def _permutes(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], mis
     shape: tuple[Any, ...] | None = None
     ordered = [c for c in calls if not c.recompute and c.cls in ("permute", "grouped_gemm", "attention_forward",
                                                                   "attention_backward", "norm", "loss")]  # fmt: skip
-    behind = False
+    behind = backward = False
     for call in ordered:
+        behind, backward = behind and call.backward == backward, call.backward
         if call.cls == "grouped_gemm":
             found = _gemm_shape(call)
             if not behind:
@@ -528,19 +531,29 @@ def _ropes(calls: Sequence[Call], missing: list[str]) -> list[Row]:
     ]
 
 
-def _optimizer(calls: Sequence[Call], missing: list[str]) -> list[Row]:
-    """AdamW and the norm with its scaling, of all parameters of a step."""
+_STEP_USES = (
+    ("optimizer/adamw", "optimizer", "adam"),
+    ("optimizer/norm", "clip", "_norm$"),
+    ("optimizer/update", "clip", "_mul_$"),
+)
+SCALE_BYTES = 8.0
+"""Bytes with which clipping scales an FP32 gradient."""
+
+
+def _optimizer(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+    """AdamW, the norm of all gradients and their scaling, of all parameters of a step."""
     rows = []
     steps = max(1, len({call.step for call in calls if call.optimizer}))
     norms = [call for call in calls if call.op == "aten::_foreach_norm"]
     packed = [call for call in calls if call.op == "aten::_chunk_cat" and len(call.sizes) and len(call.sizes[-1]) == 2]
-    elements = sum(call.elements for call in norms) if all(call.elements for call in norms) else 0
-    elements = elements or sum(call.sizes[-1][1] for call in packed)
-    for use, cls in (("optimizer/adamw", "optimizer"), ("optimizer/norm", "clip")):
-        own = [call for call in calls if call.cls == cls]
-        if own and elements:
-            size = ELEMENT_BYTES[use] * elements / steps
-            rows.append(_row(use, own, sum(c.ns for c in own) * 1e-9 / steps, {"bytes": size}, SHAPES, steps))
+    elements = float(sum(call.elements for call in norms)) if all(call.elements for call in norms) else 0.0
+    elements = (elements or float(sum(call.sizes[-1][1] for call in packed))) / steps
+    for use, cls, op in _STEP_USES:
+        own = [call for call in calls if call.cls == cls and re.search(op, call.op)]
+        priced = sum(float(known["bytes"]) for known in operators if known["use"] == use)
+        size, of = (priced, SCENARIO) if priced else (ELEMENT_BYTES.get(use, SCALE_BYTES) * elements, SHAPES)
+        if own and size:
+            rows.append(_row(use, own, sum(c.ns for c in own) * 1e-9 / steps, {"bytes": size}, of, steps))
         elif own:
             missing.append(f"{use} (no sizes of parameters)")
     return rows
