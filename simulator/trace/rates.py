@@ -31,6 +31,8 @@ Sizes = list[list[int]]
 
 WIDTHS = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::BFloat16": 2, "c10::Half": 2, "bool": 1}
 """Bytes of an element by the type that PyTorch's profiler writes."""
+GATHER_COPY = "aten::_foreach_copy_"
+"""FSDP2 copies its shards into the buffer of an all-gather with it, on a stream of its own."""
 LEAST_PART = 4
 """A product that our model joins is at most so many times the largest of its traced parts."""
 QUEUED_NS = 20_000
@@ -59,14 +61,19 @@ class Call:
     lost_ns: float = 0.0
     known_alone: bool = True
     step: int = 0
+    external: int = -1
+    """The call's number in the file, or one below 0 of its own."""
 
     @property
     def elements(self) -> int:
         """Elements of the operator's inputs: of the first tensor, or of all of the first list; 0 if not said."""
+        return sum(prod(size) for size in self.first)
+
+    @property
+    def first(self) -> Sizes:
+        """The sizes of the first tensor, or of all of the first list of tensors."""
         first = self.dims[0] if self.dims and isinstance(self.dims[0], list) else []
-        if first and isinstance(first[0], list):
-            return sum(prod(size) for size in first if _is_size(size))
-        return prod(first) if _is_size(first) else 0
+        return [size for size in ([first] if _is_size(first) else first) if _is_size(size)]
 
     @property
     def sizes(self) -> Sizes:
@@ -154,7 +161,10 @@ def _calls(rank: RankTrace) -> list[Call]:
     calls: list[Call] = []
     last = (-2, "")
     longest = 0
-    for n in np.flatnonzero(kept & (events["stream"] == main)).tolist():
+    copies = [n for n, name in enumerate(names) if name == GATHER_COPY]
+    gathers = kept & np.isin(events["op"], copies) & np.isin(events["cls"], [CLASSES.index("fsdp_copy")])
+    on_main = kept & (events["stream"] == main)
+    for n in [*np.flatnonzero(on_main).tolist(), *np.flatnonzero(gathers & ~on_main).tolist()]:
         event = events[n]
         place = int(event["dims"])
         if place not in parsed:
@@ -173,7 +183,7 @@ def _calls(rank: RankTrace) -> list[Call]:
         last, longest = (external, op), end - start
         calls.append(Call(
             cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end, float(end - start), beside, name,
-            phase == RECOMPUTE, step=int(numbers[n]),
+            phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
         ))  # fmt: skip
     return calls
 
@@ -357,11 +367,13 @@ _PIECES = (
     _Piece("topk/eager_backward", "topk", True, r"::topk$"),
     _Piece("loss/eager_forward", "loss", False, r"::_log_softmax$"),
     _Piece("loss/eager_backward", "loss", True, r"_log_softmax_backward_data$"),
-    _Piece("embedding/gather", "embedding", False, r"::embedding$|index_select$"),
+    _Piece("embedding/gather", "embedding", False, r"::embedding$|index_select$|::gather$"),
     _Piece("embedding/scatter", "embedding", True, r"embedding_dense_backward$"),
 )
 _TIED = ("rope", "permute", "topk", "loss")
 _COUNTING = re.compile(r"::(?:sort|argsort|histc|bincount|cumsum)$")
+HEADS = range(1, 257)
+"""Widths of a head, whose norms have a use of their own."""
 EMBEDDING_BYTES = {"embedding/gather": 4.0, "embedding/scatter": 10.0}
 """Bytes that the model counts for an element of an embedding's output."""
 
@@ -419,17 +431,19 @@ def _anchored(
         group = [call for call in own if call.elements == elements] if piece.alike else own
         if piece.cls == "norm":
             group = heads
+        count = len({call.external for call in heads})
         each = elements or sum(call.elements for call in heads) // len(heads)
-        if piece.use == "embedding/gather" and len(heads[0].sizes) > 1:
-            each = prod(heads[0].sizes[1]) * heads[0].sizes[0][-1]
+        if piece.use == "embedding/gather":
+            each = prod(heads[0].sizes[-1]) if len(heads[0].sizes) == 3 else 0
         size = ELEMENT_BYTES.get(piece.use, EMBEDDING_BYTES.get(piece.use, 0.0)) * each
         of = SHAPES
         if known and (not size or not piece.alike):
             size, of = known, SCENARIO
         if size and group:
-            seconds = sum(call.ns for call in group) * 1e-9 / len(heads)
+            seconds = sum(call.ns for call in group) * 1e-9 / count
             more = {"width": width} if piece.cls == "norm" else {}
-            rows.append(_row(piece.use, group, seconds, {"bytes": size, **more}, of, len(heads)))
+            use = piece.use.replace("eager", "eager_head") if width in HEADS and len(heads[0].sizes[0]) == 4 else piece.use
+            rows.append(_row(use, group, seconds, {"bytes": size, **more}, of, count))
     return _joined_norms(rows, operators) if piece.cls == "norm" else rows
 
 
@@ -513,22 +527,25 @@ def _permutes(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], mis
 
 
 def _ropes(calls: Sequence[Call], missing: list[str]) -> list[Row]:
-    """Rotary embeddings: the time of the class over the elements that its multiplications turn."""
-    own = [call for call in calls if not call.backward and not call.recompute]
-    turned: dict[int, float] = defaultdict(float)
-    for call in own:
-        if call.op == "aten::mul" and call.sizes:
-            both = 2.0 if "complex" in str(call.types) else 0.5  # x cos + turned x sin are two products
-            turned[round(call.elements * (both if both > 1 else 1.0))] += 1.0 if both > 1 else both
-    whole = sum(elements * count for elements, count in turned.items())
-    if own and not whole:
-        missing.append("rope/eager (no sizes)")
-    each = ELEMENT_BYTES["rope/eager"]
-    rate = sum(call.ns for call in own) * 1e-9 / whole if whole else 0.0
-    return [
-        _row("rope/eager", own, rate * elements, {"bytes": each * elements}, SHAPES, round(count))
-        for elements, count in turned.items()
-    ]
+    """Rotary embeddings: the time of a pass over the elements that its multiplications turn."""
+    halves = any(call.op == "aten::neg" for call in calls)
+    rows = []
+    for backward in (False, True):
+        own = [call for call in calls if call.backward == backward and not call.recompute]
+        turned: dict[int, float] = defaultdict(float)
+        for call in own:
+            if call.op == "aten::mul" and call.sizes:
+                # x cos + turned x sin are two products; a complex number is two elements
+                turned[call.elements * (1 if halves else 2)] += 0.5 if halves else 1.0
+        use = f"rope/eager{'_halves' * halves}{'_backward' * (halves and backward)}"
+        whole = sum(elements * count for elements, count in turned.items())
+        if own and not whole:
+            missing.append(f"{use} (no sizes)")
+        rate = sum(call.ns for call in own) * 1e-9 / whole if whole else 0.0
+        for elements, count in turned.items():
+            size = {"bytes": ELEMENT_BYTES[use] * elements}
+            rows.append(_row(use, own, rate * elements, size, SHAPES, round(count)))
+    return rows
 
 
 _STEP_USES = (
@@ -580,6 +597,10 @@ def _moved_use(call: Call) -> str:
         return ""
     if call.op == "aten::_chunk_cat":
         return "copy/pack"
+    if call.op == GATHER_COPY and call.cls == "fsdp_copy":
+        return "copy/gather_in"
+    if call.op == "aten::cat" and call.cls == "copy" and all(len(size) == 4 for size in call.first):
+        return "copy/eager_cat"
     if call.op == "aten::split_with_sizes_copy":
         return "copy/flat"
     if call.op in ("aten::add", "aten::add_") and call.cls == "elementwise" and len(call.sizes) == 2:
@@ -592,8 +613,8 @@ def _moved_use(call: Call) -> str:
 
 def _moved_bytes(call: Call) -> float:
     """Bytes of a call: every tensor once, as the model counts them; 0 where a size or type is unknown."""
-    if call.op == "aten::_chunk_cat":
-        return ELEMENT_BYTES["copy/pack"] * call.elements
+    if call.op in ("aten::_chunk_cat", GATHER_COPY, "aten::cat"):
+        return ELEMENT_BYTES[_moved_use(call)] * call.elements
     widths = [WIDTHS.get(str(kind), 0) for kind in call.types]
     if not call.elements or not widths or not widths[0]:
         return 0.0
