@@ -8,7 +8,6 @@ kernels that ran alone, where there are such; what it lost beside them is `inter
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections import defaultdict
@@ -21,18 +20,15 @@ import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.operator_shapes import ELEMENT_BYTES
-from moesim.simulator.trace.classes import CLASSES
-from moesim.simulator.trace.events import BACKWARD, CALL, KERNEL, OPTIMIZER, RECOMPUTE
+from moesim.simulator.trace.calls import GATHER_COPY, LOADS, Call, calls_of, is_size, take_alone
+from moesim.simulator.trace.events import CALL, KERNEL
 from moesim.simulator.trace.read import RankTrace, StepTrace
-from moesim.simulator.trace.summary import SYNCHRONISATIONS, is_communication, spans_of
+from moesim.simulator.trace.summary import SYNCHRONISATIONS, is_communication
 
 Row = dict[str, Any]
-Sizes = list[list[int]]
 
 WIDTHS = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::BFloat16": 2, "c10::Half": 2, "bool": 1}
 """Bytes of an element by the type that PyTorch's profiler writes."""
-GATHER_COPY = "aten::_foreach_copy_"
-"""FSDP2 copies its shards into the buffer of an all-gather with it, on a stream of its own."""
 LEAST_PART = 4
 """A product that our model joins is at most so many times the largest of its traced parts."""
 QUEUED_NS = 20_000
@@ -40,45 +36,6 @@ QUEUED_NS = 20_000
 LONGEST_GAP_NS = 20_000
 SHAPES, SCENARIO = "tensor shapes", "scenario"
 """Where the sizes of a row come from."""
-
-
-@dataclass(slots=True)
-class Call:
-    """The kernels of one operator's call on the compute stream; `ns` as if it ran alone, where that is known."""
-
-    cls: str
-    op: str
-    backward: bool
-    optimizer: bool
-    dims: list[Any]
-    types: list[Any]
-    start: int
-    end: int
-    ns: float
-    beside_ns: int = 0
-    names: str = ""
-    recompute: bool = False
-    lost_ns: float = 0.0
-    known_alone: bool = True
-    step: int = 0
-    external: int = -1
-    """The call's number in the file, or one below 0 of its own."""
-
-    @property
-    def elements(self) -> int:
-        """Elements of the operator's inputs: of the first tensor, or of all of the first list; 0 if not said."""
-        return sum(prod(size) for size in self.first)
-
-    @property
-    def first(self) -> Sizes:
-        """The sizes of the first tensor, or of all of the first list of tensors."""
-        first = self.dims[0] if self.dims and isinstance(self.dims[0], list) else []
-        return [size for size in ([first] if _is_size(first) else first) if _is_size(size)]
-
-    @property
-    def sizes(self) -> Sizes:
-        """The sizes of the inputs that are tensors."""
-        return [size for size in self.dims if _is_size(size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +53,10 @@ def learn(trace: StepTrace, operators: Sequence[Mapping[str, Any]] = ()) -> Less
     Raises InputError for a trace whose ranks are of different GPUs or runs, or that teaches nothing.
     """
     _check_one_run(trace)
-    by_rank = [_calls(rank) for rank in trace.ranks]
+    by_rank = [calls_of(rank) for rank in trace.ranks]
     calls = [call for own in by_rank for call in own]
     for own in by_rank:
-        _alone(own)
+        take_alone(own)
     rows, missing = [], []
     for find in (_gemms, _attention, _pieces, _moved):
         rows += find(calls, operators, missing)
@@ -133,90 +90,6 @@ def _check_one_run(trace: StepTrace) -> None:
             )
 
 
-# -- calls of operators ------------------------------------------------------------------------------
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(side, int) for side in value)
-
-
-def _calls(rank: RankTrace) -> list[Call]:
-    """Calls of operators on the compute stream of a rank, inside its steps, in order."""
-    events, names = rank.events, rank.names
-    talks = is_communication(events)
-    inside = np.zeros(len(events), bool)
-    numbers = np.zeros(len(events), np.int64)
-    for step in rank.steps:
-        own = (events["end"] > step["start_ns"]) & (events["start"] < step["start_ns"] + step["wall_ns"])
-        inside |= own
-        numbers[own] = step["number"]
-    kept = inside & ~talks & ~events["graph"] & (events["activity"] <= 1)
-    if not kept.any():
-        return []
-    length = events["end"] - events["start"]
-    streams = np.unique(events["stream"][kept])
-    main = max(streams.tolist(), key=lambda stream: int(length[kept & (events["stream"] == stream)].sum()))
-    busy = spans_of(events[talks & (events["activity"] == KERNEL)])
-    parsed: dict[int, tuple[list[Any], list[Any]]] = {}
-    calls: list[Call] = []
-    last = (-2, "")
-    longest = 0
-    copies = [n for n, name in enumerate(names) if name == GATHER_COPY]
-    gathers = kept & np.isin(events["op"], copies) & np.isin(events["cls"], [CLASSES.index("fsdp_copy")])
-    on_main = kept & (events["stream"] == main)
-    for n in [*np.flatnonzero(on_main).tolist(), *np.flatnonzero(gathers & ~on_main).tolist()]:
-        event = events[n]
-        place = int(event["dims"])
-        if place not in parsed:
-            parsed[place] = _parsed(names[place] if place >= 0 else "")
-        op = names[int(event["op"])] if event["op"] >= 0 else ""
-        start, end, external = int(event["start"]), int(event["end"]), int(event["external"])
-        beside = _shared(busy, start, end)
-        name, cls, phase = names[int(event["name"])], CLASSES[int(event["cls"])], int(event["phase"])
-        if calls and external > 0 and (external, op) == last:
-            call = calls[-1]
-            call.end, call.ns, call.beside_ns = end, call.ns + end - start, call.beside_ns + beside
-            call.names += f" {name}"
-            if end - start > longest:
-                call.cls, longest = cls, end - start
-            continue
-        last, longest = (external, op), end - start
-        calls.append(Call(
-            cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end, float(end - start), beside, name,
-            phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
-        ))  # fmt: skip
-    return calls
-
-
-def _parsed(text: str) -> tuple[list[Any], list[Any]]:
-    try:
-        dims, _, types = text.partition("\t")
-        return json.loads(dims or "[]"), json.loads(types or "[]")
-    except ValueError:
-        return [], []
-
-
-def _shared(spans: tuple[Any, Any], start: int, end: int) -> int:
-    """Nanoseconds of a span that merged spans cover."""
-    starts, ends = spans
-    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end, "left")
-    return int((np.minimum(ends[first:last], end) - np.maximum(starts[first:last], start)).sum())
-
-
-def _alone(calls: Sequence[Call]) -> None:
-    """Give a call beside a collective the median of equal calls that ran alone; say where there is none."""
-    groups: dict[Any, list[Call]] = defaultdict(list)
-    for call in calls:
-        groups[call.cls, call.op, call.names, str(call.dims)].append(call)
-    for group in groups.values():
-        alone = [call.ns for call in group if not call.beside_ns]
-        usual = statistics.median(alone) if alone else 0.0
-        for call in group:
-            if call.beside_ns and alone:
-                call.lost_ns, call.ns = call.ns - usual, usual
-            call.known_alone = bool(alone)
-
-
 # -- rows --------------------------------------------------------------------------------------------
 
 
@@ -233,6 +106,7 @@ def _row(use: str, calls: Sequence[Call], seconds: float, sizes: Mapping[str, An
         "sizes_from": of,
         "beside_only": sum(not call.known_alone for call in calls),
         "values": {},
+        "load": dict(zip(LOADS, np.mean([call.load for call in calls], axis=0).tolist(), strict=True)),
     }
 
 
@@ -448,7 +322,7 @@ def _anchored(
 
 
 def _alike(call: Call) -> tuple[int, int] | None:
-    return (call.elements, call.dims[0][-1]) if call.elements and _is_size(call.dims[0]) else None
+    return (call.elements, call.dims[0][-1]) if call.elements and is_size(call.dims[0]) else None
 
 
 def _joined_norms(rows: list[Row], operators: Sequence[Mapping[str, Any]]) -> list[Row]:

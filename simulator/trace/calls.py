@@ -1,0 +1,175 @@
+"""The calls of operators on a rank's compute stream: their kernels together, sizes, and what ran beside them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from moesim.simulator.trace.classes import CLASSES
+from moesim.simulator.trace.events import BACKWARD, KERNEL, OPTIMIZER, RECOMPUTE
+from moesim.simulator.trace.read import RankTrace
+from moesim.simulator.trace.summary import covered_before, is_communication, spans_of
+
+Sizes = list[list[int]]
+GATHER_COPY = "aten::_foreach_copy_"
+"""FSDP2 copies its shards into the buffer of an all-gather with it, on a stream of its own."""
+WINDOW_NS = 50_000_000
+"""Time over which a GPU's power control looks (`cost/load_clock.py`)."""
+LOADS = ("gemm", "attention", "memory", "wait", "collective", "beside")
+"""What fills such a window: three kinds of compute, nothing, collectives alone, and collectives beside compute."""
+
+
+@dataclass(slots=True)
+class Call:
+    """The kernels of one operator's call on the compute stream; `ns` as if it ran alone, where that is known."""
+
+    cls: str
+    op: str
+    backward: bool
+    optimizer: bool
+    dims: list[Any]
+    types: list[Any]
+    start: int
+    end: int
+    ns: float
+    beside_ns: int = 0
+    names: str = ""
+    recompute: bool = False
+    lost_ns: float = 0.0
+    known_alone: bool = True
+    step: int = 0
+    load: tuple[float, ...] = ()
+    """Seconds of a window around it by `LOADS`."""
+    external: int = -1
+    """The call's number in the file, or one below 0 of its own."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of the operator's inputs: of the first tensor, or of all of the first list; 0 if not said."""
+        return sum(prod(size) for size in self.first)
+
+    @property
+    def first(self) -> Sizes:
+        """The sizes of the first tensor, or of all of the first list of tensors."""
+        first = self.dims[0] if self.dims and isinstance(self.dims[0], list) else []
+        return [size for size in ([first] if is_size(first) else first) if is_size(size)]
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the inputs that are tensors."""
+        return [size for size in self.dims if is_size(size)]
+
+
+def is_size(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(side, int) for side in value)
+
+
+def calls_of(rank: RankTrace) -> list[Call]:
+    """Calls of operators on the compute stream of a rank, inside its steps, in order."""
+    events, names = rank.events, rank.names
+    talks = is_communication(events)
+    inside = np.zeros(len(events), bool)
+    numbers = np.zeros(len(events), np.int64)
+    for step in rank.steps:
+        own = (events["end"] > step["start_ns"]) & (events["start"] < step["start_ns"] + step["wall_ns"])
+        inside |= own
+        numbers[own] = step["number"]
+    kept = inside & ~talks & ~events["graph"] & (events["activity"] <= 1)
+    if not kept.any():
+        return []
+    length = events["end"] - events["start"]
+    streams = np.unique(events["stream"][kept])
+    main = max(streams.tolist(), key=lambda stream: int(length[kept & (events["stream"] == stream)].sum()))
+    busy = spans_of(events[talks & (events["activity"] == KERNEL)])
+    parsed: dict[int, tuple[list[Any], list[Any]]] = {}
+    calls: list[Call] = []
+    last = (-2, "")
+    longest = 0
+    copies = [n for n, name in enumerate(names) if name == GATHER_COPY]
+    gathers = kept & np.isin(events["op"], copies) & np.isin(events["cls"], [CLASSES.index("fsdp_copy")])
+    on_main = kept & (events["stream"] == main)
+    for n in [*np.flatnonzero(on_main).tolist(), *np.flatnonzero(gathers & ~on_main).tolist()]:
+        event = events[n]
+        place = int(event["dims"])
+        if place not in parsed:
+            parsed[place] = _parsed(names[place] if place >= 0 else "")
+        op = names[int(event["op"])] if event["op"] >= 0 else ""
+        start, end, external = int(event["start"]), int(event["end"]), int(event["external"])
+        beside = _shared(busy, start, end)
+        name, cls, phase = names[int(event["name"])], CLASSES[int(event["cls"])], int(event["phase"])
+        if calls and external > 0 and (external, op) == last:
+            call = calls[-1]
+            call.end, call.ns, call.beside_ns = end, call.ns + end - start, call.beside_ns + beside
+            call.names += f" {name}"
+            if end - start > longest:
+                call.cls, longest = cls, end - start
+            continue
+        last, longest = (external, op), end - start
+        calls.append(Call(
+            cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end, float(end - start), beside, name,
+            phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
+        ))  # fmt: skip
+    _loads(calls, busy)
+    return calls
+
+
+def _loads(calls: Sequence[Call], busy: tuple[Any, Any]) -> None:
+    """Say for every call what filled the window around it."""
+    middle = np.array([(call.start + call.end) // 2 for call in calls])
+    order = np.argsort(middle, kind="stable")
+    kinds = np.array([_LOAD_OF.get(call.cls, 2) for call in calls])[order]
+    took = np.array([call.end - call.start for call in calls], float)[order]
+    beside = np.concatenate(([0.0], np.cumsum(np.array([call.beside_ns for call in calls], float)[order])))
+    sums = [np.concatenate(([0.0], np.cumsum(np.where(kinds == kind, took, 0.0)))) for kind in range(3)]
+    left, right = middle[order] - WINDOW_NS // 2, middle[order] + WINDOW_NS // 2
+    left, right = np.maximum(left, min(c.start for c in calls)), np.minimum(right, max(c.end for c in calls))
+    first, last = np.searchsorted(middle[order], left), np.searchsorted(middle[order], right, "right")
+    parts = [total[last] - total[first] for total in sums]
+    hidden = beside[last] - beside[first]
+    alone = np.maximum(covered_before(busy, right) - covered_before(busy, left) - hidden, 0.0)
+    idle = np.maximum(right - left - sum(parts) - alone, 0.0)
+    table = np.stack([*parts, idle, alone, hidden], axis=1) * 1e-9
+    for place, row in zip(order.tolist(), table.tolist(), strict=True):
+        calls[place].load = tuple(row)
+
+
+_LOAD_OF = {
+    **dict.fromkeys(("gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm"), 0),
+    **dict.fromkeys(("attention_forward", "attention_backward"), 1),
+}
+
+
+def _parsed(text: str) -> tuple[list[Any], list[Any]]:
+    try:
+        dims, _, types = text.partition("\t")
+        return json.loads(dims or "[]"), json.loads(types or "[]")
+    except ValueError:
+        return [], []
+
+
+def _shared(spans: tuple[Any, Any], start: int, end: int) -> int:
+    """Nanoseconds of a span that merged spans cover."""
+    starts, ends = spans
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end, "left")
+    return int((np.minimum(ends[first:last], end) - np.maximum(starts[first:last], start)).sum())
+
+
+def take_alone(calls: Sequence[Call]) -> None:
+    """Give a call beside a collective the median of equal calls that ran alone; say where there is none."""
+    groups: dict[Any, list[Call]] = defaultdict(list)
+    for call in calls:
+        groups[call.cls, call.op, call.names, str(call.dims)].append(call)
+    for group in groups.values():
+        alone = [call.ns for call in group if not call.beside_ns]
+        usual = statistics.median(alone) if alone else 0.0
+        for call in group:
+            if call.beside_ns and alone:
+                call.lost_ns, call.ns = call.ns - usual, usual
+            call.known_alone = bool(alone)
