@@ -24,7 +24,6 @@ from moesim.hwmodels.calibration import (
     TraceOrigin,
     load_profile,
 )
-from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
@@ -57,7 +56,12 @@ class TraceTable:
 
 
 def profile_from_trace(
-    table: TraceTable, name: str, *, base: str | None = None, accelerator: str | None = None, command: str = ""
+    table: TraceTable,
+    name: str,
+    *,
+    base: str | None = None,
+    accelerator: str | None = None,
+    command: str = "",
 ) -> CalibrationProfile:
     """The profile of a trace; `base` (the accelerator's best shipped one by default) gives what it lacks.
 
@@ -71,7 +75,7 @@ def profile_from_trace(
             f"{table.facts['gpu'] or on.name} ({on.name}); name a base for {on.name}, or make one with moesim transfer"
         )
     origin = _origin(table, command)
-    rows = Rows([_timed(_at_reference(row, under.power)) for row in table.rows], on, origin, name, HOW)
+    rows = Rows([_timed(row) for row in table.rows], on, origin, name, HOW)
     own: list[Entry] = [*operators.entries(rows), *_collectives(table, rows), *_jitter(table, rows)]
     kept = _carried(under, own)
     gap, lost = _gap(table, origin), _lost(table, origin)
@@ -88,13 +92,10 @@ def profile_from_trace(
             f"Taken from {under.name}: {', '.join(from_base) or 'no rate'}. "
             f"{'' if gap else f'The gap between launches is that of {under.name}. '}"
             f"{'' if lost else f'Loss beside collectives is that of {under.name}. '}"
-            + (f"Rates of GEMMs and attention are at the clock that they have alone, by {under.power.id}. " if under.power
-               else "Rates hold at the clock of this run. ")
-            + _host_text(table)
+            "Rates hold at the clock of this run, so no law of power corrects them. " + _host_text(table)
         ),
         launch_gap=gap or under.launch_gap,
         kernel_floor=under.kernel_floor,
-        power=under.power,
         lost_beside_nccl=lost or under.lost_beside_nccl,
         dispatchers=under.dispatchers,
         trace=TraceOrigin(
@@ -155,34 +156,26 @@ def _sizes_text(table: TraceTable) -> str:
 
 def _host_text(table: TraceTable) -> str:
     facts = table.facts
-    launch = f"a launch every {facts['host_launch_s'] * 1e6:.1f} us at the median, " if facts["host_launch_s"] else ""
+    launch = (
+        f"a launch every {facts['host_launch_s'] * 1e6:.1f} us at the median, "
+        if facts["host_launch_s"]
+        else ""
+    )
     return (
         f"Host of the run (for information): {launch}{facts['synchronisations']:.0f} device synchronisations a step, "
         f"{facts['synchronisation_s'] * 1e3:.1f} ms; equal kernels spread by {facts['jitter']:.1%}."
     )
 
 
-def _at_reference(row: Mapping[str, Any], law: PowerLaw | None) -> Mapping[str, Any]:
-    """A GEMM or attention at the clock that its class has alone, where the base profile has a law of power.
-
-    The clock in the run is that at which the load around the kernel draws the limit (docs/model.md, eq. C33);
-    a prediction brings the rate to the clock of its own load by the same law.
-    """
-    cls = str(row["parameters"].get("use", ""))
-    if law is None or not (cls in operators.GEMMS or cls.startswith("attention_")):
-        return row
-    of: LoadClass = "attention" if cls.startswith("attention_") else "gemm"
-    load = row["load"]
-    waits = {key: load[key] for key in ("wait", "collective", "beside")}
-    clock = load_clock(law, lambda _: {kind: load[kind] for kind in ("gemm", "attention", "memory")}, **waits)
-    own = law.classes[of]
-    factor = (clock / own.alone_clock) ** own.rate_exponent
-    return {**row, **{key: row[key] * factor for key in ("seconds", "low_s", "high_s")}}
-
-
 def _timed(row: Mapping[str, Any]) -> TimedRow:
     return TimedRow(
-        row["measurement"], row["parameters"], row["seconds"], row["low_s"], row["high_s"], row["count"], row["values"]
+        row["measurement"],
+        row["parameters"],
+        row["seconds"],
+        row["low_s"],
+        row["high_s"],
+        row["count"],
+        row["values"],
     )
 
 
@@ -193,7 +186,12 @@ def _carried(base: CalibrationProfile, own: Sequence[Entry]) -> list[Entry]:
     for entry in base.entries():
         gone = {*_uses_of([entry])}
         wide = {f"{use}/{LATENT_HEAD}" for use in gone if use.startswith("attention_")}
-        if isinstance(entry, MeasuredCurve) and LATENT_TEXT in entry.source and not (wide & uses) and gone <= uses:
+        if (
+            isinstance(entry, MeasuredCurve)
+            and LATENT_TEXT in entry.source
+            and not (wide & uses)
+            and gone <= uses
+        ):
             entry = entry.model_copy(update={"used_for": tuple(sorted(wide))})
             gone = wide
         if entry.id not in ids and not (gone and gone <= uses and not isinstance(entry, Prior)):

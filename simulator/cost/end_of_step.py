@@ -64,7 +64,9 @@ def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tup
     return tuple(same[held] for held in by_rank)
 
 
-def step_operators(pricer: Pricer, held: RankChunks, copies: int) -> tuple[float, float, tuple[Operator, ...]]:
+def step_operators(
+    pricer: Pricer, held: RankChunks, copies: int
+) -> tuple[float, float, tuple[Operator, ...]]:
     """Dense and expert parameters of a pipeline rank's blocks, and the kernels that update what it owns."""
     plan, recipe, software = pricer.scenario.parallel, pricer.scenario.recipe, pricer.scenario.software
     parameters = [pricer.block_parameters(kind) for kind in held.kinds]
@@ -72,13 +74,17 @@ def step_operators(pricer: Pricer, held: RankChunks, copies: int) -> tuple[float
     expert_shards, shards = pricer.layout.optimizer_shards if plan.zero_stage else (1, 1)
     held_by = copies if plan.zero_stage else 1
     owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
-    return dense, expert, with_step_kernels(
-        optimizer_operators(owned, recipe, dense + expert if recipe.linear != "bf16" else 0.0),
-        software.step_kernels,
-        owned,
-        owned if plan.zero_stage == 3 else dense + expert,
-        recipe,
-        software.weight_gradients != "written",
+    return (
+        dense,
+        expert,
+        with_step_kernels(
+            optimizer_operators(owned, recipe, dense + expert if recipe.linear != "bf16" else 0.0),
+            software.step_kernels,
+            owned,
+            owned if plan.zero_stage == 3 else dense + expert,
+            recipe,
+            software.weight_gradients != "written",
+        ),
     )
 
 

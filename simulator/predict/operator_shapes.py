@@ -104,7 +104,10 @@ def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
     held = by_rank[rank * len(by_rank) // max(pool.job.cluster.n_gpus, rank + 1)]
     _, _, ends = step_operators(pool.pricer, held, len(pool.schedule.routes))
     kept = (shape for shape in found if not shape["use"].startswith("optimizer/"))
-    return (*kept, *({"use": f"{op.cls}/{op.variant}", "bytes": op.bytes_read + op.bytes_written} for op in ends))
+    return (
+        *kept,
+        *({"use": f"{op.cls}/{op.variant}", "bytes": op.bytes_read + op.bytes_written} for op in ends),
+    )
 
 
 def _is_scenario(what: str) -> bool:

@@ -15,15 +15,11 @@ import numpy as np
 from moesim.simulator.trace.classes import CLASSES
 from moesim.simulator.trace.events import BACKWARD, KERNEL, OPTIMIZER, RECOMPUTE
 from moesim.simulator.trace.read import RankTrace
-from moesim.simulator.trace.summary import covered_before, is_communication, spans_of
+from moesim.simulator.trace.summary import is_communication, spans_of
 
 Sizes = list[list[int]]
 GATHER_COPY = "aten::_foreach_copy_"
 """FSDP2 copies its shards into the buffer of an all-gather with it, on a stream of its own."""
-WINDOW_NS = 50_000_000
-"""Time over which a GPU's power control looks (`cost/load_clock.py`)."""
-LOADS = ("gemm", "attention", "memory", "wait", "collective", "beside")
-"""What fills such a window: three kinds of compute, nothing, collectives alone, and collectives beside compute."""
 
 
 @dataclass(slots=True)
@@ -45,8 +41,6 @@ class Call:
     lost_ns: float = 0.0
     known_alone: bool = True
     step: int = 0
-    load: tuple[float, ...] = ()
-    """Seconds of a window around it by `LOADS`."""
     external: int = -1
     """The call's number in the file, or one below 0 of its own."""
 
@@ -116,34 +110,7 @@ def calls_of(rank: RankTrace) -> list[Call]:
             cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end, float(end - start), beside, name,
             phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
         ))  # fmt: skip
-    _loads(calls, busy)
     return calls
-
-
-def _loads(calls: Sequence[Call], busy: tuple[Any, Any]) -> None:
-    """Say for every call what filled the window around it."""
-    middle = np.array([(call.start + call.end) // 2 for call in calls])
-    order = np.argsort(middle, kind="stable")
-    kinds = np.array([_LOAD_OF.get(call.cls, 2) for call in calls])[order]
-    took = np.array([call.end - call.start for call in calls], float)[order]
-    beside = np.concatenate(([0.0], np.cumsum(np.array([call.beside_ns for call in calls], float)[order])))
-    sums = [np.concatenate(([0.0], np.cumsum(np.where(kinds == kind, took, 0.0)))) for kind in range(3)]
-    left, right = middle[order] - WINDOW_NS // 2, middle[order] + WINDOW_NS // 2
-    left, right = np.maximum(left, min(c.start for c in calls)), np.minimum(right, max(c.end for c in calls))
-    first, last = np.searchsorted(middle[order], left), np.searchsorted(middle[order], right, "right")
-    parts = [total[last] - total[first] for total in sums]
-    hidden = beside[last] - beside[first]
-    alone = np.maximum(covered_before(busy, right) - covered_before(busy, left) - hidden, 0.0)
-    idle = np.maximum(right - left - sum(parts) - alone, 0.0)
-    table = np.stack([*parts, idle, alone, hidden], axis=1) * 1e-9
-    for place, row in zip(order.tolist(), table.tolist(), strict=True):
-        calls[place].load = tuple(row)
-
-
-_LOAD_OF = {
-    **dict.fromkeys(("gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm"), 0),
-    **dict.fromkeys(("attention_forward", "attention_backward"), 1),
-}
 
 
 def _parsed(text: str) -> tuple[list[Any], list[Any]]:

@@ -200,7 +200,9 @@ class _Columns:
         args = event.args or _Args()
         shape = -1
         if 0 < len(args.dims) < _LONGEST_SHAPES:
-            shape = self.names[f"{str(args.dims, 'utf-8', 'replace')}\t{str(args.types, 'utf-8', 'replace')[:400]}"]
+            shape = self.names[
+                f"{str(args.dims, 'utf-8', 'replace')}\t{str(args.types, 'utf-8', 'replace')[:400]}"
+            ]
         thread = self.threads.setdefault((event.pid, event.tid), len(self.threads))
         external = args.external if args.external is not None else args.external_old
         return (

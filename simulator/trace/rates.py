@@ -20,7 +20,7 @@ import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.operator_shapes import ELEMENT_BYTES
-from moesim.simulator.trace.calls import GATHER_COPY, LOADS, Call, calls_of, is_size, take_alone
+from moesim.simulator.trace.calls import GATHER_COPY, Call, calls_of, is_size, take_alone
 from moesim.simulator.trace.events import CALL, KERNEL
 from moesim.simulator.trace.read import RankTrace, StepTrace
 from moesim.simulator.trace.summary import SYNCHRONISATIONS, is_communication
@@ -93,7 +93,9 @@ def _check_one_run(trace: StepTrace) -> None:
 # -- rows --------------------------------------------------------------------------------------------
 
 
-def _row(use: str, calls: Sequence[Call], seconds: float, sizes: Mapping[str, Any], of: str, count: int = 0) -> Row:
+def _row(
+    use: str, calls: Sequence[Call], seconds: float, sizes: Mapping[str, Any], of: str, count: int = 0
+) -> Row:
     """A row of `operators`: seconds of one piece, its quartiles by the spread of equal calls."""
     spread = _spread(calls)
     return {
@@ -106,7 +108,6 @@ def _row(use: str, calls: Sequence[Call], seconds: float, sizes: Mapping[str, An
         "sizes_from": of,
         "beside_only": sum(not call.known_alone for call in calls),
         "values": {},
-        "load": dict(zip(LOADS, np.mean([call.load for call in calls], axis=0).tolist(), strict=True)),
     }
 
 
@@ -188,10 +189,14 @@ def _is_part(part: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
         return False
     slack = 0.05 if whole[4] > 1 else 0.0
     near = [abs(a - b) <= slack * b for a, b in zip(part[1:4], whole[1:4], strict=True)]
-    return all(near) or (sum(near) == 2 and all(a <= b * (1 + slack) for a, b in zip(part[1:4], whole[1:4], strict=True)))
+    return all(near) or (
+        sum(near) == 2 and all(a <= b * (1 + slack) for a, b in zip(part[1:4], whole[1:4], strict=True))
+    )
 
 
-def _attention(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+def _attention(
+    calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]
+) -> list[Row]:
     """Core attention by sizes, taken as causal; a backward holds the kernels before and after its core."""
     rows = []
     own = [call for call in calls if call.cls in ("attention_forward", "attention_backward")]
@@ -278,7 +283,11 @@ def _pieces(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missi
     rows: list[Row] = []
     priced = _by([call for call in calls if not call.optimizer], lambda call: call.cls)
     for piece in _PIECES:
-        own = [call for call in priced.get(piece.cls, ()) if call.backward == piece.backward and not call.recompute]
+        own = [
+            call
+            for call in priced.get(piece.cls, ())
+            if call.backward == piece.backward and not call.recompute
+        ]
         anchors = [
             call for call in priced.get(piece.cls, ())
             if re.search(piece.anchor, call.op) and not call.recompute and (call.backward == piece.backward or piece.cls == "topk")
@@ -316,7 +325,11 @@ def _anchored(
         if size and group:
             seconds = sum(call.ns for call in group) * 1e-9 / count
             more = {"width": width} if piece.cls == "norm" else {}
-            use = piece.use.replace("eager", "eager_head") if width in HEADS and len(heads[0].sizes[0]) == 4 else piece.use
+            use = (
+                piece.use.replace("eager", "eager_head")
+                if width in HEADS and len(heads[0].sizes[0]) == 4
+                else piece.use
+            )
             rows.append(_row(use, group, seconds, {"bytes": size, **more}, of, count))
     return _joined_norms(rows, operators) if piece.cls == "norm" else rows
 
@@ -350,7 +363,8 @@ def _known_bytes(use: str, operators: Sequence[Mapping[str, Any]]) -> float:
 def _with_residual(rows: Sequence[Row], calls: Sequence[Call]) -> list[Row]:
     """Norms behind the addition of the residual: the norm and the sum of equal size, each as traced."""
     added = _by(
-        (c for c in calls if c.cls == "elementwise" and c.op == "aten::add" and not c.backward), lambda c: c.elements
+        (c for c in calls if c.cls == "elementwise" and c.op == "aten::add" and not c.backward),
+        lambda c: c.elements,
     )
     found = []
     for row in rows:
@@ -431,12 +445,18 @@ SCALE_BYTES = 8.0
 """Bytes with which clipping scales an FP32 gradient."""
 
 
-def _optimizer(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+def _optimizer(
+    calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]
+) -> list[Row]:
     """AdamW, the norm of all gradients and their scaling, of all parameters of a step."""
     rows = []
     steps = max(1, len({call.step for call in calls if call.optimizer}))
     norms = [call for call in calls if call.op == "aten::_foreach_norm"]
-    packed = [call for call in calls if call.op == "aten::_chunk_cat" and len(call.sizes) and len(call.sizes[-1]) == 2]
+    packed = [
+        call
+        for call in calls
+        if call.op == "aten::_chunk_cat" and len(call.sizes) and len(call.sizes[-1]) == 2
+    ]
     elements = float(sum(call.elements for call in norms)) if all(call.elements for call in norms) else 0.0
     elements = (elements or float(sum(call.sizes[-1][1] for call in packed))) / steps
     for use, cls, op in _STEP_USES:
@@ -461,7 +481,9 @@ def _moved(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missin
     if not found and any(call.cls in ("fsdp_copy", "cast", "elementwise") for call in calls):
         missing.append("copies, casts and sums (no sizes or types of tensors)")
     return [
-        _row(use, group, _median_s(group), {"bytes": size}, SHAPES) for (use, size), group in found.items() if size > 1e5
+        _row(use, group, _median_s(group), {"bytes": size}, SHAPES)
+        for (use, size), group in found.items()
+        if size > 1e5
     ]
 
 
@@ -507,7 +529,10 @@ def _moved_bytes(call: Call) -> float:
 def _collectives(trace: StepTrace, missing: list[str]) -> list[Row]:
     """Collectives by bytes: transfer of matched ranks, or of one rank the shortest of equal ones, an upper bound."""
     sizes: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-    matched = {(row["rank"], row["class"], row["group"], row["occurrence"]): row["transfer_ns"] for row in trace.matched}
+    matched = {
+        (row["rank"], row["class"], row["group"], row["occurrence"]): row["transfer_ns"]
+        for row in trace.matched
+    }
     for rank in trace.ranks:
         for row in rank.collectives:
             ranks = len(row["ranks"]) or 0

@@ -136,8 +136,8 @@ def gaps(raw: Raw, start: int, end: int) -> dict[str, int]:
     right = np.clip(np.concatenate((starts, [end])), start, end)
     launch = np.concatenate((first, [_NO_LAUNCH]))
     idle = np.maximum(right - left, 0)
-    own = np.where(idle > 0, covered_before(probing, right) - covered_before(probing, left), 0)
-    held = np.where(idle > 0, covered_before(waiting, right) - covered_before(waiting, left), 0)
+    own = np.where(idle > 0, _covered_before(probing, right) - _covered_before(probing, left), 0)
+    held = np.where(idle > 0, _covered_before(waiting, right) - _covered_before(waiting, left), 0)
     held = np.minimum(held, idle - own)
     rest = idle - own - held
     known = launch != _NO_LAUNCH
@@ -161,7 +161,7 @@ def _by_start(events: RecordArray) -> IntArray:
     return np.where(head & (launch >= 0), launch, _NO_LAUNCH)
 
 
-def covered_before(spans: tuple[IntArray, IntArray], when: IntArray) -> IntArray:
+def _covered_before(spans: tuple[IntArray, IntArray], when: IntArray) -> IntArray:
     """Nanoseconds of merged spans that lie before each moment."""
     if not len(spans[0]):
         return np.zeros(len(when), np.int64)

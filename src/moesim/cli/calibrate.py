@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesim.cli.console import Force, check_new, chosen_numbers, console, print_table, print_text, say_written
+from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.hwmodels.calibration import CalibrationProfile
@@ -41,6 +42,17 @@ def calibrate(
     compare: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="Then report the drift from this older profile.")
     ] = None,
+    from_trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Measure nothing: take the rates of this profiler's trace. --model may name the run's scenario.",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="With --from-trace: gives what the trace does not have."),
+    ] = None,
 ) -> None:
     """Measure this machine's GPUs with the PTX kernels and write a calibration profile.
 
@@ -51,6 +63,20 @@ def calibrate(
     from moesim.kernels.calibrate import calibrate as measure
 
     old = load_profile(compare) if compare else None
+    if from_trace is not None:
+        if quick or gpus != "all" or only or allow_busy:
+            raise InputError(
+                "--from-trace measures nothing, so --quick, --gpus, --only and --allow-busy do not go with it; leave "
+                "them out"
+            )
+        _from_trace(from_trace, output, model, base, accelerator)
+        if old is not None:
+            _print_drift(old, load_profile(output))
+        return
+    if base is not None:
+        raise InputError(
+            f"--base {base}: goes with --from-trace; a measurement carries what it lacks by itself"
+        )
     options = Options(
         output=output,
         quick=quick,
@@ -72,6 +98,47 @@ def calibrate(
     say_written(str(path), "name it as `profile` in a scenario, or with --set profile=...")
     if old is not None:
         _print_drift(old, load_profile(path))
+
+
+def _from_trace(
+    file: Path, output: Path, model: str | None, base: str | None, accelerator: str | None
+) -> None:
+    from moesim.cli.console import working
+    from moesim.kernels.calibrate.from_trace import TraceTable, profile_from_trace
+    from moesim.simulator.predict.operator_shapes import operators_of_run
+    from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.trace import read
+    from moesim.simulator.trace.rates import learn
+    from moesim.simulator.trace.read import fingerprints
+
+    check_new(output, force=False)
+    scenario = load_scenario(model) if model else None
+    with working(f"reading {file.name}") as say:
+        trace = read(file, None, say)
+        say("rates")
+        operators = operators_of_run(scenario, trace.ranks[0].raw.rank) if scenario else ()
+        found = learn(trace, operators)
+        files, date = fingerprints(file)
+    name = scenario.name if scenario else ""
+    table = TraceTable(found.rows, found.facts, found.missing, files, date, name)
+    command = " ".join(["moesim calibrate --from-trace", file.name, *(["--model", model] if model else [])])
+    profile = profile_from_trace(table, output.stem, base=base, accelerator=accelerator, command=command)
+    keep_profile(profile, output, force=True)
+    print_table(
+        ("use", "size", "count", "seconds", "spread", "sizes from"),
+        [
+            (
+                str(row["parameters"].get("use") or row["parameters"]["operation"]),
+                " ".join(f"{k}={v:.6g}" for k, v in row["parameters"].items() if isinstance(v, int | float) and k != "launches"),
+                str(row["count"]), f"{row['seconds']:.3e}", f"{(row['high_s'] - row['low_s']) / 2 / row['seconds']:.1%}",
+                row["sizes_from"],
+            )
+            for row in found.rows
+        ],
+        right=(2, 3, 4),
+    )  # fmt: skip
+    print_text(profile.evidence)
+    print_text("Note: never score this profile on the run that it came from.")
 
 
 def _command(
