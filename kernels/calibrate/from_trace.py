@@ -1,15 +1,15 @@
 """Writes a calibration profile from what a profiler's trace of a training step teaches.
 
 The command line passes the plain table of `moesim.simulator.trace.rates`; nothing here reads a trace. Entries
-are those that a calibration of a model's operators writes, over the same counted bytes. What the trace did not
-have is carried from a base profile, entry by entry.
+are those that a calibration of a model's operators writes, over the same counted bytes. What the trace did
+not have is carried from a base profile, entry by entry.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
@@ -36,8 +36,10 @@ from moesim.kernels.machine import accelerator_name
 LEAST_CALLS_BESIDE = 8
 """Fewest kernels beside collectives, with equals that ran alone, from which their loss is taken."""
 LEAST_GAPS = 30
+BEYOND_CACHE = 256e6
+"""Bytes that no cache holds."""
 LATENT_HEAD, LATENT_TEXT = 192, "192/128"
-"""Width of the heads at which shipped profiles measured attention for all widths, and the words that say it."""
+"""Width of the heads at which shipped profiles measured attention, and the words that say it."""
 HOW = "kernels of traced steps, medians of those that ran alone where there are such"
 
 
@@ -71,9 +73,12 @@ def profile_from_trace(
     under = load_profile(base) if base else load_profile(best_profile(on)[1])
     if on.name not in (under.accelerator, *under.also_for) and under.accelerator != "any":
         raise InputError(
-            f"--base {under.name}: it is for {under.accelerator}, and {table.facts['source']} was recorded on "
-            f"{table.facts['gpu'] or on.name} ({on.name}); name a base for {on.name}, or make one with moesim transfer"
+            f"--base {under.name}: it is for {under.accelerator}, and {table.facts['source']} was recorded "
+            f"on "
+            f"{table.facts['gpu'] or on.name} ({on.name}); name a base for {on.name}, or make one with "
+            f"moesim transfer"
         )
+    table = _possible(table, on)
     origin = _origin(table, command)
     rows = Rows([_timed(row) for row in table.rows], on, origin, name, HOW)
     own: list[Entry] = [*operators.entries(rows), *_collectives(table, rows), *_jitter(table, rows)]
@@ -88,7 +93,8 @@ def profile_from_trace(
         description=f"Rates of one training run, from {_files_text(table)}, {table.facts['steps']} steps on "
         f"{table.facts['gpu'] or on.name}.",
         evidence=(
-            f"From a trace, never to be scored on the run that it came from: {_sizes_text(table)}.{not_learnt} "
+            f"From a trace, never to be scored on the run that it came from: "
+            f"{_sizes_text(table)}.{not_learnt} "
             f"Taken from {under.name}: {', '.join(from_base) or 'no rate'}. "
             f"{'' if gap else f'The gap between launches is that of {under.name}. '}"
             f"{'' if lost else f'Loss beside collectives is that of {under.name}. '}"
@@ -119,21 +125,42 @@ def _accelerator(table: TraceTable, named: str | None) -> Accelerator:
     found = accelerator_name(gpu)
     if named is None and found is None:
         raise InputError(
-            f"{table.facts['source']}: {gpu or 'its GPU, which the file does not name,'} is not a shipped accelerator; "
+            f"{table.facts['source']}: {gpu or 'its GPU, which the file does not name,'} is not a shipped "
+            f"accelerator; "
             "name the one that it ran on, or a file that describes it, with --accelerator"
         )
     on = load_accelerator(named or str(found))
     if found and on.name != found:
         raise InputError(
-            f"--accelerator {named}: {table.facts['source']} was recorded on {gpu} ({found}); a profile for another "
+            f"--accelerator {named}: {table.facts['source']} was recorded on {gpu} ({found}); a profile for "
+            f"another "
             "accelerator is made from its own by moesim transfer"
         )
     return on
 
 
+def _possible(table: TraceTable, on: Accelerator) -> TraceTable:
+    """The table without rows of more bytes than memory can move: a scenario that is not that of the run."""
+    most = on.hbm_bytes_per_s
+    wrong = [
+        row for row in table.rows
+        if float(row["parameters"].get("bytes", 0.0)) > max(BEYOND_CACHE, row["seconds"] * most)
+        and row["measurement"] == "operators"
+    ]  # fmt: skip
+    said = [
+        f"{row['parameters']['use']} ({row['parameters']['bytes'] / row['seconds'] / 1e12:.1f} TB/s, "
+        f"more than the memory's "
+        f"{most / 1e12:.1f}: are these the sizes and formats of the run?)"
+        for row in wrong
+    ]
+    return replace(
+        table, rows=[row for row in table.rows if row not in wrong], missing=[*table.missing, *said]
+    )
+
+
 def _origin(table: TraceTable, command: str) -> Origin:
     return Origin(
-        title=f"profiler's trace {_files_text(table)}, {table.facts['steps']} steps of {table.facts['ranks']} ranks",
+        title=f"profiler's trace {_files_text(table)}, {table.facts['steps']} steps, {table.facts['ranks']} ranks",
         date=table.date,
         device=table.facts["gpu"] or None,
         command=command or None,
@@ -162,7 +189,8 @@ def _host_text(table: TraceTable) -> str:
         else ""
     )
     return (
-        f"Host of the run (for information): {launch}{facts['synchronisations']:.0f} device synchronisations a step, "
+        f"Host of the run (for information): {launch}{facts['synchronisations']:.0f} device "
+        f"synchronisations a step, "
         f"{facts['synchronisation_s'] * 1e3:.1f} ms; equal kernels spread by {facts['jitter']:.1%}."
     )
 
@@ -208,7 +236,7 @@ def _uses_of(entries: Iterable[Entry]) -> Iterable[str]:
 
 
 def _collectives(table: TraceTable, rows: Rows) -> Iterable[MeasuredCurve]:
-    """Bus bandwidth of the collectives of the run's groups inside a node, over the bytes that a rank contributes."""
+    """Bus bandwidth of the run's collectives inside a node, over the bytes that a rank contributes."""
     groups: dict[tuple[str, int, str], list[tuple[float, float]]] = defaultdict(list)
     for row in table.rows:
         if row["measurement"] == "collective":
@@ -280,7 +308,8 @@ def _lost(table: TraceTable, origin: Origin) -> SourcedFraction | None:
         value=round(lost, 4),
         kind="measured",
         source=origin.source(
-            f"{facts['lost_beside_calls']} kernels beside collectives, against the median of equal kernels alone"
+            f"{facts['lost_beside_calls']} kernels beside collectives, against the median of equal kernels "
+            f"alone"
         ),
         date=table.date,
         note="seconds lost per second beside a collective's kernel, its waiting included",

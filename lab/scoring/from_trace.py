@@ -39,7 +39,7 @@ def profiles(traces: Path, folder: Path) -> dict[str, dict[str, str]]:
             lessons = learn(trace, operators)
             table = TraceTable(lessons.rows, lessons.facts, lessons.missing, files, date, name if operators else "")
             path = folder / f"{kind}-{name}.yaml"
-            write_profile(profile_from_trace(table, path.stem), path)
+            write_profile(profile_from_trace(table, path.stem, base=scenario.profile), path)
             found.setdefault(kind, {})[name] = str(path)
     return found
 

@@ -1,4 +1,4 @@
-"""The calls of operators on a rank's compute stream: their kernels together, sizes, and what ran beside them."""
+"""The calls of operators on a rank's compute stream, with their sizes and what ran beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GATHER_COPY = "aten::_foreach_copy_"
 
 @dataclass(slots=True)
 class Call:
-    """The kernels of one operator's call on the compute stream; `ns` as if it ran alone, where that is known."""
+    """The kernels of one operator's call; `ns` as if it ran alone, where that is known."""
 
     cls: str
     op: str
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def elements(self) -> int:
-        """Elements of the operator's inputs: of the first tensor, or of all of the first list; 0 if not said."""
+        """Elements of the first tensor, or of all of the first list; 0 if not said."""
         return sum(prod(size) for size in self.first)
 
     @property
@@ -62,6 +62,7 @@ class Call:
 
 
 def is_size(value: object) -> bool:
+    """Whether a value of a file is the size of a tensor."""
     return isinstance(value, list) and bool(value) and all(isinstance(side, int) for side in value)
 
 
@@ -107,7 +108,8 @@ def calls_of(rank: RankTrace) -> list[Call]:
             continue
         last, longest = (external, op), end - start
         calls.append(Call(
-            cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end, float(end - start), beside, name,
+            cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end,
+            float(end - start), beside, name,
             phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
         ))  # fmt: skip
     return calls

@@ -63,7 +63,8 @@ def learn(trace: StepTrace, operators: Sequence[Mapping[str, Any]] = ()) -> Less
     rows += _collectives(trace, missing)
     if not any(row["measurement"] == "operators" for row in rows):
         raise InputError(
-            f"{trace.source}: none of its kernels teaches a rate ({'; '.join(missing) or 'no operator is known'}); "
+            f"{trace.source}: none of its kernels teaches a rate "
+            f"({'; '.join(missing) or 'no operator is known'}); "
             "record with record_shapes=True, without graph replay, and give that trace"
         )
     return Lessons(tuple(rows), _facts(trace, calls), tuple(missing))
@@ -73,19 +74,22 @@ def _check_one_run(trace: StepTrace) -> None:
     gpus = sorted({rank.raw.gpu for rank in trace.ranks})
     if len(gpus) > 1:
         raise InputError(
-            f"{trace.source}: its ranks ran on {' and '.join(gpu or 'a GPU not named' for gpu in gpus)}; a profile is "
+            f"{trace.source}: its ranks ran on {' and '.join(gpu or 'a GPU not named' for gpu in gpus)}; a "
+            f"profile is "
             "of one accelerator: give the ranks of one"
         )
     kernels = [{rank.names[n] for n in np.unique(rank.events["name"]).tolist()} for rank in trace.ranks]
     if len(trace.ranks) > 1 and not trace.matched and all(rank.collectives for rank in trace.ranks):
         raise InputError(
-            f"{trace.source}: no collective of one of its {len(trace.ranks)} ranks meets one of another, so these are "
+            f"{trace.source}: no collective of one of its {len(trace.ranks)} ranks meets one of another, so "
+            f"these are "
             "not ranks of one run; give the files of one run"
         )
     for one, other in zip(kernels, kernels[1:], strict=False):
         if len(one & other) * 4 < min(len(one), len(other)):
             raise InputError(
-                f"{trace.source}: ranks share {len(one & other)} of {min(len(one), len(other))} kernels, so these are "
+                f"{trace.source}: ranks share {len(one & other)} of {min(len(one), len(other))} kernels, so "
+                f"these are "
                 "two runs; give the files of one run"
             )
 
@@ -553,7 +557,8 @@ def _collectives(trace: StepTrace, missing: list[str]) -> list[Row]:
             "measurement": "collective",
             "parameters": {"operation": kind, "ranks": ranks, "bytes": size},
             "seconds": middle * 1e-9, "low_s": low * 1e-9, "high_s": high * 1e-9, "count": len(lengths),
-            "sizes_from": "transfer of matched ranks" if trace.matched else "shortest of equal collectives, an upper bound",
+            "sizes_from": "transfer of matched ranks" if trace.matched else "shortest of equal collectives, "
+            "an upper bound",
             "values": {},
         })  # fmt: skip
     if not rows and any(rank.collectives for rank in trace.ranks):

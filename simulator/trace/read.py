@@ -136,7 +136,8 @@ def own_rates(profile: CalibrationProfile, path: str | Path) -> str:
     if not same:
         return ""
     return (
-        f"the profile {profile.name} has its rates from {same[0]}, which is compared here: agreement says nothing about "
+        f"the profile {profile.name} has its rates from {same[0]}, which is compared here: agreement "
+        f"says nothing about "
         "the prediction; compare with a profile that was measured, or with another run"
     )
 

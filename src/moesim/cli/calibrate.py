@@ -46,12 +46,12 @@ def calibrate(
         Path | None,
         typer.Option(
             metavar="FILE|FOLDER",
-            help="Measure nothing: take the rates of this profiler's trace. --model may name the run's scenario.",
+            help="Measure nothing: take this profiler trace's rates. --model: the run's scenario.",
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(metavar="PROFILE", help="With --from-trace: gives what the trace does not have."),
+        typer.Option(metavar="PROFILE", help="With --from-trace: gives what it lacks."),
     ] = None,
 ) -> None:
     """Measure this machine's GPUs with the PTX kernels and write a calibration profile.
@@ -66,8 +66,8 @@ def calibrate(
     if from_trace is not None:
         if quick or gpus != "all" or only or allow_busy:
             raise InputError(
-                "--from-trace measures nothing, so --quick, --gpus, --only and --allow-busy do not go with it; leave "
-                "them out"
+                "--from-trace measures nothing, so --quick, --gpus, --only and --allow-busy do not go with "
+                "it; leave them out"
             )
         _from_trace(from_trace, output, model, base, accelerator)
         if old is not None:
@@ -122,23 +122,32 @@ def _from_trace(
     name = scenario.name if scenario else ""
     table = TraceTable(found.rows, found.facts, found.missing, files, date, name)
     command = " ".join(["moesim calibrate --from-trace", file.name, *(["--model", model] if model else [])])
+    if base is None and scenario is not None and isinstance(scenario.profile, str):
+        base = scenario.profile
     profile = profile_from_trace(table, output.stem, base=base, accelerator=accelerator, command=command)
     keep_profile(profile, output, force=True)
     print_table(
         ("use", "size", "count", "seconds", "spread", "sizes from"),
-        [
-            (
-                str(row["parameters"].get("use") or row["parameters"]["operation"]),
-                " ".join(f"{k}={v:.6g}" for k, v in row["parameters"].items() if isinstance(v, int | float) and k != "launches"),
-                str(row["count"]), f"{row['seconds']:.3e}", f"{(row['high_s'] - row['low_s']) / 2 / row['seconds']:.1%}",
-                row["sizes_from"],
-            )
-            for row in found.rows
-        ],
+        [_lesson(row) for row in found.rows],
         right=(2, 3, 4),
-    )  # fmt: skip
+    )
     print_text(profile.evidence)
     print_text("Note: never score this profile on the run that it came from.")
+
+
+def _lesson(row: Mapping[str, Any]) -> tuple[str, ...]:
+    sizes = {
+        key: value for key, value in row["parameters"].items() if key not in ("use", "operation", "launches")
+    }
+    spread = (row["high_s"] - row["low_s"]) / 2 / row["seconds"]
+    return (
+        str(row["parameters"].get("use") or row["parameters"]["operation"]),
+        " ".join(f"{key}={value:.6g}" for key, value in sizes.items()),
+        str(row["count"]),
+        f"{row['seconds']:.3e}",
+        f"{spread:.1%}",
+        row["sizes_from"],
+    )
 
 
 def _command(
