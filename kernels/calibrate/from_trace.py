@@ -160,7 +160,7 @@ def _possible(table: TraceTable, on: Accelerator) -> TraceTable:
 
 def _origin(table: TraceTable, command: str) -> Origin:
     return Origin(
-        title=f"profiler's trace {_files_text(table)}, {table.facts['steps']} steps, {table.facts['ranks']} ranks",
+        title=f"profiler's trace {_files_text(table)}, {table.facts['steps']} steps",
         date=table.date,
         device=table.facts["gpu"] or None,
         command=command or None,

@@ -7,17 +7,22 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.classes import CLASSES
 from moesim.simulator.trace.events import BACKWARD, KERNEL, OPTIMIZER, RECOMPUTE
-from moesim.simulator.trace.read import RankTrace
+from moesim.simulator.trace.read import RankTrace, StepTrace
 from moesim.simulator.trace.summary import is_communication, spans_of
 
 Sizes = list[list[int]]
+QUEUED_NS = 20_000
+"""A kernel launched this long before the one before it ended did not wait for the host."""
+LONGEST_GAP_NS = 20_000
 GATHER_COPY = "aten::_foreach_copy_"
 """FSDP2 copies its shards into the buffer of an all-gather with it, on a stream of its own."""
 
@@ -62,6 +67,7 @@ class Call:
 
 
 def is_size(value: object) -> bool:
+    """Whether a value of a file is the size of a tensor."""
     """Whether a value of a file is the size of a tensor."""
     return isinstance(value, list) and bool(value) and all(isinstance(side, int) for side in value)
 
@@ -142,3 +148,40 @@ def take_alone(calls: Sequence[Call]) -> None:
             if call.beside_ns and alone:
                 call.lost_ns, call.ns = call.ns - usual, usual
             call.known_alone = bool(alone)
+
+
+def check_one_run(trace: StepTrace) -> None:
+    """Raise InputError where the ranks of a trace are of different GPUs or of two runs."""
+    gpus = sorted({rank.raw.gpu for rank in trace.ranks})
+    if len(gpus) > 1:
+        raise InputError(
+            f"{trace.source}: its ranks ran on {' and '.join(gpu or 'a GPU not named' for gpu in gpus)}; a "
+            f"profile is "
+            "of one accelerator: give the ranks of one"
+        )
+    kernels = [{rank.names[n] for n in np.unique(rank.events["name"]).tolist()} for rank in trace.ranks]
+    if len(trace.ranks) > 1 and not trace.matched and all(rank.collectives for rank in trace.ranks):
+        raise InputError(
+            f"{trace.source}: no collective of one of its {len(trace.ranks)} ranks meets one of another, so "
+            f"these are "
+            "not ranks of one run; give the files of one run"
+        )
+    for one, other in pairwise(kernels):
+        if len(one & other) * 4 < min(len(one), len(other)):
+            raise InputError(
+                f"{trace.source}: ranks share {len(one & other)} of {min(len(one), len(other))} kernels, so "
+                f"these are "
+                "two runs; give the files of one run"
+            )
+
+
+def queued_gaps(rank: RankTrace) -> list[int]:
+    """Gaps between kernels of the compute stream whose launch had come long before."""
+    events = rank.events[(rank.events["activity"] == KERNEL) & ~is_communication(rank.events)]
+    if not len(events):
+        return []
+    streams, counts = np.unique(events["stream"], return_counts=True)
+    own = events[events["stream"] == streams[int(counts.argmax())]]
+    gap = own["start"][1:] - own["end"][:-1]
+    queued = (own["launch"][1:] >= 0) & (own["launch"][1:] + QUEUED_NS < own["end"][:-1])
+    return [int(ns) for ns in gap[queued & (gap >= 0) & (gap < LONGEST_GAP_NS)]]

@@ -2,8 +2,8 @@
 
 A row has `use` (what a prediction looks up, such as `norm/eager_forward`), the sizes that `moesim calibrate`
 would measure it at, `bytes` as our model counts them, `seconds` of one piece of work with its quartiles, and
-`count`. Only kernels of the compute stream count. A kernel beside a collective counts with the median of equal
-kernels that ran alone, where there are such; what it lost beside them is `interference`.
+`count`. Only kernels of the compute stream count. A kernel beside a collective counts with the median of
+equal kernels that ran alone, where there are such; what it lost beside them is `interference`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.operator_shapes import ELEMENT_BYTES
-from moesim.simulator.trace.calls import GATHER_COPY, Call, calls_of, is_size, take_alone
-from moesim.simulator.trace.events import CALL, KERNEL
-from moesim.simulator.trace.read import RankTrace, StepTrace
-from moesim.simulator.trace.summary import SYNCHRONISATIONS, is_communication
+from moesim.simulator.trace.calls import (
+    GATHER_COPY,
+    Call,
+    calls_of,
+    check_one_run,
+    is_size,
+    queued_gaps,
+    take_alone,
+)
+from moesim.simulator.trace.events import CALL
+from moesim.simulator.trace.read import StepTrace
+from moesim.simulator.trace.summary import SYNCHRONISATIONS
 
 Row = dict[str, Any]
 
@@ -31,11 +39,10 @@ WIDTHS = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::BFloat16": 2, 
 """Bytes of an element by the type that PyTorch's profiler writes."""
 LEAST_PART = 4
 """A product that our model joins is at most so many times the largest of its traced parts."""
-QUEUED_NS = 20_000
-"""A kernel launched this long before the one before it ended did not wait for the host."""
-LONGEST_GAP_NS = 20_000
 SHAPES, SCENARIO = "tensor shapes", "scenario"
 """Where the sizes of a row come from."""
+MATCHED, SHORTEST = "transfer of matched ranks", "shortest of equal collectives, an upper bound"
+"""Where the time of a collective comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +59,13 @@ def learn(trace: StepTrace, operators: Sequence[Mapping[str, Any]] = ()) -> Less
 
     Raises InputError for a trace whose ranks are of different GPUs or runs, or that teaches nothing.
     """
-    _check_one_run(trace)
+    check_one_run(trace)
     by_rank = [calls_of(rank) for rank in trace.ranks]
     calls = [call for own in by_rank for call in own]
     for own in by_rank:
         take_alone(own)
-    rows, missing = [], []
+    rows: list[Row] = []
+    missing: list[str] = []
     for find in (_gemms, _attention, _pieces, _moved):
         rows += find(calls, operators, missing)
     rows += _collectives(trace, missing)
@@ -68,30 +76,6 @@ def learn(trace: StepTrace, operators: Sequence[Mapping[str, Any]] = ()) -> Less
             "record with record_shapes=True, without graph replay, and give that trace"
         )
     return Lessons(tuple(rows), _facts(trace, calls), tuple(missing))
-
-
-def _check_one_run(trace: StepTrace) -> None:
-    gpus = sorted({rank.raw.gpu for rank in trace.ranks})
-    if len(gpus) > 1:
-        raise InputError(
-            f"{trace.source}: its ranks ran on {' and '.join(gpu or 'a GPU not named' for gpu in gpus)}; a "
-            f"profile is "
-            "of one accelerator: give the ranks of one"
-        )
-    kernels = [{rank.names[n] for n in np.unique(rank.events["name"]).tolist()} for rank in trace.ranks]
-    if len(trace.ranks) > 1 and not trace.matched and all(rank.collectives for rank in trace.ranks):
-        raise InputError(
-            f"{trace.source}: no collective of one of its {len(trace.ranks)} ranks meets one of another, so "
-            f"these are "
-            "not ranks of one run; give the files of one run"
-        )
-    for one, other in zip(kernels, kernels[1:], strict=False):
-        if len(one & other) * 4 < min(len(one), len(other)):
-            raise InputError(
-                f"{trace.source}: ranks share {len(one & other)} of {min(len(one), len(other))} kernels, so "
-                f"these are "
-                "two runs; give the files of one run"
-            )
 
 
 # -- rows --------------------------------------------------------------------------------------------
@@ -116,7 +100,7 @@ def _row(
 
 
 def _spread(calls: Sequence[Call]) -> float:
-    """Half the inter-quartile range of calls alike over their median, as a mean by time; 0 for single calls."""
+    """Half the inter-quartile range of equal calls over their median, a mean by time; 0 for single calls."""
     groups: dict[Any, list[float]] = defaultdict(list)
     for call in calls:
         if not call.lost_ns:
@@ -188,7 +172,7 @@ def _gemm_row(shape: tuple[Any, ...], calls: Sequence[Call], seconds: float, of:
 
 
 def _is_part(part: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
-    """Whether a product has two sides of `whole` (rows of experts within 5 %, for padding) and less of the third."""
+    """Whether a product has two sides of `whole` (experts' rows within 5 %, padded) and less of the third."""
     if part[0] != whole[0] or (part[4] > 1) != (whole[4] > 1):
         return False
     slack = 0.05 if whole[4] > 1 else 0.0
@@ -294,7 +278,8 @@ def _pieces(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missi
         ]
         anchors = [
             call for call in priced.get(piece.cls, ())
-            if re.search(piece.anchor, call.op) and not call.recompute and (call.backward == piece.backward or piece.cls == "topk")
+            if re.search(piece.anchor, call.op) and not call.recompute
+            and (call.backward == piece.backward or piece.cls == "topk")
         ]  # fmt: skip
         if own and anchors:
             found = _anchored(piece, own, anchors, operators)
@@ -343,7 +328,7 @@ def _alike(call: Call) -> tuple[int, int] | None:
 
 
 def _joined_norms(rows: list[Row], operators: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Norms of queries and keys as the one operator that our model has for both, where the scenario is known."""
+    """Norms of queries and keys as the one operator that our model has, where the scenario is known."""
     for op in operators:
         parts = [
             row for row in rows
@@ -388,8 +373,8 @@ def _permutes(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], mis
     sides: dict[str, list[Call]] = defaultdict(list)
     passes: dict[str, int] = {"F": 0, "B": 0}
     shape: tuple[Any, ...] | None = None
-    ordered = [c for c in calls if not c.recompute and c.cls in ("permute", "grouped_gemm", "attention_forward",
-                                                                  "attention_backward", "norm", "loss")]  # fmt: skip
+    marks = ("permute", "grouped_gemm", "attention_forward", "attention_backward", "norm", "loss")
+    ordered = [call for call in calls if not call.recompute and call.cls in marks]
     behind = backward = False
     for call in ordered:
         behind, backward = behind and call.backward == backward, call.backward
@@ -531,7 +516,7 @@ def _moved_bytes(call: Call) -> float:
 
 
 def _collectives(trace: StepTrace, missing: list[str]) -> list[Row]:
-    """Collectives by bytes: transfer of matched ranks, or of one rank the shortest of equal ones, an upper bound."""
+    """Collectives by bytes: transfer of matched ranks, or the shortest of equal ones as an upper bound."""
     sizes: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     matched = {
         (row["rank"], row["class"], row["group"], row["occurrence"]): row["transfer_ns"]
@@ -557,8 +542,7 @@ def _collectives(trace: StepTrace, missing: list[str]) -> list[Row]:
             "measurement": "collective",
             "parameters": {"operation": kind, "ranks": ranks, "bytes": size},
             "seconds": middle * 1e-9, "low_s": low * 1e-9, "high_s": high * 1e-9, "count": len(lengths),
-            "sizes_from": "transfer of matched ranks" if trace.matched else "shortest of equal collectives, "
-            "an upper bound",
+            "sizes_from": MATCHED if trace.matched else SHORTEST,
             "values": {},
         })  # fmt: skip
     if not rows and any(rank.collectives for rank in trace.ranks):
@@ -572,7 +556,7 @@ def _facts(trace: StepTrace, calls: Sequence[Call]) -> dict[str, Any]:
     walls = [step["wall_ns"] for rank in trace.ranks for step in rank.steps]
     gaps, host, waits, spent = [], [], 0, 0
     for rank in trace.ranks:
-        gaps += _queued_gaps(rank)
+        gaps += queued_gaps(rank)
         own = rank.raw.host
         named = {n for n, name in enumerate(rank.names) if any(word in name for word in SYNCHRONISATIONS)}
         held = (own["kind"] == CALL) & np.isin(own["name"], list(named))
@@ -598,15 +582,3 @@ def _facts(trace: StepTrace, calls: Sequence[Call]) -> dict[str, Any]:
         "lost_beside_calls": len(beside),
         "notes": list(trace.notes),
     }
-
-
-def _queued_gaps(rank: RankTrace) -> list[int]:
-    """Gaps between kernels of the compute stream whose launch had come long before."""
-    events = rank.events[(rank.events["activity"] == KERNEL) & ~is_communication(rank.events)]
-    if not len(events):
-        return []
-    streams, counts = np.unique(events["stream"], return_counts=True)
-    own = events[events["stream"] == streams[int(counts.argmax())]]
-    gap = own["start"][1:] - own["end"][:-1]
-    queued = (own["launch"][1:] >= 0) & (own["launch"][1:] + QUEUED_NS < own["end"][:-1])
-    return [int(ns) for ns in gap[queued & (gap >= 0) & (gap < LONGEST_GAP_NS)]]

@@ -128,7 +128,7 @@ def fingerprints(path: str | Path) -> tuple[list[tuple[str, str]], str]:
 
 
 def own_rates(profile: CalibrationProfile, path: str | Path) -> str:
-    """A note where a profile's rates come from a file of this very trace, so that it proves nothing; else empty."""
+    """A note where a profile's rates come from a file of this very trace; else empty."""
     if profile.trace is None:
         return ""
     known = {file.sha256: file.name for file in profile.trace.files}

@@ -24,7 +24,9 @@ def row(seconds: float, use: str, flop: float = 0.0, **sizes: Any) -> dict[str, 
 
 FACTS: dict[str, Any] = {
     "source": "run.json", "gpu": "NVIDIA H100 80GB HBM3", "ranks": 1, "steps": 2, "gap_s": None,
-    "gap_quartiles_s": None, "gaps": 0, "host_launch_s": 1e-5, "synchronisations": 3.0, "synchronisation_s": 1e-3,
+    "gap_quartiles_s": None, "gaps": 0,
+    "host_launch_s": 1e-5, "synchronisations": 3.0,
+    "synchronisation_s": 1e-3,
     "jitter": 0.01, "lost_beside": 0.2, "lost_beside_calls": 20,
 }  # fmt: skip
 TABLE = TraceTable(

@@ -12,9 +12,26 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace import read
 from moesim.simulator.trace.rates import Row, learn
 
-from .test_read import launched, op, write
-
 BF16 = ["c10::BFloat16"] * 2
+
+
+def op(name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+
+def launched(
+    kernel: str, call: float, ts: float, dur: float, number: int, stream: int = 7, **more: Any
+) -> list[Any]:
+    launch = op("cudaLaunchKernel", call, 1, correlation=number) | {"cat": "cuda_runtime"}
+    args = {"correlation": number, "stream": stream, "device": 0, **more}
+    return [launch, {**op(kernel, ts, dur, **args), "cat": "kernel", "pid": 0, "tid": stream}]
+
+
+def write(path: Path, events: list[Any], rank: int = 0) -> Path:
+    path.write_text(
+        json.dumps({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}, indent=1)
+    )
+    return path
 
 
 def called(
