@@ -12,6 +12,7 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate.from_trace import TraceTable, profile_from_trace
 from moesim.kernels.export import write_profile
+from moesim.simulator.trace.read import fingerprints, own_rates
 
 
 def row(seconds: float, use: str, flop: float = 0.0, **sizes: Any) -> dict[str, Any]:
@@ -72,3 +73,14 @@ def test_an_unknown_gpu_needs_an_accelerator(gpu: str) -> None:
     with pytest.raises(InputError, match="--accelerator"):
         profile_from_trace(table, "mine")
     assert profile_from_trace(table, "mine", accelerator="h100-sxm").accelerator == "h100-sxm"
+
+
+def test_a_profile_says_that_a_file_is_its_own(tmp_path: Path) -> None:
+    """The note names the file; another trace has none."""
+    own, other = tmp_path / "run.json", tmp_path / "other.json"
+    own.write_text("{}")
+    other.write_text("[]")
+    files, _ = fingerprints(own)
+    profile = profile_from_trace(replace(TABLE, files=files), "mine")
+    assert "run.json" in own_rates(profile, own)
+    assert own_rates(profile, other) == ""
