@@ -104,19 +104,23 @@ def profile_from_trace(
         kernel_floor=under.kernel_floor,
         lost_beside_nccl=lost or under.lost_beside_nccl,
         dispatchers=under.dispatchers,
-        trace=TraceOrigin(
-            files=tuple(TracedFile(name=file, sha256=digest) for file, digest in table.files),
-            gpu=table.facts["gpu"] or on.name,
-            ranks=table.facts["ranks"],
-            steps=table.facts["steps"],
-            date=table.date,
-            base=under.name,
-            scenario=table.scenario,
-        ),
+        trace=_run(table, on, under),
         gemm_tables=tuple(e for e in (*own, *kept) if isinstance(e, GemmTable)),
         curves=tuple(e for e in (*own, *kept) if isinstance(e, MeasuredCurve)),
         laws=tuple(e for e in kept if isinstance(e, Law)),
         priors=tuple(e for e in kept if isinstance(e, Prior)),
+    )
+
+
+def _run(table: TraceTable, on: Accelerator, under: CalibrationProfile) -> TraceOrigin:
+    return TraceOrigin(
+        files=tuple(TracedFile(name=file, sha256=digest) for file, digest in table.files),
+        gpu=table.facts["gpu"] or on.name,
+        ranks=table.facts["ranks"],
+        steps=table.facts["steps"],
+        date=table.date,
+        base=under.name,
+        scenario=table.scenario,
     )
 
 

@@ -28,7 +28,7 @@ GATHER_COPY = "aten::_foreach_copy_"
 
 
 @dataclass(slots=True)
-class Call:
+class TracedCall:
     """The kernels of one operator's call; `ns` as if it ran alone, where that is known."""
 
     cls: str
@@ -72,7 +72,7 @@ def is_size(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(side, int) for side in value)
 
 
-def calls_of(rank: RankTrace) -> list[Call]:
+def calls_of(rank: RankTrace) -> list[TracedCall]:
     """Calls of operators on the compute stream of a rank, inside its steps, in order."""
     events, names = rank.events, rank.names
     talks = is_communication(events)
@@ -90,7 +90,7 @@ def calls_of(rank: RankTrace) -> list[Call]:
     main = max(streams.tolist(), key=lambda stream: int(length[kept & (events["stream"] == stream)].sum()))
     busy = spans_of(events[talks & (events["activity"] == KERNEL)])
     parsed: dict[int, tuple[list[Any], list[Any]]] = {}
-    calls: list[Call] = []
+    calls: list[TracedCall] = []
     last = (-2, "")
     longest = 0
     copies = [n for n, name in enumerate(names) if name == GATHER_COPY]
@@ -113,7 +113,7 @@ def calls_of(rank: RankTrace) -> list[Call]:
                 call.cls, longest = cls, end - start
             continue
         last, longest = (external, op), end - start
-        calls.append(Call(
+        calls.append(TracedCall(
             cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end,
             float(end - start), beside, name,
             phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
@@ -136,9 +136,9 @@ def _shared(spans: tuple[Any, Any], start: int, end: int) -> int:
     return int((np.minimum(ends[first:last], end) - np.maximum(starts[first:last], start)).sum())
 
 
-def take_alone(calls: Sequence[Call]) -> None:
+def take_alone(calls: Sequence[TracedCall]) -> None:
     """Give a call beside a collective the median of equal calls that ran alone; say where there is none."""
-    groups: dict[Any, list[Call]] = defaultdict(list)
+    groups: dict[Any, list[TracedCall]] = defaultdict(list)
     for call in calls:
         groups[call.cls, call.op, call.names, str(call.dims)].append(call)
     for group in groups.values():

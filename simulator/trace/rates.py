@@ -22,7 +22,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.operator_shapes import ELEMENT_BYTES
 from moesim.simulator.trace.calls import (
     GATHER_COPY,
-    Call,
+    TracedCall,
     calls_of,
     check_one_run,
     is_size,
@@ -82,7 +82,7 @@ def learn(trace: StepTrace, operators: Sequence[Mapping[str, Any]] = ()) -> Less
 
 
 def _row(
-    use: str, calls: Sequence[Call], seconds: float, sizes: Mapping[str, Any], of: str, count: int = 0
+    use: str, calls: Sequence[TracedCall], seconds: float, sizes: Mapping[str, Any], of: str, count: int = 0
 ) -> Row:
     """A row of `operators`: seconds of one piece, its quartiles by the spread of equal calls."""
     spread = _spread(calls)
@@ -99,7 +99,7 @@ def _row(
     }
 
 
-def _spread(calls: Sequence[Call]) -> float:
+def _spread(calls: Sequence[TracedCall]) -> float:
     """Half the inter-quartile range of equal calls over their median, a mean by time; 0 for single calls."""
     groups: dict[Any, list[float]] = defaultdict(list)
     for call in calls:
@@ -114,18 +114,18 @@ def _spread(calls: Sequence[Call]) -> float:
     return min(0.9, off / total) if total else 0.0
 
 
-def _by(calls: Iterable[Call], key: Callable[[Call], Any]) -> dict[Any, list[Call]]:
-    found: dict[Any, list[Call]] = defaultdict(list)
+def _by(calls: Iterable[TracedCall], key: Callable[[TracedCall], Any]) -> dict[Any, list[TracedCall]]:
+    found: dict[Any, list[TracedCall]] = defaultdict(list)
     for call in calls:
         found[key(call)].append(call)
     return {at: group for at, group in found.items() if at}
 
 
-def _median_s(calls: Sequence[Call]) -> float:
+def _median_s(calls: Sequence[TracedCall]) -> float:
     return statistics.median(call.ns for call in calls) * 1e-9
 
 
-def _gemm_shape(call: Call) -> tuple[str, int, int, int, int] | None:
+def _gemm_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
     """Use, m, n, k and groups of a product in BF16; None where its sizes or its format are not known."""
     tensors = [size for size in call.sizes if len(size) in (2, 3)]
     if call.types and not any("BFloat16" in str(kind) for kind in call.types):
@@ -144,7 +144,9 @@ def _gemm_shape(call: Call) -> tuple[str, int, int, int, int] | None:
     return call.cls, left[0], right[1], left[1], 1
 
 
-def _gemms(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+def _gemms(
+    calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
+) -> list[Row]:
     """Products by shape, and those that our model joins (queries, keys and values) from their parts."""
     own = [call for call in calls if call.cls in ("gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm")]
     shaped = _by(own, _gemm_shape)
@@ -166,7 +168,7 @@ def _gemms(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missin
     return list(rows.values())
 
 
-def _gemm_row(shape: tuple[Any, ...], calls: Sequence[Call], seconds: float, of: str) -> Row:
+def _gemm_row(shape: tuple[Any, ...], calls: Sequence[TracedCall], seconds: float, of: str) -> Row:
     sizes = dict(zip(("m", "n", "k", "groups"), shape[1:], strict=True))
     return _row(shape[0], calls, seconds, sizes, of) | {"values": {"flop": 2.0 * prod(shape[1:4])}}
 
@@ -183,7 +185,7 @@ def _is_part(part: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
 
 
 def _attention(
-    calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]
+    calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
 ) -> list[Row]:
     """Core attention by sizes, taken as causal; a backward holds the kernels before and after its core."""
     rows = []
@@ -199,7 +201,7 @@ def _attention(
     return rows
 
 
-def _attention_shape(call: Call) -> tuple[str, int, int, int, int] | None:
+def _attention_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
     skip = 1 if call.cls.endswith("backward") else 0  # the gradient comes first
     tensors = [size for size in call.sizes if len(size) == 4][skip : skip + 3]
     if len(tensors) < 3 or "flex" in call.op:
@@ -245,7 +247,7 @@ EMBEDDING_BYTES = {"embedding/gather": 4.0, "embedding/scatter": 10.0}
 """Bytes that the model counts for an element of an embedding's output."""
 
 
-def _resorted(calls: Sequence[Call]) -> None:
+def _resorted(calls: Sequence[TracedCall]) -> None:
     """Give casts to the chain that they stand in, and sorts of the routing to the choice of experts."""
     n = 0
     while n < len(calls):
@@ -265,7 +267,9 @@ def _resorted(calls: Sequence[Call]) -> None:
         n = end
 
 
-def _pieces(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+def _pieces(
+    calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
+) -> list[Row]:
     """Norms, activations, routing, permutes, rope, loss, embedding and the optimizer."""
     _resorted(calls)
     rows: list[Row] = []
@@ -294,7 +298,10 @@ def _pieces(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missi
 
 
 def _anchored(
-    piece: _Piece, own: Sequence[Call], anchors: Sequence[Call], operators: Sequence[Mapping[str, Any]]
+    piece: _Piece,
+    own: Sequence[TracedCall],
+    anchors: Sequence[TracedCall],
+    operators: Sequence[Mapping[str, Any]],
 ) -> list[Row]:
     rows = []
     known = _known_bytes(piece.use, operators)
@@ -323,7 +330,7 @@ def _anchored(
     return _joined_norms(rows, operators) if piece.cls == "norm" else rows
 
 
-def _alike(call: Call) -> tuple[int, int] | None:
+def _alike(call: TracedCall) -> tuple[int, int] | None:
     return (call.elements, call.dims[0][-1]) if call.elements and is_size(call.dims[0]) else None
 
 
@@ -349,7 +356,7 @@ def _known_bytes(use: str, operators: Sequence[Mapping[str, Any]]) -> float:
     return sizes.pop() if len(sizes) == 1 else 0.0
 
 
-def _with_residual(rows: Sequence[Row], calls: Sequence[Call]) -> list[Row]:
+def _with_residual(rows: Sequence[Row], calls: Sequence[TracedCall]) -> list[Row]:
     """Norms behind the addition of the residual: the norm and the sum of equal size, each as traced."""
     added = _by(
         (c for c in calls if c.cls == "elementwise" and c.op == "aten::add" and not c.backward),
@@ -367,10 +374,12 @@ def _with_residual(rows: Sequence[Row], calls: Sequence[Call]) -> list[Row]:
     return found
 
 
-def _permutes(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+def _permutes(
+    calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
+) -> list[Row]:
     """Expansion and reduction of rows: what stands before and behind the grouped GEMMs of each pass."""
     rows = []
-    sides: dict[str, list[Call]] = defaultdict(list)
+    sides: dict[str, list[TracedCall]] = defaultdict(list)
     passes: dict[str, int] = {"F": 0, "B": 0}
     shape: tuple[Any, ...] | None = None
     marks = ("permute", "grouped_gemm", "attention_forward", "attention_backward", "norm", "loss")
@@ -403,7 +412,7 @@ def _permutes(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], mis
     return rows
 
 
-def _ropes(calls: Sequence[Call], missing: list[str]) -> list[Row]:
+def _ropes(calls: Sequence[TracedCall], missing: list[str]) -> list[Row]:
     """Rotary embeddings: the time of a pass over the elements that its multiplications turn."""
     halves = any(call.op == "aten::neg" for call in calls)
     rows = []
@@ -435,7 +444,7 @@ SCALE_BYTES = 8.0
 
 
 def _optimizer(
-    calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]
+    calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
 ) -> list[Row]:
     """AdamW, the norm of all gradients and their scaling, of all parameters of a step."""
     rows = []
@@ -459,9 +468,11 @@ def _optimizer(
     return rows
 
 
-def _moved(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missing: list[str]) -> list[Row]:
+def _moved(
+    calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
+) -> list[Row]:
     """Sums, casts and copies by the bytes of their tensors."""
-    found: dict[tuple[str, float], list[Call]] = defaultdict(list)
+    found: dict[tuple[str, float], list[TracedCall]] = defaultdict(list)
     for call in calls:
         use = _moved_use(call)
         size = _moved_bytes(call) if use else 0.0
@@ -476,7 +487,7 @@ def _moved(calls: Sequence[Call], operators: Sequence[Mapping[str, Any]], missin
     ]
 
 
-def _moved_use(call: Call) -> str:
+def _moved_use(call: TracedCall) -> str:
     kinds = [str(kind) for kind in call.types]
     if re.search("HtoD|DtoH|PtoP", call.names):
         return ""
@@ -496,7 +507,7 @@ def _moved_use(call: Call) -> str:
     return ""
 
 
-def _moved_bytes(call: Call) -> float:
+def _moved_bytes(call: TracedCall) -> float:
     """Bytes of a call: every tensor once, as the model counts them; 0 where a size or type is unknown."""
     if call.op in ("aten::_chunk_cat", GATHER_COPY, "aten::cat"):
         return ELEMENT_BYTES[_moved_use(call)] * call.elements
@@ -550,7 +561,7 @@ def _collectives(trace: StepTrace, missing: list[str]) -> list[Row]:
     return rows
 
 
-def _facts(trace: StepTrace, calls: Sequence[Call]) -> dict[str, Any]:
+def _facts(trace: StepTrace, calls: Sequence[TracedCall]) -> dict[str, Any]:
     """Figures of the whole run: gaps of launches, the host, synchronisations, jitter and interference."""
     steps = sum(len(rank.steps) for rank in trace.ranks)
     walls = [step["wall_ns"] for rank in trace.ranks for step in rank.steps]

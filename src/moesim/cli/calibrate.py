@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the profile here (.yaml or .json).")]
 
+FromTrace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE|FOLDER",
+        help="Measure nothing: take this profiler trace's rates. --model: the run's scenario.",
+    ),
+]
+Base = Annotated[str | None, typer.Option(metavar="PROFILE", help="With --from-trace: gives what it lacks.")]
+
 
 def calibrate(
     output: Output = Path("calibration.yaml"),
@@ -42,17 +51,8 @@ def calibrate(
     compare: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="Then report the drift from this older profile.")
     ] = None,
-    from_trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|FOLDER",
-            help="Measure nothing: take this profiler trace's rates. --model: the run's scenario.",
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="PROFILE", help="With --from-trace: gives what it lacks."),
-    ] = None,
+    from_trace: FromTrace = None,
+    base: Base = None,
 ) -> None:
     """Measure this machine's GPUs with the PTX kernels and write a calibration profile.
 
@@ -63,20 +63,12 @@ def calibrate(
     from moesim.kernels.calibrate import calibrate as measure
 
     old = load_profile(compare) if compare else None
-    if from_trace is not None:
-        if quick or gpus != "all" or only or allow_busy:
-            raise InputError(
-                "--from-trace measures nothing, so --quick, --gpus, --only and --allow-busy do not go with "
-                "it; leave them out"
-            )
+    if _given_trace(from_trace, base, quick or gpus != "all" or bool(only) or allow_busy):
+        assert from_trace is not None
         _from_trace(from_trace, output, model, base, accelerator)
         if old is not None:
             _print_drift(old, load_profile(output))
         return
-    if base is not None:
-        raise InputError(
-            f"--base {base}: goes with --from-trace; a measurement carries what it lacks by itself"
-        )
     options = Options(
         output=output,
         quick=quick,
@@ -98,6 +90,20 @@ def calibrate(
     say_written(str(path), "name it as `profile` in a scenario, or with --set profile=...")
     if old is not None:
         _print_drift(old, load_profile(path))
+
+
+def _given_trace(from_trace: Path | None, base: str | None, measures: bool) -> bool:
+    """Whether a trace is read; raises InputError for options that do not go together."""
+    if from_trace is None and base is not None:
+        raise InputError(
+            f"--base {base}: goes with --from-trace; a measurement carries what it lacks by itself"
+        )
+    if from_trace is not None and measures:
+        raise InputError(
+            "--from-trace measures nothing, so --quick, --gpus, --only and --allow-busy do not go with it; "
+            "leave them out"
+        )
+    return from_trace is not None
 
 
 def _from_trace(
