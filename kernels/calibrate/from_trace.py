@@ -157,6 +157,11 @@ def _possible(table: TraceTable, on: Accelerator) -> TraceTable:
         f"{most / 1e12:.1f}: are these the sizes and formats of the run?)"
         for row in wrong
     ]
+    peak = on.peak_flop_per_s("bf16")
+    fast = [row for row in table.rows if row["values"].get("flop", 0.0) > row["seconds"] * peak]
+    uses = sorted({str(row["parameters"]["use"]) for row in fast})
+    said += [f"{use} (rows above the peak of BF16: a window, or another format?)" for use in uses]
+    wrong = [row for row in table.rows if row in wrong or str(row["parameters"].get("use")) in uses]
     return replace(
         table, rows=[row for row in table.rows if row not in wrong], missing=[*table.missing, *said]
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
@@ -64,7 +64,6 @@ def calibrate(
 
     old = load_profile(compare) if compare else None
     if _given_trace(from_trace, base, quick or gpus != "all" or bool(only) or allow_busy):
-        assert from_trace is not None
         _from_trace(from_trace, output, model, base, accelerator)
         if old is not None:
             _print_drift(old, load_profile(output))
@@ -92,7 +91,7 @@ def calibrate(
         _print_drift(old, load_profile(path))
 
 
-def _given_trace(from_trace: Path | None, base: str | None, measures: bool) -> bool:
+def _given_trace(from_trace: Path | None, base: str | None, measures: bool) -> TypeGuard[Path]:
     """Whether a trace is read; raises InputError for options that do not go together."""
     if from_trace is None and base is not None:
         raise InputError(
