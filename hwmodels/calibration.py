@@ -31,7 +31,7 @@ from moesim.hwmodels.calibration_entry import (
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.frozen import SameObject
-from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
+from moesim.hwmodels.provenance import DateText, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import dimension_of, si_factor
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
@@ -49,6 +49,8 @@ __all__ = [
     "MeasuredCurve",
     "Prior",
     "Residual",
+    "TraceOrigin",
+    "TracedFile",
     "list_profiles",
     "load_profile",
     "profile_hash",
@@ -194,6 +196,27 @@ LOST_BESIDE_NCCL = SourcedFraction(
 )
 
 
+class TracedFile(PlainPart):
+    """One file of a trace, by name and fingerprint."""
+
+    name: str = Field(min_length=1)
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class TraceOrigin(PlainPart):
+    """The run whose trace gave a profile its rates; a prediction of that run is no test of them."""
+
+    files: tuple[TracedFile, ...] = Field(min_length=1)
+    gpu: str
+    ranks: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=0)]
+    date: DateText
+    base: str
+    """Profile that gave what the trace did not have."""
+    scenario: str = ""
+    """Scenario of the run, from which sizes were taken; empty where all are those of the trace."""
+
+
 class CalibrationProfile(PlainPart):
     """Measured and published data about the kernels of one accelerator under one software stack."""
 
@@ -219,6 +242,8 @@ class CalibrationProfile(PlainPart):
     dispatchers: Annotated[tuple[str, ...], Field(exclude_if=lambda value: not value)] = ()
     """Kernels of one's own that the curves `ep.*.<name>` describe; they move tokens in two hops and hold
     buffers as DeepEP's normal ones do."""
+    trace: Annotated[TraceOrigin | None, Field(exclude_if=lambda value: value is None)] = None
+    """Where the rates come from a trace: the run, by the fingerprints of its files."""
     in_situ_groups: tuple[AnyLawGroup, ...] = ()
     """Groups whose rates were measured beside communication and are also used where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()

@@ -35,6 +35,8 @@ class Rows:
     accelerator: Accelerator
     origin: Origin
     name: str
+    how: str = ""
+    """What every entry of a model's operators says of its measurement, where it is not the usual one."""
 
     def of(self, measurement: str, **parameters: Any) -> list[TimedRow]:
         """Rows of a measurement whose parameters have these values."""

@@ -26,9 +26,9 @@ SPIN_CYCLES = 4_000_000
 FLUSH_BYTES = 256 << 20
 TENSORS = 8
 """Parameters of an optimizer, or gradients of a group, are split into so many tensors."""
-GRAPHED = ("gemm", "grouped_gemm", "wgrad_gemm", "attention_forward", "attention_backward")
+GRAPHED = ("gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm", "attention_forward", "attention_backward")
 """Uses that are limited by compute: timed as CUDA graphs at the clock of a long load."""
-GEMMS: tuple[GemmClass, ...] = ("gemm", "grouped_gemm", "wgrad_gemm")
+GEMMS: tuple[GemmClass, ...] = ("gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm")
 NAME = "operators"
 LAUNCHES_FROM = "hopper-launch"
 """Profile with the gap between two launches."""
@@ -331,7 +331,7 @@ def curves(rows: Rows) -> Iterable[MeasuredCurve]:
             x=("bytes read and written", "MB"),
             y=("effective bandwidth", "GB/s"),
             origin=rows.origin,
-            what=f"PyTorch's code of {use} at the sizes of a model, cold L2 cache",
+            what=rows.how or f"PyTorch's code of {use} at the sizes of a model, cold L2 cache",
             error=residual(max(0.05, spread(of_use)), "spread of repeats, at least 5 %"),
             used_for=(use,),
             conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms),
@@ -382,7 +382,7 @@ def tables(rows: Rows) -> Iterable[GemmTable]:
                 [(*key, rate) for key, rate in points.items()],
                 sm_aware=False,
                 origin=rows.origin,
-                what="PyTorch bf16 products, random inputs beyond L2, graph replay",
+                what=rows.how or "PyTorch bf16 products, random inputs beyond L2, graph replay",
                 error=residual(
                     max(0.03, spread([row for row, _ in found])), "spread of repeats, at least 3 %"
                 ),
@@ -404,7 +404,7 @@ def attentions(rows: Rows) -> Iterable[MeasuredCurve]:
                 x=("sequence", "tokens"),
                 y=(f"causal {use.partition('_')[2]} rate", "TFLOP/s"),
                 origin=rows.origin,
-                what="PyTorch scaled_dot_product_attention at the sizes of a model, whole",
+                what=rows.how or "PyTorch scaled_dot_product_attention at the sizes of a model, whole",
                 error=residual(max(0.03, spread(at)), "spread of repeats, at least 3 %"),
                 used_for=(use, f"{use}/{width}") if width == widths[0] else (f"{use}/{width}",),
                 conditions=conditions.model_copy(update={"whole_backward": use.endswith("backward")}),

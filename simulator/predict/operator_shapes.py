@@ -10,8 +10,10 @@ from moesim.hwmodels.cluster import list_clusters, load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
+from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES
 from moesim.simulator.frameworks.eager import HALVES, HALVES_BACKWARD, ROW_BYTES
+from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.catalogue import load_model
@@ -89,6 +91,23 @@ def operators_of(what: str, accelerator: str, quick: bool) -> tuple[Shape, ...]:
         )
     length = scenario.batch.sequence_length
     return operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
+
+
+def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
+    """Every operator of a micro-batch of a run, and those of `rank` at the end of its step.
+
+    Pipeline ranks are counted outermost, as trainers place them. Raises InputError as `operator_shapes` does.
+    """
+    found = operator_shapes(scenario, (scenario.batch.sequence_length,))
+    pool = prepare(scenario).pools[0]
+    by_rank = chunks_by_rank(pool.schedule, pool.stages, by_place=scenario.software.buckets_by_chunk)
+    held = by_rank[rank * len(by_rank) // max(pool.job.cluster.n_gpus, rank + 1)]
+    ends, _ = update_operators(pool.pricer, held, pool.schedule)
+    kept = (shape for shape in found if not shape["use"].startswith("optimizer/"))
+    return (
+        *kept,
+        *({"use": f"{op.cls}/{op.variant}", "bytes": op.bytes_read + op.bytes_written} for op in ends),
+    )
 
 
 def _is_scenario(what: str) -> bool:

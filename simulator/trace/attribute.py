@@ -290,7 +290,7 @@ def _side(words: list[str], trains: bool) -> int:
 
 def _dims(text: str) -> list[list[int]]:
     try:
-        listed = json.loads(text)
+        listed = json.loads(text.partition("\t")[0])
     except ValueError:
         return []
     return [
@@ -301,6 +301,7 @@ def _dims(text: str) -> list[list[int]]:
 def _shapes(raw: Raw, names: Names, kinds: list[str]) -> None:
     """Replace the operands' sizes of GEMMs by m x n x k, and find the weight gradients among them."""
     events = raw.events
+    events["dims"] = events["shape"]
     product: dict[int, tuple[int, int, int, int]] = {}
     for place in np.unique(events["shape"]).tolist():
         dims = _dims(raw.names[place]) if place >= 0 else []

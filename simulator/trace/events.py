@@ -20,12 +20,13 @@ EVENT = np.dtype(
         ("name", "i4"), ("activity", "i1"), ("correlation", "i8"), ("external", "i8"), ("bytes", "i8"),
         ("comm", "i4"), ("graph", "?"),
         ("cls", "i2"), ("phase", "i1"), ("layer", "i2"), ("microbatch", "i2"), ("step", "i4"),
-        ("op", "i4"), ("scope", "i4"), ("shape", "i4"), ("launch", "i8"), ("sequence", "i8"),
+        ("op", "i4"), ("scope", "i4"), ("shape", "i4"), ("launch", "i8"), ("sequence", "i8"), ("dims", "i4"),
     ]
 )  # fmt: skip
 """One activity of a GPU. `activity` is KERNEL, MEMCPY or MEMSET; `comm` a place in `Raw.comms`; `launch` the
 start of the host call that launched it; `op` and `scope` the names of the innermost operator and annotation
-around that call; `sequence` autograd's number; from `cls` on, all is derived."""
+around that call; `sequence` autograd's number; `dims` the sizes of that operator's inputs and, behind a tab,
+their types, as JSON; from `cls` on, all is derived."""
 
 HOST = np.dtype(
     [

@@ -62,7 +62,8 @@ _BYTES = {
     "Short": 2,
     "Float": 4, "Int": 4, "Double": 8, "Long": 8,
 }  # fmt: skip
-_SHAPED = ("mm", "linear", "bmm", "gemm", "matmul", "conv")
+_LONGEST_SHAPES = 20_000
+"""Characters of an operator's input sizes that are kept; longer lists of tensors count as not recorded."""
 _EVENT_FIELDS = (
     "start", "end", "device", "stream", "name", "activity", "correlation", "external", "bytes", "comm",
     "graph",
@@ -82,6 +83,7 @@ class _Args(msgspec.Struct, gc=False):
     graph: Word = msgspec.field(default=None, name="graph id")
     sequence: Word = msgspec.field(default=None, name="Sequence number")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
     collective: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Word = msgspec.field(default=None, name="In msg nelems")
     elements_out: Word = msgspec.field(default=None, name="Out msg nelems")
@@ -197,8 +199,10 @@ class _Columns:
     def _host(self, event: _Event, name: str, start: int, length: int, kind: int | None) -> tuple[Any, ...]:
         args = event.args or _Args()
         shape = -1
-        if len(args.dims) and any(word in name for word in _SHAPED):
-            shape = self.names[bytes(args.dims).decode("utf-8", "replace")[:400]]
+        if 0 < len(args.dims) < _LONGEST_SHAPES:
+            shape = self.names[
+                f"{str(args.dims, 'utf-8', 'replace')}\t{str(args.types, 'utf-8', 'replace')[:400]}"
+            ]
         thread = self.threads.setdefault((event.pid, event.tid), len(self.threads))
         external = args.external if args.external is not None else args.external_old
         return (
@@ -448,10 +452,11 @@ def _event(value: Any) -> _Event:
         raise ValueError("an event is no mapping")
     value = {key: item for key, item in value.items() if key in _Event.__struct_fields__}
     args = value.get("args")
-    dims = args.pop("Input Dims", None) if isinstance(args, dict) else None
+    lists = [args.pop(key, None) if isinstance(args, dict) else None for key in ("Input Dims", "Input type")]
     event = msgspec.convert(value, _Event, strict=False)
-    if dims is not None and event.args is not None:
-        event.args.dims = msgspec.Raw(json.dumps(dims).encode())
+    for key, found in zip(("dims", "types"), lists, strict=True):
+        if found is not None and event.args is not None:
+            setattr(event.args, key, msgspec.Raw(json.dumps(found).encode()))
     return event
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from moesim.hwmodels.arrays import RecordArray
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable
 from moesim.simulator.trace import summary
@@ -103,6 +106,40 @@ def read(
     offsets, matched = summary.align([rank.raw for rank in ranks], [rank.collectives for rank in ranks])
     _check_across(ranks, matched, notes)
     return StepTrace(place.name, tuple(ranks), tuple(offsets), tuple(matched), tuple(notes))
+
+
+def fingerprints(path: str | Path) -> tuple[list[tuple[str, str]], str]:
+    """Name and SHA-256 of every file of a trace, and the date of the newest (of the file, as YYYY-MM-DD).
+
+    Raises InputError as `read` does for what cannot be opened.
+    """
+    found, newest = [], 0.0
+    for file in _files(Path(path)):
+        digest = hashlib.sha256()
+        try:
+            with file.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    digest.update(piece)
+            newest = max(newest, file.stat().st_mtime)
+        except OSError as error:
+            raise InputError(f"{file.name}: cannot be read ({str(error)[:160]})") from None
+        found.append((file.name, digest.hexdigest()))
+    return found, datetime.datetime.fromtimestamp(newest, datetime.UTC).date().isoformat()
+
+
+def own_rates(profile: CalibrationProfile, path: str | Path) -> str:
+    """A note where a profile's rates come from a file of this very trace; else empty."""
+    if profile.trace is None:
+        return ""
+    known = {file.sha256: file.name for file in profile.trace.files}
+    same = [name for name, digest in fingerprints(path)[0] if digest in known]
+    if not same:
+        return ""
+    return (
+        f"the profile {profile.name} has its rates from {same[0]}, which is compared here: agreement "
+        f"says nothing about "
+        "the prediction; compare with a profile that was measured, or with another run"
+    )
 
 
 def _files(place: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from moesim.simulator.trace.events import (
 LATE_NS = 1_000
 """A gap is launch-bound where the next kernel's launch began less than this before the gap, or after."""
 _COMM = [CLASSES.index(name) for name in COMMUNICATION]
-_SYNC = ("Synchronize", "MemcpyDtoH", "cudaEventQuery", "hipStreamSync")
+SYNCHRONISATIONS = ("Synchronize", "MemcpyDtoH", "cudaEventQuery", "hipStreamSync")
 MOST_ROWS = 4096
 
 
@@ -127,7 +127,7 @@ def gaps(raw: Raw, start: int, end: int) -> dict[str, int]:
     if not len(starts):
         return parts
     host = raw.host
-    calls = {n for n, name in enumerate(raw.names) if any(word in name for word in _SYNC)}
+    calls = {n for n, name in enumerate(raw.names) if any(word in name for word in SYNCHRONISATIONS)}
     syncs = host[(host["kind"] == CALL) & np.isin(host["name"], list(calls))]
     probe = host[host["kind"] == OVERHEAD]
     probing, waiting = union(probe["start"], probe["end"]), union(syncs["start"], syncs["end"])

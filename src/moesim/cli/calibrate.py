@@ -6,17 +6,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
 from moesim.cli.console import Force, check_new, chosen_numbers, console, print_table, print_text, say_written
+from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.hwmodels.calibration import CalibrationProfile
     from moesim.kernels.calibrate import CalibrationProgress
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the profile here (.yaml or .json).")]
+
+FromTrace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE|FOLDER",
+        help="Measure nothing: take this profiler trace's rates. --model: the run's scenario.",
+    ),
+]
+Base = Annotated[str | None, typer.Option(metavar="PROFILE", help="With --from-trace: gives what it lacks.")]
 
 
 def calibrate(
@@ -41,6 +51,8 @@ def calibrate(
     compare: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="Then report the drift from this older profile.")
     ] = None,
+    from_trace: FromTrace = None,
+    base: Base = None,
 ) -> None:
     """Measure this machine's GPUs with the PTX kernels and write a calibration profile.
 
@@ -51,6 +63,11 @@ def calibrate(
     from moesim.kernels.calibrate import calibrate as measure
 
     old = load_profile(compare) if compare else None
+    if _given_trace(from_trace, base, quick or gpus != "all" or bool(only) or allow_busy):
+        _from_trace(from_trace, output, model, base, accelerator)
+        if old is not None:
+            _print_drift(old, load_profile(output))
+        return
     options = Options(
         output=output,
         quick=quick,
@@ -72,6 +89,70 @@ def calibrate(
     say_written(str(path), "name it as `profile` in a scenario, or with --set profile=...")
     if old is not None:
         _print_drift(old, load_profile(path))
+
+
+def _given_trace(from_trace: Path | None, base: str | None, measures: bool) -> TypeGuard[Path]:
+    """Whether a trace is read; raises InputError for options that do not go together."""
+    if from_trace is None and base is not None:
+        raise InputError(
+            f"--base {base}: goes with --from-trace; a measurement carries what it lacks by itself"
+        )
+    if from_trace is not None and measures:
+        raise InputError(
+            "--from-trace measures nothing, so --quick, --gpus, --only and --allow-busy do not go with it; "
+            "leave them out"
+        )
+    return from_trace is not None
+
+
+def _from_trace(
+    file: Path, output: Path, model: str | None, base: str | None, accelerator: str | None
+) -> None:
+    from moesim.cli.console import working
+    from moesim.kernels.calibrate.from_trace import TraceTable, profile_from_trace
+    from moesim.simulator.predict.operator_shapes import operators_of_run
+    from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.trace import read
+    from moesim.simulator.trace.rates import learn
+    from moesim.simulator.trace.read import fingerprints
+
+    check_new(output, force=False)
+    scenario = load_scenario(model) if model else None
+    with working(f"reading {file.name}") as say:
+        trace = read(file, None, say)
+        say("rates")
+        operators = operators_of_run(scenario, trace.ranks[0].raw.rank) if scenario else ()
+        found = learn(trace, operators)
+        files, date = fingerprints(file)
+    name = scenario.name if scenario else ""
+    table = TraceTable(found.rows, found.facts, found.missing, files, date, name)
+    command = " ".join(["moesim calibrate --from-trace", file.name, *(["--model", model] if model else [])])
+    if base is None and scenario is not None and isinstance(scenario.profile, str):
+        base = scenario.profile
+    profile = profile_from_trace(table, output.stem, base=base, accelerator=accelerator, command=command)
+    keep_profile(profile, output, force=True)
+    print_table(
+        ("use", "size", "count", "seconds", "spread", "sizes from"),
+        [_lesson(row) for row in found.rows],
+        right=(2, 3, 4),
+    )
+    print_text(profile.evidence)
+    print_text("Note: never score this profile on the run that it came from.")
+
+
+def _lesson(row: Mapping[str, Any]) -> tuple[str, ...]:
+    sizes = {
+        key: value for key, value in row["parameters"].items() if key not in ("use", "operation", "launches")
+    }
+    spread = (row["high_s"] - row["low_s"]) / 2 / row["seconds"]
+    return (
+        str(row["parameters"].get("use") or row["parameters"]["operation"]),
+        " ".join(f"{key}={value:.6g}" for key, value in sizes.items()),
+        str(row["count"]),
+        f"{row['seconds']:.3e}",
+        f"{spread:.1%}",
+        row["sizes_from"],
+    )
 
 
 def _command(
