@@ -9,8 +9,10 @@ from typing import Any
 from moesim.hwmodels.cluster import list_clusters, load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES
-from moesim.simulator.frameworks.eager import ROW_BYTES
+from moesim.simulator.frameworks.eager import HALVES, HALVES_BACKWARD, ROW_BYTES
+from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import GEMM_CLASSES, Operator
@@ -22,7 +24,11 @@ ELEMENT_BYTES = {
     "norm/eager_forward": 4.0,
     "norm/eager_forward_add": 8.0,
     "norm/eager_backward": 6.0,
+    "norm/eager_head_forward": 4.0,
+    "norm/eager_head_backward": 6.0,
     "rope/eager": 20.0,
+    "rope/eager_halves": sum(HALVES),
+    "rope/eager_halves_backward": sum(HALVES_BACKWARD),
     "swiglu/eager_forward": 10.0,
     "swiglu/eager_backward": 18.0,
     "topk/eager_forward": 48.0,
@@ -33,6 +39,8 @@ ELEMENT_BYTES = {
     "copy/narrow": 6.0,
     "copy/pack": 6.0,
     "copy/flat": 4.0,
+    "copy/eager_cat": 4.0,
+    "copy/gather_in": 6.0,
     "copy/add_widened": 10.0,
     "loss/eager_forward": 12.0,
     "loss/eager_backward": 16.0,
@@ -115,7 +123,7 @@ def _of_micro_batch(pool: PreparedPool) -> Iterator[Shape]:
     for kind in model.block_kinds:
         layer = model.block(kind).layer
         attention = layer.attention if layer is not None else None
-        for operators in pool.pricer.operators(kind).values():
+        for operators in (*pool.pricer.operators(kind).values(), gather_copies(pool.pricer, kind)):
             for op in operators:
                 shape = _shape_of(op, model, attention, pool.pricer.tokens, pool.job.scenario.parallel.tp)
                 yield {"use": f"{op.cls}/{op.variant}", "launches": op.launches,
@@ -126,16 +134,18 @@ def _shape_of(op: Operator, model: ModelShape, attention: object, tokens: float,
     """Sizes of the operator's tensors; none where no piece of PyTorch code stands for it alone."""
     use, moe = f"{op.cls}/{op.variant}", model.moe
     if op.cls in GEMM_CLASSES or op.cls in ATTENTION_CLASSES:
-        if op.gemm is None or op.dtype != "bf16" or op.variant or op.cls == "gate_gemm":
+        if op.gemm is None or op.dtype != "bf16" or op.variant:
             return {}
-        g = op.gemm
+        g, cls = op.gemm, "gemm" if op.cls == "gate_gemm" else op.cls
         if op.cls in GEMM_CLASSES:
-            return {"use": op.cls, "m": int(g.m), "n": int(g.n), "k": int(g.k), "groups": g.groups}
+            return {"use": cls, "m": int(g.m), "n": int(g.n), "k": int(g.k), "groups": g.groups}
         if not isinstance(attention, SoftmaxAttention):
             return {}
         _, _, qk, v = attention.sizes
         heads = int(g.groups * g.m // g.n)  # of all sequences of the micro-batch
         return {"use": op.cls, "length": int(g.n), "heads": heads, "dqk": qk, "dv": v}
+    if op.cls == "embedding":
+        return {"tokens": int(tokens), "hidden": model.hidden, "vocabulary": model.vocab}
     if use not in ELEMENT_BYTES:
         return {}
     elements = round((op.bytes_read + op.bytes_written) / ELEMENT_BYTES[use])
@@ -150,6 +160,10 @@ def _shape_of(op: Operator, model: ModelShape, attention: object, tokens: float,
     if op.cls == "rope":
         turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
         return {"tokens": int(tokens), "heads": max(1, round(elements / tokens / turned)), "width": turned}
+    if use == "copy/eager_cat" and isinstance(attention, MLA):
+        heads, width, more = attention.heads // tp, attention.qk_nope_dim, attention.qk_rope_dim
+        tall = elements // (heads * (width + more))
+        return {"tokens": tall, "heads": heads, "width": width, "more": more}
     if op.cls == "loss":
         if round(elements / tokens * tp) != model.vocab:
             return {}  # logits that are not FP32: the piece is written for those that are
