@@ -180,6 +180,12 @@ CAT = "eager_cat"
 """Variant of a join of two strided tensors along the elements of a head."""
 
 
+def one_grouped_kernel(op: Operator) -> tuple[Operator, ...]:
+    """A weight gradient of all experts in one kernel, as `torch._grouped_mm` runs it, not one an expert."""
+    grouped = op.cls == "wgrad_gemm" and op.gemm is not None and op.gemm.groups > 1
+    return (replace(op, launches=1),) if grouped else (op,)
+
+
 def written(op: Operator) -> tuple[Operator, ...]:
     """A weight gradient written in BF16 instead of added into an FP32 buffer (PyTorch autograd, FSDP)."""
     if not op.accumulated_bytes:

@@ -21,6 +21,7 @@ from moesim.simulator.frameworks.eager import (
     in_halves,
     joined_by_cat,
     narrow,
+    one_grouped_kernel,
     passes_of_loss,
     rotates_halves,
     with_sum,
@@ -71,6 +72,8 @@ def apply_framework(
         )
     if software.loss != "fused":
         adapted = each(adapted, partial(passes_of_loss, how=software.loss))
+    if software.kernels == "eager" or software.compiled_blocks:
+        adapted = each(adapted, one_grouped_kernel)
     if software.kernels == "eager":
         if rotates_halves(adapted):
             adapted = each(adapted, in_halves)
