@@ -63,6 +63,44 @@ def rope(p: Mapping[str, Any], backward: bool) -> Call:
     return turned
 
 
+def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
+    """Rotary embedding that rotates halves, as torchtitan writes it for Qwen3 and gpt_oss."""
+    t = torch()
+    tables = [_normal(1, p["tokens"], 1, p["width"]) for _ in range(2)]
+
+    def turned(x: Any) -> Any:
+        first, second = x.chunk(2, dim=-1)
+        return x * tables[0] + t.cat((-second, first), dim=-1) * tables[1]
+
+    return _passes(turned, _normal(1, p["tokens"], p["heads"], p["width"], grad=True), backward=backward)
+
+
+def joined(p: Mapping[str, Any], backward: bool) -> Call:
+    """Keys of MLA as torchtitan joins them: a slice of every head's wider row, and a part all heads share."""
+    t, (tokens, heads, width, more) = torch(), (p[key] for key in ("tokens", "heads", "width", "more"))
+    own = _normal(1, tokens, heads, 2 * width)[..., :width]
+    shared = _normal(1, tokens, 1, more).expand(-1, -1, heads, -1)
+    return lambda: t.cat((own, shared), dim=-1)
+
+
+def embedding(p: Mapping[str, Any], backward: bool) -> Call:
+    """Rows of a table by token, or (`embedding/scatter`) their gradients summed into a table of zeros."""
+    t = torch()
+    table = _normal(p["vocabulary"], p["hidden"], grad=True)
+    chosen = t.randint(0, p["vocabulary"], (p["tokens"],), device="cuda")
+    return _passes(
+        lambda table: t.nn.functional.embedding(chosen, table), table, backward=p["use"].endswith("scatter")
+    )
+
+
+def gather_in(p: Mapping[str, Any], backward: bool) -> Call:
+    """FP32 shards copied into the BF16 buffer of an all-gather, as FSDP2 does."""
+    t, size = torch(), p["elements"] // TENSORS
+    shards = [_normal(size, wide=True) for _ in range(TENSORS)]
+    buffer = t.empty(size * TENSORS, device="cuda", dtype=t.bfloat16).split(size)
+    return lambda: t._foreach_copy_(buffer, shards)
+
+
 def swiglu(p: Mapping[str, Any], backward: bool) -> Call:
     """silu(gate) * up, in two kernels."""
     f = torch().nn.functional
@@ -167,11 +205,19 @@ PIECES: dict[str, Callable[[Mapping[str, Any], bool], Call]] = {
     "topk": topk,
     "permute": permute,
     "loss": loss,
+    "embedding": embedding,
     "elementwise": moved,
     "copy": moved,
     "optimizer": optimizer,
 }
 """What stands for the operators of a class; the second argument asks for the backward."""
+OF_USE: dict[str, Callable[[Mapping[str, Any], bool], Call]] = {
+    "rope/eager_halves": rope_in_halves,
+    "rope/eager_halves_backward": rope_in_halves,
+    "copy/eager_cat": joined,
+    "copy/gather_in": gather_in,
+}
+"""What stands for single uses in the place of their class's code."""
 
 
 def matrix_work(p: Mapping[str, Any]) -> TorchWork:
@@ -220,7 +266,7 @@ def _piece(p: Operator) -> Callable[[Mapping[str, Any], bool], Any] | None:
     cls = use.partition("/")[0]
     if "compiled" in p:
         return COMPILED.get(cls)
-    known = {**PIECES, **EAGER}
+    known = {**PIECES, **EAGER, **OF_USE}
     return known.get(str(p.get("piece", use))) or known.get(cls)
 
 

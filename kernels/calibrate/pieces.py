@@ -1,4 +1,4 @@
-"""PyTorch code of a step's operators: embeddings, copies of MLA and FSDP2, clipping, and compiled code.
+"""PyTorch code of a step's operators, the second part: copies of MLA and FSDP2, clipping, and compiled code.
 
 Each function makes the call of one operator from its sizes, as those of `operators.py` do.
 """
@@ -36,17 +36,7 @@ def passes(function: Callable[..., Any], *leaves: Any, backward: bool) -> Call:
     return lambda: t.autograd.grad(outputs, wanted, gradients, retain_graph=True)
 
 
-# -- embedding, clipping, small kernels ----------------------------------------------------------------
-
-
-def embedding(p: Mapping[str, Any], backward: bool) -> Call:
-    """Rows of the table by token; `embedding/scatter` is the gradient of the table, which is in BF16."""
-    t = torch()
-    table = normal(p["vocabulary"], p["hidden"], grad=True)
-    ids = t.randint(0, p["vocabulary"], (p["tokens"],), device="cuda")
-    return passes(
-        lambda w: t.nn.functional.embedding(ids, w), table, backward=p["use"] == "embedding/scatter"
-    )
+# -- clipping, small kernels -----------------------------------------------------------------------------
 
 
 def clipping(p: Mapping[str, Any], backward: bool) -> Call:
@@ -148,7 +138,6 @@ def single_divide(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 EAGER: dict[str, Callable[[Mapping[str, Any], bool], Call]] = {
-    "embedding": embedding,
     "optimizer/update": clipping,
     "permute/count": count,
     "elementwise/tiny": tiny,
@@ -170,7 +159,7 @@ EAGER: dict[str, Callable[[Mapping[str, Any], bool], Call]] = {
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as `torch.compile` makes it, whose backward can run more than once."""
     import_module("torch._dynamo").reset()  # else another size counts as a recompilation of this one
-    import_module("torch._functorch.config").donated_buffer = False
+    setattr(import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
     call: Callable[..., Any] = torch().compile(function, dynamic=False)
     return call
 

@@ -22,6 +22,8 @@ from moesim.kernels.timing import StartGate, time_group
 
 Parameter = int | float | str
 
+TIMED_GEMM = "timed gemm"
+"""Collectives beside which the GEMMs are timed, in the place of the collective beside GEMMs."""
 FORMER_KEYS = {"told": "left_free", "told_alone_ratio": "aware_alone_ratio"}
 """Names of parameters and values in rows of earlier releases, with their present names."""
 

@@ -19,8 +19,9 @@ from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Compute, Mode, PhaseCost, PhaseKey, TransferCost, compute_of_pass
-from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
+from moesim.simulator.model.primitives import move
 
 # -- data parallel -----------------------------------------------------------------------------------
 # Prices collectives over a job's data-parallel groups: rings, seconds alone, slow-down beside compute.
@@ -268,8 +269,12 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
         phases.append(("scatter W", "all_reduce" if whole else "reduce_scatter", reduced))
     transfers: dict[Phase, TransferCost] = {}
     alone_s: dict[Phase, float] = {}
+    copied = pricer.compute(gather_copies(pricer, kind), "alone")
     for phase, name, size in phases:
         transfers[phase], alone_s[phase] = _collective(pricer, kind, name, size, hidden)
+        if name == "all_gather" and copied.seconds:
+            transfers[phase] = _behind_copy(transfers[phase], copied)
+            alone_s[phase] += copied.seconds
     if sync.groups_in_backward:  # the shards are added up over the groups of hybrid FSDP, one after the other
         expert_part, dense_part = (1.0 / n for n in pricer.layout.shards)
         more, more_s = _collective(pricer, kind, "all_reduce", reduced, hidden, (dense_part, expert_part))
@@ -285,6 +290,34 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
             one.evidence | more.evidence,
         )
     return ShardedBlock(transfers, alone_s, hidden)
+
+
+def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
+    """The copy of a GPU's shards of a block into the buffer of an FSDP2 all-gather (eq. O34).
+
+    It casts shards in a wider format, and runs on a stream of its own before the collective, which waits for
+    it (torch 2.11 `_fsdp_collectives.py`, `all_gather_copy_in`; `_fsdp_param.py`, `all_gather_inputs`).
+    """
+    plan, recipe = pricer.scenario.parallel, pricer.scenario.recipe
+    if plan.zero_stage != 3 or not pricer.scenario.software.parameters_copied:
+        return ()
+    held, gathered = (BYTES_PER_ELEMENT[of] for of in (recipe.parameters, recipe.parameter_gather))
+    parts = zip(pricer.block_parameters(kind), shard_rings(pricer), strict=True)
+    own = fsum(count / ring.ranks for count, ring in parts if ring.ranks > 1)
+    variant = "flat" if held == gathered else "gather_in"
+    return (move("fsdp.shard_copy", "copy", "F", own * held, own * gathered, variant=variant),) if own else ()
+
+
+def _behind_copy(transfer: TransferCost, copied: PhaseCost) -> TransferCost:
+    """A collective that begins when its input has been copied."""
+    return replace(
+        transfer,
+        nic_s=transfer.nic_s + copied.seconds,
+        scale_up_s=transfer.scale_up_s + copied.seconds,
+        best_s=transfer.best_s + copied.best_s,
+        worst_s=transfer.worst_s + copied.worst_s,
+        evidence=transfer.evidence | copied.evidence,
+    )
 
 
 def _collective(

@@ -90,9 +90,15 @@ def operators_key(job: ResolvedJob) -> Hashable:
         s.recipe,
         s.recompute,
         s.software,
+        s.batch.sequences if _adds_up(s) else None,
         (s.routing.gate, s.routing.groups_per_token, s.routing.eplb, s.routing.redundant_experts),
         s.communication.model_copy(update={"sms": 0}),
     )
+
+
+def _adds_up(s: Scenario) -> bool:
+    """Whether autograd adds the gradients of micro-batches up in place, because no FSDP takes them."""
+    return s.software.weight_gradients == "written" and not s.parallel.zero_stage
 
 
 def prices_key(job: ResolvedJob) -> Hashable:
@@ -215,8 +221,12 @@ class Pricer(OfJob):
     def gradient_sync(self) -> GradientSync:
         """When the gradients of the job's plan are reduced over its replicas."""
         scenario = self.scenario
-        count = scenario.batch.sequences // (self.layout.dp * scenario.parallel.microbatch)
-        return GradientSync.of(scenario.parallel, scenario.software, count)
+        return GradientSync.of(scenario.parallel, scenario.software, self.microbatches)
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of one pipeline in a step."""
+        return self.scenario.batch.sequences // (self.layout.dp * self.scenario.parallel.microbatch)
 
     @property
     def ep_nodes(self) -> int:
@@ -365,8 +375,9 @@ class Pricer(OfJob):
         shards, whole = self.layout.shards, software.keeps_whole_gradients(plan.pp)
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
         adapted = apply_framework(
-            operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole
-        )
+            operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole,
+            microbatches=self.microbatches if _adds_up(s) else 1,
+        )  # fmt: skip
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software
         )

@@ -64,11 +64,48 @@ maximum while it casts the logits to FP32; subtraction, exponential and sum are 
 another."""
 
 
+NOT_RUN = frozenset({"experts.weight_gradient", "residual_scale", "residual_scale.backward"})
+"""Kernels of DeepSeek's profile that torchtitan's code does not have: the weights' gradients are part of those
+of the weighted sum, and residual branches are added without a factor."""
+HALVES, HALVES_BACKWARD = (11.0, 9.0), (15.0, 15.0)
+"""Bytes read and written per element by RoPE that rotates halves in BF16 (torchtitan 0.2.2
+`models/qwen3/model/model.py` and `models/gpt_oss/model/model.py`, `apply_rotary_emb`). Forward: two products
+(2 + 2 each), a negation of one half (1 + 1), a join of the halves (2 + 2) and a sum (4 + 2). Backward: two
+products, the negation, each half copied into zeros (1 + 1 and 2 each), and two sums. Llama 3, Llama 4 and
+DeepSeek-V3 multiply complex numbers instead (`ROPE`)."""
+HALVES_KERNELS, HALVES_BACKWARD_KERNELS = 5, 9
+
+
+HEAD_NORMS = frozenset({"qk_norm", "qk_norm.backward"})
+"""Norms over the elements of one head: their rows are so short that the number of rows sets the time, so that
+they have rates of their own."""
+
+
+def rotates_halves(operators: Operators) -> bool:
+    """Whether torchtitan's code of this layer rotates halves: that of Qwen3, which norms queries and keys, and
+    of gpt_oss, which has sinks."""
+    names = {op.name for ops in operators.values() for op in ops}
+    return bool(names & {"qk_norm", "attention.sinks.backward"})
+
+
+def in_halves(op: Operator) -> tuple[Operator, ...]:
+    """RoPE by halves in the place of a fused kernel."""
+    if op.cls != "rope":
+        return (op,)
+    elements = op.bytes_written / BF16
+    (read, written), kernels = (HALVES_BACKWARD, HALVES_BACKWARD_KERNELS)
+    variant = "eager_halves_backward"
+    if not op.name.endswith(".backward"):
+        (read, written), kernels, variant = HALVES, HALVES_KERNELS, "eager_halves"
+    size = {"bytes_read": elements * read, "bytes_written": elements * written}
+    return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
+
+
 def eager(op: Operator) -> tuple[Operator, ...]:
     """An eager kernel in the place of a fused one: its bytes, launches and variant."""
     base = op.name.removesuffix(".recompute")
-    if base == "experts.weight_gradient":
-        return ()  # part of the gradient of the weighted sum
+    if base in NOT_RUN:
+        return ()
     if base in ROW_BYTES:
         # A fused expand writes, and a fused reduce reads, every routed row once, in BF16.
         whole = op.bytes_written if "expand" in base else op.bytes_read
@@ -76,8 +113,16 @@ def eager(op: Operator) -> tuple[Operator, ...]:
         variant = base.removeprefix("experts.")
         return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
     factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches
-    if variant.startswith("eager_eager"):
-        return (op,)  # a framework's list names the eager kernel itself
+    if op.variant.startswith("eager_"):
+        return (op,)  # what names the eager kernel itself
+    if base == "shared.down":  # the output of the shared experts is added to that of the routed ones
+        rows = op.bytes_written
+        return op, replace(
+            move("shared.add", "elementwise", op.direction, 2 * rows, rows, variant="add"),
+            name=op.name.replace("down", "add"), recompute=op.recompute,
+        )  # fmt: skip
+    if base in HEAD_NORMS:
+        variant = f"eager_head_{op.variant}"
     if op.cls == "swiglu":
         forward = base.endswith("swiglu")
         if op.bytes_read < 2.5 * op.bytes_written and op.bytes_read == op.bytes_written * (
@@ -96,6 +141,51 @@ def eager(op: Operator) -> tuple[Operator, ...]:
         return (op,)
     size = {"bytes_read": op.bytes_read * factor, "bytes_written": op.bytes_written * factor}
     return (replace(op, **size, variant=variant, launches=launches),)  # type: ignore[arg-type]
+
+
+def joined_by_cat(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """What torchtitan's DeepSeek-V3 runs for the copies of MLA: `cat` and `split`, whose backward is a `cat`.
+
+    Forward, queries and keys are joined from parts with and without rotation; the latent is made contiguous
+    for its norm, the rotated key is a view. Backward, the gradients of queries, of keys with values and of
+    the down-projection are joined, and that of the latent is made contiguous (torchtitan 0.2.2
+    `models/deepseek_v3/model/model.py`, `Attention.forward`).
+    """
+    named = {op.name: op for op in ops}
+    out: list[Operator] = []
+    for op in ops:
+        base = op.name.removesuffix(".recompute")
+        again = op.name.removeprefix(base)
+        if base == "k_nope_pack" and f"rope_q{again}" in named:
+            part = named[f"k_rope_broadcast{again}"]
+            size = op.bytes_written + part.bytes_written
+            keys = {"bytes_read": op.bytes_read + part.bytes_read, "bytes_written": size}
+            out.append(replace(op, name=f"k.cat{again}", variant=CAT, **keys))  # type: ignore[arg-type]
+            out.append(replace(op, name=f"q.cat{again}", variant=CAT, bytes_read=size, bytes_written=size))
+        elif base == "k_nope_unpack" and "rope_q.backward" in named:
+            both = op.bytes_written + named["v_unpack"].bytes_written
+            size = op.bytes_written + named["rope_q.backward"].bytes_written
+            out.append(replace(op, name="kv_up.cat", variant=CAT, bytes_read=both, bytes_written=both))
+            out.append(replace(op, name="q.cat.backward", variant=CAT, bytes_read=size, bytes_written=size))
+        elif base == "kv_latent.join" and "k_rope.sum_heads" in named:
+            size = op.bytes_read / 3
+            moved = 2 * size - named["k_rope.sum_heads"].bytes_written
+            out.append(
+                replace(op, cls="copy", variant=CAT, bytes_read=moved, bytes_written=moved, launches=2)
+            )
+        elif base not in ("k_rope_broadcast", "k_rope_slice", "v_unpack"):
+            out.append(op)
+    return tuple(out)
+
+
+CAT = "eager_cat"
+"""Variant of a join of two strided tensors along the elements of a head."""
+
+
+def one_grouped_kernel(op: Operator) -> tuple[Operator, ...]:
+    """A weight gradient of all experts in one kernel, as `torch._grouped_mm` runs it, not one an expert."""
+    grouped = op.cls == "wgrad_gemm" and op.gemm is not None and op.gemm.groups > 1
+    return (replace(op, launches=1),) if grouped else (op,)
 
 
 def written(op: Operator) -> tuple[Operator, ...]:
@@ -148,6 +238,21 @@ def added_gradients(operators: Operators, parameters: float, how: str) -> dict[P
     if cast:
         added.insert(0, move("gradients.cast", "copy", "W", cast / 3, cast / 3 * 2, variant="widen"))
     return behind(result, {"mlp W": added})
+
+
+def accumulated_by_autograd(
+    operators: Operators, parameters: float, microbatches: int
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Add what autograd adds to gradients that no FSDP takes: all micro-batches but the first (eq. O33).
+
+    The first backward keeps the gradient that the GEMM wrote; every further one adds its own to it, reading
+    two 16-bit gradients and writing one (torch 2.11 `accumulate_grad.h`, `accumulateGrad`).
+    """
+    share = parameters * (1.0 - 1.0 / microbatches)
+    if not share:
+        return dict(operators)
+    added = move("gradients.accumulate", "elementwise", "W", 2 * share * BF16, share * BF16, variant="add")
+    return behind(operators, {"mlp W": (added,)})
 
 
 EAGER_LOSS, EAGER_BACKWARD = 3 / 2, 4 / 2

@@ -11,14 +11,19 @@ from functools import partial
 
 from moesim.simulator.frameworks.eager import (
     Operators,
+    accumulated_by_autograd,
     added_gradients,
     copied_parameters,
     copies_of_single_groups,
     each,
     eager,
     flat_gradients,
+    in_halves,
+    joined_by_cat,
     narrow,
+    one_grouped_kernel,
     passes_of_loss,
+    rotates_halves,
     with_sum,
 )
 from moesim.simulator.frameworks.software import Software
@@ -37,16 +42,19 @@ def apply_framework(
     sharded: float,
     *,
     whole_gradients: bool = False,
+    microbatches: int = 1,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
     replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
-    added up before they are reduced.
+    added up before they are reduced. `microbatches`: those of a step.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
+        if software.weight_gradients == "written" and not zero_stage:
+            adapted = accumulated_by_autograd(adapted, parameters, microbatches)
     elif recipe.gradients == "bf16":
         adapted = each(adapted, narrow)
     if software.expert_kernels == "fused":
@@ -64,7 +72,12 @@ def apply_framework(
         )
     if software.loss != "fused":
         adapted = each(adapted, partial(passes_of_loss, how=software.loss))
+    if software.kernels == "eager" or software.compiled_blocks:
+        adapted = each(adapted, one_grouped_kernel)
     if software.kernels == "eager":
+        if rotates_halves(adapted):
+            adapted = each(adapted, in_halves)
+        adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
         adapted = each(adapted, eager)
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"

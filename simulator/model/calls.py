@@ -86,6 +86,8 @@ def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
         if base in ("experts.expand", "experts.reduce_gradient"):
             return out
         return back if base in ("experts.reduce", "experts.expand_gradient") else ()
+    if op.variant.startswith("eager_halves"):  # rotary embedding in single operators
+        return (("pointwise", float(op.launches)),)
     if op.cls == "elementwise":
         counted = op.variant in ("add", "reduce", "join", "index_add")
         return (("pointwise", float(op.launches)),) if counted else ()

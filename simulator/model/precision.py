@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, Self
 
 from pydantic import model_validator
@@ -38,7 +39,8 @@ class Precision(Section):
     (Transformer Engine's `fp8_dpa`): queries, keys, values and the output's gradient are cast first, and the
     output and the gradients of the three are BF16. Its kernels know `mx` and `tensor`."""
     loss: Literal["bf16", "fp32"] = "bf16"
-    """`fp32`: logits are copied to FP32 before the loss, and its gradient back."""
+    """`fp32`: logits are copied to FP32 before the loss, and its gradient back. `software.loss: eager`, whose
+    code does so, is always in FP32."""
     parameters: Literal["bf16", "fp8", "fp32"] = "bf16"
     """Format of the copy that forward and backward read."""
     master_weights: Format = "fp32"
@@ -120,6 +122,12 @@ PRECISIONS: dict[str, Precision] = {
     "fp8": Precision(linear="fp8", moments="bf16", dispatch="fp8", activation_cache="fp8"),
     "bf16": Precision(linear="bf16"),
 }
+
+
+@lru_cache(maxsize=64)
+def in_fp32_loss(recipe: Precision) -> Precision:
+    """The recipe with logits that are copied to FP32 before the loss."""
+    return recipe if recipe.loss == "fp32" else recipe.model_copy(update={"loss": "fp32"})
 
 
 def row_bytes(elements: float, fmt: str) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 from moesim.hwmodels.cluster import list_clusters, load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import ROW_BYTES
+from moesim.simulator.frameworks.eager import HALVES, HALVES_BACKWARD, ROW_BYTES
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.catalogue import load_model
@@ -24,7 +25,11 @@ ELEMENT_BYTES = {
     "norm/eager_forward": 4.0,
     "norm/eager_forward_add": 8.0,
     "norm/eager_backward": 6.0,
+    "norm/eager_head_forward": 4.0,
+    "norm/eager_head_backward": 6.0,
     "rope/eager": 20.0,
+    "rope/eager_halves": sum(HALVES),
+    "rope/eager_halves_backward": sum(HALVES_BACKWARD),
     "swiglu/eager_forward": 10.0,
     "swiglu/eager_backward": 18.0,
     "topk/eager_forward": 48.0,
@@ -35,6 +40,8 @@ ELEMENT_BYTES = {
     "copy/narrow": 6.0,
     "copy/pack": 6.0,
     "copy/flat": 4.0,
+    "copy/eager_cat": 4.0,
+    "copy/gather_in": 6.0,
     "copy/add_widened": 10.0,
     "loss/eager_forward": 12.0,
     "loss/eager_backward": 16.0,
@@ -154,7 +161,7 @@ def _of_micro_batch(pool: PreparedPool) -> Iterator[Shape]:
     for kind in pool.job.shape.block_kinds:
         layer = pool.job.shape.block(kind).layer
         attention = layer.attention if layer is not None else None
-        for operators in pool.pricer.operators(kind).values():
+        for operators in (*pool.pricer.operators(kind).values(), gather_copies(pool.pricer, kind)):
             whole = any(op.cls == "attention_backward" and _matrix_shape(op, attention) for op in operators)
             for op in operators:
                 if op.cls == "attention_pre_post" and whole:
@@ -214,8 +221,7 @@ def _tensor_shape(op: Operator, element_bytes: float, attention: Any, pool: Prep
             width = _NORM_WIDTHS.get(name.partition(".")[0], lambda _: model.hidden)(attention)
             return {"rows": elements // width, "width": width}
         case "embedding":
-            rows = round(operator_bytes(op) / (EMBEDDED[op.variant] * model.hidden + 8.0))
-            return {"tokens": rows, "hidden": model.hidden, "vocabulary": model.vocab}
+            return {"tokens": tokens, "hidden": model.hidden, "vocabulary": model.vocab}
         case "topk" if moe is not None:
             return {"tokens": tokens, "experts": moe.experts, "top_k": moe.top_k}
         case "permute" if moe is not None:
@@ -228,15 +234,20 @@ def _tensor_shape(op: Operator, element_bytes: float, attention: Any, pool: Prep
         case "rope":
             turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
             return {"tokens": tokens, "heads": max(1, round(elements / tokens / turned)), "width": turned}
+        case "copy" if op.variant == "eager_cat" and isinstance(attention, MLA):
+            heads = attention.heads // pool.job.scenario.parallel.tp
+            width, more = attention.qk_nope_dim, attention.qk_rope_dim
+            return {
+                "tokens": elements // (heads * (width + more)),
+                "heads": heads,
+                "width": width,
+                "more": more,
+            }
         case "swiglu" if op.variant.startswith("weight") and moe is not None:
             return {"elements": elements, "columns": moe.expert_ffn}
     if _of_latents(op, attention):
         return _heads_of_latents(op, name, attention, tokens)
     return _copied(op, name, elements, pool.job.scenario.recipe.gradient_reduce == "fp32")
-
-
-EMBEDDED = {"gather": 4.0, "scatter": 10.0}
-"""Bytes that an embedding, and its gradient, are counted to move for one element of a token's row."""
 
 
 def _rows_of_experts(op: Operator, name: str, elements: int, moe: MoE, hidden: int) -> Shape:

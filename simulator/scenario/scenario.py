@@ -39,7 +39,7 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.frameworks.software import Software, without_answers
 from moesim.simulator.model.catalogue import load_model
-from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.precision import PRECISIONS, Precision, in_fp32_loss
 from moesim.simulator.model.recompute import RecomputeKey
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import defaults as rules
@@ -291,15 +291,17 @@ class Scenario(Section):
 
     @property
     def recipe(self) -> Precision:
-        """The precision recipe, loaded by name if needed; raises InputError for an unknown name."""
-        if isinstance(self.precision, Precision):
-            return self.precision
-        if self.precision not in PRECISIONS:
+        """The precision recipe, loaded by name if needed; raises InputError for an unknown name.
+
+        The trainer's own loss may widen the logits (`software.loss: eager`).
+        """
+        if not isinstance(self.precision, Precision) and self.precision not in PRECISIONS:
             raise InputError(
                 f"precision={self.precision!r} is not known{nearest(self.precision, list(PRECISIONS))}; "
                 f"known: {', '.join(PRECISIONS)}, or give the fields of a recipe"
             )
-        return PRECISIONS[self.precision]
+        recipe = self.precision if isinstance(self.precision, Precision) else PRECISIONS[self.precision]
+        return in_fp32_loss(recipe) if self.software.loss == "eager" else recipe
 
     @property
     def shape(self) -> ModelShape:
