@@ -120,7 +120,8 @@ class GarbageCollector(Frozen):
 class Host(Frozen):
     """Data of one kind of host and its framework (`data/hosts/*.yaml`).
 
-    `like` names another host, whose times multiplied by `factor` are those of this one.
+    `like` names another host, whose times multiplied by `factor` are those of this one, but for the `calls`
+    that were measured here (`moesim calibrate --model`); both hosts have the same ratios inside blocks.
     """
 
     name: str
@@ -142,9 +143,9 @@ class Host(Frozen):
 
     @model_validator(mode="after")
     def _has_times(self) -> Host:
-        if bool(self.calls) == (self.like is not None) or (self.like is None) != (self.factor is None):
-            raise ValueError("give either calls, or like and factor")
-        missing = [kind for kind in get_args(CallKind) if self.calls and kind not in self.calls]
+        if (self.like is None) != (self.factor is None) or not (self.calls or self.like):
+            raise ValueError("give either all calls, or like and factor, with those calls that were measured")
+        missing = [kind for kind in get_args(CallKind) if self.like is None and kind not in self.calls]
         if missing:
             raise ValueError(f"calls has no time for {', '.join(missing)}; give one for every kind of call")
         return self
@@ -153,14 +154,15 @@ class Host(Frozen):
         self, kind: CallKind, forward: bool, family: BlockFamily = "other", compiled: bool = False
     ) -> float:
         """Host seconds of one call in a block, or in a compiled one; raises InputError for unknown `like`."""
-        if self.factor is not None:
-            return self.factor.value * self.measured().call_s(kind, forward, family, compiled)
+        base = self.measured()
+        if self.factor is not None and kind not in self.calls:
+            return self.factor.value * base.call_s(kind, forward, family, compiled)
         call = self.calls[kind]
         own = call.compiled if compiled and call.compiled else call
         seconds = own.forward if forward else own.backward
         if call.whole:
             return seconds
-        tables = (self.in_block, self.compiled) if compiled else (self.in_block,)
+        tables = (base.in_block, base.compiled) if compiled else (base.in_block,)
         for ratios in tables:
             ratio = ratios.get(family, ratios.get("other"))
             if ratio is not None:
@@ -168,7 +170,7 @@ class Host(Frozen):
         return seconds
 
     def measured(self) -> Host:
-        """The host whose calls were measured, which is this one or the one named by `like`.
+        """The host whose calls were all measured, which is this one or the one named by `like`.
 
         Raises InputError where the other is unknown or has a `like` of its own.
         """

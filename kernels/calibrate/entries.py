@@ -12,7 +12,8 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve
 from moesim.hwmodels.calibration_entry import LawGroup, entry_id_suffix
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate.protocol import TimedRow
+from moesim.hwmodels.provenance import SourcedFraction
+from moesim.kernels.calibrate.protocol import TIMED_GEMM, TimedRow
 from moesim.kernels.export import Origin, curve, gemm_table, law, residual
 from moesim.kernels.fit import (
     Quality,
@@ -419,6 +420,22 @@ def entries(rows: Rows) -> list[Entry]:
         small,
     )
     return [entry for make in makers for entry in make(rows)]
+
+
+def lost_beside_nccl(rows: Rows) -> SourcedFraction | None:
+    """Compute that a second of an NCCL collective costs GEMMs beside it; None where it was not measured."""
+    found = [row.values[key] for row in rows.of("nccl", beside=TIMED_GEMM) for key in ("lost", "low", "high")]
+    if not found or min(found) < 0.0:
+        return None
+    return SourcedFraction(
+        value=statistics.median(found[::3]),
+        between=(min(found), max(found)),
+        kind="measured",
+        source=rows.origin.source(
+            "BF16 GEMMs beside all-gathers and reduce-scatters of NCCL, windows covered"
+        ),
+        date=rows.origin.date,
+    )
 
 
 def as_profile(profile: CalibrationProfile, found: Sequence[Entry]) -> CalibrationProfile:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample, TaskFailed, find_library
+from moesim.kernels.calibrate.protocol import (
+    TIMED_GEMM,
+    Facts,
+    Grid,
+    Parameter,
+    Sample,
+    TaskFailed,
+    find_library,
+)
 
 IN_A_ROW = 20
 """Barriers timed together, because a single one is shorter than the resolution of CUDA events."""
@@ -373,6 +382,8 @@ def _nccl_grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
     tasks = [task(o, size, most) for o in operations for size in (NCCL_SIZES[::2] if quick else NCCL_SIZES)]
     if "torch" in facts.libraries and not quick:
         tasks += [task(o, size, most, "gemm") for o in NCCL_OPERATIONS[:2] for size in NCCL_SIZES[:2]]
+    if "torch" in facts.libraries:
+        tasks += [task(o, NCCL_SIZES[0], most, TIMED_GEMM) for o in NCCL_OPERATIONS[:2]]
     fewer = [n for n in (2, 4) if n < most]
     if not quick:
         tasks += [task("all_gather", size, n) for n in fewer for size in NCCL_SIZES[:4:2]]
@@ -391,7 +402,63 @@ def _nccl_on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
     values = {"bytes": float(size)}
     if not ring.graphs:
         return Sample(session.time(ranks, work, before=lambda i: group.barrier()), values)
+    if p["beside"] == TIMED_GEMM:
+        return _lost(session, group, work, ring.graphs, values)
     return Sample(_beside(session, group, work, ring.graphs), values)
+
+
+def _lost(session: Any, group: Any, work: Any, graphs: list[Any], values: dict[str, float]) -> Sample:
+    """Seconds of GEMMs on the slowest GPU while collectives run, and the share of time that they lose.
+
+    A window counts only if collectives ran from its begin past its end on every GPU.
+    """
+    from moesim.kernels.calibrate.compute import torch
+
+    t = torch()
+    pairs = zip(group.streams, group.devices, strict=True)
+    streams = [t.cuda.ExternalStream(stream.ptr, device=device) for stream, device in pairs]
+
+    def marks() -> list[Any]:
+        return [t.cuda.Event(enable_timing=True) for _ in graphs]
+
+    def window(collectives: int) -> list[float]:
+        running, begin, end, finished = marks(), marks(), marks(), marks()
+        group.barrier()
+        for repeat in range(collectives):
+            work(repeat)
+            if repeat == 0:
+                for mark, stream in zip(running, streams, strict=True):
+                    mark.record(stream)
+        for mark, stream in zip(finished, streams, strict=True):
+            mark.record(stream)
+        for i, graph in enumerate(graphs):
+            if collectives:
+                graph.stream.wait_event(running[i])
+            begin[i].record(graph.stream)
+            graph.replay()
+            graph.replay()
+            end[i].record(graph.stream)
+        group.synchronize()
+        for graph in graphs:
+            graph.stream.synchronize()
+        if collectives and any(a.elapsed_time(b) < 0.0 for a, b in zip(end, finished, strict=True)):
+            return []
+        return [a.elapsed_time(b) * 1e-3 for a, b in zip(begin, end, strict=True)]
+
+    window(0), window(2)
+    once_s = max(session.time(len(graphs), work, before=lambda i: group.barrier()))
+    times, lost = [], []
+    for _ in range(session.repeats):
+        alone = window(0)
+        beside = window(3 + round(3.0 * max(alone) / once_s))
+        if beside:
+            times.append(max(beside))
+            lost.append(statistics.fmean(1.0 - a / b for a, b in zip(alone, beside, strict=True)))
+    if not lost:
+        raise TaskFailed("the collectives beside the GEMMs ended inside every window")
+    return Sample(
+        tuple(times), {**values, "lost": statistics.median(lost), "low": min(lost), "high": max(lost)}
+    )
 
 
 def _beside(session: Any, group: Any, work: Any, graphs: list[Any]) -> tuple[float, ...]:
@@ -434,7 +501,7 @@ def _nccl_set_up(session: Any, ranks: int, beside: str) -> _Ring:
         ring.arrays += [words, out]
         ring.send.append(int(words.data.ptr))
         ring.receive.append(int(out.data.ptr))
-    if beside == "gemm":
+    if beside in ("gemm", TIMED_GEMM):
         from moesim.kernels.calibrate.compute import Graphs, gemm
 
         devices = session.devices[:ranks]

@@ -15,21 +15,21 @@ from typing import Any
 from moesim.hwmodels.calibration import Entry, GemmClass, GemmTable, MeasuredCurve, load_profile
 from moesim.kernels.calibrate.compute import Graphs, TorchWork, attention, gemm, torch
 from moesim.kernels.calibrate.entries import Rows, spread
+from moesim.kernels.calibrate.pieces import COMPILED, EAGER, TENSORS, Call
+from moesim.kernels.calibrate.pieces import normal as _normal
+from moesim.kernels.calibrate.pieces import passes as _passes
 from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample, TimedRow
 from moesim.kernels.export import curve, gemm_table, residual
 
 Operator = Mapping[str, Parameter]
 """One row of the table."""
-Call = Callable[[], Any]
 SPIN_CYCLES = 4_000_000
 """About 2.2 ms at 1.8 GHz: the GPU waits while the host launches the kernels of a piece."""
 FLUSH_BYTES = 256 << 20
-TENSORS = 8
-"""Parameters of an optimizer, or gradients of a group, are split into so many tensors."""
 GRAPHED = ("gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm", "attention_forward", "attention_backward")
 """Uses that are limited by compute: timed as CUDA graphs at the clock of a long load."""
 GEMMS: tuple[GemmClass, ...] = ("gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm")
-NAME = "operators"
+NAME, COMPILED_NAME = "operators", "compiled"
 LAUNCHES_FROM = "hopper-launch"
 """Profile with the gap between two launches."""
 FIRST = ("permute", "grouped_gemm", "wgrad_gemm", "gemm", "attention_forward", "attention_backward", "norm")
@@ -37,21 +37,6 @@ FIRST = ("permute", "grouped_gemm", "wgrad_gemm", "gemm", "attention_forward", "
 
 
 # -- pieces ------------------------------------------------------------------------------------------
-
-
-def _normal(*shape: int, grad: bool = False, wide: bool = False) -> Any:
-    t = torch()
-    return t.randn(shape, device="cuda", dtype=t.float32 if wide else t.bfloat16).requires_grad_(grad)
-
-
-def _passes(function: Callable[..., Any], *leaves: Any, backward: bool) -> Call:
-    """The forward of a piece, or the backward of one forward that is kept."""
-    if not backward:
-        return lambda: function(*leaves)
-    t = torch()
-    y = function(*leaves)
-    g = t.randn_like(y)
-    return lambda: t.autograd.grad(y, leaves, g, retain_graph=True)
 
 
 def norm(p: Mapping[str, Any], backward: bool) -> Call:
@@ -91,7 +76,7 @@ def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 def joined(p: Mapping[str, Any], backward: bool) -> Call:
-    """Keys of MLA as torchtitan joins them: a slice of wider rows of every head, and a part all heads share."""
+    """Keys of MLA as torchtitan joins them: a slice of every head's wider row, and a part all heads share."""
     t, (tokens, heads, width, more) = torch(), (p[key] for key in ("tokens", "heads", "width", "more"))
     own = _normal(1, tokens, heads, 2 * width)[..., :width]
     shared = _normal(1, tokens, 1, more).expand(-1, -1, heads, -1)
@@ -172,19 +157,20 @@ def permute(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 def loss(p: Mapping[str, Any], backward: bool) -> Call:
-    """Cross-entropy of logits that are FP32 already."""
+    """Cross-entropy of logits as they are: FP32 (`wide`), to which torchtitan casts them, or BF16."""
     t = torch()
-    logits = _normal(p["tokens"], p["vocabulary"], wide=True, grad=True)
+    logits = _normal(p["tokens"], p["vocabulary"], wide=bool(p["wide"]), grad=True)
     labels = t.randint(0, p["vocabulary"], (p["tokens"],), device="cuda")
     return _passes(lambda z: t.nn.functional.cross_entropy(z, labels), logits, backward=backward)
 
 
 def moved(p: Mapping[str, Any], backward: bool) -> Call:
-    """Element-wise kernels and copies of one tensor, and FSDP2's packing of gradients into an FP32 buffer."""
+    """Element-wise kernels and copies of one tensor, and FSDP2's packing of gradients into a buffer."""
     t, kind, n = torch(), p["use"].partition("/")[2], p["elements"]
     if kind == "pack":
         grads = [_normal(n // TENSORS // 2 * 2) for _ in range(TENSORS)]
-        out = t.empty(2, sum(grad.numel() for grad in grads) // 2, device="cuda")
+        reduced = t.float32 if p["wide"] else t.bfloat16
+        out = t.empty(2, sum(grad.numel() for grad in grads) // 2, device="cuda", dtype=reduced)
         return lambda: t._chunk_cat(grads, dim=0, num_chunks=2, out=out)
     x = _normal(n, wide=kind == "narrow")
     y = _normal(n, wide=kind == "add_widened")
@@ -240,7 +226,7 @@ def matrix_work(p: Mapping[str, Any]) -> TorchWork:
     if use.startswith("attention"):
         return attention(p["heads"], p["length"], p["dqk"], p["dv"], backward=use.endswith("backward"))
     t, m, n, k, groups = torch(), p["m"], p["n"], p["k"], p["groups"]
-    if use == "gemm":
+    if use == "gemm" or (use == "gate_gemm" and not p["turned"]):
         return gemm("bf16", m, n, k)
     if groups == 1:  # a weight gradient: both operands are transposed views
         data = [(_normal(k, m).t(), _normal(k, n)) for _ in range(2)]
@@ -262,17 +248,31 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Operator]:
         cls = str(p["use"]).partition("/")[0]
         return FIRST.index(cls) if cls in FIRST else len(FIRST), -float(p["bytes"])
 
-    return sorted((p for p in facts.operators if _has_piece(p)), key=rank)
+    return sorted((p for p in facts.operators if "compiled" not in p and _piece(p)), key=rank)
 
 
-def _has_piece(p: Operator) -> bool:
-    known = p["use"] in GRAPHED or str(p["use"]).partition("/")[0] in PIECES
-    return known and len(p) > len(("use", "bytes", "launches"))
+def _compiled_grid(facts: Facts, quick: bool) -> Sequence[Operator]:
+    found = [p for p in facts.operators if "compiled" in p and _piece(p)]
+    return sorted(found, key=lambda p: -float(p["bytes"]))
+
+
+def _piece(p: Operator) -> Callable[[Mapping[str, Any], bool], Any] | None:
+    """What stands for an operator: matrix work, or the piece that its row, its use or its class names."""
+    use = str(p["use"])
+    if len(p) <= len(("use", "bytes", "launches")):
+        return None
+    if use in GRAPHED:
+        return lambda p, _: matrix_work(p)
+    cls = use.partition("/")[0]
+    if "compiled" in p:
+        return COMPILED.get(cls)
+    known = {**PIECES, **EAGER, **OF_USE}
+    return known.get(str(p.get("piece", use))) or known.get(cls)
 
 
 def without_piece(found: Iterable[Operator]) -> list[str]:
     """Uses of operators that a prediction prices and that nothing here measures."""
-    return sorted({str(p["use"]) for p in found if not _has_piece(p)})
+    return sorted({str(p["use"]) for p in found if _piece(p) is None})
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
@@ -282,7 +282,8 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
         graphs = session.keep(key, lambda: Graphs(session.devices[0], lambda: matrix_work(p)))
         return Sample(tuple(graphs.seconds() for _ in range(session.repeats)), {"flop": graphs.work.flop})
     t.cuda.set_device(session.devices[0])
-    piece = OF_USE.get(use) or PIECES[use.partition("/")[0]]
+    piece = _piece(p)
+    assert piece is not None  # the grids hold no others
     call = session.keep(key, lambda: piece(p, use.endswith(("backward", "_gradient"))))
     flush = t.empty(FLUSH_BYTES, device="cuda", dtype=t.uint8)
     times = []
@@ -308,6 +309,16 @@ MEASUREMENT = Grid(
     libraries=("cupy", "torch"),
     of_model=True,
 )
+COMPILED_MEASUREMENT = Grid(
+    name=COMPILED_NAME,
+    title="operators of the model's step that torch.compile compiles",
+    grid=_compiled_grid,
+    on_gpu=_on_gpu,
+    task_s=3.0,
+    setup_s=10.0,
+    libraries=("cupy", "torch", "triton", "C compiler"),
+    of_model=True,
+)
 
 
 # -- entries -----------------------------------------------------------------------------------------
@@ -320,18 +331,20 @@ def curves(rows: Rows) -> Iterable[MeasuredCurve]:
     """
     gap = load_profile(LAUNCHES_FROM).launch_gap
     found = [row for row in rows.of(NAME) if row.parameters["use"] not in GRAPHED]
+    found += rows.of(COMPILED_NAME)
     for use in dict.fromkeys(str(row.parameters["use"]) for row in found):
         of_use = [row for row in found if row.parameters["use"] == use]
-        points = pooled(
+        points = averaged(
             (float(r.parameters["bytes"]), r.seconds - _gaps_s(r, gap.value if gap else 0.0)) for r in of_use
         )
+        code = "torch.compile's" if of_use[0].measurement == COMPILED_NAME else "PyTorch's"
         yield curve(
-            f"{rows.name}.{use.replace('/', '.')}",
+            f"{rows.name}.{use.strip('/').replace('/', '.')}",
             [(size / 1e6, size / seconds / 1e9) for size, seconds in points],
             x=("bytes read and written", "MB"),
             y=("effective bandwidth", "GB/s"),
             origin=rows.origin,
-            what=rows.how or f"PyTorch's code of {use} at the sizes of a model, cold L2 cache",
+            what=rows.how or f"{code} code of {use} at the sizes of a model, cold L2 cache",
             error=residual(max(0.05, spread(of_use)), "spread of repeats, at least 5 %"),
             used_for=(use,),
             conditions=rows.origin.conditions(compute_sms=rows.accelerator.n_sms),
@@ -344,21 +357,16 @@ def _gaps_s(row: TimedRow, gap_s: float) -> float:
     return min(launches * gap_s, 0.5 * row.seconds) if launches > 1 else 0.0
 
 
-def pooled(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(bytes, seconds) by size, means of equal sizes; neighbours whose time would fall become their mean."""
+def averaged(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(bytes, seconds) by size, with the mean of equal sizes.
+
+    Times may fall with more bytes, where rows of other widths are measured: a prediction at a size gives back
+    its own time.
+    """
     by_size: dict[float, list[float]] = defaultdict(list)
     for size, seconds in points:
         by_size[size].append(seconds)
-    groups: list[list[tuple[float, float]]] = []
-    for size in sorted(by_size):
-        groups.append([(size, statistics.fmean(by_size[size]))])
-        while len(groups) > 1 and _mean(groups[-1], 1) <= _mean(groups[-2], 1):
-            groups[-2:] = [[*groups[-2], *groups[-1]]]
-    return [(_mean(group, 0), _mean(group, 1)) for group in groups]
-
-
-def _mean(points: Sequence[tuple[float, float]], part: int) -> float:
-    return statistics.fmean(point[part] for point in points)
+    return [(size, statistics.fmean(by_size[size])) for size in sorted(by_size)]
 
 
 def tables(rows: Rows) -> Iterable[GemmTable]:

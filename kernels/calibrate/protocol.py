@@ -6,6 +6,8 @@ import ctypes.util
 import importlib.util
 import json
 import math
+import os
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,8 @@ from moesim.kernels.timing import StartGate, time_group
 
 Parameter = int | float | str
 
+TIMED_GEMM = "timed gemm"
+"""Collectives beside which the GEMMs are timed, in the place of the collective beside GEMMs."""
 FORMER_KEYS = {"told": "left_free", "told_alone_ratio": "aware_alone_ratio"}
 """Names of parameters and values in rows of earlier releases, with their present names."""
 
@@ -301,6 +305,8 @@ class GpuContext:
         while gpus < min(8, len(machine.gpus)) and machine.reachable(gpus + 1):
             gpus += 1
         libraries = {name for name in ("cupy", "torch") if importlib.util.find_spec(name) is not None}
+        libraries |= {"triton"} if importlib.util.find_spec("triton") is not None else set()
+        libraries |= {"C compiler"} if any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc"))) else set()
         if "cupy" in libraries and find_library():
             libraries.add("nccl")
         self.facts = Facts(gpus, frozenset(libraries), machine.gpus[0].sms or 132)

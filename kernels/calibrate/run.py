@@ -17,8 +17,8 @@ from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.kernels.calibrate import compute, interference, links, operators
-from moesim.kernels.calibrate.entries import Rows, as_profile, entries
+from moesim.kernels.calibrate import compute, host, interference, links, operators
+from moesim.kernels.calibrate.entries import Rows, as_profile, entries, lost_beside_nccl
 from moesim.kernels.calibrate.links import settings
 from moesim.kernels.calibrate.protocol import Context, Facts, Grid, TimedRow, TimingTask
 from moesim.kernels.catalog import KERNELS
@@ -127,6 +127,7 @@ QUICK_BUDGET_S, BUDGET_S, MODEL_BUDGET_S = 115.0, 350.0, 590.0
 
 MEASUREMENTS: tuple[Grid, ...] = (
     operators.MEASUREMENT,
+    host.MEASUREMENT,
     links.COPY_MEASUREMENT,
     links.ALL_TO_ALL_MEASUREMENT,
     links.TWO_HOP_MEASUREMENT,
@@ -137,6 +138,7 @@ MEASUREMENTS: tuple[Grid, ...] = (
     links.NCCL_MEASUREMENT,
     compute.QUANTISE_MEASUREMENT,
     links.BARRIER_MEASUREMENT,
+    operators.COMPILED_MEASUREMENT,
 )
 """Measurements in order of importance, because a time budget cuts off the last ones."""
 
@@ -164,7 +166,9 @@ class CalibrationPlan:
     def task_s(self) -> dict[str, float]:
         """Estimated seconds of one task of each measurement, its share of the set-up included."""
         facts, quick = self.facts, self.quick
-        return {m.name: m.estimate_s(facts, quick) / len(m.tasks(facts, quick)) for m in self.measurements}
+        return {
+            m.name: m.estimate_s(facts, quick) / max(1, len(m.tasks(facts, quick))) for m in self.measurements
+        }
 
     @property
     def budget_s(self) -> float:
@@ -182,9 +186,10 @@ def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -
             raise InputError(
                 f"unknown measurement {word!r}{nearest(word, names)}; choose among {', '.join(names)}"
             )
-    if facts.operators and only and operators.NAME not in only:
+    of_model = [m.name for m in MEASUREMENTS if m.of_model]
+    if facts.operators and only and not set(of_model) & set(only):
         raise InputError(
-            f"--model is measured by {operators.NAME}, which --only leaves out; add --only {operators.NAME}"
+            f"--model is measured by {', '.join(of_model)}, which --only leaves out; add --only {of_model[0]}"
         )
     chosen = [m for m in MEASUREMENTS if not only or m.name in only]
     missing = [(m, m.needs(facts)) for m in chosen]
@@ -227,6 +232,11 @@ class Options:
     def rows_path(self) -> Path:
         """Path of the file with the rows."""
         return self.output.with_name(f"{self.output.stem}.rows.jsonl")
+
+    @property
+    def host_path(self) -> Path:
+        """Path of the file with the host's calls, which a scenario names as `software.host`."""
+        return self.output.with_name(f"{self.output.stem}.host.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +335,9 @@ def calibrate(
     missing = _missing(plan, kept, run.out_of_time)
     profile = make_profile(kept, accelerator, found, options, date, missing)
     path = write_profile(profile, options.output)
+    if one := host.host_of(Rows(kept, accelerator, _origin(kept, found, options, date), options.output.stem)):
+        told = f"{host.write_host(one, options.host_path)}: name it as `software.host` in a scenario"
+        tell(CalibrationProgress(total_s, total_s, "", told))
     if not run.out_of_time:
         journal.finish()
     tell(CalibrationProgress(total_s, total_s, "", f"not measured: {'; '.join(missing)}"))
@@ -344,21 +357,7 @@ def make_profile(
     Entries that were not measured are carried from the shipped Hopper profiles, each with its own source.
     """
     name = options.output.stem
-    marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
-    marks += ["quick run"] if options.quick else []
-    marks += [settings()] if settings() else []
-    origin = Origin(
-        title=f"moesim calibrate on {machine.title}",
-        date=date,
-        device=machine.gpus[0].name,
-        driver=machine.driver,
-        clocks=clocks_text(rows, machine),
-        cuda=machine.cuda,
-        kernels_hash=kernels_hash(),
-        command=options.command,
-        note="; ".join(marks) or None,
-    )
-    found = Rows(rows, accelerator, origin, name)
+    found = Rows(rows, accelerator, _origin(rows, machine, options, date), name)
     own = operators.entries(found)
     own += [entry for entry in entries(found) if entry.id not in {one.id for one in own}]
     if not own:
@@ -381,8 +380,26 @@ def make_profile(
             f"{LINKS_FROM} say so. Not measured: {'; '.join(not_measured) or 'nothing'}."
         ),
         include=tuple(include),
+        **({"lost_beside_nccl": lost} if (lost := lost_beside_nccl(found)) else {}),
     )
     return as_profile(shell, [*own, *links])
+
+
+def _origin(rows: Sequence[TimedRow], machine: MeasuredMachine, options: Options, date: str) -> Origin:
+    marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
+    marks += ["quick run"] if options.quick else []
+    marks += [settings()] if settings() else []
+    return Origin(
+        title=f"moesim calibrate on {machine.title}",
+        date=date,
+        device=machine.gpus[0].name,
+        driver=machine.driver,
+        clocks=clocks_text(rows, machine),
+        cuda=machine.cuda,
+        kernels_hash=kernels_hash(),
+        command=options.command,
+        note="; ".join(marks) or None,
+    )
 
 
 def clocks_text(rows: Sequence[TimedRow], machine: MeasuredMachine) -> str:

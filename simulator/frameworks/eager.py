@@ -65,8 +65,8 @@ another."""
 
 
 NOT_RUN = frozenset({"experts.weight_gradient", "residual_scale", "residual_scale.backward"})
-"""Kernels of DeepSeek's profile that torchtitan's code does not have: the weights' gradients are part of those
-of the weighted sum, and residual branches are added without a factor."""
+"""Kernels of DeepSeek's profile that torchtitan's code does not have: the weights' gradients are part of
+those of the weighted sum, and residual branches are added without a factor."""
 HALVES, HALVES_BACKWARD = (11.0, 9.0), (15.0, 15.0)
 """Bytes read and written per element by RoPE that rotates halves in BF16 (torchtitan 0.2.2
 `models/qwen3/model/model.py` and `models/gpt_oss/model/model.py`, `apply_rotary_emb`). Forward: two products
@@ -82,8 +82,8 @@ they have rates of their own."""
 
 
 def rotates_halves(operators: Operators) -> bool:
-    """Whether torchtitan's code of this layer rotates halves: that of Qwen3, which norms queries and keys, and
-    of gpt_oss, which has sinks."""
+    """Whether torchtitan's code of this layer rotates halves: that of Qwen3, which norms queries and keys,
+    and of gpt_oss, which has sinks."""
     names = {op.name for ops in operators.values() for op in ops}
     return bool(names & {"qk_norm", "attention.sinks.backward"})
 
@@ -116,9 +116,9 @@ def eager(op: Operator) -> tuple[Operator, ...]:
     if op.variant.startswith("eager_"):
         return (op,)  # what names the eager kernel itself
     if base == "shared.down":  # the output of the shared experts is added to that of the routed ones
-        size = op.bytes_written
+        rows = op.bytes_written
         return op, replace(
-            move("shared.add", "elementwise", op.direction, 2 * size, size, variant="add"),
+            move("shared.add", "elementwise", op.direction, 2 * rows, rows, variant="add"),
             name=op.name.replace("down", "add"), recompute=op.recompute,
         )  # fmt: skip
     if base in HEAD_NORMS:

@@ -11,14 +11,15 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
-from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES
+from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
 from moesim.simulator.frameworks.eager import HALVES, HALVES_BACKWARD, ROW_BYTES
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.operator import GEMM_CLASSES, Operator
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.primitives import BF16
 from moesim.simulator.predict.step import PreparedPool, prepare
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 
@@ -46,12 +47,45 @@ ELEMENT_BYTES = {
     "copy/add_widened": 10.0,
     "loss/eager_forward": 12.0,
     "loss/eager_backward": 16.0,
+    "elementwise/tiny": 8.0,
+    "elementwise/positions": 16.0,
+    "permute/count": 8.0,
     "optimizer/norm": 4.0,
     "optimizer/adamw": 28.0,
+    "optimizer/update": 8.0,
     **{f"permute/eager_{name.removeprefix('experts.')}": size for name, size in ROW_BYTES.items()},
 }
 """Bytes that an operator of this use is counted to move for one element of its tensor; a test compares them
 with the operators themselves."""
+COMPILED_BYTES = {
+    "norm/forward": 4.0,
+    "norm/forward_add": 8.0,
+    "norm/backward": 6.0,
+    "rope/": 4.0,
+    "swiglu/forward": 6.0,
+    "swiglu/backward": 10.0,
+    "swiglu/weighted_backward": 12.0,
+    "swiglu/weight_backward": 4.0,
+    "topk/forward": 48.0,
+    "topk/backward": 64.0,
+    "loss/forward": 16.0,
+    "loss/backward": 8.0,
+}
+"""The same of operators that stand for compiled code, where `software` says so."""
+COMPILED = (
+    "software.kernels=fused",
+    "software.compiled_blocks=true",
+    "software.loss=compiled",
+    "software.allocator=none",
+)
+"""What `compile.enable` of torchtitan changes."""
+PIECES = {
+    "fsdp.copy_out": "copy_out",
+    "k_nope_pack": "strided",
+    "k_nope_unpack": "strided",
+    "v_unpack": "strided",
+}
+"""Code of operators whose use does not say it, by name."""
 STEP_ELEMENTS = (2**24, 2**27, 2**29)
 """Parameters of one GPU at which the kernels at the end of a step are measured."""
 LENGTH = 4096
@@ -63,6 +97,7 @@ Shape = dict[str, Any]
 def operators_of(what: str, accelerator: str, quick: bool) -> tuple[Shape, ...]:
     """Operators of a scenario (a preset or a file with a cluster) or of a model as torchtitan trains it.
 
+    Where these are PyTorch's eager ones, those of the same step compiled follow.
     A model is planned with FSDP2 and expert parallelism inside a node, on a shipped cluster of the
     accelerator. Every operator appears at several numbers of tokens. Raises InputError for an unknown name,
     a malformed file, or an accelerator that no shipped cluster has.
@@ -90,7 +125,11 @@ def operators_of(what: str, accelerator: str, quick: bool) -> tuple[Shape, ...]:
             }
         )
     length = scenario.batch.sequence_length
-    return operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
+    found = operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
+    if scenario.software.kernels != "eager" or scenario.software.modules != "torch":
+        return found
+    compiled = operator_shapes(scenario.overridden(*COMPILED), (length,) if quick else (length, length // 4))
+    return (*found, *(shape for shape in compiled if "compiled" in shape))
 
 
 def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
@@ -130,7 +169,7 @@ def operator_shapes(scenario: Scenario, sequences: Sequence[int]) -> tuple[Shape
             ) from None
         for shape in _of_micro_batch(pool):
             found.setdefault(repr(sorted(shape.items())), shape)
-    for use in ("optimizer/norm", "optimizer/adamw"):
+    for use in ("optimizer/norm", "optimizer/adamw", "optimizer/update"):
         for elements in STEP_ELEMENTS:
             shape = {"use": use, "bytes": ELEMENT_BYTES[use] * elements, "launches": 1, "elements": elements}
             found.setdefault(repr(sorted(shape.items())), shape)
@@ -138,56 +177,137 @@ def operator_shapes(scenario: Scenario, sequences: Sequence[int]) -> tuple[Shape
 
 
 def _of_micro_batch(pool: PreparedPool) -> Iterator[Shape]:
-    model = pool.job.shape
-    for kind in model.block_kinds:
-        layer = model.block(kind).layer
+    for kind in pool.job.shape.block_kinds:
+        layer = pool.job.shape.block(kind).layer
         attention = layer.attention if layer is not None else None
         for operators in (*pool.pricer.operators(kind).values(), gather_copies(pool.pricer, kind)):
+            whole = any(op.cls == "attention_backward" and _matrix_shape(op, attention) for op in operators)
             for op in operators:
-                shape = _shape_of(op, model, attention, pool.pricer.tokens, pool.job.scenario.parallel.tp)
+                if op.cls == "attention_pre_post" and whole:
+                    continue  # part of the measured backward, see `without_timed_parts`
                 yield {"use": f"{op.cls}/{op.variant}", "launches": op.launches,
-                       "bytes": op.bytes_read + op.bytes_written} | shape  # fmt: skip
+                       "bytes": operator_bytes(op)} | _shape_of(op, attention, pool)  # fmt: skip
 
 
-def _shape_of(op: Operator, model: ModelShape, attention: object, tokens: float, tp: int) -> Shape:
+def _shape_of(op: Operator, attention: object, pool: PreparedPool) -> Shape:
     """Sizes of the operator's tensors; none where no piece of PyTorch code stands for it alone."""
-    use, moe = f"{op.cls}/{op.variant}", model.moe
     if op.cls in GEMM_CLASSES or op.cls in ATTENTION_CLASSES:
-        if op.gemm is None or op.dtype != "bf16" or op.variant:
-            return {}
-        g, cls = op.gemm, "gemm" if op.cls == "gate_gemm" else op.cls
-        if op.cls in GEMM_CLASSES:
-            return {"use": cls, "m": int(g.m), "n": int(g.n), "k": int(g.k), "groups": g.groups}
-        if not isinstance(attention, SoftmaxAttention):
-            return {}
-        _, _, qk, v = attention.sizes
-        heads = int(g.groups * g.m // g.n)  # of all sequences of the micro-batch
-        return {"use": op.cls, "length": int(g.n), "heads": heads, "dqk": qk, "dv": v}
-    if op.cls == "embedding":
-        return {"tokens": int(tokens), "hidden": model.hidden, "vocabulary": model.vocab}
-    if use not in ELEMENT_BYTES:
+        return _matrix_shape(op, attention)
+    use, software = f"{op.cls}/{op.variant}", pool.job.scenario.software
+    compiled = software.compiled_blocks or (op.cls == "loss" and software.loss == "compiled")
+    if compiled and (use in COMPILED_BYTES or op.name.removesuffix(".recompute") in _PERMUTED):
+        shape = _tensor_shape(op, COMPILED_BYTES.get(use, 0.0), attention, pool)
+        return shape and shape | {"compiled": 1}
+    if use not in ELEMENT_BYTES and op.cls != "embedding" and not _of_latents(op, attention):
         return {}
-    elements = round((op.bytes_read + op.bytes_written) / ELEMENT_BYTES[use])
-    if op.cls == "norm":
-        width = _NORM_WIDTHS.get(op.name.partition(".")[0], lambda _: model.hidden)(attention)
-        return {"rows": elements // width, "width": width}
-    if op.cls == "permute" and moe is not None:
-        return {"tokens": elements // (moe.top_k * model.hidden), "top_k": moe.top_k, "hidden": model.hidden,
+    return _tensor_shape(op, ELEMENT_BYTES.get(use, 0.0), attention, pool)
+
+
+_PERMUTED = {f"experts.{what}{of}" for what in ("expand", "sort", "reduce") for of in ("", "_gradient")}
+"""Copies of rows in fused code."""
+MLA_COPIES = {
+    "kv_latent_slice", "k_rope_slice", "kv_latent.join", "k_rope_broadcast", "k_rope.sum_heads",
+    "k_nope_pack", "k_nope_unpack", "v_unpack",
+}  # fmt: skip
+
+
+def _of_latents(op: Operator, attention: object) -> bool:
+    return isinstance(attention, MLA) and op.name.removesuffix(".recompute") in MLA_COPIES
+
+
+def _matrix_shape(op: Operator, attention: object) -> Shape:
+    """Sizes of a GEMM or a core attention in BF16."""
+    if op.gemm is None or op.dtype != "bf16" or op.variant:
+        return {}
+    g = op.gemm
+    if op.cls in GEMM_CLASSES:
+        gate = {"turned": int(op.direction == "W")} if op.cls == "gate_gemm" else {}
+        return {"use": op.cls, "m": int(g.m), "n": int(g.n), "k": int(g.k), "groups": g.groups} | gate
+    if not isinstance(attention, SoftmaxAttention):
+        return {}
+    _, _, qk, v = attention.sizes
+    heads = int(g.groups * g.m // g.n)  # of all sequences of the micro-batch
+    return {"use": op.cls, "length": int(g.n), "heads": heads, "dqk": qk, "dv": v}
+
+
+def _tensor_shape(op: Operator, element_bytes: float, attention: Any, pool: PreparedPool) -> Shape:
+    """Sizes of an operator that memory limits; `element_bytes` are those that it moves for one element."""
+    model, tokens = pool.job.shape, int(pool.pricer.tokens)
+    name, moe = op.name.removesuffix(".recompute"), model.moe
+    elements = round(operator_bytes(op) / element_bytes) if element_bytes else 0
+    match op.cls:
+        case "norm":
+            width = _NORM_WIDTHS.get(name.partition(".")[0], lambda _: model.hidden)(attention)
+            return {"rows": elements // width, "width": width}
+        case "embedding":
+            return {"tokens": tokens, "hidden": model.hidden, "vocabulary": model.vocab}
+        case "topk" if moe is not None:
+            return {"tokens": tokens, "experts": moe.experts, "top_k": moe.top_k}
+        case "permute" if moe is not None:
+            return _rows_of_experts(op, name, elements, moe, model.hidden)
+        case "loss":
+            vocabulary = model.vocab // pool.job.scenario.parallel.tp
+            share = elements / tokens / vocabulary
+            wide = {1.0: 1, 0.5: 0}.get(round(share, 2))
+            return {} if wide is None else {"tokens": tokens, "vocabulary": vocabulary, "wide": wide}
+        case "rope":
+            turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
+            return {"tokens": tokens, "heads": max(1, round(elements / tokens / turned)), "width": turned}
+        case "copy" if op.variant == "eager_cat" and isinstance(attention, MLA):
+            heads = attention.heads // pool.job.scenario.parallel.tp
+            width, more = attention.qk_nope_dim, attention.qk_rope_dim
+            return {
+                "tokens": elements // (heads * (width + more)),
+                "heads": heads,
+                "width": width,
+                "more": more,
+            }
+        case "swiglu" if op.variant.startswith("weight") and moe is not None:
+            return {"elements": elements, "columns": moe.expert_ffn}
+    if _of_latents(op, attention):
+        return _heads_of_latents(op, name, attention, tokens)
+    return _copied(op, name, elements, pool.job.scenario.recipe.gradient_reduce == "fp32")
+
+
+def _rows_of_experts(op: Operator, name: str, elements: int, moe: MoE, hidden: int) -> Shape:
+    """Sizes of what moves rows to and from experts, or counts them."""
+    if op.variant == "count":
+        return {"elements": elements, "experts": moe.experts}
+    if elements:
+        return {"tokens": elements // (moe.top_k * hidden), "top_k": moe.top_k, "hidden": hidden,
                 "experts": moe.experts}  # fmt: skip
-    if op.cls == "topk" and moe is not None:
-        return {"tokens": int(tokens), "experts": moe.experts, "top_k": moe.top_k}
-    if op.cls == "rope":
-        turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
-        return {"tokens": int(tokens), "heads": max(1, round(elements / tokens / turned)), "width": turned}
-    if use == "copy/eager_cat" and isinstance(attention, MLA):
-        heads, width, more = attention.heads // tp, attention.qk_nope_dim, attention.qk_rope_dim
-        tall = elements // (heads * (width + more))
-        return {"tokens": tall, "heads": heads, "width": width, "more": more}
-    if op.cls == "loss":
-        if round(elements / tokens * tp) != model.vocab:
-            return {}  # logits that are not FP32: the piece is written for those that are
-        return {"tokens": int(tokens), "vocabulary": round(elements / tokens)}
-    return {"elements": elements}
+    read, written = (round(size / BF16 / hidden) for size in (op.bytes_read, op.bytes_written))
+    rows, tokens = (read, written) if op.variant == "reduce" else (written, read)
+    return {"rows": rows, "tokens": tokens, "hidden": hidden}
+
+
+def _heads_of_latents(op: Operator, name: str, attention: MLA, tokens: int) -> Shape:
+    """Sizes of MLA's copies of latents and heads."""
+    latent, turned = attention.kv_lora_rank, attention.qk_rope_dim
+    if name in ("kv_latent_slice", "k_rope_slice", "kv_latent.join"):
+        width = turned if name == "k_rope_slice" else latent
+        return {"rows": tokens, "width": width, "whole": latent + turned}
+    widths = {
+        "k_nope_pack": attention.qk_nope_dim,
+        "k_nope_unpack": attention.qk_nope_dim,
+        "v_unpack": attention.v_dim,
+    }
+    width = widths.get(name, turned)
+    heads = round(max(op.bytes_read, op.bytes_written) / BF16 / tokens / width)
+    piece = {"piece": PIECES[name]} if name in PIECES else {}
+    return {"tokens": tokens, "heads": heads, "width": width} | piece
+
+
+def _copied(op: Operator, name: str, elements: int, wide: bool) -> Shape:
+    """Sizes of element-wise kernels and of copies; FSDP2's are known by name."""
+    if name == "fsdp.single_copy" and op.bytes_read > op.bytes_written:  # FP32 is cast to BF16 first
+        return {"elements": round(operator_bytes(op) / 10.0), "piece": "single_copy"}
+    if name == "fsdp.single_divide":
+        return {"elements": round(operator_bytes(op) / (16.0 if wide else 8.0)), "wide": int(wide),
+                "piece": "single_divide"}  # fmt: skip
+    if op.variant == "pack":
+        return {"elements": round(op.bytes_read / BF16), "wide": int(op.bytes_written > op.bytes_read)}
+    return {"elements": elements} | ({"piece": PIECES[name]} if name in PIECES else {})
 
 
 _NORM_WIDTHS: dict[str, Callable[[Any], int]] = {

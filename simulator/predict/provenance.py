@@ -119,7 +119,7 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
         rows += [
             (f"compiled.{family}", ratio.forward, "1", ratio) for family, ratio in measured.compiled.items()
         ]
-    rows += [(kind, call.forward, "s", call) for kind, call in measured.calls.items()]
+    rows += [(kind, call.forward, "s", call) for kind, call in (measured.calls | host.calls).items()]
     return [_entry(f"host.{host.name}.{part}", value, unit, entry) for part, value, unit, entry in rows]
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from moesim.hwmodels import InputError, list_hosts, load_host
-from moesim.hwmodels.host import CallKind, Host
+from moesim.hwmodels.host import BlockFamily, CallKind, Host
 
 
 def test_every_shipped_host_knows_every_call() -> None:
@@ -61,6 +61,19 @@ def test_a_host_is_like_one_that_was_measured() -> None:
     second = grace.model_copy(update={"name": "mine", "like": "grace-gb200"})
     with pytest.raises(InputError, match="name the host that has calls"):
         second.call_s("norm", True)
+
+
+def test_a_host_like_another_keeps_the_calls_that_were_measured_on_it() -> None:
+    base, grace = load_host("emerald-rapids-vm"), load_host("grace-gb200")
+    own = grace.model_copy(update={"calls": {"norm": base.calls["norm"]}})
+    cases: tuple[tuple[BlockFamily, bool], ...] = (("routed", False), ("dense", True))
+    for family, compiled in cases:
+        assert own.call_s("norm", True, family, compiled) == base.call_s("norm", True, family, compiled)
+        assert own.call_s("rope", True, family, compiled) == grace.call_s("rope", True, family, compiled)
+    data = own.model_dump(mode="json", exclude_none=True)
+    assert Host.model_validate(data).calls.keys() == {"norm"}
+    with pytest.raises(ValueError, match="with those calls that were measured"):
+        Host.model_validate({**data, "factor": None})
 
 
 def test_a_compiled_block_has_a_further_ratio_and_its_own_time_of_dtensor() -> None:

@@ -18,8 +18,9 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.host import load_host
 from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate, statements, transfer
-from moesim.kernels.calibrate.operators import pooled
+from moesim.kernels.calibrate.operators import averaged
 from moesim.kernels.calibrate.protocol import (
     Facts,
     Grid,
@@ -97,7 +98,10 @@ def _copy(p: Any) -> tuple[float, dict[str, float]]:
 def _nccl(p: Any) -> tuple[float, dict[str, float]]:
     total = p["size_bytes"] * (p["ranks"] if p["operation"] == "all_gather" else 1)
     factor = 2.0 if p["beside"] == "gemm" else 1.0
-    return (30e-6 + total * (p["ranks"] - 1) / p["ranks"] / 340e9) * factor, {"bytes": float(p["size_bytes"])}
+    values = {"bytes": float(p["size_bytes"])}
+    if p["beside"] == "timed gemm":
+        values |= {"lost": 0.2, "low": 0.15, "high": 0.3}
+    return (30e-6 + total * (p["ranks"] - 1) / p["ranks"] / 340e9) * factor, values
 
 
 def _gemm(p: Any) -> tuple[float, dict[str, float]]:
@@ -133,6 +137,7 @@ def _interference(p: Any) -> tuple[float, dict[str, float]]:
     return 1e-3 * ratio, {**values, "copy_bytes_per_s": carried, "copy_alone_bytes_per_s": 350e9}
 
 
+HOST_S = 10e-6
 GAP_S = 1.93e-6
 """Gap between two launches in the profile hopper-launch."""
 TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
@@ -146,6 +151,8 @@ TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
     "quantise": _moved,
     "interference": _interference,
     "barrier": lambda p: (4e-6 + 0.3e-6 * p["ranks"], {}),
+    "host": lambda p: (HOST_S, {} if p["call"] == "gate" else {"backward_s": 2 * HOST_S}),
+    "compiled": lambda p: (p["bytes"] / 1e12 + p["launches"] * GAP_S, {}),
     "operators": lambda p: (
         (2.0 * p["m"] * p["n"] * p["k"] / 600e12, {"flop": 2.0 * p["m"] * p["n"] * p["k"]})
         if "m" in p
@@ -155,13 +162,18 @@ TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
 
 
 def run(
-    output: Path, gpus: int = 8, *, set_up: Callable[[Synthetic], None] | None = None, **options: Any
+    output: Path,
+    gpus: int = 8,
+    *,
+    set_up: Callable[[Synthetic], None] | None = None,
+    libraries: frozenset[str] = ALL,
+    **options: Any,
 ) -> tuple[CalibrationProfile, list[Synthetic], list[CalibrationProgress]]:
     contexts: list[Synthetic] = []
     seen: list[CalibrationProgress] = []
 
     def make(found: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Synthetic:
-        contexts.append(Synthetic(found, quick=quick, wanted=wanted))
+        contexts.append(Synthetic(found, quick=quick, wanted=wanted, libraries=libraries))
         if set_up:
             set_up(contexts[-1])
         return contexts[-1]
@@ -290,6 +302,8 @@ def test_impossible_or_unknown_plans_are_input_errors() -> None:
         "interference",
         "nccl",
         "operators",
+        "host",
+        "compiled",
     }
     assert "matrix products (needs torch)" in plan.not_measured
     with pytest.raises(InputError, match="nearest: 'barrier'"):
@@ -516,6 +530,9 @@ OPERATORS: tuple[dict[str, int | float | str], ...] = (
 )
 
 
+OPERATED: dict[str, Any] = {"operators": lambda _: OPERATORS}
+
+
 def test_operators_of_a_model_come_before_those_of_fixed_sizes(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -539,11 +556,68 @@ def test_operators_of_a_model_come_before_those_of_fixed_sizes(tmp_path: Path) -
 def test_without_a_model_its_operators_are_named_as_not_measured() -> None:
     plan = build_plan(Facts(1, ALL), quick=True)
     assert "operators of the model's step (needs --model)" in plan.not_measured
-    with pytest.raises(InputError, match=r"operators needs --model"):
-        build_plan(Facts(1, ALL), only=["operators"])
+    for name in ("operators", "compiled", "host"):
+        with pytest.raises(InputError, match=rf"{name} needs --model"):
+            build_plan(Facts(1, ALL), only=[name])
     with pytest.raises(InputError, match="--only leaves out"):
         build_plan(Facts(1, ALL, operators=OPERATORS), only=["hbm"])
 
 
-def test_times_that_fall_with_more_bytes_become_their_mean() -> None:
-    assert pooled([(1e6, 4.0), (2e6, 2.0), (2e6, 4.0), (8e6, 9.0)]) == [(1.5e6, 3.5), (8e6, 9.0)]
+def test_a_size_gives_back_its_own_time_also_where_times_fall_with_more_bytes() -> None:
+    assert averaged([(1e6, 4.0), (2e6, 2.0), (2e6, 4.0), (8e6, 1.0)]) == [(1e6, 4.0), (2e6, 3.0), (8e6, 1.0)]
+
+
+COMPILED: tuple[dict[str, int | float | str], ...] = (
+    {"use": "rope/", "bytes": 1e9, "launches": 1, "tokens": 4096, "heads": 8, "width": 128, "compiled": 1},
+    {"use": "norm/forward", "bytes": 2e9, "launches": 1, "rows": 4096, "width": 2048, "compiled": 1},
+)
+
+
+def test_compiled_operators_need_triton_and_a_compiler_and_have_curves_of_their_own(tmp_path: Path) -> None:
+    asked = {**OPERATED, "operators": lambda _: (*OPERATORS, *COMPILED)}
+    without, _, _ = run(tmp_path / "a.yaml", 1, **asked)
+    assert "torch.compile compiles (needs triton and C compiler)" in without.evidence
+    assert not {"rope/", "norm/forward"} & {use for c in without.curves for use in c.used_for}
+    profile, _, _ = run(tmp_path / "b.yaml", 1, libraries=ALL | {"triton", "C compiler"}, **asked)
+    curves = {use: c for c in profile.curves for use in c.used_for}
+    assert curves["rope/"].curve.ys == pytest.approx([1e12], rel=0.02)
+    assert "torch.compile's code" in curves["norm/forward"].source
+    assert "torch.compile's" not in curves["permute/eager_expand"].source
+
+
+def test_operators_interrupted_between_two_of_them_go_on_and_their_drift_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    interrupted(path, 3, **OPERATED)
+    profile, (context,), _ = run(path, quick=True, **OPERATED)
+    done = {task.key for task in context.done}
+    plan = build_plan(Facts(8, ALL, operators=OPERATORS), quick=True)
+    assert len(done) == len(plan.tasks) - 3 and {task.key for task in plan.tasks[3:]} == done
+    curve = next(c for c in profile.curves if "permute/eager_expand" in c.used_for)
+    slower = type(curve).model_validate(
+        {**curve.model_dump(), "points": tuple((p[0], p[1] / 2) for p in curve.points)}
+    )
+    kept = [slower if c is curve else c for c in profile.curves]
+    found = compare(profile, profile.model_copy(update={"curves": tuple(kept)}))
+    assert found[0].id == "permute.eager_expand" and found[0].drifted and found[0].points == 2
+
+
+def test_the_calls_of_the_host_become_a_host_that_a_scenario_can_name(tmp_path: Path) -> None:
+    _, _, seen = run(tmp_path / "mine.yaml", 1, quick=True, **OPERATED)
+    assert any("mine.host.yaml: name it as `software.host`" in progress.message for progress in seen)
+    host, like = load_host(str(tmp_path / "mine.host.yaml")), load_host("emerald-rapids-vm")
+    assert host.like == like.name and host.factor is not None and host.factor.between is not None
+    ratio = like.in_block["routed"]
+    assert host.call_s("norm", True, "routed") == pytest.approx(HOST_S * ratio.forward, rel=0.02)
+    assert host.call_s("norm", False, "routed") == pytest.approx(2 * HOST_S * ratio.backward, rel=0.02)
+    # A call that one GPU cannot show takes the mean ratio of the others.
+    assert host.call_s("fsdp", True) == pytest.approx(host.factor.value * like.call_s("fsdp", True))
+    assert host.call_s("gate", False) == pytest.approx(
+        host.factor.value * like.call_s("gate", False), rel=1e-3
+    )
+
+
+def test_compute_lost_beside_nccl_is_measured_where_two_gpus_are(tmp_path: Path) -> None:
+    profile, _, _ = run(tmp_path / "two.yaml", 2, quick=True)
+    assert profile.lost_beside_nccl.value == 0.2 and profile.lost_beside_nccl.between == (0.15, 0.3)
+    alone, _, _ = run(tmp_path / "one.yaml", 1, quick=True)
+    assert alone.lost_beside_nccl == load_profile("hopper-communication").lost_beside_nccl

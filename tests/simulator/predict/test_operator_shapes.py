@@ -7,8 +7,15 @@ from math import prod
 
 import pytest
 
-from moesim.simulator.predict.operator_shapes import ELEMENT_BYTES, Shape, operator_shapes
-from moesim.simulator.scenario import load_scenario
+from moesim.kernels.calibrate.operators import without_piece
+from moesim.simulator.predict.operator_shapes import (
+    COMPILED,
+    COMPILED_BYTES,
+    ELEMENT_BYTES,
+    Shape,
+    operator_shapes,
+)
+from moesim.simulator.scenario import Scenario, load_scenario
 
 SIZES = {
     "norm": ("rows", "width"),
@@ -17,11 +24,22 @@ SIZES = {
     "topk": ("tokens", "experts"),
     "loss": ("tokens", "vocabulary"),
 }
+NAMED = {"copy_out": 4.0, "single_copy": 10.0, "single_divide": 16.0}
+"""Bytes of an element of FSDP2's copies in FP32 and BF16."""
 
 
 @lru_cache
 def table() -> tuple[Shape, ...]:
-    scenario = load_scenario(
+    return operator_shapes(scenario(), (4096, 1024))
+
+
+@lru_cache
+def compiled_table() -> tuple[Shape, ...]:
+    return operator_shapes(scenario().overridden(*COMPILED), (4096,))
+
+
+def scenario() -> Scenario:
+    return load_scenario(
         "mixtral-8x7b-64xh100",
         [
             "model=qwen3-30b-a3b",
@@ -33,16 +51,57 @@ def table() -> tuple[Shape, ...]:
             "batch.sequence_length=4096",
         ],
     )
-    return operator_shapes(scenario, (4096, 1024))
 
 
 def test_sizes_of_an_operator_times_the_bytes_of_an_element_are_its_bytes() -> None:
-    of_memory = [shape for shape in table() if shape["use"] in ELEMENT_BYTES]
+    of_memory = [s for s in table() if s["use"] in ELEMENT_BYTES and "piece" not in s]
     assert {shape["use"].partition("/")[0] for shape in of_memory} >= {*SIZES, "copy", "swiglu", "optimizer"}
     for shape in of_memory:
-        sides = SIZES.get(shape["use"].partition("/")[0], ("elements",))
+        counted = shape["use"] == "permute/count"
+        sides = ("elements",) if counted else SIZES.get(shape["use"].partition("/")[0], ("elements",))
         moved = prod(shape[side] for side in sides) * ELEMENT_BYTES[shape["use"]]
         assert moved == pytest.approx(shape["bytes"], rel=1e-4), shape
+
+
+def test_copies_of_fsdp_are_known_by_name_and_nothing_of_a_model_is_left_out_but_foreign_kernels() -> None:
+    named = [shape for shape in table() if "piece" in shape]
+    assert {shape["piece"] for shape in named} == {"copy_out"}
+    for shape in named:
+        assert shape["elements"] * NAMED[shape["piece"]] == pytest.approx(shape["bytes"])
+    assert set(without_piece(table())) == {"permute/layout", "permute/mapping"}
+    assert not any(shape["use"].startswith("attention_pre_post") for shape in table())  # in the backward
+
+
+def test_experts_of_one_rank_and_mla_have_pieces() -> None:
+    found = {
+        name: operator_shapes(load_scenario(f"lab/scoring/data/h100x2/{name}.yaml"), (4096,))
+        for name in ("q30", "ds16")
+    }
+    named = [shape for shape in found["q30"] if "piece" in shape]
+    assert {shape["piece"] for shape in named} == set(NAMED)
+    for shape in named:
+        assert shape["elements"] * NAMED[shape["piece"]] == pytest.approx(shape["bytes"])
+    assert without_piece(found["ds16"]) == ["permute/mapping"]
+    compiled = operator_shapes(
+        load_scenario("lab/scoring/data/h100x2/ds16.yaml").overridden(*COMPILED), (4096,)
+    )
+    assert without_piece(compiled) == ["permute/mapping"]
+    for shape in (s for s in compiled if s["use"] in ("copy/broadcast", "elementwise/reduce")):
+        one = shape["tokens"] * shape["width"] * 2
+        assert one * (shape["heads"] + 1) == shape["bytes"]
+
+
+def test_compiled_operators_have_sizes_that_give_back_their_bytes() -> None:
+    compiled = [s for s in compiled_table() if "compiled" in s]
+    assert {s["use"] for s in compiled} >= {*COMPILED_BYTES} - {"swiglu/backward"}
+    for shape in compiled:
+        cls = shape["use"].partition("/")[0]
+        if cls == "permute":
+            moved = (shape["rows"] + shape["tokens"]) * shape["hidden"] * 2
+        else:
+            moved = prod(shape[side] for side in SIZES.get(cls, ("elements",))) * COMPILED_BYTES[shape["use"]]
+        assert moved == pytest.approx(shape["bytes"], rel=1e-4), shape
+    assert "compiled" not in {key for shape in table() for key in shape}
 
 
 def test_a_gemm_and_an_attention_have_the_sizes_of_the_model() -> None:
@@ -58,9 +117,9 @@ def test_a_gemm_and_an_attention_have_the_sizes_of_the_model() -> None:
 
 def test_sizes_are_those_of_the_model() -> None:
     tokens, heads = 2 * 4096, 32 + 4
-    norms = {(s["rows"], s["width"]) for s in table() if s["use"] == "norm/eager_forward"}
+    norms = {(s["rows"], s["width"]) for s in table() if s["use"].startswith("norm/eager_")}
     assert {(tokens, 2048), (tokens * heads, 128)} <= norms  # of hidden states, and of the heads of q and k
-    ropes = {(s["heads"], s["width"]) for s in table() if s["use"] == "rope/eager"}
+    ropes = {(s["heads"], s["width"]) for s in table() if s["use"] == "rope/eager_halves"}
     assert ropes == {(32, 128), (4, 128)}
     assert {s["vocabulary"] for s in table() if s["use"] == "loss/eager_forward"} == {151936}
     assert tokens * 8 * 768 in {s["elements"] for s in table() if s["use"] == "swiglu/eager_forward"}
