@@ -271,6 +271,7 @@ def _side(words: list[str], trains: bool) -> int:
             following = words[place + 1] if place + 1 < len(words) else ""
             same = (
                 following == node
+                or "AccumulateGrad" in node
                 or following.startswith(("aten::add", "aten::sum", "aten::detach", "FSDP::"))
                 or not following
             )
@@ -278,7 +279,7 @@ def _side(words: list[str], trains: bool) -> int:
                 inner = any(other.startswith(_ENGINE) for other in words[place + 1 :])
                 return BACKWARD if inner else RECOMPUTE
             return BACKWARD if same or "Backward" in following or "AccumulateGrad" in following else RECOMPUTE
-    if re.search(r"backward|bwd", joined, re.I):
+    if re.search(r"backward|bwd|ddp\.reducer", joined, re.I):
         return BACKWARD
     if re.search(
         r"FSDP::(?:pre_forward|forward_prefetch|root_pre|cast_forward)|\bforward\b|## forward", joined

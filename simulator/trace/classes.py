@@ -34,58 +34,75 @@ CLASSES = COMPUTE + COMMUNICATION + COPIES
 """All classes; an event's `cls` is a place here."""
 
 _COLLECTIVES = (
-    (r"all_?reduce|multimem_all_reduce|cross_device_reduce|twoshot|oneshot", "all_reduce"),
+    (r"userbuffers\w*_ag(?![a-z])", "all_gather"),
+    (r"userbuffers\w*_rs(?![a-z])", "reduce_scatter"),
+    (r"all_?reduce|cross_device_reduce|twoshot|oneshot|userbuffers\w*_sum_inplace", "all_reduce"),
     (r"reduce_?scatter", "reduce_scatter"),
     (r"all_?gather", "all_gather"),
     (r"all_?to_?all|alltoall", "all_to_all"),
     (r"broadcast|bcast", "broadcast"),
     (r"send_?recv|send|recv|coalesced", "send_recv"),
 )
-_NCCL = re.compile(r"nccl(?:Dev)?Kernel|nccl(?:AllR|AllG|ReduceS|SendR|Broad|Gener)|rccl|mscclKernel", re.I)
+_NCCL = re.compile(r"nccl\w*Kernel|nccl(?:AllR|AllG|ReduceS|SendR|Broad|Gener)|rccl|mscclKernel", re.I)
 _EXPERT = re.compile(
-    r"deep_ep|dpsk::ep|hybrid_?ep|uccl|internode|intranode|(?:ep|moe)_(?:dispatch|combine)_kernel", re.I
-)
-_OTHER_COMM = re.compile(
-    r"multimem_all_reduce|multimem_all_gather|cross_device_reduce|two_shot|one_shot_all|nvshmem|rocshmem|nvls_",
-    re.I,
-)
-_GEMM = re.compile(
-    r"nvjet|gemm|gemv|^Cijk_|cublasLt|splitKreduce|splitK_reduce|cutlass_\d|s16816|dot_kernel|scaled_mm|_matmul|"
-    r"matmul_kernel|wgmma|triton_tem_fused.*mm", re.I
+    r"deep_ep|dpsk::ep|hybrid_?ep|uccl|internode|intranode|(?:ep|moe)_(?:dispatch|combine)_kernel|"
+    r"\bEp(?:Dispatch|Combine)|(?:a2a|moe_?a2a)_?(?:dispatch|combine)", re.I
 )  # fmt: skip
+_OTHER_COMM = re.compile(
+    r"all_?reduce|multimem_all_gather|cross_device_reduce|two_shot|nvshmem|rocshmem|nvls_|userbuffers", re.I
+)
+_MIXERS = (
+    r"causal_conv1d|selective_scan|chunk_(?:scan|state|fwd|bwd|gated|local_cumsum|cumsum_|scaled_dot)|bmm_chunk|"
+    r"state_passing|gated_delta|recompute_w_u|solve_tril|64x64_inverse|wy_repr|fused_recurrent"
+)
 _NAMED: tuple[tuple[str, str], ...] = (
+    (rf"{_MIXERS}|ssd_|mamba", "scan"),
+    (r"mqa_logits|lightning_indexer", "indexer"),
+    (r"masked_softmax.*(?:bwd|backward)", "attention_backward"),
+    (r"masked_softmax", "attention_forward"),
     (r"split_embedding|bounds_check_indices|permute_pooled|fbgemm|jagged|batch_?norm|max_?pool|avg_?pool|igemm|"
      r"conv(?:olve|olution|\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|"
-     r"wgrad_alg|dgrad_engine|nchwToNhwc|nhwcToNchw|SubTensorOp|Im2|Col2|dropout|miopen|reshape_and_cache|page_indices|pagedKV|winograd|naive_conv|"
-     r"upsample|interpolat|lstm|binary_cross", NOT_IN_MODEL),
-    (r"GroupProblemShape|grouped_?gemm|group_gemm|GroupedGemm|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
-     r"gemm_fp8_grouped|bmm_.*_(?:swiGlu|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul",
-     "grouped_gemm"),
-    (r"compute_dot_do_o|convert_dq|fmha_reduce_head|dot_do_o|bwd_(?:pre|post)process|bwd_convert|attn_bwd_(?:pre|post)",
-     "attention_pre_post"),
+     r"(?:s\d{4,6}|xmma_)(?:fprop|dgrad|wgrad)|implicit_(?:gemm|conv)|wgrad_alg|dgrad_engine|nchwToNhwc|"
+     r"nhwcToNchw|SubTensorOp|im2d?2?col|col2im|batched_transpose_\d|transpose_(?:CNHW|NCHW)|dropout|miopen|"
+     r"and_cache|kv_?(?:buffer|cache_(?:store|write)|indices)|store_kv|page_indices|winograd|naive_conv|"
+     r"upsample|interpolat|sampling|lstm|binary_cross", NOT_IN_MODEL),
+    (r"(?:un)?permute(?!d)|moe_recover|finalize(?:Moe|Kernel)|finalize_matmul_scatter", "permute"),
+    (r"silu_(?:and_)?mul", "swiglu"),
+    (r"deep_gemm::(?:transpose|pack)", "transpose"),
+    (r"GroupProblemShape|grouped_?gemm|group_gemm|GemmGrouped|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
+     r"bmm_.*(?:swiGlu|dynBatch|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul|marlin_moe|fmoe_|"
+     r"deep_gemm.*GemmType\)?[12]|kernel_mg_(?:forward|backward)", "grouped_gemm"),
+    (r"compute_dot_do_o|convert_dq|fmha_reduce_head|dot_do_o|bwd_?(?:pre|post)process|bwd_convert|OGradDotO|"
+     r"attn_bwd_(?:pre|post)|ConvertQGrad", "attention_pre_post"),
     (r"(?:flash|fmha|attn|attention|mla|sdpa).*(?:bwd|bprop|backward)|bwd.*(?:attn|fmha)",
      "attention_backward"),
-    (r"flash|fmha|attention|attn_fwd|sdpa|_mla|mha_fwd|reduce_segments", "attention_forward"),
-    (r"selective_scan|chunk_scan|chunk_state|state_passing|ssd_|gated_delta|causal_conv1d|mamba", "scan"),
-    (r"mqa_logits|lightning_indexer", "indexer"),
-    (r"rotary|rope", "rope"),
-    (r"rms_?norm|layer_?norm|GammaBeta|ln_fwd|ln_bwd|rmsnorm|group_?norm|Rmsnorm", "norm"),
-    (r"silu|swiglu|gelu|act_and_mul|geglu|swish|relu", "swiglu"),
-    (r"nll_loss|cross_entropy|LogSoftMax|log_softmax|loss|cunn_SoftMax|mse_", "loss"),
-    (r"gatherTopK|topk|routing|gating|softmax_warp|grouped_topk|bitonicSort|radixSelect|biggest|"
-     r"sum_bitmatrix", "topk"),
+    (r"flash|fmha|attention|attn|sdpa|_mla|(?<![a-z])mla_|mha_fwd|reduce_segments|Batch(?:Prefill|Decode)|"
+     r"MergeStates?Kernel|_fwd_(?:grouped_)?kernel_stage|cu_?seqlens", "attention_forward"),
+    (r"nvjet|gemm|gemv|Cijk_|cublasLt|splitK_?reduce|cutlass_\d|s16816|dot_kernel|scaled_mm|_matmul|wvSplitK|"
+     r"matmul_kernel|wgmma|marlin|triton_tem_fused.*mm", "gemm"),
+    (r"rotary|rope(?!r)", "rope"),
+    (r"rms_?norm|layer_?norm|GammaBeta|ln_fwd|ln_bwd|group_?norm|l2norm_(?:fwd|bwd)|RowwiseMoments|"
+     r"cuCompute(?:GradInput|PartGrad)", "norm"),
+    (r"silu|swiglu|gelu|act_and_mul|geglu|swish|relu|do(?:Gated)?Activation|::activation", "swiglu"),
+    (r"nll_loss|cross_entropy|LogSoftMax|log_softmax|(?<!aux_)loss|online_softmax|mse_", "loss"),
+    (r"gatherTopK|topk|routing|gating|fused_gate|aux_loss|bitonicSort|radixSelect|biggest|sum_bitmatrix",
+     "topk"),
+    (r"softmax", "?softmax"),
     (r"adam|sgd_|SGDFunctor|LambStage|lamb_kernel|adagrad|FusedOptimizer|muon_|newton_schulz", "optimizer"),
-    (r"LpNorm|lpnorm|clip_grad|l2norm|NormTwoOps", "clip"),
+    (r"LpNorm|clip_grad|l2norm|NormTwoOps|^cleanup\(", "clip"),
+    (r"\bScaleFunctor", "?scale"),
     (r"embedding|compute_grad_weight|sum_and_scatter|krn_partial|partial_segment", "embedding"),
     (r"chunk_cat|split_with_sizes_copy", "fsdp_copy"),
-    (r"moe_|permut|index_put|index_elementwise|indexing_backward|gather|scatter|RadixSort|radix_sort|histogram|"
-     r"unpermute|align_block|fill_indices|fill_reverse|index_select|indexSelect|index_copy|index_add|"
-     r"DeviceScan|DeviceSelect|DeviceReduce|scan_|UniqueByKey|finalize|masked_select|nonzero|cumsum|expand.*row",
+    (r"moe_|MoeSort|permut|index_put|index_elementwise|indexing_backward|gather|scatter|Radix_?Sort|histogram|"
+     r"align_block|fill_indices|fill_reverse|index_?select|index_copy|index_add|DeviceScan|DeviceSelect|"
+     r"DeviceReduce|scan_|UniqueByKey|finalize|masked_select|nonzero|cumsum|expand.*row|row_id_map|multihot|"
+     r"sort_chunks|chunk_sort|reorder_triton|src2dst|expert_?(?:tokens|prefix|maps)|multi_(?:un)?padding",
      "permute"),
-    (r"quant|to_fp8|fp8_cast|cast|per_token|float8|hfp8|FP8row", "cast"),
+    (r"quant|to_fp8|(?<!broad)cast|per_token|float8|hfp8|FP8row|swizzle_(?:row|col)|amax|delayed_scaling|"
+     r"ScaleAndScaleInv", "cast"),
     (r"transpose", "transpose"),
     (r"FillFunctor|_memset|fill_kernel", "fill"),
-    (r"bfloat16_copy_kernel|float16_copy_kernel|float8_copy", "cast"),
+    (r"float16_copy_kernel|float8_copy", "cast"),
     (r"CatArray|direct_copy|copy_kernel|copy_device", "copy"),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern, re.I), name) for pattern, name in _NAMED)
@@ -108,11 +125,22 @@ _ATTENTION_OP = re.compile(
 )
 _FSDP = re.compile(r"^FSDP::(?!cast_forward)|^fsdp::|FullyShardedDataParallel\.")
 _BACKWARD = re.compile(r"backward|bprop|bwd", re.I)
+_SAID_BY_OPERATORS = (
+    (r"cross_?entropy|nll_loss|log_?softmax", "loss"),
+    (r"aten::_?foreach_norm|clip_grad|linalg_vector_norm|aten::_foreach_mul_", "clip"),
+    (r"aten::embedding|EmbeddingBackward", "embedding"),
+    (r"_norm(?:_backward)?(?= |$)|rms_?norm|layer_?norm(?!Linear|MLP)", "norm"),
+    (r"swiglu|geglu|bias_?gelu", "swiglu"),
+    (r"rotary|rope(?!r)", "rope"),
+)
+"""What operators around a launch say of arithmetic and copies; a kernel whose name says more is not asked."""
 _TRITON = (
     (r"log_softmax|nll_loss|cross_entropy", "loss"), (r"rms|layer_norm|rsqrt|native_layer", "norm"),
-    (r"silu|gelu|swiglu", "swiglu"), (r"embedding", "embedding"), (r"index|scatter|gather|sort", "permute"),
-    (r"flex_attention_backward", "attention_pre_post"), (r"softmax|topk|sigmoid", "topk"), (r"cat", "copy"),
-    (r"^(?:_?to_copy_?|view|clone|_)*$", "cast"),
+    (r"silu|gelu|swiglu", "swiglu"), (r"embedding", "embedding"), (r"topk", "topk"),
+    (r"(?=.*(?:cat|stack))(?=.*neg)|complex|rotary", "rope"), (r"index|scatter|gather|sort", "permute"),
+    (r"flex_attention_backward", "attention_pre_post"), (r"amax|float8|scaled_mm|(?=.*abs)(?=.*max)", "cast"),
+    (r"softmax", "?softmax"), (r"sigmoid", "?sigmoid"), (r"constant_pad|(?:^|_)cat(?:_|$)", "copy"),
+    (r"^(?:_?to_copy_?|view|clone|_)+$", "cast"),
 )  # fmt: skip
 
 
@@ -172,12 +200,14 @@ def communication(name: str, path: tuple[str, ...], kind: str) -> str | None:
 
     NCCL runs an all-to-all as sends, so that the operator's word wins over the kernel's.
     """
+    if name.startswith("triton_"):
+        return None  # the fused operators stand in the name, and a collective is none of them
     if _EXPERT.search(name):
-        low = name.lower()
+        low = re.split(r"[<(]", name.lower().replace("(anonymous namespace)::", ""))[0]
+        if "cast" in low or "permut" in low:
+            return None
         if "notify" in low or "layout" in low or "barrier" in low:
             return "ep_notify"
-        if "cast" in low:
-            return None
         return "ep_dispatch" if "dispatch" in low else "ep_combine" if "combine" in low else "ep_notify"
     if not (_NCCL.search(name) or _OTHER_COMM.search(name)):
         return None
@@ -189,7 +219,7 @@ def communication(name: str, path: tuple[str, ...], kind: str) -> str | None:
         for outer in reversed(path):
             if re.match(r"nccl:|c10d::|_c10d_functional::", outer) and "coalesced" not in outer:
                 found = collective(outer)
-                if found in ("all_to_all", "send_recv") or named == "other_communication" != found:
+                if found != "other_communication":
                     return found
     return said if said != "other_communication" else named
 
@@ -206,6 +236,7 @@ def classify(
             not rule.launched_by or any(re.search(rule.launched_by, outer[:500]) for outer in path)
         ):
             return rule.cls
+    name = name.replace("flashinfer", "")  # a library of everything, not of attention only
     found = communication(name, path, kind)
     if found:
         return found
@@ -218,28 +249,29 @@ def classify(
         return "optimizer"
     if any(_FSDP.search(part) for part in path):
         return "fsdp_copy"
+    if name.startswith("__amd_rocclr_"):
+        activity = 2 if "fill" in name else 1
     if activity:
         return _copied(name, activity, path)
-    if re.search(r"convolution|batch_norm|max_pool|fbgemm|split_embedding", joined, re.I):
+    if re.search(r"convolution|batch_norm|max_pool|fbgemm|split_embedding|SplitLookup", joined, re.I):
         return NOT_IN_MODEL
-    if _ATTENTION_OP.search(joined):
-        named = _by_name(name)
-        if named in ("attention_pre_post", "rope", "cast"):
-            return named
-        if named and named.startswith("attention"):
-            return named
-        return "attention_backward" if _BACKWARD.search(joined) else "attention_forward"
-    if re.search(r"cross_entropy|nll_loss|log_softmax|LogSoftmax|NllLoss", joined):
-        return "loss"
-    if re.search(r"aten::_?foreach_norm|clip_grad|linalg_vector_norm|aten::_foreach_mul_", joined):
-        return "clip"
-    if re.search(r"aten::embedding|EmbeddingBackward", joined):
-        return "embedding"
-    below = " ".join(part for part in path if not part.startswith("autograd::engine"))
-    if re.search(r"_norm(?:_backward)?$|rms_?norm|layer_?norm", below, re.I) and "foreach" not in joined:
-        return "norm"
     named = _by_name(name)
-    return _generic(name, path, inner, joined) if named in (None, "fill", "copy", "cast") else named
+    if _ATTENTION_OP.search(joined):
+        if named in ("attention_pre_post", "rope", "cast", NOT_IN_MODEL) or (named or "").startswith(
+            "attention"
+        ):
+            return str(named)
+        return "attention_backward" if _BACKWARD.search(joined) else "attention_forward"
+    if named == "gemm" and re.search(r"grouped_?(?:linear|mlp|gemm|mm)", joined, re.I):
+        return "grouped_gemm"
+    if named in (None, "?softmax", "fill", "copy", "cast", "permute", "transpose", "norm"):
+        below = " ".join(part for part in path if not part.startswith("autograd::engine"))
+        for words, said in _SAID_BY_OPERATORS:
+            if re.search(words, below, re.I) and not (said == "norm" and "foreach" in joined):
+                return said
+    if named in (None, "fill", "copy", "cast") and not name.startswith("triton_"):
+        return _generic(name, inner, joined)
+    return named or _generic(name, inner, joined)
 
 
 def _copied(name: str, activity: int, path: tuple[str, ...]) -> str:
@@ -261,22 +293,16 @@ def _by_name(name: str) -> str | None:
     if name.startswith("triton_") and not name.startswith("triton_tem"):
         core = re.sub(r"^triton_[a-z]+_fused_?|_?\d+$", "", name)
         return next((found for pattern, found in _TRITON if re.search(pattern, core)), None)
-    for pattern, found in _COMPILED[:3]:
-        if pattern.search(name):
-            return found
-    if (
-        _GEMM.search(name)
-        and "attention" not in name.lower()
-        and not re.search("flash|fmha|sdpa", name, re.I)
-    ):
-        return "gemm"
-    return next((found for pattern, found in _COMPILED[3:] if pattern.search(name)), None)
+    return next((found for pattern, found in _COMPILED if pattern.search(name)), None)
 
 
-def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
+def _generic(name: str, inner: str, joined: str) -> str:
     """Copies, fills and arithmetic, by the operator around them."""
     if "complex" in name or "conj" in name:
         return "rope"
+    copies = "copy_kernel" in name or "direct_copy" in name or "CatArray" in name
+    if copies and re.search(r"all_?(?:to|2)_?all", joined, re.I):
+        return "copy"  # the parts that ranks exchanged, put together
     if re.search(r"aten::(?:index|index_put|_index_put_impl|sort|argsort|gather|scatter|histc|cumsum|topk|"
                  r"bincount|nonzero|masked_select|repeat_interleave|unique)", joined):  # fmt: skip
         return "topk" if "aten::topk" in joined else "permute"
@@ -284,28 +310,40 @@ def _generic(name: str, path: tuple[str, ...], inner: str, joined: str) -> str:
         re.search(r"aten::(?:zeros|new_zeros|zero_|fill_|full|ones|zeros_like|ones_like)$", inner)
         or "FillFunctor" in name
     ):
-        return "?fill"
+        return "?sliced" if "slice_backward" in joined else "?fill"
     if re.search(r"LoadWithCast|bfloat16_copy|float16_copy|float8_copy", name) and "copy" in name:
         return "?cast"
     if "CompiledFunction" in joined and "copy" in name:
         return "copy"
-    if "copy_kernel" in name or "direct_copy" in name:
+    if "CatArray" in name or (copies and re.search(r"aten::(?:cat|stack|slice_backward)\b", joined)):
+        return "?cat"
+    if copies:
         return "?cast" if re.search(r"aten::(?:_to_copy|to|type|float|half|bfloat16)\b", joined) else "?copy"
-    if "CatArray" in name:
-        return "?copy"
     if _WHOLE_NUMBERS.search(name):
         return "?integer"
-    if re.search(r"aten::(?:softmax|_softmax|topk)|softmax_warp", joined + name):
+    if "aten::topk" in joined:
         return "topk"
+    if re.search(r"aten::_?softmax", joined):
+        return "?softmax"
     if "aten::sigmoid" in joined:
         return "?sigmoid"
-    if inner in ("aten::neg",) or "neg_kernel" in name:
+    if inner == "aten::neg" or "neg_kernel" in name:
         return "?neg"
-    if re.search(r"rsqrt|pow_tensor_scalar|MeanOps", name):
+    if re.search(r"rsqrt|pow_tensor_scalar", name):
         return "?norm"
+    if "MeanOps" in name:
+        return "?mean"
+    if "MulFunctor" in name or "aten::mul" in inner:
+        return "?mul"
     if _ARITHMETIC.search(name):
         return "?elementwise"
     return _by_name(name) or UNCLASSIFIED
+
+
+_ROUTING = (
+    "topk", "?cast", "?copy", "?elementwise", "?mul", "?sigmoid", "?softmax", "cast", "?fill", "fill", "copy",
+)  # fmt: skip
+_GEMMS = ("gemm", "grouped_gemm", "gate_gemm")
 
 
 def _routes(kinds: list[str], ops: list[str], n: int) -> bool:
@@ -313,7 +351,7 @@ def _routes(kinds: list[str], ops: list[str], n: int) -> bool:
     for m in range(n + 1, min(n + 8, len(kinds))):
         if kinds[m] == "topk" and ("topk" in ops[m] or not ops[m]):
             return True
-        if kinds[m] not in ("topk", "?cast", "?copy", "?elementwise", "?sigmoid", "cast", "?fill", "fill"):
+        if kinds[m] not in _ROUTING:
             return False
     return False
 
@@ -324,6 +362,17 @@ def _activates(kinds: list[str], n: int) -> bool:
     before = next((kind for kind in reversed(kinds[max(0, n - 24) : n]) if kind in ends), "")
     after = next((kind for kind in kinds[n + 1 : n + 25] if kind in ends), "")
     return before == after == "grouped_gemm"
+
+
+def _multiplies_activation(kinds: list[str], ops: list[str], n: int) -> bool:
+    """Whether a product follows an activation at once, or behind the other GEMM of a gated feed-forward."""
+    before = kinds[max(0, n - 4) : n][::-1]
+    if "swiglu" not in before:
+        return False
+    place = before.index("swiglu")
+    following = next((kind for kind in kinds[n + 1 : n + 4] if kind not in ("memset", "?cast")), "")
+    gated = following in _GEMMS or "silu" in ops[n - 1 - place]
+    return gated or not any(kind in _GEMMS for kind in before[:place])
 
 
 def _beside_choice(kinds: list[str], n: int) -> bool:
@@ -338,52 +387,69 @@ def _beside_choice(kinds: list[str], n: int) -> bool:
 def context(kinds: list[str], ops: list[str]) -> list[str]:
     """Decide generic events of one stream, in order of launch, by the classes of their neighbours.
 
-    A negation between multiplications and concatenations is a rotary embedding; a product just after an
-    activation, and arithmetic between two grouped GEMMs, belong to the activation; a product and sum around
-    a root and a mean belong to a norm; whole numbers, and arithmetic beside the choice of experts, belong to
-    the routing; the GEMM that its scores come from is the router's.
+    A negation beside a concatenation is a rotary embedding, and what multiplies, adds and joins beside it
+    too; a product after an activation, and arithmetic between two grouped GEMMs, belong to the activation;
+    a product and sum around a root and a mean belong to a norm; whole numbers beside permutes, and
+    arithmetic beside the choice of experts, belong to the routing; a softmax between two GEMMs is
+    attention's; the GEMM that the scores of experts come from is the router's.
     """
     decided = list(kinds)
-    count = len(kinds)
+    turned = [
+        kind == "?neg" and any(near in ("?cat", "?sliced") for near in kinds[max(0, n - 4) : n + 5])
+        for n, kind in enumerate(kinds)
+    ]
     for n, kind in enumerate(kinds):
         if kind == "gemm" and _routes(kinds, ops, n):
             decided[n] = "gate_gemm"
-        if kind == "permute" and ops[n] == "aten::gather" and "topk" in kinds[max(0, n - 5) : n]:
+        elif kind == "permute" and ops[n] == "aten::gather" and "topk" in kinds[max(0, n - 5) : n]:
             decided[n] = "topk"
-        if not kind.startswith("?"):
-            continue
-        before, after = kinds[max(0, n - 4) : n], kinds[n + 1 : n + 5]
-        near = before[-3:] + after[:3]
-        if kind == "?integer":
-            decided[n] = "permute"
-        elif kind == "?neg":
-            decided[n] = "rope"
-        elif kind == "?norm":
-            decided[n] = "clip" if "clip" in near else "norm"
-        elif (
-            kind in ("?fill", "?copy")
-            and "?neg" in kinds[max(0, n - 6) : n + 7]
-            and "contiguous" not in ops[n]
-        ):
-            decided[n] = "rope"
-        elif kind == "?fill":
-            decided[n] = "permute" if "permute" in after[:2] + before[-1:] else "fill"
-        elif kind in ("?elementwise", "?copy") and "?neg" in near and ops[n] != "aten::contiguous":
-            decided[n] = "rope"
-        elif kind == "?elementwise" and "swiglu" in before and "mul" in ops[n]:
-            decided[n] = "swiglu"
-        elif kind == "?elementwise" and ("?norm" in near):
-            decided[n] = "norm"
-        elif kind in ("?elementwise", "?sigmoid") and _activates(kinds, n):
-            decided[n] = (
-                "elementwise" if before[-1:] == ["?copy"] else "swiglu"
-            )  # a bias of experts, copied out
-        elif kind in ("?elementwise", "?sigmoid") and _beside_choice(kinds, n):
-            decided[n] = "topk"
-        elif kind == "?sigmoid":
-            decided[n] = "elementwise"
-        elif kind == "?copy" and "permute" in after[:2] and n + 1 < count:
-            decided[n] = "permute"
-        else:
-            decided[n] = kind[1:]
+        elif kind.startswith("?"):
+            decided[n] = _decided(kinds, ops, turned, n)
     return decided
+
+
+def _decided(kinds: list[str], ops: list[str], turned: list[bool], n: int) -> str:
+    kind = kinds[n]
+    before, after = kinds[max(0, n - 4) : n], kinds[n + 1 : n + 5]
+    near = before[-3:] + after[:3]
+    joins = kind in ("?cat", "?sliced")
+    plain = kind in ("?elementwise", "?mul", "?neg")
+    reach = 6 if joins else 3
+    if turned[n] or ((joins or plain) and any(turned[max(0, n - reach) : n + reach + 1])):
+        return "rope"
+    if kind == "?integer":
+        wide = kinds[max(0, n - 8) : n + 9]
+        routes = any(other in ("permute", "topk", "grouped_gemm") for other in wide)
+        return "permute" if routes else "elementwise"
+    if kind in ("?norm", "?mean"):
+        pair = "?norm" in near or (kind == "?norm" and "?mean" in near)
+        return "clip" if "clip" in near else "norm" if pair else "elementwise"
+    if kind == "?scale":
+        return next(
+            (k for k in reversed(kinds[max(0, n - 64) : n]) if k in ("optimizer", "clip")), "elementwise"
+        )
+    if kind in ("?fill", "?sliced"):
+        return "permute" if "permute" in after[:2] + before[-1:] else "fill"
+    if kind == "?mul" and _multiplies_activation(kinds, ops, n):
+        return "swiglu"
+    if plain and "?norm" in near and _is_norm(kinds, n):
+        return "norm"
+    if (plain or kind == "?sigmoid") and _activates(kinds, n):
+        return (
+            "elementwise" if before[-1:] in (["?copy"], ["?cat"]) else "swiglu"
+        )  # a bias of experts, copied out
+    if (plain or kind in ("?sigmoid", "?softmax")) and _beside_choice(kinds, n):
+        return "topk"
+    if kind == "?softmax":
+        held = any(k in _GEMMS for k in before) and any(k in _GEMMS for k in after)
+        side = "backward" if "backward" in ops[n] else "forward"
+        return f"attention_{side}" if held else "elementwise"
+    if kind in ("?copy", "?cat"):
+        return "permute" if "permute" in after[:2] else "copy"
+    return "elementwise" if plain or kind == "?sigmoid" else kind[1:]
+
+
+def _is_norm(kinds: list[str], n: int) -> bool:
+    """Whether a root and a mean stand near."""
+    wide = kinds[max(0, n - 6) : n + 7]
+    return wide.count("?norm") > 1 or "?mean" in wide
