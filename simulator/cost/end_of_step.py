@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, fsum
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
+from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.data_parallel import (
     WHOLE,
     ChunkPlace,
@@ -41,14 +42,14 @@ from moesim.simulator.cost.price_evidence import (
     combined,
     summed,
 )
-from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.pricing import Pricer, phase_cost
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.kernel_lists import with_step_kernels
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.memory.gpu import RankChunks, chunks_by_rank
 from moesim.simulator.model.block import EMBEDDING, HEAD
-from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.operator import BlockKind, Operator
 from moesim.simulator.model.operators import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
@@ -66,24 +67,9 @@ def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tup
 
 def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
-    plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
     kinds = held.kinds
-    copies = len(schedule.routes)
-    parameters = [pricer.block_parameters(kind) for kind in kinds]
-    dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
-    expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
-    held_by = copies if plan.zero_stage else 1
-    owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
-    local = dense + expert if recipe.linear != "bf16" else 0.0
-    operators = with_step_kernels(
-        optimizer_operators(owned, recipe, local),
-        pricer.scenario.software.step_kernels,
-        owned,
-        owned if plan.zero_stage == 3 else dense + expert,
-        recipe,
-        pricer.scenario.software.weight_gradients != "written",
-    )
-    update = pricer.compute(operators, "alone")
+    dense, expert = _held_parameters(pricer, held)
+    update = phase_cost(*update_operators(pricer, held, schedule))
     reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)
     tied = _tied_tables(pricer, kinds, schedule)
     reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
@@ -113,6 +99,33 @@ def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncC
     return SyncCost(
         reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence, moved
     )
+
+
+def _held_parameters(pricer: Pricer, held: RankChunks) -> tuple[float, float]:
+    """(dense, expert) parameters of the blocks on a rank."""
+    parameters = [pricer.block_parameters(kind) for kind in held.kinds]
+    return fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
+
+
+def update_operators(
+    pricer: Pricer, held: RankChunks, schedule: Schedule
+) -> tuple[tuple[Operator, ...], tuple[OperatorCost, ...]]:
+    """Operators of the gradient norm and of the optimizer on a rank, and the price of each."""
+    plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
+    dense, expert = _held_parameters(pricer, held)
+    expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
+    held_by = len(schedule.routes) if plan.zero_stage else 1
+    owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
+    local = dense + expert if recipe.linear != "bf16" else 0.0
+    operators = with_step_kernels(
+        optimizer_operators(owned, recipe, local),
+        pricer.scenario.software.step_kernels,
+        owned,
+        owned if plan.zero_stage == 3 else dense + expert,
+        recipe,
+        pricer.scenario.software.weight_gradients != "written",
+    )
+    return operators, pricer.operator_prices(operators)
 
 
 def _collectives(

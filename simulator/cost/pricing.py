@@ -453,6 +453,10 @@ class Pricer(OfJob):
         """Price of operators that belong to no block, such as those of the optimizer."""
         return phase_cost(operators, self._priced(operators, mode))
 
+    def operator_prices(self, operators: tuple[Operator, ...]) -> tuple[OperatorCost, ...]:
+        """Price of each of some operators that belong to no block, alone on all SMs."""
+        return self._priced(operators, "alone")
+
     def _priced(self, operators: tuple[Operator, ...], mode: Mode) -> tuple[OperatorCost, ...]:
         accelerator, context = self.cluster.accelerator, self.context(mode)
         return operators_seconds(operators, accelerator, self.profile, context)

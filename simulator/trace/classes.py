@@ -23,7 +23,7 @@ COMPUTE = (
     "attention_forward", "attention_backward", "attention_pre_post",
     "norm", "swiglu", "rope", "permute", "topk", "cast", "copy", "transpose", "elementwise", "embedding",
     "loss",
-    "optimizer", "clip", "fsdp_copy", "fill", NOT_IN_MODEL, UNCLASSIFIED,
+    "scan", "indexer", "optimizer", "clip", "fsdp_copy", "fill", NOT_IN_MODEL, UNCLASSIFIED,
 )  # fmt: skip
 COMMUNICATION = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "ep_dispatch",
@@ -66,6 +66,8 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"(?:flash|fmha|attn|attention|mla|sdpa).*(?:bwd|bprop|backward)|bwd.*(?:attn|fmha)",
      "attention_backward"),
     (r"flash|fmha|attention|attn_fwd|sdpa|_mla|mha_fwd|reduce_segments", "attention_forward"),
+    (r"selective_scan|chunk_scan|chunk_state|state_passing|ssd_|gated_delta|causal_conv1d|mamba", "scan"),
+    (r"mqa_logits|lightning_indexer", "indexer"),
     (r"rotary|rope", "rope"),
     (r"rms_?norm|layer_?norm|GammaBeta|ln_fwd|ln_bwd|rmsnorm|group_?norm|Rmsnorm", "norm"),
     (r"silu|swiglu|gelu|act_and_mul|geglu|swish|relu", "swiglu"),

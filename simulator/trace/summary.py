@@ -131,7 +131,7 @@ def gaps(raw: Raw, start: int, end: int) -> dict[str, int]:
     syncs = host[(host["kind"] == CALL) & np.isin(host["name"], list(calls))]
     probe = host[host["kind"] == OVERHEAD]
     probing, waiting = union(probe["start"], probe["end"]), union(syncs["start"], syncs["end"])
-    first = np.minimum.reduceat(_by_start(events), np.searchsorted(np.sort(events["start"]), starts))
+    first = _by_start(events)[np.searchsorted(np.sort(events["start"]), starts)]
     left = np.clip(np.concatenate(([start], ends)), start, end)
     right = np.clip(np.concatenate((starts, [end])), start, end)
     launch = np.concatenate((first, [_NO_LAUNCH]))
