@@ -251,7 +251,7 @@ def gemms(raw: Raw) -> list[dict[str, Any]]:
             table.setdefault((name, raw.names[shape] if shape >= 0 else ""), []).append(length)
     found = []
     for (name, shape), lengths in table.items():
-        flop = _flop(shape) if name != "grouped_gemm" else 0
+        flop = flop_of(shape) if name != "grouped_gemm" else 0
         found.append({
             "class": name, "shape": shape, "events": len(lengths), "ns": sum(lengths),
             "flop_per_s": flop * len(lengths) / sum(lengths) * 1e9 if flop and sum(lengths) else None,
@@ -259,7 +259,8 @@ def gemms(raw: Raw) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["ns"])
 
 
-def _flop(shape: str) -> int:
+def flop_of(shape: str) -> int:
+    """FLOP of a GEMM by its shape, such as 64x32x16 or 8 of 64x32x16; 0 where it has none."""
     batch, _, sizes = shape.rpartition(" of ")
     parts = [int(part) for part in sizes.split("x")] if sizes else []
     return 2 * int(batch or 1) * parts[0] * parts[1] * parts[2] if len(parts) == 3 else 0
