@@ -1,9 +1,9 @@
 """`compare`: one step of a trace beside another, a waterfall whose differences add up to the gap exactly.
 
-The wall time of each step is cut at every start and end. Each piece belongs to one part: to a computing kernel
-if any runs, else to communication that moves data, else to communication that waits for a peer, else to the
-cause of the idle time. Of several kernels of one kind the one that ends first has the piece, because what
-follows it waits for it. So the parts of a step add up to its wall time in integer nanoseconds, and the
+The wall time of each step is cut at every start and end. Each piece belongs to one part: to a computing
+kernel if any runs, else to communication that moves data, else to communication that waits for a peer, else
+to the cause of the idle time. Of several kernels of one kind the one that ends first has the piece, because
+what follows it waits for it. So the parts of a step add up to its wall time in integer nanoseconds, and the
 differences of the parts to the difference of the steps.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace import summary
 from moesim.simulator.trace.classes import CLASSES, COMMUNICATION
 from moesim.simulator.trace.events import PHASES
-from moesim.simulator.trace.read import RankTrace, StepTrace
+from moesim.simulator.trace.read import RankTrace, StepTrace, read
 
 if TYPE_CHECKING:
+    from moesim.simulator.scenario import AnyScenario, Scenario
     from moesim.simulator.trace.findings import Finding
 
 KINDS = ("compute", "exposed communication", "idle")
@@ -99,8 +102,8 @@ class Comparison:
     def table(self) -> dict[str, Any]:
         """The whole comparison as plain data, as `moesim trace compare --json` prints it."""
         sides = [
-            {"label": side.label, "rank": side.rank.raw.rank, "step": side.step["name"], "wall_ns": side.wall_ns,
-             "gpu": side.rank.raw.gpu} for side in (self.measured, self.other)
+            {"label": side.label, "rank": side.rank.raw.rank, "step": side.step["name"],
+             "wall_ns": side.wall_ns, "gpu": side.rank.raw.gpu} for side in (self.measured, self.other)
         ]  # fmt: skip
         return {
             "measured": sides[0],
@@ -145,7 +148,9 @@ def compare(
     assert sum(row["difference_ns"] for row in bars) == one.wall_ns - two.wall_ns
     findings = find(one, two, measured, plan, predicted)
     notes += measured.notes
-    return Comparison(one, two, bars, findings, _classes(one, two), _unpriced(one, two, predicted), tuple(notes))
+    return Comparison(
+        one, two, bars, findings, _classes(one, two), _unpriced(one, two, predicted), tuple(notes)
+    )
 
 
 # -- one side: its rank and step, cut into parts -----------------------------------------------------
@@ -216,9 +221,10 @@ def _step(trace: StepTrace, rank: RankTrace, step: int | None, notes: list[str])
     order = sorted(rank.steps, key=lambda row: (row["wall_ns"], row["number"]))
     chosen = order[(len(order) - 1) // 2]
     if len(order) > 1:
+        least, most = (order[n]["wall_ns"] / 1e6 for n in (0, -1))
         notes.append(
-            f"{trace.source}: step {chosen['number']} ({chosen['name']}) of {len(order)} is shown, the median "
-            f"({order[0]['wall_ns'] / 1e6:.2f} to {order[-1]['wall_ns'] / 1e6:.2f} ms); --step N shows another"
+            f"{trace.source}: step {chosen['number']} ({chosen['name']}) of {len(order)} is shown, the "
+            f"median ({least:.2f} to {most:.2f} ms); --step N shows another"
         )
     return chosen
 
@@ -258,7 +264,7 @@ def exclusive(events: RecordArray, waits: IntArray, split: bool) -> dict[Part, i
     parts: defaultdict[Part, int] = defaultdict(int)
     running: list[tuple[int, int, int, Part]] = []
     at = 0
-    for begin, end in zip(points, points[1:], strict=False):
+    for begin, end in pairwise(points):
         while at < len(pieces) and pieces[at][0] <= begin:
             heapq.heappush(running, pieces[at][1:])
             at += 1
@@ -281,14 +287,12 @@ def _totals(rank: RankTrace, events: RecordArray, waits: IntArray, split: bool) 
             for phase in np.unique(events["phase"][own]).tolist()
         }
         if name not in COMMUNICATION:
-            flop, flop_ns, shapes = _products(rank.names, events["shape"][own], taken)
+            flop, flop_ns, shapes = _products(rank.names, events[own])
             found[name] = Totals(int(taken.sum()), len(own), flop, flop_ns, phases, 0, None, shapes)
             continue
         sizes = np.array([_bytes(comms[n]) if n >= 0 else -1 for n in events["comm"][own].tolist()], np.int64)
         waiting = int(waits[own].sum()) if split else estimated_waiting(taken, sizes)
-        found[name] = Totals(
-            int(taken.sum()), len(own), 0.0, 0, phases, int(sizes[sizes > 0].sum()), waiting
-        )
+        found[name] = Totals(int(taken.sum()), len(own), 0.0, 0, phases, int(sizes[sizes > 0].sum()), waiting)
     return found
 
 
@@ -315,21 +319,34 @@ def estimated_waiting(length: IntArray, sizes: IntArray) -> int | None:
     return found if known else None
 
 
-def _products(
-    names: Sequence[str], shapes: IntArray, length: IntArray
-) -> tuple[float, int, dict[str, tuple[int, int]]]:
+SMALL_PART = 0.2
+"""A kernel that takes less than this share of the longest one of a product prepares or reduces it."""
+
+
+def _products(names: Sequence[str], events: RecordArray) -> tuple[float, int, dict[str, tuple[int, int]]]:
+    """FLOP, nanoseconds of the kernels whose FLOP is known, and calls and nanoseconds by shape.
+
+    A product may be several kernels, such as one that prepares groups; only its long kernels are calls.
+    """
     flop, flop_ns = 0.0, 0
     found: dict[str, tuple[int, int]] = {}
-    for place in np.unique(shapes).tolist():
-        if place < 0:
+    length = events["end"] - events["start"]
+    for place in np.unique(events["shape"]).tolist():
+        each = summary.flop_of(names[place]) if place >= 0 else 0
+        if not each:
             continue
-        own = length[shapes == place]
-        each = summary.flop_of(names[place])
-        if each:
-            flop, flop_ns = flop + float(each) * len(own), flop_ns + int(own.sum())
-            key = canonical(names[place])
-            count, taken = found.get(key, (0, 0))
-            found[key] = count + len(own), taken + int(own.sum())
+        own = np.flatnonzero(events["shape"] == place)
+        means = {
+            name: (float(length[own][mine].mean()), int(mine.sum()))
+            for name in np.unique(events["name"][own]).tolist()
+            if (mine := events["name"][own] == name).any()
+        }
+        longest = max(mean for mean, _ in means.values())
+        calls = sum(count for mean, count in means.values() if mean >= SMALL_PART * longest)
+        taken = int(length[own].sum())
+        flop, flop_ns = flop + float(each) * calls, flop_ns + taken
+        count, before = found.get(canonical(names[place]), (0, 0))
+        found[canonical(names[place])] = count + calls, before + taken
     return flop, flop_ns, found
 
 
@@ -366,8 +383,8 @@ def _classes(one: Side, two: Side) -> tuple[dict[str, Any], ...]:
         measured, other = one.totals.get(name, Totals()), two.totals.get(name, Totals())
         phases = sorted({*measured.phases_ns, *other.phases_ns}, key=PHASES.index)
         rows.append({
-            "class": name, "measured_ns": measured.ns, "other_ns": other.ns, "measured_events": measured.count,
-            "other_events": other.count,
+            "class": name, "measured_ns": measured.ns, "other_ns": other.ns,
+            "measured_events": measured.count, "other_events": other.count,
             "phases_ns": {p: [measured.phases_ns.get(p, 0), other.phases_ns.get(p, 0)] for p in phases},
         })  # fmt: skip
     return tuple(sorted(rows, key=lambda row: -abs(row["measured_ns"] - row["other_ns"])))
@@ -388,3 +405,68 @@ def _unpriced(one: Side, two: Side, predicted: bool) -> tuple[dict[str, Any], ..
         for (name, kind), (taken, count) in table.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-int(str(row["ns"])), str(row["kernel"])))[:200])
+
+
+def compare_with(
+    trace: StepTrace, scenario: Scenario, *, rank: int | None = None, step: int | None = None
+) -> Comparison:
+    """A step of a trace beside the prediction of a scenario; differences of the plans come first.
+
+    Raises InputError as `compare` does, and for an illegal scenario or a fleet.
+    """
+    from moesim.simulator.predict.step import run_step
+    from moesim.simulator.trace.findings import plan_findings
+    from moesim.simulator.trace.predicted import predicted_trace
+
+    scenario.machine  # noqa: B018 - refuses a fleet with the remedy
+    one = side_of(trace, rank, step, [])
+    executed = run_step(scenario)
+    number = one.rank.raw.rank
+    shown = number if number < executed.prepared.n_gpus else 0
+    predicted = predicted_trace(executed, [shown])
+    plan, notes = plan_findings(trace, executed, one, side_of(predicted, None, None, []))
+    if shown != number:
+        notes.append(f"rank {number} of the trace stands beside rank 0 of the scenario, which has fewer GPUs")
+    found = compare(trace, predicted, rank=rank, step=step, plan=plan, predicted=True)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+TRACES = (".json.gz", ".json.zst", ".sqlite", ".et", ".et.gz", ".csv")
+"""Endings that no scenario has; a .json file is a trace where it has trace events at its beginning."""
+
+
+def compared(
+    path: str | Path,
+    other: AnyScenario | Path,
+    settings: Sequence[str] = (),
+    *,
+    rank: int | None = None,
+    step: int | None = None,
+    rules: str | Path | None = None,
+    said: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """A trace beside a scenario (a `Scenario`, a preset or a file) or beside another trace.
+
+    Raises InputError as `read`, `load_scenario` and `compare` do, and for settings beside a trace.
+    """
+    from moesim.simulator.scenario import load_scenario
+
+    if isinstance(other, str | Path) and _is_trace(Path(other)):
+        if settings:
+            raise InputError(f"--set {settings[0]}: {Path(other).name} is a trace; only a scenario has keys")
+        return compare(read(path, rules, said), read(other, rules, said), rank=rank, step=step)
+    scenario = load_scenario(other, settings)
+    return compare_with(read(path, rules, said), scenario, rank=rank, step=step)
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        if path.name.lower().endswith(TRACES) or path.is_dir():
+            return True
+        if not path.name.lower().endswith(".json") or not path.is_file():
+            return False
+        with path.open("rb") as stream:
+            head = stream.read(65536)
+    except (OSError, ValueError):
+        return False  # what reads a scenario says why
+    return b"traceEvents" in head or head.lstrip()[:1] == b"["

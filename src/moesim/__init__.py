@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
     from moesim.simulator.studies.uncertainty import Sensitivity
     from moesim.simulator.trace import StepTrace
+    from moesim.simulator.trace.compare import Comparison as TraceComparison
     from moesim.simulator.trainers.meaning.understand import Understanding
     from moesim.simulator.trainers.trainer import Trainer
 
@@ -72,6 +73,7 @@ __all__ = [
     "check",
     "compare",
     "compare_hardware",
+    "compare_trace",
     "estimate",
     "explain",
     "import_launch",
@@ -156,6 +158,23 @@ def import_launch(
     return understand(
         launch, load_base(base, overrides), Path(path).name, vocab, gpus, ignore, ignore_unknown
     )
+
+
+def compare_trace(
+    path: str | Path,
+    what: AnyScenario | str | Path,
+    *overrides: str,
+    rank: int | None = None,
+    step: int | None = None,
+    rules: str | Path | None = None,
+) -> TraceComparison:
+    """Set a traced step beside the prediction of a scenario, or beside another trace.
+
+    Raises InputError for what is no trace of GPU work, an illegal scenario, and a rank or step not there.
+    """
+    from moesim.simulator.trace.compare import compared
+
+    return compared(path, what, overrides, rank=rank, step=step, rules=rules)
 
 
 def trace(path: str | Path, rules: str | Path | None = None) -> StepTrace:

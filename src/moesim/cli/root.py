@@ -53,7 +53,9 @@ importers = typer.Typer(
 )
 app.add_typer(importers, name="import")
 traces = typer.Typer(
-    help="Read a profiler's trace of a training step.", no_args_is_help=True, rich_markup_mode=None
+    help="Read a profiler's trace of a training step; set it beside a prediction.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(traces, name="trace")
 
@@ -107,6 +109,7 @@ for _command in (
 importers.command("launch")(import_launch.import_launch)
 importers.command("megatron", hidden=True)(import_launch.import_launch)  # its former name
 importers.command("topology")(topology.import_topology)
+traces.command("compare")(trace.compare_trace)
 traces.command("read")(trace.read_trace)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.cli.console import AsJson, print_json, print_table, print_text, working
+from moesim.cli.console import (
+    AsJson,
+    Force,
+    Overrides,
+    check_new,
+    print_json,
+    print_table,
+    print_text,
+    working,
+)
 
 if TYPE_CHECKING:
     from moesim.simulator.trace import StepTrace
+    from moesim.simulator.trace.compare import Comparison
 
 MOST_STEPS = 12
 """Steps that are shown as text; --json has all."""
@@ -36,6 +46,76 @@ def read_trace(
         print_json(trace.table())
         return
     _show(trace)
+
+
+def compare_trace(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|FOLDER", help="A trace, or a folder with one file a rank.")
+    ],
+    other: Annotated[
+        str, typer.Argument(metavar="SCENARIO|FILE2", help="A preset, a scenario's file, or another trace.")
+    ],
+    settings: Overrides = None,
+    rank: Annotated[int | None, typer.Option(help="Rank; default: the one for which others wait.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step; default: the one of median wall time.")] = None,
+    rules: Annotated[Path | None, typer.Option(help="Your own rules for kernel names (YAML).")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the bars to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that loads nothing.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write both steps (.json or .json.gz).")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a traced step beside a prediction, or beside another trace: where the time goes, and why.
+
+    The differences of the parts add up to the gap exactly. Findings name plans that differ first, then
+    causes, then what follows from them.
+    """
+    from moesim.hwmodels.files import write_atomically
+    from moesim.simulator.trace import compare_output
+    from moesim.simulator.trace.compare import compared
+
+    for path in (csv, html, perfetto):
+        if path is not None:
+            check_new(path, force)
+    with working(f"reading {file.name}") as say:
+        found = compared(file, other, settings or (), rank=rank, step=step, rules=rules, said=say)
+    if csv is not None:
+        write_atomically(csv, iter([compare_output.bars_csv(found)]))
+    if html is not None:
+        write_atomically(html, iter([compare_output.page(found)]))
+    if perfetto is not None:
+        compare_output.write_perfetto(perfetto, found)
+    if as_json:
+        print_json(found.table())
+    else:
+        _show_comparison(found)
+
+
+def _show_comparison(found: Comparison) -> None:
+    one, two = found.measured, found.other
+    print_text(
+        f"{one.label}, rank {one.rank.raw.rank}, {one.step['name']}: {_ms(one.wall_ns)} ms. {two.label}: "
+        f"{_ms(two.wall_ns)} ms. Gap {found.gap_ns / 1e6:+,.3f} ms."
+    )
+    rows = [
+        (
+            row["part"],
+            row["kind"],
+            _ms(row["measured_ns"]),
+            _ms(row["other_ns"]),
+            f"{row['difference_ns'] / 1e6:+,.3f}",
+        )
+        for row in found.bars
+    ]
+    whole = ("step", "", _ms(one.wall_ns), _ms(two.wall_ns), f"{found.gap_ns / 1e6:+,.3f}")
+    print_table(("part", "kind", "measured ms", "other", "difference"), [*rows, whole], right=(2, 3, 4))
+    for number, finding in enumerate(found.findings, 1):
+        share = f" ({finding.ns / 1e6:+,.2f} ms)" if finding.ns else ""
+        print_text(f"{number}. {finding.role.capitalize()}{share}: {finding.text} Check: {finding.check}.")
+    for row in found.unpriced[:MOST_STEPS]:
+        print_text(f"Not on the other side: {row['kernel'][:80]} ({row['class']}), {_ms(row['ns'])} ms")
+    for note in found.notes:
+        print_text(f"Note: {note}.")
 
 
 def _show(trace: StepTrace) -> None:
