@@ -116,7 +116,7 @@ def _tracks(side: Side, pid: int) -> Iterator[dict[str, Any]]:
 
 
 def write_perfetto(path: Path, found: Comparison) -> None:
-    """Write `perfetto` to a .json or .json.gz file; raises InputError for another name or a missing folder."""
+    """Write `perfetto` to a .json or .json.gz file; raises InputError for other names, missing folders."""
     checked, trace = trace_path(path), perfetto(found)
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     head = encode({key: value for key, value in trace.items() if key != "traceEvents"})

@@ -131,6 +131,12 @@ def _number(one: Side, two: Side, name: str) -> float | None:
         return mine.flop / other.flop
     if name in ("attention_forward", "attention_backward"):
         return _calls(one, name) / _calls(two, name)
+    runs = [_shape_of_run(side) for side in (one, two)]
+    if all(
+        "layers" in run for run in runs
+    ):  # layers and micro-batches that differ change all of their kernels
+        blocks = [run["layers"] * run["microbatches"] for run in runs]
+        return blocks[0] / blocks[1] if blocks[0] != blocks[1] else None
     return None
 
 
