@@ -13,11 +13,12 @@ from typing import Any
 from moesim.hwmodels.files import write_atomically
 from moesim.simulator.predict.trace import microseconds, trace_path
 from moesim.simulator.trace.classes import CLASSES
-from moesim.simulator.trace.compare import Comparison, Side
+from moesim.simulator.trace.compare import TraceComparison
 from moesim.simulator.trace.events import PHASES
+from moesim.simulator.trace.partition import StepSide
 
 
-def bars_csv(found: Comparison) -> str:
+def bars_csv(found: TraceComparison) -> str:
     """The bars as CSV, with the steps' wall times in the last row; nanoseconds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -43,7 +44,7 @@ td.n{{text-align:right;font-variant-numeric:tabular-nums}}.bar{{height:.8rem}}.m
 """  # noqa: E501 - one line of markup each
 
 
-def page(found: Comparison) -> str:
+def page(found: TraceComparison) -> str:
     """The comparison as one HTML page; every name is escaped, nothing is loaded or run."""
     one, two = found.measured, found.other
     widest = max((abs(row["difference_ns"]) for row in found.bars), default=0) or 1
@@ -77,7 +78,7 @@ def page(found: Comparison) -> str:
     )
 
 
-def perfetto(found: Comparison) -> dict[str, Any]:
+def perfetto(found: TraceComparison) -> dict[str, Any]:
     """Both steps as Trace Event Format, process 1 measured and 2 the other, aligned at their starts."""
     events: list[dict[str, Any]] = []
     for pid, side in enumerate((found.measured, found.other), 1):
@@ -88,7 +89,7 @@ def perfetto(found: Comparison) -> dict[str, Any]:
     return {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _tracks(side: Side, pid: int) -> Iterator[dict[str, Any]]:
+def _tracks(side: StepSide, pid: int) -> Iterator[dict[str, Any]]:
     """Events of a side by stream; those that overlap on a stream get a lane of their own."""
     begin, names = int(side.step["start_ns"]), side.rank.names
     free: dict[tuple[int, int], int] = {}
@@ -115,7 +116,7 @@ def _tracks(side: Side, pid: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def write_perfetto(path: Path, found: Comparison) -> None:
+def write_perfetto(path: Path, found: TraceComparison) -> None:
     """Write `perfetto` to a .json or .json.gz file; raises InputError for other names, missing folders."""
     checked, trace = trace_path(path), perfetto(found)
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

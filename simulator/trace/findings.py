@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.simulator.trace.classes import CLASSES, COMMUNICATION
-from moesim.simulator.trace.compare import NOT_PRICED, WAITING, Side, Totals, side_of
 from moesim.simulator.trace.events import FORWARD
+from moesim.simulator.trace.partition import NOT_PRICED, WAITING, StepSide, Totals, side_of
 from moesim.simulator.trace.read import StepTrace
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Finding:
 
 
 def find(
-    one: Side, two: Side, measured: StepTrace, plan: Sequence[Finding], predicted: bool
+    one: StepSide, two: StepSide, measured: StepTrace, plan: Sequence[Finding], predicted: bool
 ) -> tuple[Finding, ...]:
     """The ten largest findings, plan first, causes before consequences, each group by size."""
     word = "the prediction" if predicted else two.label
@@ -65,7 +65,7 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.2f} ms"
 
 
-def _part(side: Side, kind: str, name: str) -> int:
+def _part(side: StepSide, kind: str, name: str) -> int:
     return side.parts.get((kind, name), 0)
 
 
@@ -90,7 +90,7 @@ def _advice(name: str) -> str:
     return _ADVICE["optimizer" if name == "clip" else name if name in _ADVICE else "other"]
 
 
-def _work(one: Side, two: Side, name: str, word: str, predicted: bool) -> list[Finding]:
+def _work(one: StepSide, two: StepSide, name: str, word: str, predicted: bool) -> list[Finding]:
     """Findings on one class of computing kernels."""
     gap = _part(one, "compute", name) - _part(two, "compute", name)
     mine, other = one.totals.get(name, Totals()), two.totals.get(name, Totals())
@@ -124,7 +124,7 @@ def _work(one: Side, two: Side, name: str, word: str, predicted: bool) -> list[F
     return found
 
 
-def _number(one: Side, two: Side, name: str) -> float | None:
+def _number(one: StepSide, two: StepSide, name: str) -> float | None:
     """How many times the other side's work: by FLOP where shapes are known, by calls of core attention."""
     mine, other = one.totals[name], two.totals[name]
     if all(side.flop and side.flop_ns > 0.95 * side.ns for side in (mine, other)):
@@ -140,7 +140,7 @@ def _number(one: Side, two: Side, name: str) -> float | None:
     return None
 
 
-def _calls(side: Side, name: str) -> int:
+def _calls(side: StepSide, name: str) -> int:
     """Calls of a class whose call is one long kernel: the number of its longest kernel's name."""
     own = side.events[side.events["cls"] == CLASSES.index(name)]
     totals: Counter[int] = Counter()
@@ -149,7 +149,7 @@ def _calls(side: Side, name: str) -> int:
     return int((own["name"] == totals.most_common(1)[0][0]).sum())
 
 
-def _rate(one: Side, two: Side, name: str, word: str, gap: int) -> Finding:
+def _rate(one: StepSide, two: StepSide, name: str, word: str, gap: int) -> Finding:
     mine, other = one.totals[name], two.totals[name]
     slower = "slower" if gap > 0 else "faster"
     text = f"{name} takes {_ms(mine.ns)} in {mine.count} kernels, {_ms(other.ns)} in {word}"
@@ -181,7 +181,7 @@ def _phases(mine: Totals, other: Totals) -> str:
     return ", ".join(f"{phase} {_ms(a)} against {_ms(b)}" for phase, a, b in rows[:3])
 
 
-def _longest(side: Side, name: str) -> str:
+def _longest(side: StepSide, name: str) -> str:
     own = side.events[side.events["cls"] == CLASSES.index(name)]
     totals: Counter[str] = Counter()
     for number, op, length in zip(
@@ -195,7 +195,7 @@ def _longest(side: Side, name: str) -> str:
 # -- communication --------------------------------------------------------------------------------------
 
 
-def _talk(one: Side, two: Side, name: str, word: str) -> list[Finding]:
+def _talk(one: StepSide, two: StepSide, name: str, word: str) -> list[Finding]:
     """Findings on one class of communication: waiting, transfer, and what is no longer hidden."""
     kind = "exposed communication"
     shown = [_part(side, kind, name) + _part(side, kind, name + WAITING) for side in (one, two)]
@@ -257,7 +257,7 @@ _KEYS = {
 }
 
 
-def _late_rank(one: Side, measured: StepTrace) -> list[Finding]:
+def _late_rank(one: StepSide, measured: StepTrace) -> list[Finding]:
     """Which rank the shown one waits for most, and what that rank does more of in the step."""
     waits = one.totals
     waited = sum(total.waiting_ns or 0 for name, total in waits.items() if name in COMMUNICATION)
@@ -300,7 +300,7 @@ _IDLE: dict[str, tuple[Role, str, str]] = {
 }  # fmt: skip
 
 
-def _idle(one: Side, two: Side, word: str) -> list[Finding]:
+def _idle(one: StepSide, two: StepSide, word: str) -> list[Finding]:
     found = []
     for cause, (role, what, check) in _IDLE.items():
         mine, other = _part(one, "idle", cause), _part(two, "idle", cause)
@@ -314,7 +314,7 @@ def _idle(one: Side, two: Side, word: str) -> list[Finding]:
 
 
 def plan_findings(
-    trace: StepTrace, step: ExecutedStep, one: Side, two: Side
+    trace: StepTrace, step: ExecutedStep, one: StepSide, two: StepSide
 ) -> tuple[list[Finding], list[str]]:
     """Where the traced run follows another plan than the scenario, with the keys; and notes."""
     prepared, found, notes = step.prepared, [], []
@@ -350,7 +350,7 @@ def plan_findings(
     return found, notes
 
 
-def _shape_of_run(side: Side) -> dict[str, int]:
+def _shape_of_run(side: StepSide) -> dict[str, int]:
     """Layers of core attention, forwards of each, rows of most forward GEMMs; without what is not known."""
     found: dict[str, int] = {}
     events = side.events
@@ -370,7 +370,7 @@ def _shape_of_run(side: Side) -> dict[str, int]:
     return found
 
 
-def _group(side: Side, name: str) -> int:
+def _group(side: StepSide, name: str) -> int:
     own: Iterable[int] = side.events["comm"][side.events["cls"] == CLASSES.index(name)].tolist()
     comms = [side.rank.raw.comms[n] for n in own if n >= 0]
     sizes = Counter(max(comm.size, len(comm.ranks)) for comm in comms)

@@ -81,7 +81,7 @@ def predicted_trace(step: ExecutedStep, ranks: Sequence[int] | None = None) -> S
     prepared.pool  # noqa: B018 - refuses a fleet, whose pools have no common table of operators
     shown, matched = [], []
     for number, execution, info, rank, member in _places(step, ranks):
-        built = _Rank(prepared, execution, info, rank, member, number)
+        built = _RankBuilder(prepared, execution, info, rank, member, number)
         shown.append(built.trace(prepared.n_gpus))
         matched += built.matched
     notes = [f"predicted with profile {prepared.profile.name}, seed {prepared.scenario.seed}"]
@@ -116,7 +116,7 @@ def _places(
 
 
 @dataclass(slots=True)
-class _Parts:
+class _EventParts:
     """Columns of events, gathered in parts of one stream, name and class."""
 
     names: Names = field(default_factory=Names)
@@ -157,7 +157,7 @@ class _Parts:
         return len(self.comms) - 1
 
 
-class _Rank:
+class _RankBuilder:
     """Builds the events of one GPU."""
 
     def __init__(
@@ -166,7 +166,7 @@ class _Rank:
         self.prepared, self.execution, self.info = prepared, execution, info
         self.rank, self.member, self.gpu = rank, member, gpu
         self.pricer: Pricer = prepared.pricer
-        self.parts = _Parts()
+        self.parts = _EventParts()
         self.matched: list[dict[str, Any]] = []
         routed = [
             (s, b)
@@ -246,11 +246,12 @@ class _Rank:
         operators = self.pricer.operators(task.kind).get(task.phase, ())
         edges = self._edges(task, stage, begin, end, micro)
         layer, forward = self.layers[stage][task.block], task.phase.endswith(" F")
+        grouped = self.prepared.scenario.software.kernels == "eager"
         for n, op in enumerate(operators):
             side = RECOMPUTE if op.recompute else FORWARD if forward else BACKWARD
             launch = np.where(edges[0] > begin, edges[0] + START_NS, 0) if n == 0 else 0
             self.parts.add(
-                stream, op.name, trace_class(op), edges[n], edges[n + 1], phase=side, layer=layer,
+                stream, op.name, trace_class(op, grouped), edges[n], edges[n + 1], phase=side, layer=layer,
                 microbatch=micro, launch=launch, shape=_shape(op),
             )  # fmt: skip
 
@@ -421,11 +422,17 @@ def _gathered(kind: str) -> str:
     return "all_gather" if kind == "ep_dispatch" else "reduce_scatter"
 
 
-def trace_class(op: Operator) -> str:
-    """The class of `CLASSES` that a kernel of this operator has in a read trace."""
+def trace_class(op: Operator, grouped: bool = True) -> str:
+    """The class of `CLASSES` that a kernel of this operator has in a read trace.
+
+    `grouped`: whether the weight gradients of all experts are one kernel, as PyTorch's `_grouped_mm`; else
+    each expert has its own, as in DeepSeek's trace.
+    """
     if op.name.startswith("fsdp."):
         return "fsdp_copy"
-    if op.gemm is not None and op.gemm.groups > 1 and op.cls in ("gemm", "wgrad_gemm", "grouped_gemm"):
+    if op.gemm is not None and op.gemm.groups > 1 and op.cls in (
+        "gemm", "grouped_gemm", "wgrad_gemm" if grouped else "",
+    ):  # fmt: skip
         return "grouped_gemm"
     if op.name.startswith("logits."):
         return "cast"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
     from moesim.simulator.studies.uncertainty import Sensitivity
     from moesim.simulator.trace import StepTrace
-    from moesim.simulator.trace.compare import Comparison as TraceComparison
+    from moesim.simulator.trace.compare import TraceComparison
     from moesim.simulator.trainers.meaning.understand import Understanding
     from moesim.simulator.trainers.trainer import Trainer
 

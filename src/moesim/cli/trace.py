@@ -20,7 +20,7 @@ from moesim.cli.console import (
 
 if TYPE_CHECKING:
     from moesim.simulator.trace import StepTrace
-    from moesim.simulator.trace.compare import Comparison
+    from moesim.simulator.trace.compare import TraceComparison
 
 MOST_STEPS = 12
 """Steps that are shown as text; --json has all."""
@@ -91,7 +91,7 @@ def compare_trace(
         _show_comparison(found)
 
 
-def _show_comparison(found: Comparison) -> None:
+def _show_comparison(found: TraceComparison) -> None:
     one, two = found.measured, found.other
     print_text(
         f"{one.label}, rank {one.rank.raw.rank}, {one.step['name']}: {_ms(one.wall_ns)} ms. {two.label}: "

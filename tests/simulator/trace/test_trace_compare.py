@@ -15,9 +15,10 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trace import CLASSES, read
-from moesim.simulator.trace.compare import compare, compare_with, compared, estimated_waiting, exclusive
+from moesim.simulator.trace.compare import compare, compare_with, compared
 from moesim.simulator.trace.compare_output import bars_csv, page, perfetto, write_perfetto
 from moesim.simulator.trace.events import EVENT
+from moesim.simulator.trace.partition import estimated_waiting, exclusive
 from moesim.simulator.trace.predicted import predicted_trace
 
 SPANS = st.lists(
