@@ -119,6 +119,14 @@ def opened(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
+def _ns(microseconds: Word) -> int:
+    """Nanoseconds; whole and broken part apart, since times since 1970 times 1000 fit no float."""
+    if isinstance(microseconds, int):
+        return microseconds * 1000
+    whole = float(microseconds)  # type: ignore[arg-type]
+    return int(whole) * 1000 + round((whole - int(whole)) * 1000)
+
+
 def _number(value: Word, missing: int = -1) -> int:
     if isinstance(value, int):
         return value if -(2**62) < value < 2**62 else missing
@@ -158,8 +166,7 @@ class _Columns:
                 continue
             ts, dur = event.ts, event.dur
             try:
-                start = round(float(ts) * 1000)  # type: ignore[arg-type]
-                length = 0 if dur is None else round(float(dur) * 1000)
+                start, length = _ns(ts), 0 if dur is None else _ns(dur)
             except (TypeError, ValueError, OverflowError):
                 self._bad(place, f"time {ts!r}, duration {dur!r}")
                 continue

@@ -15,21 +15,22 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray, RecordArray
 from moesim.simulator.trace.attribute import Attributed
-from moesim.simulator.trace.classes import CLASSES, COMMUNICATION, NOT_IN_MODEL, UNCLASSIFIED
+from moesim.simulator.trace.classes import CLASSES, COMMUNICATION, COPIES, NOT_IN_MODEL, UNCLASSIFIED
 from moesim.simulator.trace.events import (
     CALL,
     KERNEL,
+    MEMCPY,
     OVERHEAD,
     PHASES,
     Raw,
     covered,
-    overlap,
     union,
 )  # fmt: skip
 
 LATE_NS = 1_000
 """A gap is launch-bound where the next kernel's launch began less than this before the gap, or after."""
 _COMM = [CLASSES.index(name) for name in COMMUNICATION]
+_COPY = [CLASSES.index(name) for name in COPIES if name != "memset"]
 SYNCHRONISATIONS = ("Synchronize", "MemcpyDtoH", "cudaEventQuery", "hipStreamSync")
 MOST_ROWS = 4096
 
@@ -45,22 +46,24 @@ def is_communication(events: RecordArray) -> np.ndarray:
 
 
 def times(events: RecordArray, start: int, end: int) -> dict[str, int]:
-    """Wall, busy, compute, communication, exposed communication and idle nanoseconds of a span."""
-    clipped = events.copy()
-    clipped["start"], clipped["end"] = (
-        np.clip(events["start"], start, end),
-        np.clip(events["end"], start, end),
-    )
-    talks = is_communication(clipped)
-    busy, compute, talk = spans_of(clipped), spans_of(clipped[~talks]), spans_of(clipped[talks])
-    shared = overlap(compute, talk)
+    """Wall, busy, compute, communication, exposed and idle nanoseconds of a span.
+
+    Compute is every kernel but communication, and fills; exposed communication is beside no compute, an
+    exposed copy (memcpy) beside neither. Compute, both exposed parts and idle add up to the wall time.
+    """
+    begin, stop = np.clip(events["start"], start, end), np.clip(events["end"], start, end)
+    talks = is_communication(events)
+    copies = ((events["activity"] == MEMCPY) | np.isin(events["cls"], _COPY)) & ~talks
+    compute = covered(union(begin[~talks & ~copies], stop[~talks & ~copies]))
+    beside, busy = covered(union(begin[~copies], stop[~copies])), covered(union(begin, stop))
     return {
         "wall_ns": end - start,
-        "busy_ns": covered(busy),
-        "compute_ns": covered(compute),
-        "communication_ns": covered(talk),
-        "exposed_communication_ns": covered(talk) - shared,
-        "idle_ns": end - start - covered(busy),
+        "busy_ns": busy,
+        "compute_ns": compute,
+        "communication_ns": covered(union(begin[talks], stop[talks])),
+        "exposed_communication_ns": beside - compute,
+        "exposed_copy_ns": busy - beside,
+        "idle_ns": end - start - busy,
     }
 
 
