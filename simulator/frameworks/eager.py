@@ -65,7 +65,7 @@ another."""
 
 
 NOT_RUN = frozenset({"experts.weight_gradient", "residual_scale", "residual_scale.backward"})
-"""Kernels of DeepSeek's profile that torchtitan's code does not have: the weights' gradients are part of those
+"""Kernels of DeepSeek's profile that torchtitan's code does not have: gradients of weights are part of those
 of the weighted sum, and residual branches are added without a factor."""
 HALVES, HALVES_BACKWARD = (11.0, 9.0), (15.0, 15.0)
 """Bytes read and written per element by RoPE that rotates halves in BF16 (torchtitan 0.2.2
@@ -82,8 +82,8 @@ they have rates of their own."""
 
 
 def rotates_halves(operators: Operators) -> bool:
-    """Whether torchtitan's code of this layer rotates halves: that of Qwen3, which norms queries and keys, and
-    of gpt_oss, which has sinks."""
+    """Whether torchtitan's code of this layer rotates halves: that of Qwen3, which norms queries and keys,
+    and of gpt_oss, which has sinks."""
     names = {op.name for ops in operators.values() for op in ops}
     return bool(names & {"qk_norm", "attention.sinks.backward"})
 
