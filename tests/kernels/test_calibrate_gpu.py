@@ -15,7 +15,6 @@ from moesim.kernels.calibrate.protocol import Grid, row_of
 from moesim.kernels.calibrate.run import MEASUREMENTS
 from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
 
-
 OPERATORS: tuple[dict[str, int | float | str], ...] = (
     {"use": "norm/eager_forward", "bytes": 1.34e8, "launches": 1, "rows": 16384, "width": 2048},
     {"use": "copy/flat", "bytes": 2.7e8, "launches": 1, "elements": 1 << 26, "piece": "copy_out"},
