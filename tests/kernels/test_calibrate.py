@@ -2,203 +2,36 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
-import random
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synthetic_machine import (
+    ALL,
+    QUICK_TASKS,
+    TRUTH,
+    Synthetic,
+    interrupted,
+    machine,
+    run,
+    saturate,
+)
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.host import load_host
-from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate, statements, transfer
-from moesim.kernels.calibrate.operators import averaged
+from moesim.kernels.calibrate import Options, build_plan, calibrate, statements, transfer
 from moesim.kernels.calibrate.protocol import (
     Facts,
-    Grid,
     Sample,
-    TaskFailed,
     TimedRow,
     TimingTask,
     row_of,
 )
-from moesim.kernels.machine import Gpu, MeasuredMachine
-
-ALL = frozenset({"cupy", "torch", "nccl"})
-TODAY = datetime.date(2026, 11, 20)
-
-
-def machine(gpus: int = 8, **changes: Any) -> MeasuredMachine:
-    one = Gpu(0, "NVIDIA H200", "0000:00:00.0", 141 << 30, 0, 0.0, False, 0, 132, 1980e6, 700.0)
-    peers = tuple(tuple(i != j for j in range(gpus)) for i in range(gpus))
-    return MeasuredMachine(
-        tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers
-    )
-
-
-def saturate(n: float, slope: float, limit: float) -> float:
-    return float(((slope * n) ** -8 + limit**-8) ** (-1 / 8))
-
-
-class Synthetic:
-    """A machine whose times follow known laws with 1 % of noise."""
-
-    def __init__(
-        self,
-        machine: MeasuredMachine,
-        *,
-        quick: bool,
-        wanted: Callable[[TimingTask], bool],
-        libraries: frozenset[str] = ALL,
-    ) -> None:
-        self.facts, self.quick, self._wanted = Facts(len(machine.gpus), libraries), quick, wanted
-        self.done: list[TimingTask] = []
-        self.stop_after = 10**9
-        self.broken: set[str] = set()
-
-    def wanted(self, task: TimingTask) -> bool:
-        return self._wanted(task)
-
-    def sample(self, measurement: Grid, task: TimingTask) -> Sample:
-        if len(self.done) >= self.stop_after:
-            raise KeyboardInterrupt
-        self.done.append(task)
-        if task.measurement in self.broken:
-            raise TaskFailed("made to fail")
-        seconds, values = TRUTH[task.measurement](task.parameters)
-        rng = random.Random(task.key)
-        return Sample(
-            tuple(seconds * (1 + rng.gauss(0, 0.01)) for _ in range(9)), {**values, "power_w": 500.0}
-        )
-
-
-def _all_to_all(p: Any) -> tuple[float, dict[str, float]]:
-    size = p["tokens"] * 5.295 * (7392 if "fp8" in p["operation"] else 14336)
-    rate = saturate(p["sms"], 20e9, 350e9)
-    return 40e-6 + size / rate, {"bytes": size, "crossing": 1 - 1 / p["ranks"]}
-
-
-def _two_hop(p: Any) -> tuple[float, dict[str, float]]:
-    size = p["tokens"] * 5.295 * (14336 if "combine" in p["operation"] else 7392)
-    return 30e-6 + size / saturate(p["sms"], 15e9, 320e9), {"bytes": size, "rail_bytes": size / 4}
-
-
-def _copy(p: Any) -> tuple[float, dict[str, float]]:
-    return 10e-6 + p["size_bytes"] / saturate(p["ctas"], 45e9, 370e9), {"bytes": float(p["size_bytes"])}
-
-
-def _nccl(p: Any) -> tuple[float, dict[str, float]]:
-    total = p["size_bytes"] * (p["ranks"] if p["operation"] == "all_gather" else 1)
-    factor = 2.0 if p["beside"] == "gemm" else 1.0
-    values = {"bytes": float(p["size_bytes"])}
-    if p["beside"] == "timed gemm":
-        values |= {"lost": 0.2, "low": 0.15, "high": 0.3}
-    return (30e-6 + total * (p["ranks"] - 1) / p["ranks"] / 340e9) * factor, values
-
-
-def _gemm(p: Any) -> tuple[float, dict[str, float]]:
-    flop = 2.0 * p["m"] * p["n"] * p["k"]
-    values = {"flop": flop}
-    if p["kind"] == "sustained":
-        values |= {"sustained_clock_hz": 1725e6, "sustained_power_w": 690.0}
-    return flop / (750e12 if p["dtype"] == "bf16" else 1200e12), values
-
-
-def _attention(p: Any) -> tuple[float, dict[str, float]]:
-    products = 320 if p["direction"] == "forward" else 3 * 192 + 2 * 128
-    flop = p["heads"] * p["length"] ** 2 * products
-    around = p["heads"] * p["length"] * (4 * 128 + 10 * 192) / 3.9e12 if p["direction"] == "backward" else 0.0
-    return flop / 580e12 + around, {"flop": float(flop)}
-
-
-def _moved(p: Any) -> tuple[float, dict[str, float]]:
-    size = 2.0 * p["size_bytes"] if "size_bytes" in p else 3.03 * p["rows"] * 7168
-    return 3e-6 + size / saturate(p["ctas"], 97e9, 3.9e12), {"bytes": size}
-
-
-SLOPE = {"attention": 0.012, "memory": 0.006}
-
-
-def _interference(p: Any) -> tuple[float, dict[str, float]]:
-    """Told of exactly the copy's SMs an operator runs badly; two more help, four more cost a little."""
-    margin = {0: 0.2, 2: 0.0, 4: 0.05}.get(p["left_free"] - p["sms"], 0.0)
-    slope = SLOPE.get(p["operator"], 0.009 if p["left_free"] else 0.018)
-    ratio = 1 + slope * p["sms"] + (margin if p["left_free"] else 0.0)
-    carried = 350e9 / (1 + 4 / p["sms"])
-    values = {"ratio": ratio, "ratio_low": ratio * 0.98, "ratio_high": ratio * 1.02}
-    return 1e-3 * ratio, {**values, "copy_bytes_per_s": carried, "copy_alone_bytes_per_s": 350e9}
-
-
-HOST_S = 10e-6
-GAP_S = 1.93e-6
-"""Gap between two launches in the profile hopper-launch."""
-TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
-    "all_to_all": _all_to_all,
-    "copy": _copy,
-    "two_hop": _two_hop,
-    "nccl": _nccl,
-    "gemm": _gemm,
-    "attention": _attention,
-    "hbm": _moved,
-    "quantise": _moved,
-    "interference": _interference,
-    "barrier": lambda p: (4e-6 + 0.3e-6 * p["ranks"], {}),
-    "host": lambda p: (HOST_S, {} if p["call"] == "gate" else {"backward_s": 2 * HOST_S}),
-    "compiled": lambda p: (p["bytes"] / 1e12 + p["launches"] * GAP_S, {}),
-    "operators": lambda p: (
-        (2.0 * p["m"] * p["n"] * p["k"] / 600e12, {"flop": 2.0 * p["m"] * p["n"] * p["k"]})
-        if "m" in p
-        else (p["bytes"] / 2e12 + p["launches"] * GAP_S, {})
-    ),
-}
-
-
-def run(
-    output: Path,
-    gpus: int = 8,
-    *,
-    set_up: Callable[[Synthetic], None] | None = None,
-    libraries: frozenset[str] = ALL,
-    **options: Any,
-) -> tuple[CalibrationProfile, list[Synthetic], list[CalibrationProgress]]:
-    contexts: list[Synthetic] = []
-    seen: list[CalibrationProgress] = []
-
-    def make(found: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Synthetic:
-        contexts.append(Synthetic(found, quick=quick, wanted=wanted, libraries=libraries))
-        if set_up:
-            set_up(contexts[-1])
-        return contexts[-1]
-
-    path = calibrate(
-        Options(output=output, **options), seen.append, machine=machine(gpus), context=make, today=TODAY
-    )
-    return load_fresh(path), contexts, seen
-
-
-def interrupted(path: Path, after: int, **options: Any) -> Path:
-    """The rows of a quick run that was stopped after so many tasks."""
-    with pytest.raises(KeyboardInterrupt):
-        run(path, set_up=lambda c: setattr(c, "stop_after", after), quick=True, **options)
-    return path.with_name(f"{path.stem}.rows.jsonl")
-
-
-QUICK_TASKS = len(build_plan(Facts(8, ALL), quick=True).tasks)
-
-
-def load_fresh(path: Path) -> CalibrationProfile:
-    """`load_profile` remembers files by path; a copy under another name is read anew."""
-    copy = path.with_name(f"{path.stem}-{random.random()}{path.suffix}")
-    copy.write_bytes(path.read_bytes())
-    return load_profile(copy)
 
 
 @pytest.fixture(scope="module")
@@ -518,106 +351,3 @@ def test_other_dies_are_refused(full: CalibrationProfile) -> None:
             transfer(full, h200, load_accelerator(other))
     with pytest.raises(InputError, match="transfer from h200-sxm"):
         transfer(full, load_accelerator("h800-sxm"), h200)
-
-
-OPERATORS: tuple[dict[str, int | float | str], ...] = (
-    {"use": "permute/eager_expand", "bytes": 1e9, "launches": 1, "tokens": 4096, "top_k": 8, "hidden": 2048},
-    {"use": "permute/eager_expand", "bytes": 4e9, "launches": 1, "tokens": 16384, "top_k": 8, "hidden": 2048},
-    {"use": "topk/eager_forward", "bytes": 1e8, "launches": 16, "tokens": 16384, "experts": 128, "top_k": 8},
-    {"use": "gemm", "bytes": 1e8, "launches": 1, "m": 4096, "n": 5120, "k": 2048, "groups": 1},
-    {"use": "wgrad_gemm", "bytes": 1e8, "launches": 64, "m": 1536, "n": 2048, "k": 65536, "groups": 64},
-    {"use": "scan/unknown", "bytes": 1e8, "launches": 1},
-)
-
-
-OPERATED: dict[str, Any] = {"operators": lambda _: OPERATORS}
-
-
-def test_operators_of_a_model_come_before_those_of_fixed_sizes(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def of_model(accelerator: str) -> tuple[dict[str, int | float | str], ...]:
-        asked.append(accelerator)
-        return OPERATORS
-
-    profile, _, _ = run(tmp_path / "mine.yaml", 1, quick=True, operators=of_model)
-    assert asked == ["h200-sxm"]
-    curves = {use: c for c in profile.curves for use in c.used_for}
-    assert curves["permute/eager_expand"].curve.ys == pytest.approx([2e12, 2e12], rel=0.02)
-    assert curves["topk/eager_forward"].curve.ys == pytest.approx([2e12], rel=0.1)  # without its sixteen gaps
-    assert "scan/unknown" not in curves and "scan/unknown" in (profile.evidence or "")
-    tables = {t.cls: t for t in profile.gemm_tables if t.dtype == "bf16"}
-    rows = {row[:4]: row[4] for row in tables["gemm"].points}
-    assert rows[4096, 5120, 2048, 1] == pytest.approx(600, rel=0.02)
-    assert len(rows) > 1  # those of fixed sizes are in the same table
-    assert tables["wgrad_gemm"].points[0][:4] == (1536, 2048, 65536, 64)
-
-
-def test_without_a_model_its_operators_are_named_as_not_measured() -> None:
-    plan = build_plan(Facts(1, ALL), quick=True)
-    assert "operators of the model's step (needs --model)" in plan.not_measured
-    for name in ("operators", "compiled", "host"):
-        with pytest.raises(InputError, match=rf"{name} needs --model"):
-            build_plan(Facts(1, ALL), only=[name])
-    with pytest.raises(InputError, match="--only leaves out"):
-        build_plan(Facts(1, ALL, operators=OPERATORS), only=["hbm"])
-
-
-def test_a_size_gives_back_its_own_time_also_where_times_fall_with_more_bytes() -> None:
-    assert averaged([(1e6, 4.0), (2e6, 2.0), (2e6, 4.0), (8e6, 1.0)]) == [(1e6, 4.0), (2e6, 3.0), (8e6, 1.0)]
-
-
-COMPILED: tuple[dict[str, int | float | str], ...] = (
-    {"use": "rope/", "bytes": 1e9, "launches": 1, "tokens": 4096, "heads": 8, "width": 128, "compiled": 1},
-    {"use": "norm/forward", "bytes": 2e9, "launches": 1, "rows": 4096, "width": 2048, "compiled": 1},
-)
-
-
-def test_compiled_operators_need_triton_and_a_compiler_and_have_curves_of_their_own(tmp_path: Path) -> None:
-    asked = {**OPERATED, "operators": lambda _: (*OPERATORS, *COMPILED)}
-    without, _, _ = run(tmp_path / "a.yaml", 1, **asked)
-    assert "torch.compile compiles (needs triton and C compiler)" in without.evidence
-    assert not {"rope/", "norm/forward"} & {use for c in without.curves for use in c.used_for}
-    profile, _, _ = run(tmp_path / "b.yaml", 1, libraries=ALL | {"triton", "C compiler"}, **asked)
-    curves = {use: c for c in profile.curves for use in c.used_for}
-    assert curves["rope/"].curve.ys == pytest.approx([1e12], rel=0.02)
-    assert "torch.compile's code" in curves["norm/forward"].source
-    assert "torch.compile's" not in curves["permute/eager_expand"].source
-
-
-def test_operators_interrupted_between_two_of_them_go_on_and_their_drift_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    interrupted(path, 3, **OPERATED)
-    profile, (context,), _ = run(path, quick=True, **OPERATED)
-    done = {task.key for task in context.done}
-    plan = build_plan(Facts(8, ALL, operators=OPERATORS), quick=True)
-    assert len(done) == len(plan.tasks) - 3 and {task.key for task in plan.tasks[3:]} == done
-    curve = next(c for c in profile.curves if "permute/eager_expand" in c.used_for)
-    slower = type(curve).model_validate(
-        {**curve.model_dump(), "points": tuple((p[0], p[1] / 2) for p in curve.points)}
-    )
-    kept = [slower if c is curve else c for c in profile.curves]
-    found = compare(profile, profile.model_copy(update={"curves": tuple(kept)}))
-    assert found[0].id == "permute.eager_expand" and found[0].drifted and found[0].points == 2
-
-
-def test_the_calls_of_the_host_become_a_host_that_a_scenario_can_name(tmp_path: Path) -> None:
-    _, _, seen = run(tmp_path / "mine.yaml", 1, quick=True, **OPERATED)
-    assert any("mine.host.yaml: name it as `software.host`" in progress.message for progress in seen)
-    host, like = load_host(str(tmp_path / "mine.host.yaml")), load_host("emerald-rapids-vm")
-    assert host.like == like.name and host.factor is not None and host.factor.between is not None
-    ratio = like.in_block["routed"]
-    assert host.call_s("norm", True, "routed") == pytest.approx(HOST_S * ratio.forward, rel=0.02)
-    assert host.call_s("norm", False, "routed") == pytest.approx(2 * HOST_S * ratio.backward, rel=0.02)
-    # A call that one GPU cannot show takes the mean ratio of the others.
-    assert host.call_s("fsdp", True) == pytest.approx(host.factor.value * like.call_s("fsdp", True))
-    assert host.call_s("gate", False) == pytest.approx(
-        host.factor.value * like.call_s("gate", False), rel=1e-3
-    )
-
-
-def test_compute_lost_beside_nccl_is_measured_where_two_gpus_are(tmp_path: Path) -> None:
-    profile, _, _ = run(tmp_path / "two.yaml", 2, quick=True)
-    assert profile.lost_beside_nccl.value == 0.2 and profile.lost_beside_nccl.between == (0.15, 0.3)
-    alone, _, _ = run(tmp_path / "one.yaml", 1, quick=True)
-    assert alone.lost_beside_nccl == load_profile("hopper-communication").lost_beside_nccl
