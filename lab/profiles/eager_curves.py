@@ -112,7 +112,7 @@ evidence: >-
   GPU time of routing, permutes of routed rows, SwiGLU, norms and rotary embedding as torchtitan 0.2.2 writes
   them, each piece alone with cold L2. The bytes are those that moesim counts for the operator. Measured for
   this purpose before any step was simulated with them.
-include: [h200-clamped-experts]
+include: [h200-clamped-experts, h200-heads]
 curves:
 """
 

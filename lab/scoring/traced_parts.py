@@ -24,7 +24,15 @@ from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.step import ExecutedStep, run_step
-from moesim.simulator.predict.trace import COMMUNICATION, COMPUTE, INSIDE, SHARDING, ShownGpus, chrome_trace, trace_info
+from moesim.simulator.predict.trace import (
+    COMMUNICATION,
+    COMPUTE,
+    INSIDE,
+    SHARDING,
+    ShownGpus,
+    chrome_trace,
+    trace_info,
+)
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trace import read
 from moesim.simulator.trace.classes import CLASSES
@@ -36,7 +44,7 @@ PROFILE = "h100-from-h200"
 
 
 class Run(NamedTuple):
-    """Trace, hidden size, vocabulary, experts, and measured median step (s) of a run."""
+    """Trace, hidden size, vocabulary and measured median step (s) of a run."""
 
     file: str
     hidden: int
@@ -49,7 +57,16 @@ RUNS = {
     "l8b": Run("trace_l8bL8_fsdp2_sac.json.gz", 4096, 128_256, 0.5447933),
     "ds16": Run("trace_ds16bL10_pp2_1f1b_bf16.json.gz", 2048, 102_400, 0.9822994),
 }
-MOE = ("routing", "expand", "reduce", "reduce backward", "expand backward", "grouped GEMM", "gate GEMM", "activation")
+MOE = (
+    "routing",
+    "expand",
+    "reduce",
+    "reduce backward",
+    "expand backward",
+    "grouped GEMM",
+    "gate GEMM",
+    "activation",
+)
 """Parts of a layer with experts; the first five are what `permute` and `topk` stand for."""
 PARTS = (
     *MOE, "attention", "GEMM of a layer", "GEMM of the head", "rope", "norm and residual", "norm backward", "joins of MLA",
@@ -98,7 +115,11 @@ def predicted_parts(step: ExecutedStep) -> Parts:
     """Seconds and kernels of a step on the first pipeline rank, each operator as if it ran alone."""
     found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     pricer, shape = step.prepared.pricer, step.prepared.shape
-    for block in step.prepared.stages.stages[0] if step.prepared.schedule.pp > 1 else sum(step.prepared.stages.stages, ()):
+    for block in (
+        step.prepared.stages.stages[0]
+        if step.prepared.schedule.pp > 1
+        else sum(step.prepared.stages.stages, ())
+    ):
         copies = gather_copies(pricer, block.kind)
         copied = pricer.compute(copies, "alone").seconds * 2 * pricer.microbatches
         for part, value in (("copies of FSDP", copied), ("collectives of FSDP", -copied)):
@@ -151,7 +172,11 @@ def input_sizes(file: Path) -> dict[int, str]:
     """Sizes of the inputs of every operator that a Kineto file names, by its external number."""
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     found = ((event.get("args", {}), event) for event in events if event.get("cat") == "cpu_op")
-    return {int(args["External id"]): str(args.get("Input Dims", "")) for args, _ in found if "External id" in args}
+    return {
+        int(args["External id"]): str(args.get("Input Dims", ""))
+        for args, _ in found
+        if "External id" in args
+    }
 
 
 def traced_parts(rank: RankTrace, dims: Mapping[int, str], run: Run) -> Parts:
@@ -159,7 +184,9 @@ def traced_parts(rank: RankTrace, dims: Mapping[int, str], run: Run) -> Parts:
     found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     raw = rank.raw
     for event in rank.events[rank.events["activity"] != MEMSET]:
-        op, scope, product = (raw.names[event[key]] if event[key] >= 0 else "" for key in ("op", "scope", "shape"))
+        op, scope, product = (
+            raw.names[event[key]] if event[key] >= 0 else "" for key in ("op", "scope", "shape")
+        )
         sizes, ns = dims.get(int(event["external"]), ""), int(event["end"] - event["start"])
         part = traced_part(CLASSES[event["cls"]], PHASES[event["phase"]], op, scope, sizes, product, ns, run)
         found[part][0] += float(event["end"] - event["start"]) * 1e-9
@@ -180,9 +207,17 @@ def traced_part(cls: str, phase: str, op: str, scope: str, dims: str, product: s
     if phase == "optimizer":
         return "optimizer and clipping"
     if cls == "norm":
-        return "joins of MLA" if name == "copy_" else "norm backward" if phase == "backward" else "norm and residual"
+        return (
+            "joins of MLA"
+            if name == "copy_"
+            else "norm backward"
+            if phase == "backward"
+            else "norm and residual"
+        )
+    if cls == "permute" and again == "backward" and scope.startswith("IndexBackward"):
+        return "expand backward"  # sums over indices, which are sorted first
     if cls == "permute" and ns > _SMALL_NS:
-        return "expand backward" if again == "backward" and scope.startswith("IndexBackward") else _moved(again, name)
+        return _moved(again, name)
     if cls == "elementwise":
         if "AccumulateGrad" in scope:
             return "accumulated gradients"
@@ -217,7 +252,8 @@ def table(traced: Parts, predicted: Mapping[str, Parts]) -> list[str]:
         if seconds < 1e-4 and not any(s > 1e-4 for s, _ in own.values()):
             continue
         shown = "".join(
-            f"{s * 1e3:10.1f}{f'{s / seconds - 1:+.0%}' if seconds else 'new':>8}{k:8.0f}" for s, k in own.values()
+            f"{s * 1e3:10.1f}{f'{s / seconds - 1:+.0%}' if seconds else 'new':>8}{k:8.0f}"
+            for s, k in own.values()
         )
         lines.append(f"  {part:24}{seconds * 1e3:9.1f}{kernels:8.0f}{shown}")
         for name, (s, _) in own.items():
@@ -237,7 +273,10 @@ def main() -> None:
             calibrated = Path(folder) / f"h100-{name}.yaml"
             calibrated.write_text(packed.text(f"lab/results/2026-11-26-h100-operators-{name}.yaml.xz"))
             profiles = {"shipped": shipped, "calibrated": str(calibrated)}
-            scenarios = {key: load_scenario(str(HERE / f"{name}.yaml"), [f"profile={p}"]) for key, p in profiles.items()}
+            scenarios = {
+                key: load_scenario(str(HERE / f"{name}.yaml"), [f"profile={p}"])
+                for key, p in profiles.items()
+            }
             steps = {key: predict(scenario).result.step.time_s for key, scenario in scenarios.items()}
             shown = ", ".join(f"{key} {s:.4f} s ({s / run.measured_s - 1:+.1%})" for key, s in steps.items())
             print(f"{name}: measured {run.measured_s:.4f} s; {shown}")

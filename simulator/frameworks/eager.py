@@ -170,7 +170,9 @@ def joined_by_cat(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
         elif base == "kv_latent.join" and "k_rope.sum_heads" in named:
             size = op.bytes_read / 3
             moved = 2 * size - named["k_rope.sum_heads"].bytes_written
-            out.append(replace(op, cls="copy", variant=CAT, bytes_read=moved, bytes_written=moved, launches=2))
+            out.append(
+                replace(op, cls="copy", variant=CAT, bytes_read=moved, bytes_written=moved, launches=2)
+            )
         elif base not in ("k_rope_broadcast", "k_rope_slice", "v_unpack"):
             out.append(op)
     return tuple(out)
@@ -249,9 +251,7 @@ def accumulated_by_autograd(
     share = parameters * (1.0 - 1.0 / microbatches)
     if not share:
         return dict(operators)
-    added = move(
-        "gradients.accumulate", "elementwise", "W", 2 * share * BF16, share * BF16, variant="add"
-    )
+    added = move("gradients.accumulate", "elementwise", "W", 2 * share * BF16, share * BF16, variant="add")
     return behind(operators, {"mlp W": (added,)})
 
 
