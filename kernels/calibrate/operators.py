@@ -76,7 +76,7 @@ def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 def joined(p: Mapping[str, Any], backward: bool) -> Call:
-    """Keys of MLA as torchtitan joins them: a slice of every head's wider row, and a part all heads share."""
+    """Keys of MLA as torchtitan joins them: a slice of every head's wider row, and a part of all heads."""
     t, (tokens, heads, width, more) = torch(), (p[key] for key in ("tokens", "heads", "width", "more"))
     own = _normal(1, tokens, heads, 2 * width)[..., :width]
     shared = _normal(1, tokens, 1, more).expand(-1, -1, heads, -1)

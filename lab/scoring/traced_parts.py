@@ -226,7 +226,7 @@ def traced_part(cls: str, phase: str, op: str, scope: str, dims: str, product: s
         return _moved(again, name)
         return "joins of MLA" if name == "copy_" else "norm backward" if phase == "backward" else "norm and residual"
     if cls == "permute" and ns > _SMALL_NS:
-        return "expand backward" if again == "backward" and scope.startswith("IndexBackward") else _moved(again, name)
+        return _moved(again, name)
     if cls == "elementwise":
         if "AccumulateGrad" in scope:
             return "accumulated gradients"

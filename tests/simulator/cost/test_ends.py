@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.cost.data_parallel import Pieces, data_parallel, pieces_of, sharded_block
+from moesim.simulator.cost.data_parallel import (
+    Pieces,
+    data_parallel,
+    gather_copies,
+    pieces_of,
+    sharded_block,
+)
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
 from moesim.simulator.cost.layer_collectives import amax_exposed_s
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
@@ -166,6 +172,22 @@ def test_a_group_on_one_node_leaves_the_network_alone() -> None:
     assert all(cost.nic_bytes > 0.0 for cost in whole.values())
     assert all(cost.nic_bytes == 0.0 for cost in inside.values())
     assert inside["gather F"].payload_s < whole["gather F"].payload_s
+
+
+def test_a_gather_of_fsdp2_waits_for_the_copy_of_the_shards_that_it_sends() -> None:
+    fsdp2 = pricer("null", "software.parameters_copied=true", "parallel.zero_stage=3")
+    (copy,) = gather_copies(fsdp2, "dense")
+    dense, _ = fsdp2.block_parameters("dense")
+    ranks = fsdp2.layout.dp * fsdp2.scenario.parallel.cp
+    assert copy.bytes_read + copy.bytes_written == pytest.approx(4.0 * dense / ranks)  # BF16 both ways
+    with_copy, without = (
+        sharded_block(p, "dense").transfers
+        for p in (fsdp2, pricer("null", "software.parameters_copied=false"))
+    )
+    seconds = fsdp2.compute((copy,), "alone").seconds
+    for phase in ("gather F", "gather B"):
+        assert with_copy[phase].payload_s - without[phase].payload_s == pytest.approx(seconds)
+    assert with_copy["scatter W"].payload_s == without["scatter W"].payload_s
 
 
 def test_groups_reduce_over_each_other_once_a_step() -> None:

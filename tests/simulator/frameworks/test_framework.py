@@ -6,6 +6,7 @@ from math import fsum
 
 import pytest
 
+from moesim.hwmodels.calibration import load_profile
 from moesim.simulator.frameworks.operators import apply_framework
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.attention import GQA
@@ -14,6 +15,7 @@ from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import load_scenario
 
 LLAMA = load_model("llama-3-8b")
 RECIPE = Precision(linear="bf16", loss="fp32")
@@ -104,3 +106,80 @@ def test_an_eager_loss_moves_more_than_a_fused_one_in_both_directions() -> None:
     assert bytes_of("eager", "mlp F") == pytest.approx(1.5 * bytes_of("fused", "mlp F"), rel=1e-3)
     assert bytes_of("eager", "mlp I") == pytest.approx(2.0 * bytes_of("fused", "mlp I"))
     assert bytes_of("chain", "mlp I") == bytes_of("fused", "mlp I")
+
+
+# -- torchtitan's code, model by model -----------------------------------------------------------------
+
+EAGER = Software(kernels="eager", weight_gradients="written", gradient_sums=True)
+
+
+def eager_of(name: str, kind: str, **options: int) -> dict[str, Operator]:
+    shape, tokens = load_model(name), 4096
+    rows = tokens * float(shape.moe.top_k) if shape.moe else 0.0
+    found = block_operators(shape, kind, RECIPE, tokens=tokens, sequence=tokens, received_rows=rows)
+    adapted = apply_framework(found, EAGER, RECIPE, 0, PARAMETERS, 0.0, **options)
+    return {op.name: op for ops in adapted.values() for op in ops}
+
+
+def test_rope_of_qwen3_rotates_halves_and_that_of_llama_multiplies_complex_numbers() -> None:
+    qwen, llama = eager_of("qwen3-30b-a3b", "moe"), eager_of("llama-3-8b", "dense")
+    elements = 4096 * 32 * 128
+    for name, size, kernels, variant in (
+        ("rope_q", 20, 5, "eager_halves"), ("rope_q.backward", 30, 9, "eager_halves_backward"),
+    ):  # fmt: skip
+        assert qwen[name].bytes_read + qwen[name].bytes_written == pytest.approx(size * elements)
+        assert (qwen[name].launches, qwen[name].variant) == (kernels, variant)
+    assert {llama[name].variant for name in ("rope_q", "rope_q.backward")} == {"eager"}
+
+
+def test_heads_of_mla_are_joined_by_the_kernels_that_torchtitan_runs() -> None:
+    found = eager_of("deepseek-v2-lite", "moe")
+    token, heads = 4096 * 2.0, 16
+    joined = {name: found[name].bytes_written for name in ("k.cat", "q.cat", "kv_up.cat", "q.cat.backward")}
+    assert joined == {
+        "k.cat": token * heads * 192, "q.cat": token * heads * 192,
+        "kv_up.cat": token * heads * 256, "q.cat.backward": token * heads * 192,
+    }  # fmt: skip
+    assert found["k.cat"].bytes_read == token * (heads * 128 + 64)  # the rotated part is one for all heads
+    assert found["kv_latent.join"].bytes_written == token * (512 + 64 + 512)  # joined, and contiguous
+    assert not {"k_nope_pack", "k_rope_broadcast", "v_unpack", "residual_scale"} & found.keys()
+    assert found["shared.add"].bytes_read == 2 * token * 2048
+
+
+def test_norms_over_heads_and_weight_gradients_of_all_experts_are_kernels_of_their_own() -> None:
+    found = eager_of("qwen3-30b-a3b", "moe")
+    variants = [
+        found[name].variant for name in ("qk_norm", "qk_norm.backward", "attn_norm", "ffn_norm.backward")
+    ]
+    assert variants == ["eager_head_forward", "eager_head_backward", "eager_forward_add", "eager_backward"]
+    assert found["experts.down.wgrad"].launches == 1
+
+
+@pytest.mark.parametrize(("microbatches", "share"), [(1, 0.0), (4, 0.75)])
+def test_autograd_adds_the_gradients_of_all_micro_batches_but_the_first(
+    microbatches: int, share: float
+) -> None:
+    found = eager_of("llama-3-8b", "dense", microbatches=microbatches).get("gradients.accumulate")
+    assert (found.bytes_read + found.bytes_written if found else 0.0) == pytest.approx(
+        6.0 * PARAMETERS * share
+    )
+
+
+def test_logits_of_the_eager_loss_are_in_fp32_whatever_the_recipe_says() -> None:
+    plain = load_scenario("llama-3-70b-64xh100", ["precision=bf16"])
+    assert plain.recipe.loss == "bf16"
+    assert plain.overridden("software.loss=eager").recipe == plain.recipe.model_copy(update={"loss": "fp32"})
+
+
+@pytest.mark.parametrize("name", ["h100-from-h200", "h100-products", "h100-layers"])
+def test_the_profiles_of_h100_hold_eager_operators_that_were_measured_on_one(name: str) -> None:
+    profile = load_profile(name)
+    for use in (
+        "permute/eager_reduce",
+        "rope/eager_halves",
+        "norm/eager_head_forward",
+        "copy/widen",
+        "optimizer/adamw",
+    ):
+        curve = next(curve for curve in profile.curves if use in curve.used_for)
+        assert (curve.kind, curve.conditions.device) == ("measured", "NVIDIA H100 80GB HBM3"), use

@@ -117,10 +117,14 @@ def test_a_gemm_and_an_attention_have_the_sizes_of_the_model() -> None:
 
 def test_sizes_are_those_of_the_model() -> None:
     tokens, heads = 2 * 4096, 32 + 4
-    norms = {(s["rows"], s["width"]) for s in table() if s["use"].startswith("norm/eager_")}
-    assert {(tokens, 2048), (tokens * heads, 128)} <= norms  # of hidden states, and of the heads of q and k
+    norms = {(s["use"], s["rows"], s["width"]) for s in table() if s["use"].startswith("norm/")}
+    of_heads = ("norm/eager_head_forward", tokens * heads, 128)  # those of queries and keys
+    assert {("norm/eager_forward", tokens, 2048), of_heads} <= norms
     ropes = {(s["heads"], s["width"]) for s in table() if s["use"] == "rope/eager_halves"}
     assert ropes == {(32, 128), (4, 128)}
+    shards = {s["elements"] for s in table() if s["use"] == "copy/gather_in"}
+    assert shards >= {151936 * 2048 // 64}  # of the table of tokens, over 64 GPUs
+    assert {s["vocabulary"] for s in table() if s["use"] == "embedding/scatter"} == {151936}
     assert {s["vocabulary"] for s in table() if s["use"] == "loss/eager_forward"} == {151936}
     assert tokens * 8 * 768 in {s["elements"] for s in table() if s["use"] == "swiglu/eager_forward"}
     assert any("tokens" not in s and len(s) == 3 for s in table())  # named, although nothing measures it
