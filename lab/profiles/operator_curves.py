@@ -103,7 +103,7 @@ def main() -> None:
     write_profile(
         as_profile(
             CalibrationProfile(
-                name="h100-eager", accelerator="h100-sxm", software=software, evidence=evidence,
+                name="h100-eager", accelerator="any", software=software, evidence=evidence,
                 description="PyTorch's operators between GEMMs and at the end of a step, measured on one H100 (part of others).",
             ),
             own,
@@ -113,7 +113,7 @@ def main() -> None:
     write_profile(
         as_profile(
             CalibrationProfile(
-                name="h200-heads", accelerator="h200-sxm", also_for=("h100-sxm",), software=software, evidence=evidence,
+                name="h200-heads", accelerator="any", software=software, evidence=evidence,
                 description="Norms, rotary embedding and joins over heads as torchtitan writes them, on H200 (part of others).",
             ),
             [*heads, *more],
