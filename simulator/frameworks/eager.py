@@ -65,8 +65,8 @@ another."""
 
 
 NOT_RUN = frozenset({"experts.weight_gradient", "residual_scale", "residual_scale.backward"})
-"""Kernels of DeepSeek's profile that torchtitan's code lacks: the weighted sum's backward has the gradients
-of routing weights, and residual branches are added without a factor."""
+"""Kernels of DeepSeek's profile that torchtitan's code lacks. The weighted sum's backward has the gradients
+of routing weights; residual branches are added without a factor."""
 HALVES, HALVES_BACKWARD = (11.0, 9.0), (15.0, 15.0)
 """Bytes read and written per element by RoPE that rotates halves in BF16 (torchtitan 0.2.2
 `models/qwen3/model/model.py` and `models/gpt_oss/model/model.py`, `apply_rotary_emb`). Forward: two products
