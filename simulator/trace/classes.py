@@ -30,6 +30,8 @@ COMMUNICATION = (
     "ep_combine", "ep_notify", "other_communication",
 )  # fmt: skip
 COPIES = ("memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memcpy_p2p", "memset")
+MOST_NAME = 4000
+"""Characters of a kernel's name that rules see."""
 CLASSES = COMPUTE + COMMUNICATION + COPIES
 """All classes; an event's `cls` is a place here."""
 
@@ -51,12 +53,20 @@ _EXPERT = re.compile(
 _OTHER_COMM = re.compile(
     r"all_?reduce|multimem_all_gather|cross_device_reduce|two_shot|nvshmem|rocshmem|nvls_|userbuffers", re.I
 )
+
+
+def _both(one: str, other: str) -> str:
+    """A pattern of names that hold both, in any order; anchored, so that it takes linear time."""
+    return rf"^(?=.*(?:{one}))(?=.*(?:{other}))"
+
+
+_BACKWARDS = "bwd|bprop|backward"
 _MIXERS = (
     r"causal_conv1d|selective_scan|chunk_(?:scan|state|fwd|bwd|gated|local_cumsum|cumsum_|scaled_dot)|bmm_chunk|"
     r"state_passing|gated_delta|recompute_w_u|solve_tril|64x64_inverse|wy_repr|fused_recurrent"
 )
 _NAMED: tuple[tuple[str, str], ...] = (
-    (rf"(?=.*(?:{_MIXERS}|masked_softmax)).*(?:bwd|backward)", "attention_backward"),
+    (_both(rf"{_MIXERS}|masked_softmax", "bwd|backward"), "attention_backward"),
     (rf"{_MIXERS}|masked_softmax", "attention_forward"),
     (r"split_embedding|bounds_check_indices|permute_pooled|fbgemm|jagged|batch_?norm|max_?pool|avg_?pool|igemm|"
      r"conv(?:olve|olution|\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|"
@@ -67,17 +77,17 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"(?:un)?permute(?!d)|moe_recover|finalize(?:Moe|Kernel)|finalize_matmul_scatter", "permute"),
     (r"silu_(?:and_)?mul", "swiglu"),
     (r"deep_gemm::(?:transpose|pack)", "transpose"),
-    (r"GroupProblemShape|grouped_?gemm|group_gemm|GemmGrouped|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
-     r"bmm_.*(?:swiGlu|dynBatch|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul|marlin_moe|fmoe_|"
-     r"deep_gemm.*GemmType\)?[12]|kernel_mg_(?:forward|backward)", "grouped_gemm"),
+    ("|".join((_both("moe", "gemm"), _both("bmm_", "swiGlu|dynBatch|Bfloat16_Mx|MxE"),
+     _both("deep_gemm", r"GemmType\)?[12]"),
+     r"GroupProblemShape|grouped_?gemm|group_gemm|GemmGrouped|matmul_ogs|fused_moe_kernel|prepare_grouped|"
+     r"grouped_mm|finalize_matmul|marlin_moe|fmoe_|kernel_mg_(?:forward|backward)")), "grouped_gemm"),
     (r"compute_dot_do_o|convert_dq|fmha_reduce_head|dot_do_o|bwd_?(?:pre|post)process|bwd_convert|OGradDotO|"
      r"attn_bwd_(?:pre|post)|ConvertQGrad", "attention_pre_post"),
-    (r"(?:flash|fmha|attn|attention|mla|sdpa).*(?:bwd|bprop|backward)|bwd.*(?:attn|fmha)",
-     "attention_backward"),
+    (_both("flash|fmha|attn|attention|mla|sdpa", _BACKWARDS), "attention_backward"),
     (r"flash|fmha|attention|attn|sdpa|_mla|(?<![a-z])mla_|mha_fwd|reduce_segments|Batch(?:Prefill|Decode)|"
      r"MergeStates?Kernel|_fwd_(?:grouped_)?kernel_stage|mqa_logits|cu_?seqlens", "attention_forward"),
     (r"nvjet|gemm|gemv|Cijk_|cublasLt|splitK_?reduce|cutlass_\d|s16816|dot_kernel|scaled_mm|_matmul|wvSplitK|"
-     r"matmul_kernel|wgmma|marlin|triton_tem_fused.*mm", "gemm"),
+     r"matmul_kernel|wgmma|marlin|^triton_tem_fused.*mm", "gemm"),
     (r"rotary|rope(?!r)", "rope"),
     (r"rms_?norm|layer_?norm|GammaBeta|ln_fwd|ln_bwd|group_?norm|l2norm_(?:fwd|bwd)|RowwiseMoments|"
      r"cuCompute(?:GradInput|PartGrad)", "norm"),
@@ -93,7 +103,7 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"chunk_cat|split_with_sizes_copy", "fsdp_copy"),
     (r"moe_|MoeSort|permut|index_put|index_elementwise|indexing_backward|gather|scatter|Radix_?Sort|histogram|"
      r"align_block|fill_indices|fill_reverse|index_?select|index_copy|index_add|DeviceScan|DeviceSelect|"
-     r"DeviceReduce|scan_|UniqueByKey|finalize|masked_select|nonzero|cumsum|expand.*row|row_id_map|multihot|"
+     r"DeviceReduce|scan_|UniqueByKey|finalize|masked_select|nonzero|cumsum|expand(?:Input)?Rows|row_id_map|multihot|"
      r"sort_chunks|chunk_sort|reorder_triton|src2dst|expert_?(?:tokens|prefix|maps)|multi_(?:un)?padding",
      "permute"),
     (r"quant|to_fp8|(?<!broad)cast|per_token|float8|hfp8|FP8row|swizzle_(?:row|col)|amax|delayed_scaling|"
@@ -135,10 +145,11 @@ _SAID_BY_OPERATORS = (
 _TRITON = (
     (r"log_softmax|nll_loss|cross_entropy", "loss"), (r"rms|layer_norm|rsqrt|native_layer", "norm"),
     (r"silu|gelu|swiglu", "swiglu"), (r"embedding", "embedding"), (r"topk", "topk"),
-    (r"(?=.*(?:cat|stack))(?=.*neg)|complex|rotary", "rope"), (r"index|scatter|gather|sort", "permute"),
-    (r"flex_attention_backward", "attention_pre_post"), (r"amax|float8|scaled_mm|(?=.*abs)(?=.*max)", "cast"),
+    (_both("cat|stack", "neg") + "|complex|rotary", "rope"), (r"index|scatter|gather|sort", "permute"),
+    (r"flex_attention_backward", "attention_pre_post"),
+    (r"amax|float8|scaled_mm|" + _both("abs", "max"), "cast"),
     (r"softmax", "?softmax"), (r"sigmoid", "?sigmoid"), (r"constant_pad|(?:^|_)cat(?:_|$)", "copy"),
-    (r"^(?:_?to_copy_?|view|clone|_)+$", "cast"),
+    (r"^(?:to_copy|view|clone|_)+$", "cast"),
 )  # fmt: skip
 
 
@@ -155,8 +166,10 @@ class Rule(BaseModel):
     def _pattern(cls, value: str) -> str:
         if len(value) > 500:
             raise ValueError("longer than 500 characters")
-        if re.search(r"[+*}]\)?[+*{]|\([^)]*[+*][^)]*\)[+*{]", value):
-            raise ValueError("a repetition of a repetition could take for ever; write it without")
+        if re.search(r"[+*}]\)?[+*{]|\([^)]*[+*|][^)]*\)[+*{]", value):
+            raise ValueError(
+                "a repetition of a repetition or of a choice could take for ever; write it without"
+            )
         try:
             re.compile(value)
         except re.error as error:
@@ -230,11 +243,11 @@ def classify(
     A result that begins with "?" is generic arithmetic, which `context` decides by its neighbours.
     """
     for rule in rules.rules if rules else ():
-        if re.search(rule.name, name[:2000]) and (
+        if re.search(rule.name, name[:MOST_NAME]) and (
             not rule.launched_by or any(re.search(rule.launched_by, outer[:500]) for outer in path)
         ):
             return rule.cls
-    name = name.replace("flashinfer", "")  # a library of everything, not of attention only
+    name = name[:MOST_NAME].replace("flashinfer", "")  # a library of everything, not of attention only
     found = communication(name, path, kind)
     if found:
         return found
