@@ -395,6 +395,22 @@ def _beside_choice(kinds: list[str], n: int) -> bool:
     return "topk" in after and "gemm" not in after[: after.index("topk")]
 
 
+def _rotary(kinds: list[str]) -> set[int]:
+    """Places of rotary embeddings: a negation beside a concatenation, and arithmetic that runs on from it."""
+    joins = ("?cat", "?sliced")
+    found = set()
+    for n, kind in enumerate(kinds):
+        if kind != "?neg" or not any(near in joins for near in kinds[max(0, n - 4) : n + 5]):
+            continue
+        for way in (range(n, min(n + 7, len(kinds))), range(n - 1, max(n - 7, -1), -1)):
+            for m in way:
+                if kinds[m] in (*joins, "?elementwise", "?mul", "?neg"):
+                    found.add(m)
+                elif kinds[m] not in ("?cast", "?copy", "?fill"):
+                    break
+    return found
+
+
 def context(kinds: list[str], ops: list[str]) -> list[str]:
     """Decide generic events of one stream, in order of launch, by the classes of their neighbours.
 
@@ -405,10 +421,7 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
     attention's; the GEMM that the scores of experts come from is the router's.
     """
     decided = list(kinds)
-    turned = [
-        kind == "?neg" and any(near in ("?cat", "?sliced") for near in kinds[max(0, n - 4) : n + 5])
-        for n, kind in enumerate(kinds)
-    ]
+    turned = _rotary(kinds)
     for n, kind in enumerate(kinds):
         if kind == "gemm" and _routes(kinds, ops, n):
             decided[n] = "gate_gemm"
@@ -419,14 +432,12 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
     return decided
 
 
-def _decided(kinds: list[str], ops: list[str], turned: list[bool], n: int) -> str:
+def _decided(kinds: list[str], ops: list[str], turned: set[int], n: int) -> str:
     kind = kinds[n]
     before, after = kinds[max(0, n - 4) : n], kinds[n + 1 : n + 5]
     near = before[-3:] + after[:3]
-    joins = kind in ("?cat", "?sliced")
     plain = kind in ("?elementwise", "?mul", "?neg")
-    reach = 6 if joins else 3
-    if turned[n] or ((joins or plain) and any(turned[max(0, n - reach) : n + reach + 1])):
+    if n in turned:
         return "rope"
     if kind == "?integer":
         wide = kinds[max(0, n - 8) : n + 9]

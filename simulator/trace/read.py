@@ -199,8 +199,8 @@ def _rank(raw: Raw, rules: Rules | None) -> RankTrace:
             raise InputError(f"{raw.source}: no kernel of a GPU in what could be read: {raw.notes[0]}")
         raise InputError(
             f"{raw.source}: no kernel of a GPU among its events (a trace of the CPU only, or of a profiler "
-            "that is not read, such as rocprofiler); profile with ProfilerActivity.CUDA, also on AMD, and give "
-            "that file"
+            "that is not read, such as rocprofiler); profile with ProfilerActivity.CUDA, also on AMD, and "
+            "give that file"
         )
     raw.events["rank"] = raw.rank
     found = attribute(raw, rules)
