@@ -30,7 +30,7 @@ from moesim.simulator.trace.events import (
 LATE_NS = 1_000
 """A gap is launch-bound where the next kernel's launch began less than this before the gap, or after."""
 _COMM = [CLASSES.index(name) for name in COMMUNICATION]
-_SYNC = ("Synchronize", "MemcpyDtoH", "cudaEventQuery", "hipStreamSync")
+_SYNC = ("Synchronize", "MemcpyDtoH", "hipStreamSync")
 MOST_ROWS = 4096
 
 

@@ -1,7 +1,7 @@
 """Draws GPU activities of traces to judge their classes by hand, spoils traces of every format, builds one of
 1 GB and measures how it is read.
 
-    python lab/proofs/traces/prove_traces.py draw OUT.json TRACES...     300 activities, seed 34
+    python lab/proofs/traces/prove_traces.py draw OUT.json TRACES...     300 activities, --seed 34
     python lab/proofs/traces/prove_traces.py fuzz FOLDER [--cases 2000]  small bases of every format, spoilt
     python lab/proofs/traces/prove_traces.py large FOLDER TRACE.json.gz  1 GB; whole, cut and interleaved
 """
@@ -30,15 +30,15 @@ import numpy as np
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace import CLASSES, PHASES, RankTrace, attribute, read
 
-DRAWN, SEED = 300, 34
+DRAWN = 300
 
 
-def draw(out: Path, sources: list[Path]) -> None:
+def draw(out: Path, sources: list[Path], seed: int) -> None:
     """Activities of every trace in equal number, half of them drawn by count and half by time."""
     taken: list[Any] = []
     original = attribute._launches
     attribute._launches = lambda raw, result: taken.append(original(raw, result)) or taken[-1]
-    picker = np.random.default_rng(SEED)
+    picker = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for place, source in enumerate(sources):
         taken.clear()
@@ -236,9 +236,10 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("traces", type=Path, nargs="*")
     parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=34)
     chosen = parser.parse_args()
     if chosen.part == "draw":
-        draw(chosen.out, chosen.traces)
+        draw(chosen.out, chosen.traces, chosen.seed)
     elif chosen.part == "large":
         large(chosen.out, chosen.traces[0])
     return fuzz(chosen.out, chosen.cases) if chosen.part == "fuzz" else 0
