@@ -29,6 +29,7 @@ from moesim.simulator.trace.events import (
     UNKNOWN,
     Names,
     Raw,
+    records,
 )  # fmt: skip
 
 _LAYER = re.compile(
@@ -95,8 +96,8 @@ def _launches(raw: Raw, result: Attributed) -> list[tuple[int, ...]]:
     inside: set[int] = set()
     markers = {number for number, name in enumerate(raw.names) if _STEP.match(name)}
     thread = None
-    columns = [host[key].tolist() for key in ("start", "end", "thread", "name", "kind", "sequence", "shape")]
-    for n, (start, end, owner, name, kind, sequence, shape) in enumerate(zip(*columns, strict=True)):
+    fields = ("start", "end", "thread", "name", "kind", "sequence", "shape")
+    for n, (start, end, owner, name, kind, sequence, shape) in enumerate(records(host, fields)):
         if owner != thread:
             stack, thread = [], owner
         while stack and stack[-1][0] <= start:
@@ -144,11 +145,7 @@ def _joined(
     graphs = {number for number, name in enumerate(raw.names) if _GRAPH.search(name)}
     found: list[tuple[int, ...]] = []
     ops, scopes = np.full(len(events), -1), np.full(len(events), -1)
-    for n, (correlation, external, graph) in enumerate(
-        zip(
-            events["correlation"].tolist(), events["external"].tolist(), events["graph"].tolist(), strict=True
-        )
-    ):
+    for n, (correlation, external, graph) in enumerate(records(events, ("correlation", "external", "graph"))):
         place = calls.get(correlation, -1)
         if place >= 0:
             events["launch"][n] = host["start"][place]
@@ -190,9 +187,8 @@ def _classes(raw: Raw, paths: list[tuple[int, ...]], rules: Rules | None) -> lis
     events = raw.events
     memory: dict[tuple[Any, ...], str] = {}
     kinds = []
-    for name, activity, comm, path in zip(
-        events["name"].tolist(), events["activity"].tolist(), events["comm"].tolist(), paths, strict=True
-    ):
+    keys = records(events, ("name", "activity", "comm"))
+    for (name, activity, comm), path in zip(keys, paths, strict=True):
         key = (name, activity, comm, path)
         if key not in memory:
             begin = _start(path)

@@ -30,6 +30,8 @@ COMMUNICATION = (
     "ep_combine", "ep_notify", "other_communication",
 )  # fmt: skip
 COPIES = ("memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memcpy_p2p", "memset")
+MOST_NAME = 4000
+"""Characters of a kernel's name that rules see."""
 CLASSES = COMPUTE + COMMUNICATION + COPIES
 """All classes; an event's `cls` is a place here."""
 
@@ -51,6 +53,14 @@ _EXPERT = re.compile(
 _OTHER_COMM = re.compile(
     r"all_?reduce|multimem_all_gather|cross_device_reduce|two_shot|nvshmem|rocshmem|nvls_|userbuffers", re.I
 )
+
+
+def _both(one: str, other: str) -> str:
+    """A pattern of names that hold both, in any order; anchored, so that it takes linear time."""
+    return rf"^(?=.*(?:{one}))(?=.*(?:{other}))"
+
+
+_BACKWARDS = "bwd|bprop|backward"
 _MIXERS = (
     r"causal_conv1d|selective_scan|chunk_(?:scan|state|fwd|bwd|gated|local_cumsum|cumsum_|scaled_dot)|bmm_chunk|"
     r"state_passing|gated_delta|recompute_w_u|solve_tril|64x64_inverse|wy_repr|fused_recurrent"
@@ -58,7 +68,7 @@ _MIXERS = (
 _NAMED: tuple[tuple[str, str], ...] = (
     (rf"{_MIXERS}|ssd_|mamba", "scan"),
     (r"mqa_logits|lightning_indexer", "indexer"),
-    (r"masked_softmax.*(?:bwd|backward)", "attention_backward"),
+    (_both("masked_softmax", "bwd|backward"), "attention_backward"),
     (r"masked_softmax", "attention_forward"),
     (r"split_embedding|bounds_check_indices|permute_pooled|fbgemm|jagged|batch_?norm|max_?pool|avg_?pool|igemm|"
      r"conv(?:olve|olution|\dd|_depthwise|[._]?[fd]prop)|conv_|cudnn_(?:train|infer)|cudnn::bn|cudnn::detail::|"
@@ -69,17 +79,17 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"(?:un)?permute(?!d)|moe_recover|finalize(?:Moe|Kernel)|finalize_matmul_scatter", "permute"),
     (r"silu_(?:and_)?mul", "swiglu"),
     (r"deep_gemm::(?:transpose|pack)", "transpose"),
-    (r"GroupProblemShape|grouped_?gemm|group_gemm|GemmGrouped|matmul_ogs|moe.*gemm|gemm.*moe|fused_moe_kernel|"
-     r"bmm_.*(?:swiGlu|dynBatch|Bfloat16_Mx|MxE)|prepare_grouped|grouped_mm|finalize_matmul|marlin_moe|fmoe_|"
-     r"deep_gemm.*GemmType\)?[12]|kernel_mg_(?:forward|backward)", "grouped_gemm"),
+    ("|".join((_both("moe", "gemm"), _both("bmm_", "swiGlu|dynBatch|Bfloat16_Mx|MxE"),
+     _both("deep_gemm", r"GemmType\)?[12]"),
+     r"GroupProblemShape|grouped_?gemm|group_gemm|GemmGrouped|matmul_ogs|fused_moe_kernel|prepare_grouped|"
+     r"grouped_mm|finalize_matmul|marlin_moe|fmoe_|kernel_mg_(?:forward|backward)")), "grouped_gemm"),
     (r"compute_dot_do_o|convert_dq|fmha_reduce_head|dot_do_o|bwd_?(?:pre|post)process|bwd_convert|OGradDotO|"
      r"attn_bwd_(?:pre|post)|ConvertQGrad", "attention_pre_post"),
-    (r"(?:flash|fmha|attn|attention|mla|sdpa).*(?:bwd|bprop|backward)|bwd.*(?:attn|fmha)",
-     "attention_backward"),
+    (_both("flash|fmha|attn|attention|mla|sdpa", _BACKWARDS), "attention_backward"),
     (r"flash|fmha|attention|attn|sdpa|_mla|(?<![a-z])mla_|mha_fwd|reduce_segments|Batch(?:Prefill|Decode)|"
      r"MergeStates?Kernel|_fwd_(?:grouped_)?kernel_stage|cu_?seqlens", "attention_forward"),
     (r"nvjet|gemm|gemv|Cijk_|cublasLt|splitK_?reduce|cutlass_\d|s16816|dot_kernel|scaled_mm|_matmul|wvSplitK|"
-     r"matmul_kernel|wgmma|marlin|triton_tem_fused.*mm", "gemm"),
+     r"matmul_kernel|wgmma|marlin|^triton_tem_fused.*mm", "gemm"),
     (r"rotary|rope(?!r)", "rope"),
     (r"rms_?norm|layer_?norm|GammaBeta|ln_fwd|ln_bwd|group_?norm|l2norm_(?:fwd|bwd)|RowwiseMoments|"
      r"cuCompute(?:GradInput|PartGrad)", "norm"),
@@ -95,7 +105,7 @@ _NAMED: tuple[tuple[str, str], ...] = (
     (r"chunk_cat|split_with_sizes_copy", "fsdp_copy"),
     (r"moe_|MoeSort|permut|index_put|index_elementwise|indexing_backward|gather|scatter|Radix_?Sort|histogram|"
      r"align_block|fill_indices|fill_reverse|index_?select|index_copy|index_add|DeviceScan|DeviceSelect|"
-     r"DeviceReduce|scan_|UniqueByKey|finalize|masked_select|nonzero|cumsum|expand.*row|row_id_map|multihot|"
+     r"DeviceReduce|scan_|UniqueByKey|finalize|masked_select|nonzero|cumsum|expand(?:Input)?Rows|row_id_map|multihot|"
      r"sort_chunks|chunk_sort|reorder_triton|src2dst|expert_?(?:tokens|prefix|maps)|multi_(?:un)?padding",
      "permute"),
     (r"quant|to_fp8|(?<!broad)cast|per_token|float8|hfp8|FP8row|swizzle_(?:row|col)|amax|delayed_scaling|"
@@ -137,10 +147,11 @@ _SAID_BY_OPERATORS = (
 _TRITON = (
     (r"log_softmax|nll_loss|cross_entropy", "loss"), (r"rms|layer_norm|rsqrt|native_layer", "norm"),
     (r"silu|gelu|swiglu", "swiglu"), (r"embedding", "embedding"), (r"topk", "topk"),
-    (r"(?=.*(?:cat|stack))(?=.*neg)|complex|rotary", "rope"), (r"index|scatter|gather|sort", "permute"),
-    (r"flex_attention_backward", "attention_pre_post"), (r"amax|float8|scaled_mm|(?=.*abs)(?=.*max)", "cast"),
+    (_both("cat|stack", "neg") + "|complex|rotary", "rope"), (r"index|scatter|gather|sort", "permute"),
+    (r"flex_attention_backward", "attention_pre_post"),
+    (r"amax|float8|scaled_mm|" + _both("abs", "max"), "cast"),
     (r"softmax", "?softmax"), (r"sigmoid", "?sigmoid"), (r"constant_pad|(?:^|_)cat(?:_|$)", "copy"),
-    (r"^(?:_?to_copy_?|view|clone|_)+$", "cast"),
+    (r"^(?:to_copy|view|clone|_)+$", "cast"),
 )  # fmt: skip
 
 
@@ -157,8 +168,10 @@ class Rule(BaseModel):
     def _pattern(cls, value: str) -> str:
         if len(value) > 500:
             raise ValueError("longer than 500 characters")
-        if re.search(r"[+*}]\)?[+*{]|\([^)]*[+*][^)]*\)[+*{]", value):
-            raise ValueError("a repetition of a repetition could take for ever; write it without")
+        if re.search(r"[+*}]\)?[+*{]|\([^)]*[+*|][^)]*\)[+*{]", value):
+            raise ValueError(
+                "a repetition of a repetition or of a choice could take for ever; write it without"
+            )
         try:
             re.compile(value)
         except re.error as error:
@@ -232,11 +245,11 @@ def classify(
     A result that begins with "?" is generic arithmetic, which `context` decides by its neighbours.
     """
     for rule in rules.rules if rules else ():
-        if re.search(rule.name, name[:2000]) and (
+        if re.search(rule.name, name[:MOST_NAME]) and (
             not rule.launched_by or any(re.search(rule.launched_by, outer[:500]) for outer in path)
         ):
             return rule.cls
-    name = name.replace("flashinfer", "")  # a library of everything, not of attention only
+    name = name[:MOST_NAME].replace("flashinfer", "")  # a library of everything, not of attention only
     found = communication(name, path, kind)
     if found:
         return found
@@ -384,6 +397,22 @@ def _beside_choice(kinds: list[str], n: int) -> bool:
     return "topk" in after and "gemm" not in after[: after.index("topk")]
 
 
+def _rotary(kinds: list[str]) -> set[int]:
+    """Places of rotary embeddings: a negation beside a concatenation, and arithmetic that runs on from it."""
+    joins = ("?cat", "?sliced")
+    found = set()
+    for n, kind in enumerate(kinds):
+        if kind != "?neg" or not any(near in joins for near in kinds[max(0, n - 4) : n + 5]):
+            continue
+        for way in (range(n, min(n + 7, len(kinds))), range(n - 1, max(n - 7, -1), -1)):
+            for m in way:
+                if kinds[m] in (*joins, "?elementwise", "?mul", "?neg"):
+                    found.add(m)
+                elif kinds[m] not in ("?cast", "?copy", "?fill"):
+                    break
+    return found
+
+
 def context(kinds: list[str], ops: list[str]) -> list[str]:
     """Decide generic events of one stream, in order of launch, by the classes of their neighbours.
 
@@ -394,10 +423,7 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
     attention's; the GEMM that the scores of experts come from is the router's.
     """
     decided = list(kinds)
-    turned = [
-        kind == "?neg" and any(near in ("?cat", "?sliced") for near in kinds[max(0, n - 4) : n + 5])
-        for n, kind in enumerate(kinds)
-    ]
+    turned = _rotary(kinds)
     for n, kind in enumerate(kinds):
         if kind == "gemm" and _routes(kinds, ops, n):
             decided[n] = "gate_gemm"
@@ -408,14 +434,12 @@ def context(kinds: list[str], ops: list[str]) -> list[str]:
     return decided
 
 
-def _decided(kinds: list[str], ops: list[str], turned: list[bool], n: int) -> str:
+def _decided(kinds: list[str], ops: list[str], turned: set[int], n: int) -> str:
     kind = kinds[n]
     before, after = kinds[max(0, n - 4) : n], kinds[n + 1 : n + 5]
     near = before[-3:] + after[:3]
-    joins = kind in ("?cat", "?sliced")
     plain = kind in ("?elementwise", "?mul", "?neg")
-    reach = 6 if joins else 3
-    if turned[n] or ((joins or plain) and any(turned[max(0, n - reach) : n + reach + 1])):
+    if n in turned:
         return "rope"
     if kind == "?integer":
         wide = kinds[max(0, n - 8) : n + 9]

@@ -6,7 +6,7 @@ holds its place there; -1 means that the file does not say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from moesim.hwmodels.arrays import IntArray, RecordArray
 
 EVENT = np.dtype(
     [
-        ("start", "i8"), ("end", "i8"), ("rank", "i4"), ("device", "i4"), ("stream", "i8"),
+        ("start", "i8"), ("end", "i8"), ("rank", "i4"), ("device", "i8"), ("stream", "i8"),
         ("name", "i4"), ("activity", "i1"), ("correlation", "i8"), ("external", "i8"), ("bytes", "i8"),
         ("comm", "i4"), ("graph", "?"),
         ("cls", "i2"), ("phase", "i1"), ("layer", "i2"), ("microbatch", "i2"), ("step", "i4"),
@@ -96,6 +96,13 @@ def rows(data: Iterable[tuple[Any, ...]], dtype: np.dtype[np.void], fields: tupl
         for name, column in zip(fields, zip(*listed, strict=True), strict=True):
             table[name] = column
     return table
+
+
+def records(table: RecordArray, fields: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Plain tuples of the fields, row by row; only a piece of the table is Python objects at a time."""
+    for begin in range(0, len(table), 1 << 16):
+        piece = table[begin : begin + (1 << 16)]
+        yield from zip(*(piece[name].tolist() for name in fields), strict=True)
 
 
 def union(start: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:

@@ -56,7 +56,7 @@ _CHAKRA_COMMS = (
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
     "reduce_scatter_block", "barrier",
 )  # fmt: skip
-MOST_MESSAGE, MOST_CHAKRA = 64 << 20, 2 << 30
+MOST_MESSAGE, MOST_CHAKRA = 64 << 20, 256 << 20
 """Most bytes of one message, and of an execution trace, unpacked."""
 
 
@@ -70,7 +70,9 @@ def read_nsight(path: Path) -> list[Raw]:
             base.text_factory = lambda data: data.decode("utf-8", "replace")
             _check_tables(base, path)
             return _nsight(base, path)
-    except sqlite3.Error as error:
+    except InputError:
+        raise
+    except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{path.name}: SQLite that cannot be read as an Nsight Systems export ({str(error)[:200]}); "
             "export again "
@@ -82,14 +84,16 @@ def read_nsight(path: Path) -> list[Raw]:
 
 
 def _columns(base: sqlite3.Connection, table: str) -> set[str]:
+    """Columns of a real table; a view or virtual table has none here, so that it is never read."""
+    sql = base.execute("select sql from sqlite_master where type = 'table' and name = ?", (table,)).fetchone()
+    if not sql or not str(sql[0]).lower().startswith("create table"):
+        return set()
     return {row[1] for row in base.execute(f"pragma table_info({table})")}
 
 
 def _check_tables(base: sqlite3.Connection, path: Path) -> None:
-    tables = {row[0] for row in base.execute("select name from sqlite_master where type = 'table'")}
     for table, columns in _NEEDED.items():
-        missing = set(columns) - (_columns(base, table) if table in tables else set())
-        if missing:
+        if missing := set(columns) - _columns(base, table):
             raise InputError(
                 f"{path.name}: SQLite, but not an Nsight Systems export with GPU kernels: table {table} "
                 "lacks "
@@ -142,6 +146,12 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
                 int(size), int(graph is not None), int(process or 0),
             ))  # fmt: skip
     events = rows(found, EVENT, fields)
+    usable = (events["end"] >= events["start"]) & (np.abs(events["start"]) < 2**62) & (events["end"] < 2**62)
+    if not usable.any():
+        raise InputError(f"{path.name}: an Nsight Systems export without a kernel that has a usable time")
+    lost = int((~usable).sum())
+    notes = [f"{lost} activities end before they begin, and were left out"] if lost else []
+    events = events[usable]
     host = _nsight_host(base, names, texts)
     raws = []
     processes = events["external"].copy()
@@ -153,7 +163,17 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
         mine = host[host["external"] == process >> 24] if process else host
         mine = mine.copy()
         mine["external"] = -1
-        raws.append(Raw(path.name, rank=int(device), world=-1, events=own, host=mine, names=list(names)))
+        raws.append(
+            Raw(
+                path.name,
+                rank=int(device),
+                world=-1,
+                events=own,
+                host=mine,
+                names=list(names),
+                notes=list(notes),
+            )
+        )
     return raws
 
 
@@ -203,6 +223,10 @@ def read_h800_csv(path: Path) -> Raw:
             kind = _CSV_CLASSES[line["kernel_class"]]
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{path.name}, line {number}: {error!s} is no value of this column") from None
+        if length < 0:
+            raise InputError(
+                f"{path.name}, line {number}: a duration of {length} ns; it must not be negative"
+            )
         phase = line["phase"] or ""
         activity = MEMCPY if line["kernel_class"] == "mem_memcpy" else MEMSET if kind == "memset" else KERNEL
         side = 0 if not phase else 1 if "(F)" in phase else 2

@@ -46,7 +46,8 @@ MOST_EVENT = 64 << 20
 MOST_BREAKS = 1000
 """Broken places after which reading stops."""
 MOST_HEADER = 256 << 20
-MOST_EVENTS = 200_000_000
+MOST_EVENTS, MOST_KEPT = 200_000_000, 10_000_000
+"""Events that are read, and spans that are kept, one of a GPU as four: more would not fit two gigabytes."""
 
 _SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")
 _EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|ts)"\s*:')
@@ -145,7 +146,7 @@ class _Columns:
         self.events: list[Any] = []
         self.host: list[Any] = []
         self.threads: dict[tuple[Word, Word], int] = {}
-        self.count = self.skipped = self.backward = self.coarse = 0
+        self.count = self.kept = self.skipped = 0
         self.first_bad = ""
 
     def take(self, listed: list[_Event], place: str) -> None:
@@ -178,8 +179,12 @@ class _Columns:
             else:
                 host.append(self._host(event, name, start, length, host_kind))
         self.count += len(listed)
-        if self.count > MOST_EVENTS:
-            raise InputError(f"{place}: more than the limit of {MOST_EVENTS:,} events; profile fewer steps")
+        self.kept += 4 * len(gpu) + len(host)  # a row of the GPU takes four times the memory in the end
+        if self.count > MOST_EVENTS or self.kept > MOST_KEPT:
+            raise InputError(
+                f"{place}: more than the limit of {MOST_EVENTS:,} events, {MOST_KEPT // 4:,} of them on GPUs "
+                f"or {MOST_KEPT:,} on hosts; profile fewer steps"
+            )
         if gpu:
             self.events.append(rows(gpu, EVENT, _EVENT_FIELDS))
         if host:
@@ -264,7 +269,10 @@ def read_kineto(path: Path, said: Callable[[str], None] = lambda text: None) -> 
             "times are absolute, in microseconds with a fraction: the file holds them to about 0.25 us"
         )
     if not columns.count:
-        raise InputError(f"{path.name}: no trace events; a Kineto or Chrome trace has a list 'traceEvents'")
+        raise InputError(
+            f"{path.name}: no trace events{': ' + notes[0] if notes else ''}; a Kineto or Chrome trace has a "
+            "list 'traceEvents'"
+        )
     return raw
 
 
@@ -364,16 +372,27 @@ class _Stream:
             return
         else:
             found = next(_last_separators(text), -1)
-            end = text.rfind(b"]")
-            ends = end >= 0 and _is_list(b"[" + text[text.find(b"{", found + 1) : end + 1])
-            if not ends:
+            begin = max(text.find(b"{", found + 1), 0)
+            end = begin + _length(text[begin:], f"{self.path.name}, byte {self.offset + begin:,}")
+            if text[end:].lstrip()[:1] != b"]":
                 self.cut = self.cut or (
                     f"the file ends inside its list of events, at byte {self.offset + len(text):,}; "
                     "what stands before was read"
                 )
-            whole = text[:end] if ends else text[: found + 1]
-            if whole:
+            whole = text[:end] if end > begin else text[: found + 1]
+            if whole.strip():
                 yield whole, self.offset
+
+
+def _length(text: bytes, place: str) -> int:
+    """Bytes of the JSON value at the beginning, in which NaN may stand; 0 where none is whole."""
+    words = text.decode("utf-8", "replace")
+    try:
+        return len(words[: json.JSONDecoder().raw_decode(words)[1]].encode())
+    except RecursionError:
+        raise InputError(f"{place}: nested too deeply; a trace's events are flat") from None
+    except ValueError:
+        return 0
 
 
 def _is_list(text: bytes) -> bool:
@@ -461,6 +480,7 @@ def _event(value: Any) -> _Event:
     args = value.get("args")
     lists = [args.pop(key, None) if isinstance(args, dict) else None for key in ("Input Dims", "Input type")]
     event = msgspec.convert(value, _Event, strict=False)
+    event.name = str(event.name).encode("utf-8", "replace").decode()  # a lone surrogate cannot be printed
     for key, found in zip(("dims", "types"), lists, strict=True):
         if found is not None and event.args is not None:
             setattr(event.args, key, msgspec.Raw(json.dumps(found).encode()))

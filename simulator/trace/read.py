@@ -183,6 +183,8 @@ def _read_one(file: Path, said: Callable[[str], None]) -> list[Raw]:
             return [read_chakra(file)]
     except UNREADABLE as error:
         raise InputError(f"{file.name}: cannot be read ({str(error)[:160]})") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{file.name}: holds a value that no trace holds ({str(error)[:160]})") from None
     if not head:
         raise InputError(f"{file.name}: the file is empty; a trace is expected")
     raise InputError(
@@ -233,8 +235,9 @@ def _rank(raw: Raw, rules: Rules | None) -> RankTrace:
         if raw.notes:
             raise InputError(f"{raw.source}: no kernel of a GPU in what could be read: {raw.notes[0]}")
         raise InputError(
-            f"{raw.source}: no kernel of a GPU among its events (a trace of the CPU only); profile with "
-            "ProfilerActivity.CUDA, also on AMD, and give that file"
+            f"{raw.source}: no kernel of a GPU among its events (a trace of the CPU only, or of a profiler "
+            "that is not read, such as rocprofiler); profile with ProfilerActivity.CUDA, also on AMD, and "
+            "give that file"
         )
     raw.events["rank"] = raw.rank
     found = attribute(raw, rules)

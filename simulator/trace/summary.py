@@ -31,7 +31,7 @@ LATE_NS = 1_000
 """A gap is launch-bound where the next kernel's launch began less than this before the gap, or after."""
 _COMM = [CLASSES.index(name) for name in COMMUNICATION]
 _COPY = [CLASSES.index(name) for name in COPIES if name != "memset"]
-SYNCHRONISATIONS = ("Synchronize", "MemcpyDtoH", "cudaEventQuery", "hipStreamSync")
+SYNCHRONISATIONS = ("Synchronize", "MemcpyDtoH", "hipStreamSync")
 MOST_ROWS = 4096
 
 

@@ -66,17 +66,7 @@ NAMES: dict[str, str] = {
         void paged_attention_ll4mi_QKV_mfma16_kernel<__hip_bfloat16, __hip_bfloat16>
         void transformer_engine::fused_softmax::scaled_upper_triang_masked_softmax_warp_forward<__nv_bfloat16, float, 12>(__nv_bfloat16*)
         void transformer_engine::scaled_aligned_causal_masked_softmax_warp_forward<__nv_bfloat16, float, 11>
-        chunk_fwd_kernel_o
-        chunk_gated_delta_rule_fwd_kernel_h_blockdim64
-        chunk_scaled_dot_kkt_fwd_kernel
-        recompute_w_u_fwd_kernel
-        merge_16x16_to_64x64_inverse_kernel
-        chunk_local_cumsum_scalar_kernel
-        fused_recurrent_gated_delta_rule_fwd_kernel
-        void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16, 1, true, true, true>>(SSMParamsBase)
-        _chunk_scan_fwd_kernel
-        _state_passing_fwd_kernel
-        void causal_conv1d_fwd_kernel<Causal_conv1d_fwd_kernel_traits<128, 4, true, c10::BFloat16>>(ConvParamsBase)""",
+""",
     "attention_backward": """
         void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8>>(Flash_bwd_params)
         void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<flash::CollectiveMainloopBwdSm90<2>>>>
@@ -86,10 +76,7 @@ NAMES: dict[str, str] = {
         _ZN7ck_tile6kentryILi1ENS_22FmhaBwdDQDKDVKernelINS_24BlockFmhaBwdE
         aiter::fmha_bwd_hd128_bf16_causal_a32_rtz_psskddv
         void transformer_engine::scaled_upper_triang_masked_softmax_warp_backward<__nv_bfloat16, __nv_bfloat16, float, 12>
-        chunk_bwd_kernel_dqkwg
-        prepare_wy_repr_bwd_kernel
-        void selective_scan_bwd_kernel<Selective_Scan_bwd_kernel_traits<128, 16, true, true>>(SSMParamsBwd)
-        void causal_conv1d_bwd_kernel<Causal_conv1d_bwd_kernel_traits<128, 4, true>>(ConvParamsBwd)""",
+""",
     "attention_pre_post": """
         void flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<128, 64, 128, 8>>(Flash_bwd_params)
         void flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8>>(Flash_bwd_params, int)
@@ -275,6 +262,22 @@ NAMES: dict[str, str] = {
         my_kernel
         kernel_cuda_0
         _fwd_kernel""",
+    "scan": """
+        chunk_fwd_kernel_o
+        chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+        chunk_scaled_dot_kkt_fwd_kernel
+        recompute_w_u_fwd_kernel
+        merge_16x16_to_64x64_inverse_kernel
+        chunk_local_cumsum_scalar_kernel
+        fused_recurrent_gated_delta_rule_fwd_kernel
+        void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16, 1, true, true, true>>(SSMParamsBase)
+        _chunk_scan_fwd_kernel
+        _state_passing_fwd_kernel
+        void causal_conv1d_fwd_kernel<Causal_conv1d_fwd_kernel_traits<128, 4, true, c10::BFloat16>>(ConvParamsBase)
+        chunk_bwd_kernel_dqkwg
+        prepare_wy_repr_bwd_kernel
+        void selective_scan_bwd_kernel<Selective_Scan_bwd_kernel_traits<128, 16, true, true>>(SSMParamsBwd)
+        void causal_conv1d_bwd_kernel<Causal_conv1d_bwd_kernel_traits<128, 4, true>>(ConvParamsBwd)""",
 }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_rules_of_the_user_come_first(tmp_path: Path) -> None:
         ('{"traceEvents": [{"ph": "X", "ts": 1, "ts": 2, "cat": "kernel", "name": "a", "dur": 1}]}',
          "stands twice"),
         ("SQLite format 3\0" + "x" * 200, "SQLite"),
-        ('{"traceEvents": [' + "[" * 100_000, "trace events|no event"),
+        ('{"traceEvents": [' + "[" * 100_000, "nested too deeply"),
     ],
 )  # fmt: skip
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, why: str) -> None:
@@ -142,6 +143,69 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, why: str) -> Non
     path.write_text(text)
     with pytest.raises(InputError, match=why):
         read(path)
+
+
+KERNEL = (
+    '{"ph": "X", "cat": "kernel", "name": "nvjet", "ts": 10, "dur": 5, "args": {"device": 0, "stream": 7}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "events", "note"),
+    [
+        ("10", "NaN", 1, "1 events without a usable time"),
+        ("10", "1e300", 1, "1 events without a usable time"),
+        ("5", "-5", 1, "1 events without a usable time"),
+        ("nvjet", "\\ud800", 2, "begin before"),
+        ('"device": 0', '"device": 99999999999', 2, "no step"),
+        ("7}", "7, \\u0000", 1, "ends inside its list of events"),
+        ("nvjet", "bwd" * 10_000 + "mla" * 10_000, 2, "begin before"),
+        ("nvjet", "triton_poi_fused" + "_to_copy" * 400 + "_x", 2, "begin before"),
+    ],
+)
+def test_an_odd_event_is_read_or_left_out_and_said(
+    tmp_path: Path, old: str, new: str, events: int, note: str
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{KERNEL}, {KERNEL.replace(old, new, 1)}]}}')
+    trace = read(path)
+    assert len(trace.ranks[0].events) == events
+    assert any(note in said for said in trace.notes)
+    json.dumps(trace.table(), allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ("", "usable time"),
+        ("(9, 5, 0, 7, 1, 1)", "usable time"),
+        ("(null, 5, 0, 7, 1, 1)", "cannot be read as an Nsight"),
+        ("('a', 5, 0, 7, 1, 1)", "cannot be read as an Nsight"),
+        ("(1e300, 1e301, 0, 7, 1, 1)", "cannot be read as an Nsight"),
+    ],
+)
+def test_an_export_with_unusable_rows_is_refused(tmp_path: Path, rows: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        read(nsight(tmp_path / "t.sqlite", rows))
+
+
+def nsight(path: Path, rows: str, *more: str) -> Path:
+    columns = "start, end, deviceId, streamId, correlationId, demangledName"
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("create table StringIds (id, value)")
+        base.execute(f"create table CUPTI_ACTIVITY_KIND_KERNEL ({columns})")
+        for text in (f"insert into CUPTI_ACTIVITY_KIND_KERNEL values {rows}" if rows else "select 1", *more):
+            base.execute(text)
+    return path
+
+
+def test_a_view_of_an_export_is_never_run(tmp_path: Path) -> None:
+    endless = (
+        "create view CUPTI_ACTIVITY_KIND_RUNTIME as with recursive c(x) as (select 1 union all select x + 1 "
+        "from c) select x start, x end, 1 globalTid, x correlationId, 1 nameId from c"
+    )
+    trace = read(nsight(tmp_path / "t.sqlite", "(1, 5, 0, 7, 1, 1)", endless))
+    assert len(trace.ranks[0].raw.host) == 0 and len(trace.ranks[0].events) == 1
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
