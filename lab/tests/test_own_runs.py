@@ -7,7 +7,7 @@ import pytest
 from lab.scoring import own_runs
 from lab.scoring.own_runs_kernels import CLASSES, measured_class
 from moesim.hwmodels import InputError
-from moesim.simulator.cost.price_table import bare_prices, with_collectives
+from moesim.simulator.cost.cost_table import bare_costs, with_collectives
 from moesim.simulator.cost.transfers import expert_transfer
 from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.model.operator import Phase
@@ -54,7 +54,7 @@ def test_a_list_without_transfers_keeps_fewer_rows_and_repeats_both() -> None:
     pricers = [prepare(s).pricer for s in (kept, repeated)]
     phases: tuple[Phase, ...] = ("dispatch F", "combine F")
     costs = [expert_transfer(pricers[0], phase, "alone") for phase in phases]
-    bare = bare_prices(pricers[0], "moe", ("alone",))
+    bare = bare_costs(pricers[0], "moe", ("alone",))
     first, second = (with_collectives(pricer, "moe", bare)["moe", "mlp I", "alone"] for pricer in pricers)
     again = sum(cost.launch_s + cost.payload_s for cost in costs)
     assert second.exposed_s - first.exposed_s == pytest.approx(again)

@@ -14,7 +14,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, Law
 from moesim.hwmodels.calibration_entry import LawGroup
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence
+from moesim.simulator.cost.evidence import EntryReading, Evidence
 from moesim.simulator.cost.rate_tables import Basis, Bound, RateTables, operator_bytes
 from moesim.simulator.model.operator import Operator
 
@@ -129,14 +129,14 @@ class OperatorCost:
     depends_on: frozenset[str] = frozenset()
     """Entries and numbers of the profile that change the price when they change; `ANY` means all of them."""
 
-    evidence: PriceEvidence = field(init=False, compare=False, repr=False)
+    evidence: Evidence = field(init=False, compare=False, repr=False)
     """The same as a price carries it; the error is that of the entry which gives the time."""
 
     def __post_init__(self) -> None:
         """Work the evidence out once: an operator's price is part of many."""
         reading = EntryReading(self.curve_ids[0], self.seconds, self.seconds * self.residual)
         notes = (*self.extrapolations, *self.assumptions)
-        evidence = PriceEvidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
+        evidence = Evidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
         object.__setattr__(self, "evidence", evidence)
 
 

@@ -9,6 +9,7 @@ from math import fsum
 from typing import NamedTuple
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
+from moesim.simulator.cost.evidence import CostedSeconds, Evidence, combined
 from moesim.simulator.cost.library_collectives import (
     RingOperation,
     collective_residual,
@@ -16,7 +17,6 @@ from moesim.simulator.cost.library_collectives import (
     ring_price,
 )
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window, exposed_overlapped
-from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Compute, Mode, PhaseCost, PhaseKey, TransferCost, compute_of_pass
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -107,12 +107,12 @@ def data_parallel(
     copies: int,
     pieces: Pieces = WHOLE,
     over: tuple[Ring, Ring] | None = None,
-) -> PricedSeconds:
+) -> CostedSeconds:
     """A collective over the dense and then the expert data-parallel group, alone.
 
     `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those.
     """
-    total, sizes = PricedSeconds(), (dense_bytes, expert_bytes)
+    total, sizes = CostedSeconds(), (dense_bytes, expert_bytes)
     for size, ring, count in zip(sizes, over or rings(pricer, copies), pieces, strict=True):
         total += ring_price(operation, size / count, *ring, pricer.links, pricer.profile) * count
     return total
@@ -124,18 +124,18 @@ def slow_down_by_compute(
     kinds: Sequence[BlockKind],
     element_bytes: float,
     copies: int,
-) -> tuple[float, PriceEvidence]:
+) -> tuple[float, Evidence]:
     """Factor by which data-parallel collectives, block by block, take longer beside compute (eq. O8).
 
     The factor is 1 where the profile has not measured it; only rings of dense parameters were measured.
     """
     ring = rings(pricer, copies)[0]
-    of_kind: dict[BlockKind, tuple[PricedSeconds, PricedSeconds]] = {}
+    of_kind: dict[BlockKind, tuple[CostedSeconds, CostedSeconds]] = {}
     for kind in dict.fromkeys(kinds):
         dense, expert = (held * element_bytes for held in pricer.block_parameters(kind))
         own = (data_parallel(pricer, name, dense, expert, copies) for name in names)
         delays = (overlap_delay(name, dense, *ring, pricer.links, pricer.profile) for name in names)
-        of_kind[kind] = sum(own, PricedSeconds()), sum(delays, PricedSeconds())
+        of_kind[kind] = sum(own, CostedSeconds()), sum(delays, CostedSeconds())
     alone = longer = 0.0
     for kind in kinds:
         collectives, delay = of_kind[kind]

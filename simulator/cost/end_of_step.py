@@ -23,6 +23,17 @@ from moesim.simulator.cost.data_parallel import (
     shard_rings,
     slow_down_by_compute,
 )
+from moesim.simulator.cost.evidence import (
+    GATHER,
+    NO_EVIDENCE,
+    NORM,
+    REDUCTION,
+    TIED,
+    CostedSeconds,
+    Moved,
+    combined,
+    summed,
+)
 from moesim.simulator.cost.library_collectives import (
     RingOperation,
     collective_residual,
@@ -31,17 +42,6 @@ from moesim.simulator.cost.library_collectives import (
     small_all_reduce_s,
 )
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
-from moesim.simulator.cost.price_evidence import (
-    GATHER,
-    NO_EVIDENCE,
-    NORM,
-    REDUCTION,
-    TIED,
-    Moved,
-    PricedSeconds,
-    combined,
-    summed,
-)
 from moesim.simulator.cost.pricing import Pricer, phase_cost
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.cost.transfers import block_transfers
@@ -130,7 +130,7 @@ def update_operators(
 
 def _collectives(
     pricer: Pricer, held: RankChunks, schedule: Schedule, dense: float, expert: float, update_s: float
-) -> tuple[PricedSeconds, PricedSeconds]:
+) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
     What runs block by block inside the step is absent: ZeRO-3's gathers, and the reductions of gradients that
@@ -139,7 +139,7 @@ def _collectives(
     plan, software, copies = pricer.scenario.parallel, pricer.scenario.software, len(schedule.routes)
     sync = pricer.gradient_sync
     if plan.zero_stage == 3:
-        groups = PricedSeconds(), PricedSeconds()
+        groups = CostedSeconds(), CostedSeconds()
         if not sync.groups_in_backward:
             groups = _over_groups(pricer, held.kinds, schedule, dense, expert)
         if sync.in_backward:
@@ -149,7 +149,7 @@ def _collectives(
         sizes, over = (dense * reduced, expert * reduced), shard_rings(pricer)
         scatter = data_parallel(pricer, "reduce_scatter", *sizes, 1, pieces, over=over)
         number = pieces.dense + (pieces.expert if expert else 0)
-        last, _ = exposed_behind_compute(pricer, held.kinds, schedule, scatter, PricedSeconds(), number)
+        last, _ = exposed_behind_compute(pricer, held.kinds, schedule, scatter, CostedSeconds(), number)
         return last + groups[0], groups[1]
     if software.buckets_by_chunk and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
@@ -167,14 +167,14 @@ def _collectives(
     return reduction, gather
 
 
-def _between_copies(pricer: Pricer, dense: float, expert: float, copies: int) -> PricedSeconds:
+def _between_copies(pricer: Pricer, dense: float, expert: float, copies: int) -> CostedSeconds:
     """Reduction of gradient shards between the pipeline ranks that hold the same stages (eq. X32).
 
     Each of them scatters the gradients of its own micro-batches over its own replicas, because the others run
     theirs at other times; their sums meet once, after the last micro-batch.
     """
     if copies == 1:
-        return PricedSeconds()
+        return CostedSeconds()
     (expert_shards, shards), (reduced, _) = pricer.layout.shards, _element_bytes(pricer)
     ring = Ring(copies, copies if pricer.cluster.nodes == 1 else 1)
     sizes = dense / shards * reduced, expert / expert_shards * reduced
@@ -183,7 +183,7 @@ def _between_copies(pricer: Pricer, dense: float, expert: float, copies: int) ->
 
 def _alone(
     pricer: Pricer, dense: float, expert: float, copies: int, pieces: Pieces = WHOLE
-) -> tuple[PricedSeconds, PricedSeconds]:
+) -> tuple[CostedSeconds, CostedSeconds]:
     """Gradient reduction and parameter gather of (dense, expert) parameters, alone on their links."""
     reduced, gathered = _element_bytes(pricer)
     sharded = pricer.scenario.parallel.zero_stage > 0
@@ -192,26 +192,26 @@ def _alone(
     name: RingOperation = "all_reduce" if whole else "reduce_scatter"
     reduction = data_parallel(pricer, name, dense * reduced, expert * reduced, copies, pieces)
     if not sharded:
-        return reduction, PricedSeconds()
+        return reduction, CostedSeconds()
     return reduction, data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies, pieces)
 
 
 def _over_groups(
     pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
-) -> tuple[PricedSeconds, PricedSeconds]:
+) -> tuple[CostedSeconds, CostedSeconds]:
     """Reduction of gradient shards over the groups of hybrid FSDP, and gather of parameter shards (eq. X24).
 
     Both hide behind one pass over the rank's blocks where data-parallel collectives overlap.
     """
     plan, software = pricer.scenario.parallel, pricer.scenario.software
     if plan.shard_group is None:
-        return PricedSeconds(), PricedSeconds()
+        return CostedSeconds(), CostedSeconds()
     expert_shards, shards = pricer.layout.shards
     own, over = (dense / shards, expert / expert_shards), group_rings(pricer)
     reduced, gathered = _element_bytes(pricer)
     name: RingOperation = "reduce_scatter" if plan.shard_optimizer_over_groups else "all_reduce"
     reduction = data_parallel(pricer, name, own[0] * reduced, own[1] * reduced, 1, over=over)
-    gather = PricedSeconds()
+    gather = CostedSeconds()
     if plan.shard_optimizer_over_groups:
         gather = data_parallel(pricer, "all_gather", own[0] * gathered, own[1] * gathered, 1, over=over)
     if not software.overlap_data_parallel:
@@ -227,7 +227,7 @@ def _over_groups(
 
 def exposed_by_chunk(
     pricer: Pricer, held: RankChunks, schedule: Schedule, update_s: float
-) -> tuple[PricedSeconds, PricedSeconds]:
+) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed reduction and gather of a rank as Megatron core buckets them (docs/model.md, eq. O12, O13).
 
     `update_s`: seconds of its optimizer where the first chunk is gathered beside that of the others, else 0.
@@ -261,7 +261,7 @@ def exposed_by_chunk(
         exposed_gathers(gathers, place, OverlapSlowDown(lost, slow[1][0]), others),
     )
     reduction, gather = (
-        PricedSeconds(
+        CostedSeconds(
             exposed[i],
             combined((part, 1.0) for part in (*(c[i].evidence for c in alone), slow[i][1])),
             fsum(chunk[i].nic_bytes for chunk in alone),
@@ -272,7 +272,7 @@ def exposed_by_chunk(
     return reduction, gather
 
 
-def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule) -> PricedSeconds:
+def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule) -> CostedSeconds:
     """All-reduce of a shared table's gradient between its two pipeline ranks (docs/model.md, eq. E30).
 
     It is exposed, because it follows the reduction of the last gradients. 0 for other ranks, for tables that
@@ -281,9 +281,9 @@ def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule)
     shape, plan = pricer.shape, pricer.scenario.parallel
     both = EMBEDDING in kinds and HEAD in kinds
     if not pricer.scenario.software.tied_tables_reduced or not shape.tied_embeddings:
-        return PricedSeconds()
+        return CostedSeconds()
     if schedule.pp == 1 or both or not (EMBEDDING in kinds or HEAD in kinds):
-        return PricedSeconds()
+        return CostedSeconds()
     table = shape.vocab * shape.hidden / plan.tp * BYTES_PER_ELEMENT[pricer.scenario.recipe.gradients]
     # Pipeline ranks lie as far apart as the layout places them: a node holds both ends or one of them.
     inside = pricer.cluster.n_gpus <= pricer.links.gpus_per_node
@@ -294,10 +294,10 @@ def exposed_behind_compute(
     pricer: Pricer,
     kinds: Sequence[BlockKind],
     schedule: Schedule,
-    reduction: PricedSeconds,
-    gather: PricedSeconds,
+    reduction: CostedSeconds,
+    gather: CostedSeconds,
     pieces: int,
-) -> tuple[PricedSeconds, PricedSeconds]:
+) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed parts of a rank's reduction behind its last backward and gather behind its first forward.
 
     `kinds`: blocks of the rank. `reduction` and `gather`: their prices alone, in `pieces` (docs/model.md,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
-from moesim.simulator.cost.price_evidence import PriceEvidence
+from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import (
     NO_COMPUTE,
@@ -120,7 +120,7 @@ def launch_stalls(
         return {}
     host = load_host(pricer.scenario.path(software.host))
     note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
-    counted = PriceEvidence.of([], [note])
+    counted = Evidence.of([], [note])
     out: dict[PhaseKey, PhaseCost] = {}
     for paired in (False, True):
         chosen = [mode for mode in modes if (mode != "alone") == paired]

@@ -13,6 +13,17 @@ from typing import NamedTuple
 
 from moesim.simulator.common.order_statistics import expected_maximum
 from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.cost.evidence import (
+    CONTEXT,
+    NO_EVIDENCE,
+    SPLIT_EXPERTS,
+    TENSOR,
+    CostedSeconds,
+    Evidence,
+    Moved,
+    combined,
+    summed,
+)
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
 from moesim.simulator.cost.overlap import (
     CUTS_GEMMS,
@@ -27,17 +38,6 @@ from moesim.simulator.cost.overlap import (
     exposed_pipelined,
     methods_note,
     methods_of,
-)
-from moesim.simulator.cost.price_evidence import (
-    CONTEXT,
-    NO_EVIDENCE,
-    SPLIT_EXPERTS,
-    TENSOR,
-    Moved,
-    PricedSeconds,
-    PriceEvidence,
-    combined,
-    summed,
 )
 from moesim.simulator.cost.pricing import Pricer, own_latents
 from moesim.simulator.cost.table import Mode, PhaseCost
@@ -73,18 +73,18 @@ class Inside(NamedTuple):
     exposed: dict[Phase, float]
     moved: dict[Phase, tuple[Moved, ...]]
     """Bytes, whether compute hides them or not."""
-    evidence: PriceEvidence
+    evidence: Evidence
 
     @classmethod
     def of(
         cls,
         exposed: dict[Phase, float],
         moved: Mapping[Phase, list[Moved]],
-        priced: list[PricedSeconds],
+        priced: list[CostedSeconds],
         note: str = "",
     ) -> Inside:
         """Add up what the collectives of each phase move, and the evidence of their prices."""
-        parts = [*(price.evidence for price in priced), PriceEvidence.of([], [note])]
+        parts = [*(price.evidence for price in priced), Evidence.of([], [note])]
         sums = {phase: summed((part, 1.0) for part in own) for phase, own in moved.items()}
         return cls(exposed, sums, combined((part, 1.0) for part in parts))
 
@@ -155,7 +155,7 @@ class LayerCollectives:
         note = methods_note(overlap, scenario.recipe.linear) if plan.tp > 1 else ""
         return Inside.of(exposed, moved, priced, note)
 
-    def tensor(self) -> tuple[PricedSeconds, PricedSeconds]:
+    def tensor(self) -> tuple[CostedSeconds, CostedSeconds]:
         """All-gather and reduce-scatter of a micro-batch's activations, or two halves of an all-reduce."""
         gathered, scattered = self._tensor_bytes(self.pricer.shape.hidden)
         if self.pricer.scenario.parallel.sequence_parallel:
@@ -172,7 +172,7 @@ class LayerCollectives:
         again = gather if self.pricer.scenario.parallel.sequence_parallel else 0.0
         return 2.0 * (2.0 * (gather + scatter) + again)
 
-    def _ring(self, operation: RingOperation, size: float, ranks: int | None = None) -> PricedSeconds:
+    def _ring(self, operation: RingOperation, size: float, ranks: int | None = None) -> CostedSeconds:
         """A collective of neighbouring ranks, by default of a tensor-parallel group."""
         ranks = self.pricer.scenario.parallel.tp if ranks is None else ranks
         links = self.pricer.links
@@ -187,9 +187,9 @@ class LayerCollectives:
         self,
         part: Attention | FeedForward,
         core: tuple[CoreSeconds, ...],
-        gather: PricedSeconds,
-        scatter: PricedSeconds,
-    ) -> tuple[float, float, list[PricedSeconds], list[PricedSeconds]]:
+        gather: CostedSeconds,
+        scatter: CostedSeconds,
+    ) -> tuple[float, float, list[CostedSeconds], list[CostedSeconds]]:
         """The tensor-parallel collectives of half a layer: exposed (forward, backward), and what runs.
 
         `core`: its forward, input gradient and weight gradient. `gather` and `scatter` are those of `tensor`.
@@ -197,7 +197,7 @@ class LayerCollectives:
         """
         scenario, slow = self.pricer.scenario, self._slow_down
         plan, recipe, overlap = scenario.parallel, scenario.recipe, scenario.software.overlap_tensor_parallel
-        inputs, gradients, columns = [gather], [scatter], list[PricedSeconds]()
+        inputs, gradients, columns = [gather], [scatter], list[CostedSeconds]()
         moved = HalfCollectives(gather.seconds, gather.seconds, 0.0, scatter.seconds)
         gathered_again = plan.sequence_parallel and overlap != "none"
         if plan.sequence_parallel:
@@ -267,7 +267,7 @@ class LayerCollectives:
         each = BYTES_PER_ELEMENT[recipe.tensor_gather] if one_scale else row_bytes(1.0, recipe.tensor_gather)
         return elements * each, elements * BYTES_PER_ELEMENT["bf16"]
 
-    def _rows(self) -> PricedSeconds:
+    def _rows(self) -> CostedSeconds:
         """One all-gather or reduce-scatter, as the mean of both, of the rows of a split expert's ranks."""
         shape, plan = self.pricer.shape, self.pricer.scenario.parallel
         assert shape.moe is not None
@@ -276,7 +276,7 @@ class LayerCollectives:
         gather, scatter = (self._ring(name, size, plan.expert_tp) for name in _HALVES_OF_ALL_REDUCE)
         return (gather + scatter) * 0.5
 
-    def _context(self, attention: Attention) -> PricedSeconds:
+    def _context(self, attention: Attention) -> CostedSeconds:
         """A ring over the context-parallel group with the keys and values of one micro-batch.
 
         Recurrent mixers gather the states of all ranks instead (eq. X21).
@@ -300,7 +300,7 @@ class LayerCollectives:
 _HALVES_OF_ALL_REDUCE: tuple[RingOperation, RingOperation] = ("all_gather", "reduce_scatter")
 
 
-def sum_s(priced: list[PricedSeconds]) -> float:
+def sum_s(priced: list[CostedSeconds]) -> float:
     """Seconds of collectives, one after the other."""
     return fsum(price.seconds for price in priced)
 
@@ -360,14 +360,14 @@ def end_collectives(pricer: Pricer, kind: BlockKind, gemms: Mapping[Phase, CoreS
     plan, links = pricer.scenario.parallel, pricer.links
     tokens, split = pricer.tokens / plan.cp, plan.sequence_parallel
 
-    def price(operation: RingOperation, size: float) -> PricedSeconds:
+    def price(operation: RingOperation, size: float) -> CostedSeconds:
         return ring_price(operation, size, plan.tp, min(plan.tp, links.gpus_per_node), links, pricer.profile)
 
     rows = tokens * pricer.shape.hidden * 2.0
     gather, scatter, both = (price(name, rows) for name in (*_HALVES_OF_ALL_REDUCE, "all_reduce"))
     used = [gather, scatter] if split else [both]
     if pricer.shape.block(kind).is_embedding:
-        runs: dict[Phase, list[PricedSeconds]] = {"mlp F": used[-1:], "mlp W": used[:-1]}
+        runs: dict[Phase, list[CostedSeconds]] = {"mlp F": used[-1:], "mlp W": used[:-1]}
         exposed: dict[Phase, float] = {phase: sum_s(own) for phase, own in runs.items()}
     else:
         loss = [price("all_reduce", tokens * 4.0)] * LOSS_REDUCTIONS
@@ -375,7 +375,7 @@ def end_collectives(pricer: Pricer, kind: BlockKind, gemms: Mapping[Phase, CoreS
         hides = pricer.scenario.software.overlap_tensor_parallel != "none"
         slow_down = OverlapSlowDown(pricer.profile.lost_beside_nccl.value)
 
-        def beside(collective: PricedSeconds, phase: Phase) -> float:
+        def beside(collective: CostedSeconds, phase: Phase) -> float:
             seconds = gemms[phase].gemms_s if hides and phase in gemms else 0.0
             return exposed_overlapped(collective.seconds, seconds, slow_down)
 

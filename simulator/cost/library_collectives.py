@@ -15,7 +15,7 @@ from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.collectives.flows import PROTOCOLS, Hops
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import busiest_bytes, closed_form_seconds, hops
-from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
+from moesim.simulator.cost.evidence import CostedSeconds, Evidence
 from moesim.simulator.dispatchers.protocol import CollectiveTime, Links
 from moesim.simulator.layout.job import ResolvedJob
 
@@ -97,7 +97,7 @@ def measured_seconds(
     nodes: int,
     *,
     switched: bool = True,
-) -> PricedSeconds | None:
+) -> CostedSeconds | None:
     """Seconds of a collective from the curve of its group, or None where there is none (eq. X16).
 
     `total_bytes`: the whole buffer (output of an all-gather; input of any other on one rank). `switched`: see
@@ -119,7 +119,7 @@ def measured_seconds(
             f"{curve.id}: measured over {measured} GPUs of a node, used for groups of {ranks} at equal bus "
             "bandwidth"
         )
-    return PricedSeconds(seconds, PriceEvidence.of([curve.id], notes, [(curve.id, size)]))
+    return CostedSeconds(seconds, Evidence.of([curve.id], notes, [(curve.id, size)]))
 
 
 # -- library collectives -----------------------------------------------------------------------------
@@ -134,7 +134,7 @@ _RingKey: TypeAlias = tuple[RingOperation, float, int, int, Links]
 MOST_CACHED = 20_000
 """Most prices of rings that are kept for a profile: a plan search asks for each of them about 50 times."""
 
-_PRICES: BoundedCache[dict[_RingKey, PricedSeconds]] = BoundedCache(32)
+_PRICES: BoundedCache[dict[_RingKey, CostedSeconds]] = BoundedCache(32)
 """Prices of rings by profile."""
 
 
@@ -145,7 +145,7 @@ def ring_price(
     ranks_per_node: int,
     links: Links,
     profile: CalibrationProfile,
-) -> PricedSeconds:
+) -> CostedSeconds:
     """Seconds of a collective of `total_bytes` over `ranks`, `ranks_per_node` a node, with their evidence.
 
     An imported curve of the group decides (eq. X16); without one, bytes, steps and protocols are those of
@@ -153,7 +153,7 @@ def ring_price(
     bytes that a GPU sends are those of the ring, or of the switches that add up (eq. X8, X25).
     """
     if ranks <= 1 or total_bytes <= 0.0:
-        return PricedSeconds()
+        return CostedSeconds()
     known = _PRICES.get(Same(profile), dict)
     key = (operation, total_bytes, ranks, ranks_per_node, links)
     price = known.get(key)
@@ -171,7 +171,7 @@ def _ring_price(
     ranks_per_node: int,
     links: Links,
     profile: CalibrationProfile,
-) -> PricedSeconds:
+) -> CostedSeconds:
     nic, scale_up = busiest_bytes(operation, total_bytes, ranks, ranks_per_node)
     measured = _measured(operation, total_bytes, ranks, ranks_per_node, links, profile)
     if measured is not None:
@@ -180,13 +180,13 @@ def _ring_price(
         half = (total_bytes, ranks, ranks_per_node, links, profile)
         scatter, gather = ring_price("reduce_scatter", *half), ring_price("all_gather", *half)
         both = scatter.evidence | gather.evidence
-        rings = PricedSeconds(scatter.seconds + gather.seconds, both, nic, scale_up)
+        rings = CostedSeconds(scatter.seconds + gather.seconds, both, nic, scale_up)
         switched_s = _in_switches(total_bytes, ranks, ranks_per_node, links)
         if switched_s is None or switched_s >= rings.seconds:
             return rings
         nic = total_bytes / ranks_per_node if ranks > ranks_per_node else 0.0
         scale_up = total_bytes if ranks_per_node > 1 else 0.0
-        return PricedSeconds(switched_s, nic_bytes=nic, scale_up_bytes=scale_up)
+        return CostedSeconds(switched_s, nic_bytes=nic, scale_up_bytes=scale_up)
     # The rates are those of the profile's collectives with their largest buffers; the steps account for the
     # lower rates of small buffers.
     nodes = -(-ranks // ranks_per_node)
@@ -206,7 +206,7 @@ def _ring_price(
         scale_up_bytes_per_s=share * links.wiring.ring(ranks_per_node) * links.scale_up_bytes_per_s,
         nic_bytes_per_s=nic_share * links.nic_bytes_per_s,
     )
-    return PricedSeconds(seconds, PriceEvidence.of((id_ for id_, _ in reads), reads=reads), nic, scale_up)
+    return CostedSeconds(seconds, Evidence.of((id_ for id_, _ in reads), reads=reads), nic, scale_up)
 
 
 def _in_switches(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> float | None:
@@ -246,7 +246,7 @@ def _measured(
     ranks_per_node: int,
     links: Links,
     profile: CalibrationProfile,
-) -> PricedSeconds | None:
+) -> CostedSeconds | None:
     """The price from an imported curve, which NCCL's kernels on switched links give."""
     if links.curves:
         return None
@@ -257,7 +257,7 @@ def _measured(
 
 def all_to_all_price(
     sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
-) -> tuple[CollectiveTime, PriceEvidence]:
+) -> tuple[CollectiveTime, Evidence]:
     """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
 
     An imported curve of this group decides (eq. X16). Without one, it runs inside a node at the profile's bus
@@ -274,13 +274,13 @@ def all_to_all_price(
     reading = curve.curve.at(sent_bytes)
     scale_up_s = scale_up / (reading.value * (1.0 if measured else links.scale_up_bytes_per_s))
     nic_s, residual = 0.0, curve.residual.relative
-    evidence = PriceEvidence.of(
+    evidence = Evidence.of(
         [curve.id], [reading.note] if reading.extrapolated else [], [(curve.id, sent_bytes)]
     )
     if nic:
         share = profile.curve("collective.nic_fraction")
         nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
-        evidence |= PriceEvidence.of([share.id], reads=[(share.id, float(nodes))])
+        evidence |= Evidence.of([share.id], reads=[(share.id, float(nodes))])
     whole = _measured("all_to_all", sent_bytes, ranks, local, links, profile)
     if whole is not None:  # a curve of the whole group includes all of its links
         scale_up_s, nic_s = (whole.seconds, 0.0) if nodes == 1 else (0.0, whole.seconds)
@@ -296,7 +296,7 @@ def overlap_delay(
     ranks_per_node: int,
     links: Links,
     profile: CalibrationProfile,
-) -> PricedSeconds:
+) -> CostedSeconds:
     """Additional seconds of an NCCL ring beside GEMMs; 0 where the profile has not measured them.
 
     The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
@@ -304,14 +304,14 @@ def overlap_delay(
     """
     measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:
-        return PricedSeconds()
+        return CostedSeconds()
     reading = measured[0].curve.at(total_bytes / ranks)
     inside = ring_seconds(total_bytes, ranks, ranks, links, profile, name)
     alone = ring_seconds(total_bytes, ranks, ranks_per_node, links, profile, name)
     longer = max(0.0, reading.value * inside - alone)
     if not longer:
-        return PricedSeconds()
-    return PricedSeconds(longer, PriceEvidence.of([measured[0].id], [reading.note]))
+        return CostedSeconds()
+    return CostedSeconds(longer, Evidence.of([measured[0].id], [reading.note]))
 
 
 def small_all_reduce_s(ranks: int, ranks_per_node: int) -> float:
@@ -340,7 +340,7 @@ def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
     return max(profile.curve(prefix + name).residual.relative for name in curves)
 
 
-def link_share_evidence(job: ResolvedJob) -> PriceEvidence:
+def link_share_evidence(job: ResolvedJob) -> Evidence:
     """Evidence with a note where shares of link rates come from other hardware or are assumed."""
     accelerator, profile = job.cluster.accelerator, job.profile
     note, engine = "", accelerator.communication_engine
@@ -351,4 +351,4 @@ def link_share_evidence(job: ResolvedJob) -> PriceEvidence:
         )
     elif profile.accelerator == "any" or GENERIC in profile.include:
         note = f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
-    return PriceEvidence.of([], [note])
+    return Evidence.of([], [note])

@@ -18,7 +18,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.compute import OperatorCost
-from moesim.simulator.cost.price_evidence import PriceEvidence
+from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import PAIR_MODES, Compute, Mode, PhaseCost, PhaseKey, Transfers
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Operator, Phase
@@ -108,7 +108,7 @@ def at_clock(
     if law is None:
         return {}
     note = f"clock by the load of each block ({law.id}); collectives draw what they drew inside a node"
-    evidence, out = PriceEvidence.of([], [note]), {}
+    evidence, out = Evidence.of([], [note]), {}
     for key, cost in compute.items():
         if key[0] != kind or key[2] not in modes:
             continue

@@ -23,8 +23,8 @@ from moesim.simulator.cost.compute import (
     unaffected,
     without_timed_parts,
 )
+from moesim.simulator.cost.evidence import combined
 from moesim.simulator.cost.overlap import lost_beside
-from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost, PhaseKey
 from moesim.simulator.dispatchers.protocol import Call, Links, TargetStatistics, on_stream
 from moesim.simulator.dispatchers.registry import dispatcher
@@ -32,7 +32,7 @@ from moesim.simulator.frameworks.kernel_lists import PLAIN, Feature, layer_sizes
 from moesim.simulator.frameworks.operators import apply_framework, with_stash
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import OfJob, ResolvedJob
-from moesim.simulator.layout.parallel import tokens_per_gpu
+from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.memory.activations import stashed_bytes
 from moesim.simulator.model.attention.protocol import Attention
@@ -41,6 +41,7 @@ from moesim.simulator.model.feed_forward.protocol import FeedForward
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.template import EP_PHASES
 
 
@@ -76,16 +77,28 @@ def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> 
 # The keys name every part of a job that pricing reads; a test records those reads.
 
 
+def framework_copies(plan: ParallelPlan, job: ResolvedJob) -> tuple[object, ...]:
+    """What else decides compute where a framework copies parameters that are sharded over replicas."""
+    if plan.zero_stage < 2 or not job.scenario.software.fsdp:
+        return ()
+    layout = Layout(plan, job.cluster.n_gpus, job.cluster.node.n_gpus)
+    return plan.zero_stage, plan.pp > 1, layout.dp * plan.cp > 1, layout.expert_dp > 1
+
+
 def operators_key(job: ResolvedJob) -> Hashable:
-    """All that the operators of a job and their prices alone on all SMs depend on."""
-    s, cluster = job.scenario, job.cluster
+    """All that the operators of a job and their prices alone on all SMs depend on.
+
+    Of the plan it is how a layer is split and computed, so that plans with other pipelines share operators.
+    """
+    s, cluster, plan = job.scenario, job.cluster, job.scenario.parallel
     return (
         Same(job.shape),
         Same(job.profile),
         model_key(cluster.accelerator),
         cluster.n_gpus,
         cluster.node.n_gpus,
-        s.parallel,
+        (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel),
+        (plan.shard_group, *framework_copies(plan, job)),
         s.batch.sequence_length,
         s.recipe,
         s.recompute,
@@ -101,11 +114,12 @@ def _adds_up(s: Scenario) -> bool:
     return s.software.weight_gradients == "written" and not s.parallel.zero_stage
 
 
-def prices_key(job: ResolvedJob) -> Hashable:
+def table_key(job: ResolvedJob) -> Hashable:
     """All that the cost table of a job depends on, besides its schedule and stages."""
     s, host = job.scenario, job.scenario.software.host
     return (
         operators_key(job),
+        s.parallel,
         (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes),
         s.communication.sms,
         s.schedule,
@@ -131,8 +145,19 @@ L = TypeVar("L", bound=Hashable)
 V = TypeVar("V")
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
-_MEMOS: BoundedCache[tuple[dict[BlockKind, Operators], PhaseMemo]] = BoundedCache(32)
-_PAIRED: BoundedCache[PhaseMemo] = BoundedCache(48)
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What pricers of equal `operators_key` share; some tens of kilobytes."""
+
+    operators: dict[BlockKind, Operators] = field(default_factory=dict)
+    alone: PhaseMemo = field(default_factory=PhaseMemo)
+    paired: dict[int, PhaseMemo] = field(default_factory=dict)
+    """Prices beside communication SMs, by their number."""
+    parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict)
+
+
+_SHARED: BoundedCache[_Shared] = BoundedCache(512)
 
 _PHASES: BoundedCache[tuple[Operator, ...]] = BoundedCache(8192)
 """Operators of phases: phases that compute alike have the same ones, whose prices they so share."""
@@ -151,18 +176,16 @@ class Pricer(OfJob):
     """Cached prices alone on all SMs."""
     _paired: PhaseMemo = field(default_factory=lambda: PhaseMemo(), repr=False, compare=False)
     """Cached prices beside communication SMs."""
-    _parameters: dict[BlockKind, tuple[float, float]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
     _before: tuple[Pricer, str] | None = field(default=None, repr=False, compare=False)
     """Pricer of the same GPUs before an entry of its profile was shifted, and its id (empty: none was)."""
 
     @classmethod
     def shared(cls, job: ResolvedJob) -> Pricer:
         """Pricer that shares operators and prices with those of other scenarios that price them alike."""
-        key = operators_key(job)
-        operators, alone = _MEMOS.get(key, lambda: ({}, PhaseMemo()))
-        return cls(job, operators, alone, _PAIRED.get((key, job.scenario.communication.sms), PhaseMemo))
+        kept = _SHARED.get(operators_key(job), _Shared)
+        paired = kept.paired.setdefault(job.scenario.communication.sms, PhaseMemo())
+        return cls(job, kept.operators, kept.alone, paired, kept.parameters)
 
     @property
     def shifted(self) -> bool:
@@ -315,10 +338,6 @@ class Pricer(OfJob):
                 experts += redundant * expert_parameters(self.shape)
             known = self._parameters[kind] = dense, experts / plan.ep / plan.expert_tp
         return known
-
-    def share_parameters(self, parameters: dict[BlockKind, tuple[float, float]]) -> None:
-        """Read and keep `block_parameters` in a cache that pricers of equal tp, ep and expert_tp share."""
-        object.__setattr__(self, "_parameters", parameters)
 
     def operators(self, kind: BlockKind) -> Operators:
         """Operators of a block by phase."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from moesim.simulator.cost.evidence import NO_EVIDENCE, Evidence, Moved, combined
 from moesim.simulator.cost.formulas import blended
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, Moved, PriceEvidence, combined
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
@@ -15,6 +15,12 @@ Mode = Literal["alone", "sms_reserved", "overlapped"]
 """How a phase runs: alone on all SMs, or in an overlapped pair while the communication SMs are idle
 (`sms_reserved`) or busy (`overlapped`)."""
 PAIR_MODES: tuple[Mode, Mode] = ("sms_reserved", "overlapped")
+PHASES_OF: dict[str, tuple[Phase, ...]] = {
+    "F": ("attn F", "dispatch F", "mlp F", "combine F"),
+    "I": ("combine B", "mlp I", "dispatch B", "attn I"),
+    "W": ("mlp W", "attn W"),
+}
+"""Phases of a block in its forward, its input gradients and its weight gradients."""
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 
 
@@ -34,7 +40,7 @@ class PhaseCost:
     best_s: float = 0.0
     worst_s: float = 0.0
     host_s: float = 0.0
-    evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+    evidence: Evidence = field(default=NO_EVIDENCE, compare=False, repr=False)
     """Evidence of the price, whose readings are compute at load 1 without waits for collectives or host."""
     moved: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
     """Bytes of the collectives inside the phase, exposed or hidden."""
@@ -91,7 +97,7 @@ class TransferCost:
     best_s: float = 0.0
     worst_s: float = 0.0
     """Bounds of the payload: `best_s` at nominal link rates, `worst_s` with all residuals and slow-downs."""
-    evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+    evidence: Evidence = field(default=NO_EVIDENCE, compare=False, repr=False)
     moved_before: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
     """Bytes that cross the links before the payload, inside `launch_s`."""
 
@@ -114,7 +120,7 @@ class SyncCost:
     gather_s: float
     best_s: float = 0.0
     worst_s: float = 0.0
-    evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+    evidence: Evidence = field(default=NO_EVIDENCE, compare=False, repr=False)
     moved: tuple[Moved, ...] = field(default=(), compare=False, repr=False)
     """Bytes of all collectives outside of the actions, exposed or hidden, for the whole step."""
 
@@ -145,7 +151,7 @@ class CostTable:
     """Cached prices of phases in pairs."""
 
     @property
-    def evidence(self) -> PriceEvidence:
+    def evidence(self) -> Evidence:
         """Evidence of all prices of the table, each price taken once."""
         parts = [price.evidence for price in self.compute.values()]
         parts += [price.evidence for price in self.transfer.values()]

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.compute import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.evidence import NO_EVIDENCE, Evidence, Moved
 from moesim.simulator.cost.library_collectives import all_to_all_price, ring_price
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, Moved, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseKey, TransferCost
 from moesim.simulator.dispatchers.protocol import (
@@ -95,7 +95,7 @@ def dispatcher_transfer(
         best_s=time.best_s,
         worst_s=payload_s * (1.0 + time.residual + slow_down.residual) + time.call_error_s,
         evidence=meter.evidence
-        | PriceEvidence.of(
+        | Evidence.of(
             [*meter.used, slow_down.id],
             [*meter.notes, slow_down.extrapolated, slow_down.assumed],
             meter.reads,
@@ -107,7 +107,7 @@ def dispatcher_transfer(
 class JobMeter(Meter):
     """The `Meter` of a dispatcher on the links of a job, with the evidence of what was read."""
 
-    evidence: PriceEvidence = NO_EVIDENCE
+    evidence: Evidence = NO_EVIDENCE
     """Of collectives of the library."""
 
     def collective(self, name: Collective, size: float, call: Call) -> CollectiveTime:
@@ -154,7 +154,7 @@ def engine_transfer(
         scale_up_bytes=traffic.nvlink_bytes,
         best_s=fastest_seconds(traffic, links),
         worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
-        evidence=PriceEvidence.of(ids),
+        evidence=Evidence.of(ids),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.cost.price_evidence import EXPERTS, SENDS, SHARDS, Moved, summed
+from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS, Moved, summed
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, hop_targets

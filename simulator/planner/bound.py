@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.cost.data_parallel import sharded_block
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.gradient_sync import GradientSync
+from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.parallel import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -19,8 +26,9 @@ from moesim.simulator.planner.closed_form import ACTIONS, LayerSplit, action_sec
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import Placement
-from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.processes import PATIENCE_S
 from moesim.simulator.planner.replay import Key, Pattern
+from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 STANDARD_ERRORS = 3.0
@@ -36,7 +44,7 @@ ACTIONS_OF: dict[str, tuple[str, ...]] = {
 class BoundBook:
     """Bounds of plans by precision, recompute arithmetic, communication SMs and ZeRO stage."""
 
-    book: PriceBook
+    costs: PlanCosts
     loads: ExpertLoads
     recipes: Sequence[Precision]
     policies: Sequence[Recompute]
@@ -50,12 +58,12 @@ class BoundBook:
     @property
     def classes(self) -> tuple[Recompute, ...]:
         """One policy of each class of recompute policies with equal arithmetic."""
-        return tuple(dict.fromkeys(self.book.arithmetic(p) for p in self.policies))
+        return tuple(dict.fromkeys(self.costs.arithmetic(p) for p in self.policies))
 
     @property
     def class_of(self) -> list[int]:
         """Position of each policy's class in `classes`."""
-        return [self.classes.index(self.book.arithmetic(p)) for p in self.policies]
+        return [self.classes.index(self.costs.arithmetic(p)) for p in self.policies]
 
     @property
     def _longest(self) -> tuple[Recompute, ...]:
@@ -76,23 +84,62 @@ class BoundBook:
             rows = []
             for recipe in self.recipes:
                 tables = [
-                    self.book.alone(plan, recipe, policy, self._fastest(plan, recipe, policy))
+                    self.costs.alone(plan, recipe, policy, self._fastest(plan, recipe, policy))
                     for policy in self.classes
                 ]
-                rows.append([[_actions(action_seconds(t, k, kept)) for k in self.book.kinds] for t in tables])
+                rows.append(
+                    [[_actions(action_seconds(t, k, kept)) for k in self.costs.kinds] for t in tables]
+                )
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
 
-    def keep(self, plans: Sequence[ParallelPlan], seconds: Sequence[FloatArray]) -> None:
-        """Keep what `compute` gives for some plans, which another process priced."""
-        for plan, array in zip(plans, seconds, strict=True):
-            self._compute[LayerSplit.of(plan), 1.0] = array
+    def compute_with(
+        self, plans: Sequence[ParallelPlan], pool: Executor, alive: Callable[[int], None]
+    ) -> None:
+        """Do `compute` of some plans in this process and in those of a pool, and keep the seconds.
+
+        `alive` is called with the number of plans that are done, at least every 0.1 s while others compute;
+        what it raises ends the search. Plans that cannot be computed are left out, and raise where they are
+        used. Which process computes a plan changes no number.
+        """
+        alike: dict[object, list[ParallelPlan]] = {}
+        for plan in plans:  # plans of a part share the costs of their attention
+            alike.setdefault((plan.tp, plan.microbatch / plan.cp), []).append(plan)
+        axes = self.recipes, self.policies, self.sms, self.zero_stages, self.placements
+        task = partial(_computed, self.costs.scenario, tuple(self.costs.recipes), axes)
+        running = [(part, pool.submit(task, tuple(part))) for part in alike.values()]
+        elsewhere: list[tuple[list[ParallelPlan], Future[_Computed | None]]] = []
+        done = 0
+        try:
+            while running:
+                part, future = running.pop()
+                if not future.cancel():  # a worker has it
+                    elsewhere.append((part, future))
+                    continue
+                for plan in part:
+                    alive(done)
+                    self.compute(plan)
+                    done += 1
+            for part, future in elsewhere:
+                while not wait([future], PATIENCE_S).done:
+                    alive(done)
+                computed = future.result()
+                if computed is not None:
+                    seconds, keys = computed
+                    self._compute |= {(LayerSplit.of(p), 1.0): s for p, s in zip(part, seconds, strict=True)}
+                    self.costs.elsewhere |= keys
+                done += len(part)
+        except InputError:
+            return  # raised again where all plans are read in order
+        finally:
+            for _, future in running:
+                future.cancel()
 
     def _fastest(self, plan: ParallelPlan, recipe: Precision, policy: Recompute) -> int | None:
         """The number of SMs with the fastest transfers, where the recompute repeats transfers."""
-        if not self.book.repeats_transfers(plan, policy):
+        if not self.costs.repeats_transfers(plan, policy):
             return None
-        return min(self.sms, key=lambda sms: self.book.transfer_s(plan, recipe, sms)[0])
+        return min(self.sms, key=lambda sms: self.costs.transfer_s(plan, recipe, sms)[0])
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
         """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I]."""
@@ -100,7 +147,7 @@ class BoundBook:
         if cell not in self._transfer:
             self._transfer[cell] = np.array(
                 [
-                    [self.book.transfer_s(plan, recipe, sms, kept) for sms in self.sms]
+                    [self.costs.transfer_s(plan, recipe, sms, kept) for sms in self.sms]
                     for recipe in self.recipes
                 ]
             )
@@ -123,11 +170,11 @@ class BoundBook:
         kept = [self.least_kept(f) for f in frames]
         compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
         transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
-        order = self.book.scenario.communication.order_of(pattern.name)
+        order = self.costs.scenario.communication.order_of(pattern.name)
         streams = pattern.paired and order.lone_backward == "streams"
-        stages = _Stages(self.book, assignment, compute, transfer, streams)
+        stages = _Stages(self.costs, assignment, compute, transfer, streams)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
-        cv = self.book.scenario.variation.clock_cv.value
+        cv = self.costs.scenario.variation.clock_cv.value
         slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_per_program(f.layout)) for f in frames]
         least = np.maximum(slow, 0.0)[:, None, None, None]
         reduce, update = self._ends(frames, pattern, assignment)
@@ -151,7 +198,7 @@ class BoundBook:
         collectives hide, they hide behind the longest passes: those with full recompute, or a list of
         modules, whose nested checkpoints may repeat more than a layer, and with the slowest transfers.
         """
-        software = self.book.scenario.software
+        software = self.costs.scenario.software
         seen: dict[tuple[int, ...], tuple[FloatArray, FloatArray]] = {}
         keys = [
             (f.plan.tp, f.plan.ep, f.plan.expert_tp)
@@ -167,9 +214,9 @@ class BoundBook:
                         continue
                     plan = frame.plan.model_copy(update={"zero_stage": zero})
                     for r, recipe in enumerate(self.recipes):
-                        sms = max(self.sms, key=lambda sms: self.book.transfer_s(plan, recipe, sms)[0])
+                        sms = max(self.sms, key=lambda sms: self.costs.transfer_s(plan, recipe, sms)[0])
                         ends = [
-                            self.book.sync(plan, recipe, policy, pattern, assignment, sms)
+                            self.costs.sync(plan, recipe, policy, pattern.samples[0], assignment, sms)
                             for policy in self._longest
                         ]
                         reduce[r, s] = np.min([[c.reduce_s for c in end] for end in ends], axis=0)
@@ -187,7 +234,7 @@ class BoundBook:
         The axes are those of `step`.
         """
         bound = self.step(frames, pattern, assignment)
-        software = self.book.scenario.software
+        software = self.costs.scenario.software
         for z, stage in enumerate(self.zero_stages):
             plans = [(f.plan.model_copy(update={"zero_stage": stage}), f.microbatches) for f in frames]
             inside = any(GradientSync.of(plan, software, count).inside_step for plan, count in plans)
@@ -200,19 +247,11 @@ class BoundBook:
         self, plan: ParallelPlan, recipe: Precision, kind: BlockKind
     ) -> tuple[float, float, float]:
         """Seconds of a block's gather before F, gather before the backward pass, and gradient scatter."""
-        sync = self.book.gradient_sync(plan)
-        key = (
-            plan.zero_stage,
-            sync,
-            plan.tp,
-            plan.ep,
-            plan.expert_tp,
-            plan.pp,
-            self.book.numbers.of(recipe),
-            kind,
-        )
+        sync = self.costs.gradient_sync(plan)
+        degrees = plan.tp, plan.ep, plan.expert_tp, plan.pp
+        key = (plan.zero_stage, sync, *degrees, self.costs.number(recipe), kind)
         if key not in self._sharded:
-            moved = sharded_block(self.book.pricer(plan, recipe, "none"), kind).transfers
+            moved = sharded_block(self.costs.pricer(plan, recipe, "none"), kind).transfers
             phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
             first, second, third = (moved[p].payload_s if p in moved else 0.0 for p in phases)
             self._sharded[key] = first, second, third
@@ -225,7 +264,7 @@ class BoundBook:
 
         They run one after the other on a stream of their own.
         """
-        kinds = self.book.kinds
+        kinds = self.costs.kinds
         of_frames = [(f.plan.tp, f.plan.ep, f.plan.expert_tp, f.microbatches > 1) for f in frames]
         plans = {
             key: f.plan.model_copy(update={"zero_stage": zero_stage})
@@ -257,24 +296,49 @@ def _actions(seconds: Mapping[str, tuple[float, float]]) -> list[tuple[float, fl
     return [seconds[action] for action in ACTIONS]
 
 
+_Computed: TypeAlias = tuple[list[FloatArray], frozenset[tuple[object, ...]]]
+"""`BoundBook.compute` of some plans, and the keys of the costs behind it."""
+
+
+def _computed(
+    scenario: Scenario,
+    recipes: Sequence[Precision],
+    axes: tuple[Sequence[Any], ...],
+    plans: Sequence[ParallelPlan],
+) -> _Computed | None:
+    """Compute plans in a worker process; None if one of them cannot be.
+
+    `recipes` in the order of their numbers, so that keys of costs are those of the process that asks; `axes`:
+    recipes, policies, communication SMs, ZeRO stages and placements of the bounds.
+    """
+    with without_cyclic_collection():
+        job = resolve(scenario)
+        costs = PlanCosts(job, recipes={recipe: n for n, recipe in enumerate(recipes)})
+        bounds = BoundBook(costs, ExpertLoads(scenario, job.shape), *axes)
+        try:
+            return [bounds.compute(plan) for plan in plans], costs.keys
+        except InputError:
+            return None  # the process that searches raises it
+
+
 class _Stages:
     """Seconds of the actions of each stage, computed once for all stages with the same blocks."""
 
     def __init__(
         self,
-        book: PriceBook,
+        costs: PlanCosts,
         assignment: StageAssignment,
         compute: FloatArray,
         transfer: FloatArray,
         lone_on_streams: bool,
     ) -> None:
         self.compute, self.transfer, self.lone_on_streams = compute, transfer, lone_on_streams
-        kinds = book.kinds
+        kinds = costs.kinds
         self.counts = np.array(
             [[sum(b.kind == kind for b in stage) for kind in kinds] for stage in assignment.stages],
             dtype=np.float64,
         )
-        self.routed = np.array([kind in book.routed for kind in kinds], dtype=np.float64)
+        self.routed = np.array([kind in costs.routed for kind in kinds], dtype=np.float64)
         self._seconds: dict[object, FloatArray] = {}
 
     def action(self, kind: str, stage: int) -> FloatArray:

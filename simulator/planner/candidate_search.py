@@ -13,18 +13,18 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, PricedPlan, Replays, step_seconds
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, CostedPlan, Replays, step_seconds
 from moesim.simulator.planner.expert_loads import MemberLag
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.goal import Goal, OnProgress, dominated, no_progress, staircase
-from moesim.simulator.planner.placements import price_key
+from moesim.simulator.planner.placements import cost_key
 from moesim.simulator.planner.plan_arrays import Candidates, inner_axes
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import pattern
 from moesim.simulator.planner.result import (
     PlanRow,
@@ -106,11 +106,11 @@ class CandidateSearch:
             chosen, shaped = batches[key], c.groups[key].pattern
             order = self.scenario.communication.order_of(shaped.name)
             replays = self._replays.setdefault(key, Replays())
-            times = step_seconds(self._priced(chosen), shaped, order, replays)
+            times = step_seconds(self._costed(chosen), shaped, order, replays)
             self._seconds.update(zip(chosen, times.tolist(), strict=True))
 
-    def _priced(self, chosen: Sequence[tuple[int, int]]) -> list[PricedPlan]:
-        """The prices of some plans, each with a placement; parts that plans share are looked up once."""
+    def _costed(self, chosen: Sequence[tuple[int, int]]) -> list[CostedPlan]:
+        """The costs of some plans, each with a placement; parts that plans share are looked up once."""
         c, space, found = self.candidates, self.candidates.space, []
         index = c.index[np.array([number for number, _ in chosen], dtype=np.int64)]
         most = int(index.max(initial=0)) // space.inner + 1
@@ -127,26 +127,25 @@ class CandidateSearch:
             if spread is None:
                 spread = c.loads.spread(frame, space.placement[placement])
                 self._spreads[which, n, placement] = spread
-            book = c.books[price_key(space.placement[placement])]
             choice = c.recipes[p], space.recompute[r], space.sms[s]
-            found.append(book.priced_plan(frame, plan, choice, spread, stages))
+            costs = c.costs_of[cost_key(space.placement[placement])]
+            found.append(CostedPlan.of(costs, frame, plan, choice, spread, stages))
         return found
 
     def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
         """Closed-form step time, in seconds, of any plan of this cluster with a named schedule."""
         plan, placement = scenario.parallel, scenario.routing.eplb
-        least = self.candidates.book
-        book = self.candidates.books.get(price_key(placement))
-        book = book or PriceBook(scenario, self.shape, least.cluster, least.profile)
+        costs = self.candidates.costs_of.get(cost_key(placement))
+        costs = costs or PlanCosts(self.candidates.costs.job.with_scenario(scenario))
         shaped = pattern(scenario.schedule, plan.pp, microbatches, plan.vpp, scenario.software.awaited_sends)
-        layout = Layout(plan, book.cluster.n_gpus, book.cluster.node.n_gpus)
+        layout = Layout(plan, costs.cluster.n_gpus, costs.cluster.node.n_gpus)
         frame = Frame(plan, scenario.schedule, microbatches, layout, shaped)
         stages = from_layers_per_stage(blocks_of(self.shape), layers)
         choice = scenario.recipe, scenario.recompute, scenario.communication.sms
         spread = self.candidates.loads.spread(frame, placement)
-        priced = book.priced_plan(frame, plan, choice, spread, stages)
+        costed = CostedPlan.of(costs, frame, plan, choice, spread, stages)
         order = scenario.communication.order_of(scenario.schedule)
-        return float(step_seconds([priced], shaped, order)[0])
+        return float(step_seconds([costed], shaped, order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:
         """Estimate plans in order of their bounds until no other can be among the best families.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import hides_experts, repeats_experts
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
@@ -26,13 +27,11 @@ from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.goal import OnProgress, no_progress, scaled
 from moesim.simulator.planner.memory import MemoryBook
-from moesim.simulator.planner.placements import price_key, with_placement
+from moesim.simulator.planner.placements import cost_key, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates, FrameGroup, inner_axes
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import AT_RISK, FULL, NO_HEADROOM, TOO_SLOW, Refusals
 from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.planner.space import Space
-from moesim.simulator.planner.split_pricing import price_splits
 from moesim.simulator.planner.trainer_limits import TrainerLimits
 
 LAYOUTS = 2
@@ -74,17 +73,17 @@ def find_candidates(
         COUNTED,
         f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule",
     )
-    books: dict[tuple[int, bool], PriceBook] = {}
-    for placement in sorted(space.placement, key=price_key):
-        placed = with_placement(job.scenario, placement)
-        books.setdefault(price_key(placement), PriceBook(placed, job.shape, job.cluster, job.profile))
-    book = books[min(books)]
+    costs: dict[tuple[int, bool], PlanCosts] = {}
+    for placement in sorted(space.placement, key=cost_key):
+        placed = job.with_scenario(with_placement(job.scenario, placement))
+        costs.setdefault(cost_key(placement), PlanCosts(placed))
+    least = costs[min(costs)]
     # Precisions that the profile cannot price are left out.
     kept, problem = [], ""
     for precision, recipe in zip(space.precision, space.recipes, strict=True):
         try:
             if frames:
-                book.alone(frames[0].plan, recipe, "none")
+                least.alone(frames[0].plan, recipe, "none")
             kept.append(precision)
         except InputError as error:
             problem = str(error)
@@ -92,7 +91,7 @@ def find_candidates(
     if not kept:
         raise InputError(problem)
     space = replace(space, precision=tuple(kept))
-    gathering = _Gathering(job, space, book, most_s, refused, limits)
+    gathering = _Gathering(job, space, least, most_s, refused, limits)
     layouts = _layouts(
         job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, COUNTED, PRICED), pool
     )
@@ -105,9 +104,9 @@ def find_candidates(
         group = FrameGroup(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
             gathering.add(group)
-    priced = sum(b.priced for b in books.values())
-    say(1.0, f"{priced:,} price tables, {gathering.fitting:,} plans fit")
-    return gathering.candidates(books)
+    found = gathering.candidates(costs)
+    say(1.0, f"{found.priced:,} price tables, {found.fitting:,} plans fit")
+    return found
 
 
 @dataclass(slots=True)
@@ -132,7 +131,7 @@ class _Gathering:
         self,
         job: ResolvedJob,
         space: Space,
-        book: PriceBook,
+        costs: PlanCosts,
         most_s: float,
         refused: Refusals,
         limits: TrainerLimits | None,
@@ -140,11 +139,11 @@ class _Gathering:
         self.space, self.most_s, self.refused, self.limits = space, most_s, refused, limits
         self.loads = ExpertLoads(job.scenario, job.shape)
         self.bounds = BoundBook(
-            book, self.loads, space.recipes, space.recompute, space.sms, space.zero_stage, space.placement
+            costs, self.loads, space.recipes, space.recompute, space.sms, space.zero_stage, space.placement
         )
         self.memory = MemoryBook(job.scenario, job.shape, space)
         self.capacity = job.cluster.accelerator.hbm_bytes
-        self.replicas = tuple(sorted({price_key(p)[0] for p in space.placement}))
+        self.replicas = tuple(sorted({cost_key(p)[0] for p in space.placement}))
         self.groups: list[FrameGroup] = []
         self.legal = self.fitting = 0
         self._parts: list[tuple[FloatArray, ...]] = []
@@ -204,7 +203,7 @@ class _Gathering:
         self._families += len(group.frames)
         self.groups.append(group)
 
-    def candidates(self, books: dict[tuple[int, bool], PriceBook]) -> Candidates:
+    def candidates(self, costs: dict[tuple[int, bool], PlanCosts]) -> Candidates:
         """All plans that were kept, as arrays."""
         self.refused.examples.update({reason: label for reason, (_, label) in self._nearest.items()})
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
@@ -222,7 +221,7 @@ class _Gathering:
             refused=self.refused,
             legal=self.legal,
             fitting=self.fitting,
-            books=books,
+            costs_of=costs,
             loads=self.loads,
             replicas=self.replicas,
             bytes_of=np.array(columns[5::2]),
@@ -273,7 +272,7 @@ def _placed(
     counts = np.zeros((len(replicas), len(frames)), dtype=np.int64)
     plans = legal.reshape(len(frames), -1).sum(axis=1)
     for placement in space.placement:
-        k = replicas.index(price_key(placement)[0])
+        k = replicas.index(cost_key(placement)[0])
         for n, frame in enumerate(frames):
             problem = loads.problem(frame.layout, placement)
             if problem is None:
@@ -339,7 +338,7 @@ def _layouts(
                     "another number of stages than stages.layers", many, f"{n} stages, not {len(fixed)}"
                 )
         return {len(fixed): (from_layers_per_stage(blocks, fixed),)}
-    kinds = bounds.book.kinds
+    kinds = bounds.costs.kinds
     layer = kinds.index(shape.main_layer_kind)
     seen: Counter[tuple[int, ...]] = Counter()
     cells = {LayerSplit.of(f.plan): f.plan for f in frames}
@@ -348,7 +347,7 @@ def _layouts(
         say(done / len(cells), f"prices: {done} of {len(cells)} ways to split a layer")
 
     if pool is not None:
-        price_splits(bounds, list(cells.values()), pool, alive)
+        bounds.compute_with(list(cells.values()), pool, alive)
     for done, plan in enumerate(cells.values()):
         alive(done)
         for row in bounds.weights(plan).reshape(-1, len(kinds)):

@@ -18,10 +18,14 @@ from moesim.simulator.cost.formulas import (
     end_of_step,
     payload_seconds,
 )
-from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost
+from moesim.simulator.cost.plan_costs import PlanCosts
+from moesim.simulator.cost.table import PHASES_OF, CostTable, Mode, PhaseCost, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.expert_loads import MemberLag
+from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.replay import ActionTimes, Key, Pattern, replay
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.template import (
@@ -308,8 +312,8 @@ MOST_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class PricedPlan:
-    """A plan with all the prices that its replay needs."""
+class CostedPlan:
+    """A plan with all the costs that its replay needs."""
 
     microbatches: int
     stages: StageAssignment
@@ -320,6 +324,31 @@ class PricedPlan:
     sync: tuple[SyncCost, ...]
     ports: tuple[float, float]
     """Bytes/s of a GPU's ports, scale-out and scale-up."""
+
+    @classmethod
+    def of(
+        cls,
+        costs: PlanCosts,
+        frame: Frame,
+        plan: ParallelPlan,
+        choice: tuple[Precision, Recompute, int],
+        spread: MemberLag,
+        stages: StageAssignment,
+    ) -> CostedPlan:
+        """A plan of a frame; `plan` is the frame's with its ZeRO stage.
+
+        `choice`: precision recipe, recompute and communication SMs.
+        """
+        schedule, (recipe, recompute, sms) = frame.pattern.samples[0], choice
+        return cls(
+            frame.microbatches,
+            stages,
+            costs.table(plan, recipe, recompute, sms, frame.pattern.paired),
+            spread,
+            costs.send_s(plan, schedule),
+            costs.sync(plan, recipe, recompute, schedule, stages, sms),
+            costs.ports,
+        )
 
 
 ReplayKey = tuple[object, ...]
@@ -339,10 +368,10 @@ class Replays:
     """Costs of the end of the step, and the same as an array [ranks, parts]; by the id of the former."""
     templates: dict[object, Template] = field(default_factory=dict)
     """Templates of the actions, by action and phases."""
-    _kept: list[Sequence[PricedPlan]] = field(default_factory=list)
+    _kept: list[Sequence[CostedPlan]] = field(default_factory=list)
     """A plan of every replay: its objects must stay alive while their ids are keys."""
 
-    def add(self, key: ReplayKey, plans: Sequence[PricedPlan], done: FloatArray) -> None:
+    def add(self, key: ReplayKey, plans: Sequence[CostedPlan], done: FloatArray) -> None:
         """Keep a replay; `plans`: one of its plans at the prices of every pool."""
         self.done[key] = done
         self._kept.append(plans)
@@ -357,7 +386,7 @@ class Replays:
 
 
 def step_seconds(
-    plans: Sequence[PricedPlan], pattern: Pattern, order: OverlapOrder, replays: Replays | None = None
+    plans: Sequence[CostedPlan], pattern: Pattern, order: OverlapOrder, replays: Replays | None = None
 ) -> FloatArray:
     """Step time of every plan, in seconds (docs/model.md, eq. P2).
 
@@ -369,7 +398,7 @@ def step_seconds(
 
 
 def step_seconds_by_rank(
-    pools: Sequence[Sequence[PricedPlan]],
+    pools: Sequence[Sequence[CostedPlan]],
     owners: Sequence[int],
     pattern: Pattern,
     order: OverlapOrder,
@@ -404,13 +433,13 @@ def step_seconds_by_rank(
     return _finished(np.array([replays.done[key] for key in keys]).T, pattern, by_rank)
 
 
-def _replay_key(plan: Sequence[PricedPlan]) -> ReplayKey:
+def _replay_key(plan: Sequence[CostedPlan]) -> ReplayKey:
     first = plan[0]
     return (*(id(p.table) for p in plan), *(p.spread for p in plan), id(first.stages), first.microbatches)
 
 
 def _done(
-    plans: Sequence[Sequence[PricedPlan]],
+    plans: Sequence[Sequence[CostedPlan]],
     owners: Sequence[int],
     pattern: Pattern,
     order: OverlapOrder,
@@ -447,7 +476,7 @@ class _Part:
 
     def __init__(
         self,
-        plans: Sequence[Sequence[PricedPlan]],
+        plans: Sequence[Sequence[CostedPlan]],
         order: OverlapOrder | None,
         templates: dict[object, Template],
     ) -> None:
@@ -475,19 +504,6 @@ def _finished(done: FloatArray, pattern: Pattern, costs: Sequence[FloatArray]) -
 # Seconds of one block's actions, and the part of a plan that decides them.
 
 ACTIONS = ("F", "I", "W")
-
-PHASES_OF: dict[str, tuple[Phase, ...]] = {
-    "F": ("attn F", "dispatch F", "mlp F", "combine F"),
-    "I": ("combine B", "mlp I", "dispatch B", "attn I"),
-    "W": ("mlp W", "attn W"),
-}
-
-
-ROUTED: frozenset[Phase] = frozenset(
-    {"mlp F", "mlp I", "mlp W", "dispatch F", "combine F", "combine B", "dispatch B"}
-)
-NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
-"""Phases of a MoE block that do, and do not, depend on the expert-parallel degree."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import gib, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.cost.price_evidence import combined
+from moesim.simulator.cost.evidence import combined
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment, describe
 from moesim.simulator.planner.bound import BoundBook
-from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, step_seconds
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, CostedPlan, step_seconds
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import pattern
 from moesim.simulator.predict.placement import assign_stages, fullest_of, memory_of
 from moesim.simulator.predict.plan_checks import check_combination, check_hardware, check_ranges
@@ -128,23 +128,23 @@ def estimate(scenario: Scenario) -> Estimate:
             "step instead (moesim simulate without --fast, moesim.simulate)"
         )
     job = resolve(scenario)
-    frame, stages, book = _laid_out(job)
+    frame, stages, costs = _laid_out(job)
     plan, policy, sms = scenario.parallel, scenario.recompute, scenario.communication.sms
     placement = scenario.routing.eplb
     loads = ExpertLoads(scenario, job.shape)
     choice = scenario.recipe, policy, sms
-    priced = book.priced_plan(frame, plan, choice, loads.spread(frame, placement), stages)
+    costed = CostedPlan.of(costs, frame, plan, choice, loads.spread(frame, placement), stages)
     order = scenario.communication.order_of(scenario.schedule)
-    seconds = float(step_seconds([priced], frame.pattern, order)[0])
-    bounds = BoundBook(book, loads, [scenario.recipe], [policy], [sms], [plan.zero_stage], [placement])
+    seconds = float(step_seconds([costed], frame.pattern, order)[0])
+    bounds = BoundBook(costs, loads, [scenario.recipe], [policy], [sms], [plan.zero_stage], [placement])
     bound = float(bounds.with_sharding([frame], frame.pattern, stages).min())
-    evidence = [priced.table.evidence, *(part.evidence for part in priced.sync)]
+    evidence = [costed.table.evidence, *(part.evidence for part in costed.sync)]
     notes = combined((part, 1.0) for part in evidence).notes
     return _finished(job, frame, stages, (seconds, bound), notes)
 
 
-def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
-    """The plan with its schedule and stages, checked as for a simulation, and its prices."""
+def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PlanCosts]:
+    """The plan with its schedule and stages, checked as for a simulation, and its costs."""
     scenario, plan, batch = job.scenario, job.scenario.parallel, job.scenario.batch
     check_sms(scenario.communication.sms, job.cluster)
     check_hardware(scenario, job.cluster)
@@ -154,10 +154,10 @@ def _laid_out(job: ResolvedJob) -> tuple[Frame, StageAssignment, PriceBook]:
     shaped = pattern(scenario.schedule, plan.pp, count, plan.vpp, scenario.software.awaited_sends)
     check_against_model(plan, job.shape, batch.sequence_length, shaped.n_stages)
     check_combination(scenario, shaped.samples[0], job.shape, job.cluster.node.n_gpus)
-    book = PriceBook(scenario, job.shape, job.cluster, job.profile, evidence=True)
-    pricer = book.pricer(plan, scenario.recipe, scenario.recompute)
+    costs = PlanCosts(job, evidence=True)
+    pricer = costs.pricer(plan, scenario.recipe, scenario.recompute)
     stages = assign_stages(scenario, pricer, shaped.samples[0])
-    return Frame(plan, scenario.schedule, count, job.layout, shaped), stages, book
+    return Frame(plan, scenario.schedule, count, job.layout, shaped), stages, costs
 
 
 def _finished(

@@ -1,4 +1,4 @@
-"""Placements of experts in a plan search: their names, the default placements and their price keys."""
+"""Placements of experts in a plan search: their names, the default placements and their cost keys."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def with_placement(scenario: Scenario, placement: Placement) -> Scenario:
     return scenario.model_copy(update={"routing": routing})
 
 
-def price_key(placement: Placement) -> tuple[int, bool]:
-    """The part of a placement that prices depend on.
+def cost_key(placement: Placement) -> tuple[int, bool]:
+    """The part of a placement that costs depend on.
 
     It is the number of redundant experts, and whether groups of experts may leave their node.
     """

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.placements import price_key
-from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.placements import cost_key
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.replay import Pattern
 from moesim.simulator.planner.space import Space
@@ -56,7 +56,8 @@ class Candidates:
     legal: int
     fitting: int
     """Number of plans that are legal and fit, each placement counted."""
-    books: dict[tuple[int, bool], PriceBook]
+    costs_of: dict[tuple[int, bool], PlanCosts]
+    """Costs by the part of a placement that they depend on."""
     loads: ExpertLoads
     replicas: tuple[int, ...]
     bytes_of: FloatArray
@@ -69,14 +70,14 @@ class Candidates:
         return self.space.recipes
 
     @property
-    def book(self) -> PriceBook:
-        """The lowest prices of any placement: fewest replicas, every group of experts on its node."""
-        return self.books[min(self.books)]
+    def costs(self) -> PlanCosts:
+        """The lowest costs of any placement: fewest replicas, every group of experts on its node."""
+        return self.costs_of[min(self.costs_of)]
 
     @property
     def priced(self) -> int:
-        """Number of price tables that were computed."""
-        return sum(book.priced for book in self.books.values())
+        """Number of parts of cost tables that were computed."""
+        return sum(len(costs.keys) for costs in self.costs_of.values())
 
     def placements_of(self, number: int) -> list[int]:
         """Positions of the placements that are legal for a plan and fit."""
@@ -98,7 +99,7 @@ class Candidates:
         return int(self.layout[self._row(placement), number])
 
     def _row(self, placement: int) -> int:
-        return self.replicas.index(price_key(self.space.placement[placement])[0])
+        return self.replicas.index(cost_key(self.space.placement[placement])[0])
 
     def axes_of(self, number: int) -> tuple[int, ...]:
         """Positions in the lists of frames, precisions, policies, SMs and ZeRO stages."""

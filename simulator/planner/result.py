@@ -16,10 +16,10 @@ from moesim.simulator.memory.gpu import Verdict, is_admitted, verdict_of
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.causes import step_causes
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.refusals import Refusal
-from moesim.simulator.planner.split_pricing import step_causes
 from moesim.simulator.predict.placement import fullest_of, memory_of
 from moesim.simulator.predict.pools import pool_results
 from moesim.simulator.predict.result_parts import MemoryResult, PoolResult

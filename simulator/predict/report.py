@@ -12,7 +12,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY
-from moesim.simulator.cost.price_evidence import summed
+from moesim.simulator.cost.evidence import summed
 from moesim.simulator.engine.bounds import lower_bound_s, moved_by_rank, upper_bound_s
 from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
 from moesim.simulator.engine.records import Execution, barriers

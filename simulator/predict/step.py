@@ -12,7 +12,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.common.processes import without_cyclic_collection
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups

@@ -17,7 +17,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.host import load_host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.critical import Segment, critical_path

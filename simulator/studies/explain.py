@@ -14,7 +14,7 @@ from pydantic import Field
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import PAIR_MODES, CostTable, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.compilation import compile_program

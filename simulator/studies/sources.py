@@ -16,7 +16,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, La
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import Host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
-from moesim.simulator.cost.price_evidence import PriceEvidence, combined
+from moesim.simulator.cost.evidence import Evidence, combined
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
 from moesim.simulator.engine.program import NS, Program
@@ -390,7 +390,7 @@ def _price(table: CostTable, part: ResponsePart) -> float:
 # Calibration evidence of a step's prices, weighted by how often the step uses each (pure).
 
 
-def step_evidence(program: Program) -> PriceEvidence:
+def step_evidence(program: Program) -> Evidence:
     """Evidence of all compute of a program, with its readings weighted by seconds of the step.
 
     All blocks, micro-batches and pipeline ranks and the ends of the step count, with their seconds at even

@@ -18,7 +18,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray, RecordArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.end_of_step import update_operators
-from moesim.simulator.cost.price_evidence import CONTEXT, REPEATED_EXPERTS, TENSOR
+from moesim.simulator.cost.evidence import CONTEXT, REPEATED_EXPERTS, TENSOR
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import PAIR_MODES, PhaseCost
 from moesim.simulator.dispatchers.nccl import NCCL, NCCL_ALLGATHER

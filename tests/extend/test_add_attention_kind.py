@@ -17,7 +17,8 @@ from recipes import recipes
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
-from moesim.simulator.cost.price_table import block_compute
+from moesim.simulator.cost.cost_table import block_compute
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.memory.activations import activation_bytes, cached_tensors
@@ -36,7 +37,6 @@ from moesim.simulator.model.operators import RECOMPUTE, block_operators, model_f
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -200,7 +200,7 @@ def test_parts_of_the_hybrid_are_named_by_their_kind(path: str) -> None:
 def test_the_planner_prices_both_kinds_as_the_engine_does(path: str, policy: Recompute) -> None:
     own = scenario(path, f"recompute={policy}", "parallel={pp: 2, ep: 8, tp: 2, sequence_parallel: true}")
     pricer = prepare(own).pricer
-    book = PriceBook(own, pricer.shape, pricer.cluster, pricer.profile)
+    book = PlanCosts(pricer.job.with_scenario(own))
     found = book.compute(own.parallel, own.recipe, policy, ("alone",), own.communication.sms)
     for kind in pricer.shape.block_kinds:
         for key, cost in block_compute(pricer, kind, ("alone",)).items():

@@ -8,13 +8,14 @@ from heapq import heappop, heappush
 from math import inf
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.job import PoolSlice, pool_of_ranks
+from moesim.simulator.cost.plan_costs import PlanCosts
+from moesim.simulator.layout.job import PoolSlice, ResolvedJob, pool_of_ranks
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
-from moesim.simulator.planner.closed_form import step_seconds_by_rank
+from moesim.simulator.planner.closed_form import CostedPlan, step_seconds_by_rank
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.fleet.space import (
     FleetPools,
@@ -24,7 +25,6 @@ from moesim.simulator.planner.fleet.space import (
     layout_bound_s,
 )
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import FULL, FULL_OR_NO_HEADROOM, TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.predict.fleet import FleetMemory, balanced_over_pools
@@ -84,22 +84,22 @@ class FleetSearch:
     fitting: int = 0
     expanded: int = 0
     capped: bool = False
-    books: tuple[PriceBook, ...] = field(init=False)
+    costs: tuple[PlanCosts, ...] = field(init=False)
     _bounds: tuple[BoundBook, ...] = field(init=False)
     _loads: ExpertLoads = field(init=False)
     _lean: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the price book and the bound book of each pool."""
+        """Make the costs and the bounds of each pool."""
         pools, space = self.pools, self.space
         self._loads = ExpertLoads(self.scenario, self.shape)
-        self.books = tuple(
-            PriceBook(part.scenario, self.shape, part.scenario.machine, profile)
+        self.costs = tuple(
+            PlanCosts(ResolvedJob(part.scenario, self.shape, part.scenario.machine, profile))
             for part, profile in zip(pools.parts, pools.profiles, strict=True)
         )
         self._bounds = tuple(
             BoundBook(
-                book,
+                costs,
                 self._loads,
                 space.recipes,
                 space.recompute,
@@ -107,7 +107,7 @@ class FleetSearch:
                 space.zero_stage,
                 (self.scenario.routing.eplb,),
             )
-            for book, part in zip(self.books, pools.parts, strict=True)
+            for costs, part in zip(self.costs, pools.parts, strict=True)
         )
 
     def fastest(self, families: int) -> float:
@@ -270,12 +270,12 @@ class FleetSearch:
         chosen = self.space.recipes[recipe]
         recompute = self.space.recompute[policy]
         spread = self._loads.spread(frame, self.scenario.routing.eplb)
-        priced = [
-            book.priced_plan(
-                frame, plan, (chosen, recompute, part.scenario.communication.sms), spread, stages
+        costed = [
+            CostedPlan.of(
+                costs, frame, plan, (chosen, recompute, part.scenario.communication.sms), spread, stages
             )
-            for book, part in zip(self.books, self.pools.parts, strict=True)
+            for costs, part in zip(self.costs, self.pools.parts, strict=True)
         ]
         owners = pool_of_ranks(self.pools.at(plan.pp))
         order = self.scenario.communication.order_of(frame.schedule)
-        return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, order)[0])
+        return float(step_seconds_by_rank([[p] for p in costed], owners, frame.pattern, order)[0])

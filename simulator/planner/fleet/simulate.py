@@ -11,6 +11,7 @@ from math import fsum, isfinite
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.job import usd_per_hour
+from moesim.simulator.planner.causes import CAUSES
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.fleet.best_first import FleetPlan, FleetSearch
 from moesim.simulator.planner.fleet.space import FleetPools, fleet_pools, fleet_space, legal_fleet_frames
@@ -25,7 +26,6 @@ from moesim.simulator.planner.result import (
     simulate_plan,
 )
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.planner.split_pricing import CAUSES
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.sections import Stages
 from moesim.simulator.schedules import pool_defaults
@@ -162,7 +162,7 @@ def plan_fleet(
         fitting=study.fitting,
         estimated=study.estimated,
         simulated=len(rows),
-        price_tables=sum(book.priced for book in study.books),
+        price_tables=sum(len(costs.keys) for costs in study.costs),
         proven_s=proven if isfinite(proven) else None,
         rivals=_rivals(best, goal.top),
         notes=tuple(_notes(study, goal.objective)),

@@ -179,7 +179,7 @@ class PoolSeconds:
 
     def __init__(self, book: BoundBook, frame: Frame, recipe: int, policy: int) -> None:
         """`recipe` and `policy` are positions in the book's lists."""
-        self.kinds, self.routed = book.book.kinds, book.book.routed
+        self.kinds, self.routed = book.costs.kinds, book.costs.routed
         kept = book.least_kept(frame)
         self.compute = book.compute(frame.plan, kept)[recipe, book.class_of[policy]]
         self.moved = book.transfer(frame.plan, kept)[recipe, 0]

@@ -9,7 +9,7 @@ from moesim.cli.console import print_json, print_raw, print_table, print_text
 from moesim.hwmodels.summary_text import short
 
 if TYPE_CHECKING:
-    from moesim.simulator.cost.price_evidence import PartEvidence
+    from moesim.simulator.cost.evidence import PartEvidence
     from moesim.simulator.model.catalogue import CatalogueRow
     from moesim.simulator.model.huggingface import ImportedModel
     from moesim.simulator.model.shape import ModelShape
@@ -23,7 +23,7 @@ _MOST_SHOWN = 60
 
 def print_models(search: str | None, profile: str | None, as_json: bool) -> None:
     """Print the shipped models, or those that a search finds, with the evidence that prices them."""
-    from moesim.simulator.cost.price_evidence import evidence_text
+    from moesim.simulator.cost.evidence import evidence_text
     from moesim.simulator.model.catalogue import catalogue, context_text, load_model
     from moesim.simulator.model.catalogue import search as found_by
 
@@ -55,7 +55,7 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
 
 def print_model(name: str, profile: str | None, as_json: bool) -> None:
     """Print the sizes, the layers, the states and the shape of one model."""
-    from moesim.simulator.cost.price_evidence import evidence_text
+    from moesim.simulator.cost.evidence import evidence_text
     from moesim.simulator.model.catalogue import context_text, experts_text, load_model, pattern_text
     from moesim.simulator.model.huggingface import to_yaml
 
@@ -200,7 +200,7 @@ def _row_object(row: CatalogueRow, evidence: Sequence[PartEvidence]) -> dict[str
 def _evidence_of(shape: ModelShape, profile: str) -> tuple[PartEvidence, ...]:
     from moesim.hwmodels.accelerator import load_accelerator
     from moesim.hwmodels.calibration import load_profile
-    from moesim.simulator.cost.price_evidence import model_evidence
+    from moesim.simulator.cost.evidence import model_evidence
 
     rates = load_profile(profile)
     accelerator = load_accelerator("h200-sxm" if rates.accelerator == "any" else rates.accelerator)

@@ -291,7 +291,7 @@ def plan(
 
 
 def _print(result: PlanResult) -> None:
-    from moesim.simulator.planner.split_pricing import difference
+    from moesim.simulator.planner.causes import difference
 
     if result.inputs is not None:
         print_text("\n".join([result.inputs.name, *result.inputs.lines(plan=False)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moesim.simulator.cost.cost_table import block_compute
 from moesim.simulator.cost.data_parallel import (
     Pieces,
     data_parallel,
@@ -14,7 +15,6 @@ from moesim.simulator.cost.data_parallel import (
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
 from moesim.simulator.cost.layer_collectives import amax_exposed_s
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
-from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.layout.job import ResolvedJob, resolve

@@ -7,6 +7,7 @@ import pytest
 import moesim
 from moesim.hwmodels import InputError, load_host
 from moesim.hwmodels.validation import validate_model
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.launches import (
     HostTimes,
     Launch,
@@ -17,7 +18,7 @@ from moesim.simulator.cost.launches import (
     launch_stall_s,
     pass_launches,
 )
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.layout.job import resolve
@@ -26,7 +27,6 @@ from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import gemm, move
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.result_parts import BOUND_SHARE
 from moesim.simulator.predict.step import prepare
@@ -195,7 +195,7 @@ def test_without_a_host_a_result_has_no_such_field() -> None:
 def test_plan_search_prices_the_same_waits() -> None:
     prepared = prepare(small_experts(128, 1))
     pricer = prepared.pricer
-    book = PriceBook(prepared.scenario, prepared.shape, prepared.cluster, prepared.profile)
+    book = PlanCosts(prepared.pricer.job)
     scenario = prepared.scenario
     found = book.table(
         scenario.parallel, scenario.recipe, scenario.recompute, scenario.communication.sms, False

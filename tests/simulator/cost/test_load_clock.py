@@ -9,7 +9,7 @@ from lab import packed
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
-from moesim.simulator.cost.price_table import block_compute, inside_step
+from moesim.simulator.cost.cost_table import block_compute, inside_step
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.scenario import load_scenario

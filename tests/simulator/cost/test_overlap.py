@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lab import packed
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
+from moesim.simulator.cost.cost_table import block_compute
 from moesim.simulator.cost.data_parallel import ChunkPlace, ChunkTimes, exposed_gathers, exposed_reductions
 from moesim.simulator.cost.library_collectives import is_imported, ring_price
 from moesim.simulator.cost.overlap import (
@@ -22,7 +23,6 @@ from moesim.simulator.cost.overlap import (
     exposed_overlapped,
     exposed_pipelined,
 )
-from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.scoring.mlperf import scenario_of

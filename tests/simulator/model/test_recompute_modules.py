@@ -9,7 +9,8 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.price_table import block_compute
+from moesim.simulator.cost.cost_table import block_compute
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.software import Software
@@ -21,7 +22,6 @@ from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import MODULES, Module, Recompute, parse_recompute, recompute_label
 from moesim.simulator.model.repeated import check_recompute, checkpoints
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.step import prepare
@@ -181,7 +181,7 @@ def test_every_module_makes_a_step_longer_and_its_memory_smaller() -> None:
 def test_the_planner_prices_a_list_as_the_engine_does(recompute: tuple[Module, ...]) -> None:
     own = small("parallel={pp: 2, ep: 8, tp: 2, sequence_parallel: true}").replace(recompute=recompute)
     pricer = prepare(own).pricer
-    book = PriceBook(own, pricer.shape, pricer.cluster, pricer.profile)
+    book = PlanCosts(pricer.job.with_scenario(own))
     found = book.compute(own.parallel, own.recipe, recompute, ("alone",), own.communication.sms)
     for kind in pricer.shape.block_kinds:
         for key, cost in block_compute(pricer, kind, ("alone",)).items():

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from planner_jobs import candidates_of
 
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.memory.gpu import rank_stages
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.plan_arrays import Candidates
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import key_of, pattern
 from moesim.simulator.planner.result import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace
@@ -51,7 +51,7 @@ def test_prices_are_those_of_the_pricer() -> None:
     scenario = prepared.scenario
     whole = tuple(blocks_of(prepared.shape))
     theirs = cost_table(prepared.pricer, build("dualpipe", 2, 4), StageAssignment((whole, whole)))
-    book = PriceBook(scenario, prepared.shape, prepared.cluster, prepared.profile)
+    book = PlanCosts(prepared.pricer.job.with_scenario(scenario))
     # Another expert-parallel degree first: what does not depend on it is shared.
     book.table(scenario.parallel.model_copy(update={"ep": 8}), scenario.recipe, scenario.recompute, 20, True)
     ours = book.table(scenario.parallel, scenario.recipe, scenario.recompute, 20, True)

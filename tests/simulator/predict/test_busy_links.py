@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.price_evidence import EXPERTS, SENDS, SHARDS
+from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS
 from moesim.simulator.engine.bounds import moved_by_rank
 from moesim.simulator.engine.link_map import PORTS_PER_GPU
 from moesim.simulator.predict.report import utilisation

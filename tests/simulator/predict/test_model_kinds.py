@@ -10,11 +10,11 @@ from model_kinds import EVERY, GPT_OSS, LATENT, LONGCAT, MAVERICK, saved, shape_
 
 import moesim
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.cost_table import block_compute
 from moesim.simulator.cost.layer_collectives import LayerCollectives
-from moesim.simulator.cost.price_table import block_compute
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import block_transfers
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.step import prepare
@@ -58,7 +58,7 @@ def test_the_planner_prices_every_kind_as_the_engine_does(name: str, software: s
         EVERY[name], tmp_path, f"software.attention={software}", "recompute=selective", nodes=GPUS[name]
     )
     pricer = prepare(own).pricer
-    book = PriceBook(own, pricer.shape, pricer.cluster, pricer.profile)
+    book = PlanCosts(pricer.job.with_scenario(own))
     found = book.compute(own.parallel, own.recipe, "selective", ("alone",), own.communication.sms)
     for kind in pricer.shape.block_kinds:
         for key, cost in block_compute(pricer, kind, ("alone",)).items():

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.simulator.common.bounded_cache import clear_caches
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.predict.driver import simulate

@@ -8,8 +8,8 @@ import pytest
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.cost.cost_table import block_compute
 from moesim.simulator.cost.library_collectives import ring_seconds
-from moesim.simulator.cost.price_table import block_compute
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.software import Software

@@ -16,7 +16,7 @@ import moesim
 from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
-from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.program import Program
 from moesim.simulator.predict.driver import Prediction, predict

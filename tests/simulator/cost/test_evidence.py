@@ -13,17 +13,17 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.simulator.common.bounded_cache import clear_caches
 from moesim.simulator.cost import pricing
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, operators_seconds
+from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.end_of_step import pass_seconds
-from moesim.simulator.cost.price_evidence import (
+from moesim.simulator.cost.evidence import (
     NOT_PRICED,
     EntryReading,
+    Evidence,
     PartEvidence,
-    PriceEvidence,
     combined,
     evidence_text,
     model_evidence,
 )
-from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import PhaseCost, blend
 from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.operator import Operator
@@ -31,8 +31,8 @@ from moesim.simulator.predict.placement import block_seconds
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
-ONE = PriceEvidence(frozenset({"a", "law"}), frozenset({"held"}), (EntryReading("a", 2.0, 0.2),))
-TWO = PriceEvidence(
+ONE = Evidence(frozenset({"a", "law"}), frozenset({"held"}), (EntryReading("a", 2.0, 0.2),))
+TWO = Evidence(
     frozenset({"a", "b"}), frozenset({"assumed"}), (EntryReading("a", 1.0, 0.4), EntryReading("b", 3.0, 0.3))
 )
 

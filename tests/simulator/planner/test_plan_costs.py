@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.bounded_cache import clear_caches
 from moesim.simulator.common.processes import without_cyclic_collection
+from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
-from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.processes import (
     LARGEST_PART,
     PARTS,
     engine_processes,
     outcomes,
 )
-from moesim.simulator.planner.split_pricing import price_splits
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 
@@ -51,33 +51,32 @@ class Worker(Executor):
 
 def bounds_of(scenario: Scenario) -> BoundBook:
     job = resolve(scenario)
-    book = PriceBook(scenario, job.shape, job.cluster, job.profile)
+    costs = PlanCosts(job)
     recipes = [PRECISIONS["bf16"], PRECISIONS["fp8"]]
     loads = ExpertLoads(scenario, job.shape)
-    return BoundBook(book, loads, recipes, ["none", "full"], [20], [1], [None])
+    return BoundBook(costs, loads, recipes, ["none", "full"], [20], [1], [None])
 
 
 def test_it_does_not_matter_which_process_prices_a_split(small: Scenario) -> None:
     shared, alone = bounds_of(small), bounds_of(small)
     priced: list[int] = []
-    price_splits(shared, PLANS, Worker(), priced.append)
-    assert priced == [0, 1] and shared.book.elsewhere  # a part here, a part elsewhere
-    before = shared.book.priced
+    shared.compute_with(PLANS, Worker(), priced.append)
+    assert priced == [0, 1] and shared.costs.elsewhere  # a part here, a part elsewhere
+    before = shared.costs.keys
     for plan in PLANS:
         np.testing.assert_array_equal(shared.compute(plan), alone.compute(plan), strict=True)
-    assert shared.book.priced == before == alone.book.priced > 0
-    assert shared.book.keys == alone.book.keys
+    assert shared.costs.keys == before == alone.costs.keys != frozenset()
 
 
 def test_a_split_without_a_price_raises_where_it_is_read(small: Scenario) -> None:
     bounds = bounds_of(small)
     impossible = ParallelPlan(tp=3, ep=2, microbatch=1, sequence_parallel=True)
-    price_splits(bounds, [impossible, PLANS[0]], Worker(), lambda done: None)
+    bounds.compute_with([impossible, PLANS[0]], Worker(), lambda done: None)
     with pytest.raises(InputError, match="tp=3 does not divide"):
         bounds.compute(impossible)
 
 
-# -- what a book of prices keeps from the plans before changes no price of the next one ------------
+# -- what is kept from the plans before changes no cost of the next one ----------------------------
 
 
 COPYING = ("software.parameters_copied=true", "software.single_groups_copied=true")
@@ -87,24 +86,25 @@ POLICIES: tuple[Recompute, ...] = ("none", "full", "selective", "deepseek-v3")
 
 
 @pytest.mark.parametrize("software", [(), COPYING, ("communication.gemm_margin=24",)])
-def test_a_table_is_that_of_a_book_which_priced_nothing_else(software: tuple[str, ...]) -> None:
+def test_a_table_is_that_of_costs_which_computed_nothing_else(software: tuple[str, ...]) -> None:
     changes = ["cluster=h100-1024", "cluster.nodes=16", "profile=null", "model=qwen3-30b-a3b", *software]
     scenario = load_scenario("deepseek-v3-2048xh800", [*changes, "routing=null", "parallel.pp=4"])
     job = resolve(scenario)
     assert job.profile.power is not None, "the clock by the load is not tried"
     choices = list(product(SPLITS, (0, 2, 3), (1, 2), POLICIES, (16, 24)))
     random.Random(7).shuffle(choices)
-    book = PriceBook(scenario, job.shape, job.cluster, job.profile)
+    costs = PlanCosts(job)
     for split, zero_stage, microbatch, policy, sms in choices[:60]:
         tp, cp, ep, expert_tp = split
         plan = ParallelPlan(
             pp=4, tp=tp, cp=cp, ep=ep, expert_tp=expert_tp, microbatch=microbatch, zero_stage=zero_stage
         )
-        fresh = PriceBook(scenario, job.shape, job.cluster, job.profile)
+        clear_caches()
+        fresh = PlanCosts(job)
         recipe = scenario.recipe
-        table, expected = (b.table(plan, recipe, policy, sms, zero_stage < 3) for b in (book, fresh))
+        table, expected = (c.table(plan, recipe, policy, sms, zero_stage < 3) for c in (costs, fresh))
         assert table == expected, (plan, policy, sms)
-        alone, expected = (b.alone(plan, recipe, policy, sms) for b in (book, fresh))
+        alone, expected = (c.alone(plan, recipe, policy, sms) for c in (costs, fresh))
         assert alone == expected, (plan, policy, sms)
 
 

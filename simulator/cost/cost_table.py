@@ -12,6 +12,7 @@ from math import fsum
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.data_parallel import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
 from moesim.simulator.cost.end_of_step import step_end
+from moesim.simulator.cost.evidence import NO_EVIDENCE, REPEATED_EXPERTS, Moved, combined, summed
 from moesim.simulator.cost.launches import launch_stalls
 from moesim.simulator.cost.layer_collectives import (
     CoreSeconds,
@@ -22,8 +23,7 @@ from moesim.simulator.cost.layer_collectives import (
 )
 from moesim.simulator.cost.load_clock import Waits, at_load, law_of
 from moesim.simulator.cost.overlap import CUTS_GEMMS, EdgeGemms, SplitGemm, methods_of
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, REPEATED_EXPERTS, Moved, combined, summed
-from moesim.simulator.cost.pricing import Pricer, prices_key
+from moesim.simulator.cost.pricing import Pricer, table_key
 from moesim.simulator.cost.table import (
     PAIR_MODES,
     Compute,
@@ -47,7 +47,7 @@ def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> C
     """Prices of all phases, transfers, sends and ends of step of a schedule and its stages."""
     if pricer.shifted:
         return _cost_table(pricer, schedule, stages)
-    key = (prices_key(pricer.job), Same(schedule), stages)
+    key = (table_key(pricer.job), Same(schedule), stages)
     return _TABLES.get(key, lambda: (schedule, _cost_table(pricer, schedule, stages)))[1]
 
 
@@ -137,7 +137,7 @@ def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, boo
 
 
 @dataclass(frozen=True, slots=True)
-class BarePrices:
+class BareCosts:
     """Compute of the phases of a block without the exposed time of the collectives inside them.
 
     `core_s`: seconds of the GEMMs and of the core attention, behind which those collectives may hide; empty
@@ -150,15 +150,15 @@ class BarePrices:
 
 def block_compute(pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...]) -> dict[PhaseKey, PhaseCost]:
     """Compute of a block by phase and mode, with the collectives inside its phases."""
-    return with_collectives(pricer, kind, bare_prices(pricer, kind, modes))
+    return with_collectives(pricer, kind, bare_costs(pricer, kind, modes))
 
 
-def bare_prices(
+def bare_costs(
     pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...], only: frozenset[Phase] | None = None
-) -> BarePrices:
+) -> BareCosts:
     """Compute of a block without the collectives inside its phases; `only` limits it to some phases."""
     phases = [phase for phase in pricer.operators(kind) if only is None or phase in only]
-    return BarePrices(
+    return BareCosts(
         {(phase, mode): pricer.phase(kind, phase, mode) for phase in phases for mode in modes},
         {phase: _core_seconds(pricer, kind, phase) for phase in phases} if _cuts(pricer, kind) else {},
     )
@@ -167,7 +167,7 @@ def bare_prices(
 def with_collectives(
     pricer: Pricer,
     kind: BlockKind,
-    bare: BarePrices,
+    bare: BareCosts,
     *,
     evidence: bool = True,
     repeated: Callable[[], Sequence[TransferCost]] | None = None,

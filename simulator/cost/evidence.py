@@ -64,7 +64,7 @@ class EntryReading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PriceEvidence:
+class Evidence:
     """Calibration entries behind a price, notes on assumptions and extrapolations, and readings of compute.
 
     Each entry has at most one reading. `combined` adds the evidence of several prices.
@@ -80,13 +80,13 @@ class PriceEvidence:
     @classmethod
     def of(
         cls, entries: Iterable[str], notes: Iterable[str] = (), reads: Iterable[tuple[str, float]] = ()
-    ) -> PriceEvidence:
+    ) -> Evidence:
         """Evidence without readings of compute; empty texts are left out."""
         return cls(
             frozenset(e for e in entries if e), frozenset(n for n in notes if n), reads=frozenset(reads)
         )
 
-    def __or__(self, other: PriceEvidence) -> PriceEvidence:
+    def __or__(self, other: Evidence) -> Evidence:
         """The evidence of the sum of two prices."""
         if other is NO_EVIDENCE:
             return self
@@ -99,10 +99,10 @@ class PriceEvidence:
         return {r.entry: r.error_s / r.seconds for r in self.readings if r.seconds > 0.0}
 
 
-NO_EVIDENCE = PriceEvidence()
+NO_EVIDENCE = Evidence()
 
 
-def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
+def combined(parts: Iterable[tuple[Evidence, float]]) -> Evidence:
     """The evidence of a sum of (evidence, times) prices; a share of a price is a fraction of one time.
 
     The times weight the readings; all entries and notes are included, however rarely a price was used.
@@ -124,33 +124,33 @@ def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
             else:
                 sums[entry] = known[0] + times * seconds, known[1] + times * error_s
     readings = tuple([EntryReading(entry, *both) for entry, both in sums.items()])
-    return PriceEvidence(frozenset(entries), frozenset(notes), readings, frozenset(reads))
+    return Evidence(frozenset(entries), frozenset(notes), readings, frozenset(reads))
 
 
 @dataclass(frozen=True, slots=True)
-class PricedSeconds:
+class CostedSeconds:
     """A duration and its evidence, with the bytes that a GPU sends meanwhile over NICs and scale-up ports.
 
     Where compute hides a part of the duration, all bytes are still sent.
     """
 
     seconds: float = 0.0
-    evidence: PriceEvidence = NO_EVIDENCE
+    evidence: Evidence = NO_EVIDENCE
     nic_bytes: float = 0.0
     scale_up_bytes: float = 0.0
 
-    def __add__(self, then: PricedSeconds) -> PricedSeconds:
+    def __add__(self, then: CostedSeconds) -> CostedSeconds:
         """Both, one after the other."""
-        return PricedSeconds(
+        return CostedSeconds(
             self.seconds + then.seconds,
             self.evidence | then.evidence,
             self.nic_bytes + then.nic_bytes,
             self.scale_up_bytes + then.scale_up_bytes,
         )
 
-    def __mul__(self, times: float) -> PricedSeconds:
+    def __mul__(self, times: float) -> CostedSeconds:
         """The same several times, or a part of it."""
-        return PricedSeconds(
+        return CostedSeconds(
             times * self.seconds, self.evidence, times * self.nic_bytes, times * self.scale_up_bytes
         )
 
