@@ -115,7 +115,7 @@ def eager(op: Operator) -> tuple[Operator, ...]:
         variant = base.removeprefix("experts.")
         return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
     factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches
-    if op.variant.startswith("eager_"):
+    if op.variant.startswith("eager"):
         return (op,)  # what names the eager kernel itself
     if base == "shared.down":  # the output of the shared experts is added to that of the routed ones
         rows = op.bytes_written

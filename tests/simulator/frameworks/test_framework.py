@@ -114,11 +114,11 @@ def test_an_eager_loss_moves_more_than_a_fused_one_in_both_directions() -> None:
 EAGER = Software(kernels="eager", weight_gradients="written", gradient_sums=True)
 
 
-def eager_of(name: str, kind: str, **options: Any) -> dict[str, Operator]:
+def eager_of(name: str, kind: str, microbatches: int = 1) -> dict[str, Operator]:
     shape, tokens = load_model(name), 4096
     rows = tokens * float(shape.moe.top_k) if shape.moe else 0.0
     found = block_operators(shape, kind, RECIPE, tokens=tokens, sequence=tokens, received_rows=rows)
-    adapted = apply_framework(found, EAGER, RECIPE, 0, PARAMETERS, 0.0, **options)
+    adapted = apply_framework(found, EAGER, RECIPE, 0, PARAMETERS, 0.0, microbatches=microbatches)
     return {op.name: op for ops in adapted.values() for op in ops}
 
 
