@@ -119,33 +119,7 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
         "graph",
         "external",
     )
-    found: list[tuple[int, ...]] = []
-    for table, activity in (
-        (_KERNELS, KERNEL),
-        ("CUPTI_ACTIVITY_KIND_MEMCPY", MEMCPY),
-        ("CUPTI_ACTIVITY_KIND_MEMSET", MEMSET),
-    ):
-        columns = _columns(base, table)
-        if not columns:
-            continue
-        label = "demangledName" if activity == KERNEL else "copyKind" if activity == MEMCPY else "0"
-        wanted = [
-            label,
-            "bytes" if "bytes" in columns else "-1",
-            "graphNodeId" if "graphNodeId" in columns else "null",
-        ]
-        wanted.append("globalPid" if "globalPid" in columns else "0")
-        query = f"select start, end, deviceId, streamId, correlationId, {', '.join(wanted)} from {table}"
-        for start, end, device, stream, correlation, said, size, graph, process in base.execute(query):
-            if activity == KERNEL:
-                name = texts.get(said, "?")
-            else:
-                name = f"Memcpy {_COPY_KINDS.get(said, 'DtoD')}" if activity == MEMCPY else "Memset"
-            found.append((
-                int(start), int(end), int(device), int(stream), names[name], activity, int(correlation or -1),
-                int(size), int(graph is not None), int(process or 0),
-            ))  # fmt: skip
-    events = rows(found, EVENT, fields)
+    events = rows(_nsight_activities(base, names, texts), EVENT, fields)
     usable = (events["end"] >= events["start"]) & (np.abs(events["start"]) < 2**62) & (events["end"] < 2**62)
     if not usable.any():
         raise InputError(f"{path.name}: an Nsight Systems export without a kernel that has a usable time")
@@ -175,6 +149,38 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
             )
         )
     return raws
+
+
+def _nsight_activities(
+    base: sqlite3.Connection, names: Names, texts: dict[int, str]
+) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for table, activity in (
+        (_KERNELS, KERNEL),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY", MEMCPY),
+        ("CUPTI_ACTIVITY_KIND_MEMSET", MEMSET),
+    ):
+        columns = _columns(base, table)
+        if not columns:
+            continue
+        label = "demangledName" if activity == KERNEL else "copyKind" if activity == MEMCPY else "0"
+        wanted = [
+            label,
+            "bytes" if "bytes" in columns else "-1",
+            "graphNodeId" if "graphNodeId" in columns else "null",
+        ]
+        wanted.append("globalPid" if "globalPid" in columns else "0")
+        query = f"select start, end, deviceId, streamId, correlationId, {', '.join(wanted)} from {table}"
+        for start, end, device, stream, correlation, said, size, graph, process in base.execute(query):
+            if activity == KERNEL:
+                name = texts.get(said, "?")
+            else:
+                name = f"Memcpy {_COPY_KINDS.get(said, 'DtoD')}" if activity == MEMCPY else "Memset"
+            found.append((
+                int(start), int(end), int(device), int(stream), names[name], activity, int(correlation or -1),
+                int(size), int(graph is not None), int(process or 0),
+            ))  # fmt: skip
+    return found
 
 
 def _nsight_host(base: sqlite3.Connection, names: Names, texts: dict[int, str]) -> np.ndarray:
