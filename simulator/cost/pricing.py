@@ -78,10 +78,12 @@ def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> 
 
 
 def framework_copies(plan: ParallelPlan, job: ResolvedJob) -> tuple[object, ...]:
-    """What else decides compute where a framework copies parameters that are sharded over replicas."""
+    """What else decides compute: copies of parameters sharded over replicas, and sums of gradients."""
+    layout = Layout(plan, job.cluster.n_gpus, job.cluster.node.n_gpus)
+    if _adds_up(plan, job.scenario):
+        return "adds up", job.scenario.batch.sequences // (layout.dp * plan.microbatch)
     if plan.zero_stage < 2 or not job.scenario.software.fsdp:
         return ()
-    layout = Layout(plan, job.cluster.n_gpus, job.cluster.node.n_gpus)
     return plan.zero_stage, plan.pp > 1, layout.dp * plan.cp > 1, layout.expert_dp > 1
 
 
@@ -103,15 +105,14 @@ def operators_key(job: ResolvedJob) -> Hashable:
         s.recipe,
         s.recompute,
         s.software,
-        s.batch.sequences if _adds_up(s) else None,
         (s.routing.gate, s.routing.groups_per_token, s.routing.eplb, s.routing.redundant_experts),
         s.communication.model_copy(update={"sms": 0}),
     )
 
 
-def _adds_up(s: Scenario) -> bool:
+def _adds_up(plan: ParallelPlan, s: Scenario) -> bool:
     """Whether autograd adds the gradients of micro-batches up in place, because no FSDP takes them."""
-    return s.software.weight_gradients == "written" and not s.parallel.zero_stage
+    return s.software.weight_gradients == "written" and not plan.zero_stage
 
 
 def table_key(job: ResolvedJob) -> Hashable:
@@ -395,7 +396,7 @@ class Pricer(OfJob):
         sharded = dense * (shards[1] > 1) + expert * (shards[0] > 1)
         adapted = apply_framework(
             operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole,
-            microbatches=self.microbatches if _adds_up(s) else 1,
+            microbatches=self.microbatches if _adds_up(plan, s) else 1,
         )  # fmt: skip
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software

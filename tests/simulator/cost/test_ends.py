@@ -15,7 +15,7 @@ from moesim.simulator.cost.data_parallel import (
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
 from moesim.simulator.cost.layer_collectives import amax_exposed_s
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
-from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.pricing import Pricer, operators_key
 from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.memory.gpu import RankChunks
@@ -216,3 +216,20 @@ def test_hsdp_reduces_over_its_groups_in_every_backward() -> None:
 def test_few_sms_cost_less_compute_beside_a_collective() -> None:
     measured, few = pricer("8"), pricer("8", "communication.library_sms=6")
     assert few.lost_beside_library < measured.lost_beside_library == measured.profile.lost_beside_nccl.value
+
+
+def test_plans_that_add_up_gradients_share_operators_only_with_as_many_micro_batches() -> None:
+    plan = {"zero_stage": 0, "pp": 2, "tp": 4}
+    base = {
+        "cluster": {"accelerator": "h100-sxm", "nodes": 2},
+        "name": "k", "model": "llama-3-8b", "parallel": plan,
+        "batch": {"sequences": 64, "sequence_length": 1024}, "precision": "bf16", "recompute": "full",
+        "software": {"weight_gradients": "written"},
+    }  # fmt: skip
+
+    def key(*overrides: str) -> object:
+        return operators_key(prepare(load_scenario(base, overrides)).pools[0].job)
+
+    assert key() != key("parallel.pp=4")  # 32 micro-batches and 64
+    assert key() == key("parallel.pp=4", "batch.sequences=32")
+    assert key("parallel.zero_stage=1") == key("parallel.zero_stage=1", "parallel.pp=4")
