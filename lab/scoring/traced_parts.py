@@ -33,7 +33,6 @@ from moesim.simulator.predict.trace import (
     chrome_trace,
     trace_info,
 )
-from moesim.simulator.predict.trace import COMMUNICATION, COMPUTE, INSIDE, SHARDING, ShownGpus, chrome_trace, trace_info
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trace import read
 from moesim.simulator.trace.classes import CLASSES
@@ -46,7 +45,6 @@ PROFILE = "h100-from-h200"
 
 class Run(NamedTuple):
     """Trace, hidden size, vocabulary and measured median step (s) of a run."""
-    """Trace, hidden size, vocabulary, experts, and measured median step (s) of a run."""
 
     file: str
     hidden: int
@@ -69,7 +67,6 @@ MOE = (
     "gate GEMM",
     "activation",
 )
-MOE = ("routing", "expand", "reduce", "reduce backward", "expand backward", "grouped GEMM", "gate GEMM", "activation")
 """Parts of a layer with experts; the first five are what `permute` and `topk` stand for."""
 PARTS = (
     *MOE, "attention", "GEMM of a layer", "GEMM of the head", "rope", "norm and residual", "norm backward", "joins of MLA",
@@ -123,7 +120,6 @@ def predicted_parts(step: ExecutedStep) -> Parts:
         if step.prepared.schedule.pp > 1
         else sum(step.prepared.stages.stages, ())
     ):
-    for block in step.prepared.stages.stages[0] if step.prepared.schedule.pp > 1 else sum(step.prepared.stages.stages, ()):
         copies = gather_copies(pricer, block.kind)
         copied = pricer.compute(copies, "alone").seconds * 2 * pricer.microbatches
         for part, value in (("copies of FSDP", copied), ("collectives of FSDP", -copied)):
@@ -181,7 +177,6 @@ def input_sizes(file: Path) -> dict[int, str]:
         for args, _ in found
         if "External id" in args
     }
-    return {int(args["External id"]): str(args.get("Input Dims", "")) for args, _ in found if "External id" in args}
 
 
 def traced_parts(rank: RankTrace, dims: Mapping[int, str], run: Run) -> Parts:
@@ -192,7 +187,6 @@ def traced_parts(rank: RankTrace, dims: Mapping[int, str], run: Run) -> Parts:
         op, scope, product = (
             raw.names[event[key]] if event[key] >= 0 else "" for key in ("op", "scope", "shape")
         )
-        op, scope, product = (raw.names[event[key]] if event[key] >= 0 else "" for key in ("op", "scope", "shape"))
         sizes, ns = dims.get(int(event["external"]), ""), int(event["end"] - event["start"])
         part = traced_part(CLASSES[event["cls"]], PHASES[event["phase"]], op, scope, sizes, product, ns, run)
         found[part][0] += float(event["end"] - event["start"]) * 1e-9
@@ -222,9 +216,6 @@ def traced_part(cls: str, phase: str, op: str, scope: str, dims: str, product: s
         )
     if cls == "permute" and again == "backward" and scope.startswith("IndexBackward"):
         return "expand backward"  # sums over indices, which are sorted first
-    if cls == "permute" and ns > _SMALL_NS:
-        return _moved(again, name)
-        return "joins of MLA" if name == "copy_" else "norm backward" if phase == "backward" else "norm and residual"
     if cls == "permute" and ns > _SMALL_NS:
         return _moved(again, name)
     if cls == "elementwise":
@@ -263,7 +254,6 @@ def table(traced: Parts, predicted: Mapping[str, Parts]) -> list[str]:
         shown = "".join(
             f"{s * 1e3:10.1f}{f'{s / seconds - 1:+.0%}' if seconds else 'new':>8}{k:8.0f}"
             for s, k in own.values()
-            f"{s * 1e3:10.1f}{f'{s / seconds - 1:+.0%}' if seconds else 'new':>8}{k:8.0f}" for s, k in own.values()
         )
         lines.append(f"  {part:24}{seconds * 1e3:9.1f}{kernels:8.0f}{shown}")
         for name, (s, _) in own.items():
@@ -287,7 +277,6 @@ def main() -> None:
                 key: load_scenario(str(HERE / f"{name}.yaml"), [f"profile={p}"])
                 for key, p in profiles.items()
             }
-            scenarios = {key: load_scenario(str(HERE / f"{name}.yaml"), [f"profile={p}"]) for key, p in profiles.items()}
             steps = {key: predict(scenario).result.step.time_s for key, scenario in scenarios.items()}
             shown = ", ".join(f"{key} {s:.4f} s ({s / run.measured_s - 1:+.1%})" for key, s in steps.items())
             print(f"{name}: measured {run.measured_s:.4f} s; {shown}")
