@@ -287,11 +287,13 @@ def _side(words: list[str], trains: bool) -> int:
 
 def _dims(text: str) -> list[list[int]]:
     try:
-        listed = json.loads(text.partition("\t")[0])
-    except ValueError:
+        listed = json.loads(text.partition("	")[0])
+    except (ValueError, RecursionError):
         return []
     return [
-        item for item in listed if isinstance(item, list) and item and all(isinstance(x, int) for x in item)
+        item
+        for item in listed
+        if isinstance(item, list) and item and all(type(x) is int and 0 <= x < 2**40 for x in item)
     ]
 
 

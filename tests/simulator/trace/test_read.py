@@ -189,6 +189,16 @@ def test_an_export_with_unusable_rows_is_refused(tmp_path: Path, rows: str, why:
         read(nsight(tmp_path / "t.sqlite", rows))
 
 
+@pytest.mark.parametrize("size", [True, -3, 10**60, None, [1], "x"])
+def test_sizes_that_are_no_numbers_give_no_shape(tmp_path: Path, size: Any) -> None:
+    events = step()
+    for event in events:
+        if "Input Dims" in event.get("args", {}):
+            event["args"]["Input Dims"] = [[64, size], [size, 32]]
+    trace = read(write(tmp_path / "t.json", events))
+    assert {row["shape"] for row in trace.table()["ranks"][0]["gemms"]} == {""}
+
+
 def nsight(path: Path, rows: str, *more: str) -> Path:
     columns = "start, end, deviceId, streamId, correlationId, demangledName"
     with closing(sqlite3.connect(path)) as base, base:
