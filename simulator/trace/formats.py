@@ -227,6 +227,8 @@ def read_h800_csv(path: Path) -> Raw:
             start, length = round(float(line["start_us"]) * 1000), round(float(line["duration_us"]) * 1000)
             stream, layer = int(line["stream"]), int(line["layer_index"] or -1)
             kind = _CSV_CLASSES[line["kernel_class"]]
+            if line["kernel_name_truncated"] is None:
+                raise ValueError("a line that ends early")
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{path.name}, line {number}: {error!s} is no value of this column") from None
         if length < 0:
