@@ -129,10 +129,12 @@ def _ns(microseconds: Word) -> int:
 
 
 def _number(value: Word, missing: int = -1) -> int:
+    if value is None:
+        return missing
     if isinstance(value, int):
         return value if -(2**62) < value < 2**62 else missing
     try:
-        return missing if value is None else int(value)
+        return int(value)
     except (ValueError, OverflowError):
         return missing
 
