@@ -32,7 +32,8 @@ ACCELERATORS = {
     "H200-SXM": "h200-sxm",
     "H100-SXM": "h100-sxm",
 }
-RECOMPUTE = {"none": "none", "selective": "selective", "full": "full", "on, kind not stated": "full"}
+UNSTATED, BALANCED = "on, kind not stated", "forced balance"
+RECOMPUTE = {"none": "none", "selective": "selective", "full": "full", UNSTATED: "full"}
 """A kind that is not stated is full, what Megatron's recipes for these models turn on."""
 FRAMEWORKS = {"0.16": "megatron-core-0.16", "0.17": "megatron-core-0.17"}
 COLUMNS = frozenset({"dispatcher", "iteration_s", "fabric", "ep_overlap"})
@@ -111,6 +112,10 @@ def scenario_of(row: DispatcherRow) -> Scenario:
         raise InputError(f"{row.id}: no trainer release for {row.software!r}; known: {', '.join(FRAMEWORKS)}")
     if row.n_gpus % row.gpus_per_node:
         raise InputError(f"{row.id}: {row.n_gpus} GPUs do not fill nodes of {row.gpus_per_node}")
+    if row.tp * row.pp * row.dp != row.n_gpus:
+        raise InputError(f"{row.id}: tp x pp x dp = {row.tp * row.pp * row.dp} are not its {row.n_gpus} GPUs")
+    if row.routing != BALANCED:
+        raise InputError(f"{row.id}: routing {row.routing!r} has no expert load here; known: {BALANCED}")
     one = INTERLEAVED_1F1B if row.vpp > 1 else ONE_F_ONE_B
     fields: dict[str, Any] = {
         "name": row.id,
@@ -131,7 +136,25 @@ def scenario_of(row: DispatcherRow) -> Scenario:
     }  # fmt: skip
     if row.layers is not None:
         fields["model"] = load_model(row.model).model_dump() | {"n_layers": row.layers}
-    return load_scenario(fields)
+    scenario = load_scenario(fields)
+    if scenario.machine.node.n_gpus != row.gpus_per_node:
+        raise InputError(
+            f"{row.id}: nodes of {row.gpus_per_node} GPUs, where ours of {row.hardware} have "
+            f"{scenario.machine.node.n_gpus}"
+        )
+    return scenario
+
+
+def left_out(row: DispatcherRow) -> tuple[str, ...]:
+    """What a row states and its prediction does not express."""
+    fabric = f"fabric {row.fabric}: priced as the usual network of {row.hardware}"
+    over = "DeepEP over NVSHMEM on EFA: priced as DeepEP of 2025-04 over InfiniBand"
+    kind = "recompute of a kind that is not stated: priced as full"
+    return (
+        fabric,
+        *([over] if row.dispatcher == "deepep-nvshmem" else []),
+        *([kind] if row.recompute == UNSTATED else []),
+    )
 
 
 class ScoredDispatcherRow(Frozen):
@@ -144,6 +167,8 @@ class ScoredDispatcherRow(Frozen):
     relative_error: float | None = None
     lower_bound_s: float | None = None
     upper_bound_s: float | None = None
+    left_out: tuple[str, ...] = ()
+    """What the row states and the prediction does not express."""
     refused: str = ""
 
 
@@ -160,6 +185,7 @@ def score_dispatcher_row(row: DispatcherRow) -> ScoredDispatcherRow:
         relative_error=step.time_s / row.iteration_s - 1.0,
         lower_bound_s=step.lower_bound_s,
         upper_bound_s=step.upper_bound_s,
+        left_out=left_out(row),
     )
 
 

@@ -287,7 +287,7 @@ def _side(words: list[str], trains: bool) -> int:
 
 def _dims(text: str) -> list[list[int]]:
     try:
-        listed = json.loads(text.partition("	")[0])
+        listed = json.loads(text.partition("\t")[0])
     except (ValueError, RecursionError):
         return []
     return [

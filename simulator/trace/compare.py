@@ -20,7 +20,7 @@ from moesim.simulator.trace.events import PHASES
 from moesim.simulator.trace.findings import Finding, find, plan_findings
 from moesim.simulator.trace.partition import NOT_PRICED, WAITING, Part, StepSide, Totals, side_of
 from moesim.simulator.trace.predicted import predicted_trace
-from moesim.simulator.trace.read import StepTrace, read
+from moesim.simulator.trace.read import StepTrace, own_rates, read
 
 if TYPE_CHECKING:
     from moesim.simulator.scenario import AnyScenario, Scenario
@@ -151,10 +151,16 @@ def _unpriced(one: StepSide, two: StepSide, predicted: bool) -> tuple[dict[str, 
 
 
 def compare_with(
-    trace: StepTrace, scenario: Scenario, *, rank: int | None = None, step: int | None = None
+    trace: StepTrace,
+    scenario: Scenario,
+    *,
+    rank: int | None = None,
+    step: int | None = None,
+    path: str | Path | None = None,
 ) -> TraceComparison:
     """A step of a trace beside the prediction of a scenario; differences of the plans come first.
 
+    `path`: of the trace; a note says where the scenario's profile has its rates from that very file.
     Raises InputError as `compare` does, and for an illegal scenario or a fleet.
     """
     scenario.machine  # noqa: B018 - refuses a fleet with the remedy
@@ -164,6 +170,8 @@ def compare_with(
     shown = number if number < executed.prepared.n_gpus else 0
     predicted = predicted_trace(executed, [shown])
     plan, notes = plan_findings(trace, executed, one, side_of(predicted, None, None, []))
+    own = own_rates(executed.prepared.profile, path) if path is not None else ""
+    notes += [own] if own else []
     if shown != number:
         notes.append(f"rank {number} of the trace stands beside rank 0 of the scenario, which has fewer GPUs")
     found = compare(trace, predicted, rank=rank, step=step, plan=plan, predicted=True)
@@ -193,7 +201,7 @@ def compared(
             raise InputError(f"--set {settings[0]}: {Path(other).name} is a trace; only a scenario has keys")
         return compare(read(path, rules, said), read(other, rules, said), rank=rank, step=step)
     scenario = load_scenario(other, settings)
-    return compare_with(read(path, rules, said), scenario, rank=rank, step=step)
+    return compare_with(read(path, rules, said), scenario, rank=rank, step=step, path=path)
 
 
 def _is_trace(path: Path) -> bool:

@@ -191,7 +191,9 @@ def validate(
             "--rows", metavar="FILE", help="Score your own measurements: a CSV (docs/validation.md)."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes of --all and --rows.", min=1, max=256)] = 2,
+    workers: Annotated[
+        int, typer.Option(help="Processes of --all and --rows (not for reports).", min=1, max=256)
+    ] = 2,
 ) -> None:
     """Compare published figures with predicted ones."""
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores

@@ -134,7 +134,10 @@ def print_dispatched(rows: Sequence[ScoredDispatcherRow]) -> None:
     )
     errors = [abs(r.relative_error) for r in rows if r.relative_error is not None]
     if errors:
-        print_text(f"median |error| {median(errors):.1%} over {len(errors)} rows\n")
+        print_text(f"median |error| {median(errors):.1%} over {len(errors)} rows")
+    notes = Counter(note for row in rows for note in row.left_out)
+    print_table(("rows", "stated and not expressed"), [(str(n), note) for note, n in notes.most_common()])
+    print_text("")
 
 
 def print_cases(cases: Sequence[ScoredCase]) -> None:

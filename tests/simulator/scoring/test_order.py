@@ -14,6 +14,7 @@ from moesim.simulator.scoring.dispatcher_rows import (
     ScoredDispatcherRow,
     dispatcher_order,
     dispatcher_rows,
+    left_out,
     scenario_of,
 )
 from moesim.simulator.scoring.order import TimedPlan, family_order, order_score
@@ -54,8 +55,13 @@ def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
     one = scenario_of(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
     assert one.software.framework == "megatron-core-0.17"
     assert one.model != "qwen3-235b-a22b" and one.schedule == "interleaved-1f1b-overlapped"
-    with pytest.raises(InputError, match="no trainer release for 'x'"):
-        scenario_of(rows["q30-64-ep16-nccl-alltoall-mb4-off"].model_copy(update={"software": "x"}))
+    assert any("EFA 16 x 400" in note for note in left_out(rows["q235-64-ep16-nccl-alltoall-mb4-on"]))
+    for key, value, said in (
+        ("software", "x", "no trainer release for 'x'"), ("dp", 3, "tp x pp x dp = 96"),
+        ("routing", "real", "routing 'real'"), ("gpus_per_node", 4, "nodes of 4 GPUs"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            scenario_of(rows["q30-64-ep16-nccl-alltoall-mb4-off"].model_copy(update={key: value}))
 
 
 def test_dispatchers_alone_differ_in_nothing_else() -> None:

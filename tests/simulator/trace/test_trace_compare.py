@@ -20,6 +20,7 @@ from moesim.simulator.trace.compare_output import bars_csv, page, perfetto, writ
 from moesim.simulator.trace.events import EVENT
 from moesim.simulator.trace.partition import estimated_waiting, exclusive
 from moesim.simulator.trace.predicted import predicted_trace
+from moesim.simulator.trace.read import fingerprints
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(0, len(CLASSES) - 1), st.integers(0, 30)),
@@ -96,6 +97,25 @@ def test_a_plan_that_differs_is_the_first_finding(small: Scenario) -> None:
     found = compare_with(trace, small.replace(batch={"sequences": 192}))
     assert found.findings[0].role == "plan" and "micro-batches" in found.findings[0].text
     assert "batch.sequences" in found.findings[0].check
+
+
+def test_a_profile_from_the_compared_trace_is_said(small: Scenario, tmp_path: Path) -> None:
+    trace, file = predicted_trace(run_step(small), [0]), write(tmp_path / "run.json", step())
+    files, _ = fingerprints(file)
+    origin: dict[str, Any] = {
+        "gpu": "H100",
+        "ranks": 1,
+        "steps": 1,
+        "date": "2026-11-26",
+        "base": "generic-roofline",
+    }
+    origin |= {"files": [{"name": name, "sha256": digest} for name, digest in files]}
+    profile = run_step(small).prepared.profile.model_dump(mode="json", exclude_unset=True)
+    taught = tmp_path / "taught.json"
+    taught.write_text(json.dumps(profile | {"name": "taught", "trace": origin}))
+    found = compare_with(trace, small.replace(profile=str(taught)), path=file)
+    assert "taught has its rates from run.json" in found.notes[0]
+    assert not any("has its rates" in note for note in compare_with(trace, small, path=file).notes)
 
 
 def test_calls_slower_than_their_equals_wait() -> None:
