@@ -237,11 +237,11 @@ def oldest_beyond(most_bytes: int, paths: Iterable[Path]) -> list[Path]:
     return old
 
 
-def write_atomically(path: Path, chunks: Iterable[str]) -> None:
-    """Write text to `path` through a temporary file beside it, as gzip where the name ends in .gz.
+def write_atomically(path: Path, chunks: Iterable[str | bytes]) -> None:
+    """Write text or bytes to `path` through a temporary file beside it, as gzip where the name ends in .gz.
 
     A reader sees the old file or the complete new one. The gzip header holds no time and no name, so
-    equal text gives equal bytes. Raises InputError where the folder cannot be written to.
+    equal content gives equal bytes. Raises InputError where the folder cannot be written to.
     """
     check_writable(path, "output file")
     try:
@@ -252,7 +252,7 @@ def write_atomically(path: Path, chunks: Iterable[str]) -> None:
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as raw:
-            text = (chunk.encode() for chunk in chunks)
+            text = (chunk if isinstance(chunk, bytes) else chunk.encode() for chunk in chunks)
             if path.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
                     packed.writelines(text)

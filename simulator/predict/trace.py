@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -369,19 +370,24 @@ def write_trace(path: str | Path, shown: Sequence[ShownGpus]) -> None:
 
     Raises InputError for another extension and for a missing folder.
     """
-    path, trace = trace_path(path), chrome_trace(shown)
+    trace = chrome_trace(shown)
+    write_events(
+        trace_path(path), {key: trace[key] for key in trace if key != "traceEvents"}, trace["traceEvents"]
+    )
+
+
+def write_events(path: Path, head: Mapping[str, Any], events: Iterable[Event]) -> None:
+    """Write a trace, one event a line, so that traces can be compared line by line; `head` stands before."""
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    head = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
 
     def chunks() -> Iterator[str]:
-        """One event a line, so that traces can be compared line by line."""
         # HTA finds the rank by the text `"rank": 0`, including the blank; without it every file is rank 0.
-        yield head[:-1] + ', "traceEvents":[\n'
-        events: list[Event] = trace["traceEvents"]
-        for start in range(0, len(events), 4096):
-            part = ",\n".join(encode(event) for event in events[start : start + 4096])
-            yield part + (",\n" if start + 4096 < len(events) else "\n")
-        yield "]}\n"
+        yield json.dumps(head)[:-1] + ', "traceEvents":[\n'
+        separator, rest = "", iter(events)
+        while part := list(islice(rest, 4096)):
+            yield separator + ",\n".join(map(encode, part))
+            separator = ",\n"
+        yield "\n]}\n"
 
     write_atomically(path, chunks())
 
@@ -394,26 +400,6 @@ def check_trace_folder(folder: Path) -> None:
         raise InputError(f"trace folder {str(folder)[:80]}: cannot be a folder: {error}") from None
     if exists and not is_folder(folder):
         raise InputError(f"trace folder {str(folder)[:80]}: this is a file; give a folder")
-
-
-def write_trace_per_gpu(folder: str | Path, shown: Sequence[ShownGpus]) -> list[Path]:
-    """Write one `rank-NNNNN.json.gz` a GPU, the layout that Holistic Trace Analysis reads; return the paths.
-
-    A missing folder is created. Raises InputError as `write_trace` does, and where the folder cannot be made.
-    """
-    folder = Path(folder)
-    check_trace_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"trace folder {folder}: cannot be created: {error.strerror or error}") from None
-    written = []
-    for part in shown:
-        for rank, member in part.places:
-            path = folder / f"rank-{part.info.gpus[rank][member]:05d}.json.gz"
-            write_trace(path, [ShownGpus(part.execution, part.info, ((rank, member),))])
-            written.append(path)
-    return written
 
 
 def trace_path(path: str | Path) -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from moesim.hwmodels.arrays import RecordArray
-from moesim.simulator.trace.classes import CLASSES, UNCLASSIFIED, Rules, classify, context
+from moesim.simulator.trace.classes import CLASSES, UNCLASSIFIED, Rules, classify, context, own_class
 from moesim.simulator.trace.events import (
     ANNOTATION,
     BACKWARD,
@@ -25,6 +25,7 @@ from moesim.simulator.trace.events import (
     FORWARD,
     OPTIMIZER,
     OVERHEAD,
+    PHASES,
     RECOMPUTE,
     UNKNOWN,
     Names,
@@ -71,7 +72,11 @@ def attribute(raw: Raw, rules: Rules | None = None) -> Attributed:
     kinds = _classes(raw, paths, rules)
     _sides(raw, paths, result)
     _shapes(raw, names, kinds)
-    raw.events["cls"] = [CLASSES.index(kind) for kind in kinds]
+    own = {n: found for n, name in enumerate(raw.names) if (found := own_class(name))}
+    raw.events["cls"] = [
+        CLASSES.index(own.get(name, kind))
+        for name, kind in zip(raw.events["name"].tolist(), kinds, strict=True)
+    ]
     result.steps, result.step_method = find_steps(raw)
     _number_steps(raw, result)
     if not raw.classes:
@@ -257,6 +262,9 @@ def _sides(raw: Raw, paths: list[tuple[int, ...]], result: Attributed) -> None:
 
 def _side(words: list[str], trains: bool) -> int:
     joined = " ".join(words)
+    own = re.search(r"\bmoesim::phase::(\w+)", joined)
+    if own and own[1] in PHASES:
+        return PHASES.index(own[1])
     if re.search(r"Optimizer\.step|clip_grad|_foreach_norm|_foreach_mul_|_fused_adam|## optimizer", joined):
         return OPTIMIZER
     for place, word in enumerate(words):

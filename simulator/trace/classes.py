@@ -199,6 +199,12 @@ def read_rules(path: Path) -> Rules:
     return validate_model(Rules, parse_mapping(text, path.name), path.name)
 
 
+def own_class(name: str) -> str | None:
+    """The class of a kernel that `trace export` wrote, such as `gemm moesim::wgrad_gemm::mla.q_up`."""
+    found = re.search(r"\bmoesim::(\w+)::", name)
+    return found[1] if found and found[1] in CLASSES else None
+
+
 def collective(name: str) -> str:
     """The class of a collective by its kernel or operator name, or other_communication."""
     low = name.lower()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from moesim.hwmodels.files import write_atomically
-from moesim.simulator.predict.trace import microseconds, trace_path
+from moesim.simulator.predict.trace import microseconds, trace_path, write_events
 from moesim.simulator.trace.classes import CLASSES
 from moesim.simulator.trace.compare import TraceComparison
 from moesim.simulator.trace.events import PHASES
@@ -118,8 +116,7 @@ def _tracks(side: StepSide, pid: int) -> Iterator[dict[str, Any]]:
 
 def write_perfetto(path: Path, found: TraceComparison) -> None:
     """Write `perfetto` to a .json or .json.gz file; raises InputError for other names, missing folders."""
-    checked, trace = trace_path(path), perfetto(found)
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    head = encode({key: value for key, value in trace.items() if key != "traceEvents"})
-    lines = ",\n".join(encode(event) for event in trace["traceEvents"])
-    write_atomically(checked, iter([head[:-1] + ',"traceEvents":[\n', lines, "\n]}\n"]))
+    trace = perfetto(found)
+    write_events(
+        trace_path(path), {key: trace[key] for key in trace if key != "traceEvents"}, trace["traceEvents"]
+    )

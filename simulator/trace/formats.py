@@ -271,6 +271,13 @@ class _Work:
     length: int = 0
     attributes: dict[str, int | str | bool] = field(default_factory=dict)
 
+    def span_ns(self) -> tuple[int, int]:
+        """Start and end; exact where the file says nanoseconds, as ours do, else in whole microseconds."""
+        start, length = (self.attributes.get(key) for key in ("start_ns", "duration_ns"))
+        if isinstance(start, int) and isinstance(length, int) and self.start:
+            return start, start + length
+        return self.start * 1000, (self.start + self.length) * 1000
+
 
 def read_chakra(path: Path) -> Raw:
     """Read a Chakra execution trace (protobuf). Start times are kept where nodes have them.
@@ -303,7 +310,7 @@ def read_chakra(path: Path) -> Raw:
         )
     gpu, host, names, comms = [], [], Names(), {}  # type: ignore[var-annotated]
     for node in order:
-        start, end = node.start * 1000, (node.start + node.length) * 1000
+        start, end = node.span_ns()
         communicates = node.kind in (5, 6, 7)
         if node.attributes.get("is_cpu_op") and not communicates:
             host.append(

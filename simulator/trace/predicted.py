@@ -80,7 +80,7 @@ def predicted_trace(step: ExecutedStep, ranks: Sequence[int] | None = None) -> S
     prepared = step.prepared
     prepared.pool  # noqa: B018 - refuses a fleet, whose pools have no common table of operators
     shown, matched = [], []
-    for number, execution, info, rank, member in _places(step, ranks):
+    for number, execution, info, rank, member in gpu_places(step, ranks):
         built = _RankBuilder(prepared, execution, info, rank, member, number)
         shown.append(built.trace(prepared.n_gpus))
         matched += built.matched
@@ -88,7 +88,7 @@ def predicted_trace(step: ExecutedStep, ranks: Sequence[int] | None = None) -> S
     return StepTrace(prepared.scenario.name, tuple(shown), (0,) * len(shown), tuple(matched), tuple(notes))
 
 
-def _places(
+def gpu_places(
     step: ExecutedStep, ranks: Sequence[int] | None
 ) -> list[tuple[int, Execution, TraceInfo, int, int]]:
     """(GPU, execution, info, pipeline rank, member) of each GPU that is asked for."""
@@ -126,9 +126,9 @@ class _EventParts:
     def add(
         self, stream: int, name: str, cls: str, begin: IntArray, end: IntArray, *, phase: int = UNKNOWN,
         layer: int = -1, microbatch: IntArray | int = -1, launch: IntArray | int = 0, shape: str = "",
-        comm: int = -1,
+        comm: int = -1, task: IntArray | int = -1,
     ) -> None:  # fmt: skip
-        """Add events; those that take no time are left out."""
+        """Add events; those that take no time are left out. `task`: its number, kept as `correlation`."""
         kept = end > begin
         rows = np.zeros(int(kept.sum()), EVENT)
         for key in ("correlation", "external", "bytes", "sequence", "op", "scope", "shape"):
@@ -139,6 +139,7 @@ class _EventParts:
         rows["op"], rows["shape"] = rows["name"], self.names[shape] if shape else -1
         rows["microbatch"] = np.broadcast_to(microbatch, begin.shape)[kept]
         rows["launch"] = np.broadcast_to(launch, begin.shape)[kept]
+        rows["correlation"] = np.broadcast_to(task, begin.shape)[kept]
         self.parts.append(rows)
 
     def joined(self) -> RecordArray:
@@ -224,22 +225,22 @@ class _RankBuilder:
                 end = times.ends[table.first_task[own] + number, self.member]
                 microbatch = table.microbatches[own, task.side]
                 own_ns = task.rows_ns[microbatch, self.member]
-                stage = int(table.stages[own[0], task.side])
+                stage, at = int(table.stages[own[0], task.side]), table.first_task[own] + number
                 if task.transfer is None:
                     waits = np.minimum(own_ns, round(task.price.exposed_s * NS))
-                    self._operators(COMPUTE, task, stage, end - own_ns, end - waits, microbatch)
-                    self._inside(task, stage, end - waits, end, microbatch)
+                    self._operators(COMPUTE, task, stage, end - own_ns, end - waits, microbatch, at)
+                    self._inside(task, stage, end - waits, end, microbatch, at)
                     continue
                 ready = inputs_ready_ns(self.execution, code, own, [number])[0][:, self.member] + own_ns
                 stream = SHARDING if task.stream == "sharding" else COMMUNICATION
-                self._operators(stream, task, stage, ready - own_ns, ready, microbatch)
-                at = table.first_task[own] + number
-                self._transfer(stream, task, stage, ready, times.begins[at], end, microbatch)
+                self._operators(stream, task, stage, ready - own_ns, ready, microbatch, at)
+                self._transfer(stream, task, stage, ready, times.begins[at], end, microbatch, at)
         self._receives(first, last)
 
     def _operators(
-        self, stream: int, task: CompiledTask, stage: int, begin: IntArray, end: IntArray, micro: IntArray
-    ) -> None:
+        self, stream: int, task: CompiledTask, stage: int, begin: IntArray, end: IntArray, micro: IntArray,
+        at: IntArray,
+    ) -> None:  # fmt: skip
         """The operators of a phase, one after the other, behind the wait for the host."""
         if not (end > begin).any():
             return
@@ -252,7 +253,7 @@ class _RankBuilder:
             launch = np.where(edges[0] > begin, edges[0] + START_NS, 0) if n == 0 else 0
             self.parts.add(
                 stream, op.name, trace_class(op, grouped), edges[n], edges[n + 1], phase=side, layer=layer,
-                microbatch=micro, launch=launch, shape=_shape(op),
+                microbatch=micro, launch=launch, shape=_shape(op), task=at,
             )  # fmt: skip
 
     def _edges(
@@ -290,7 +291,7 @@ class _RankBuilder:
         return np.where(grows, 0.0, seconds), np.where(grows, seconds, 0.0)
 
     def _inside(
-        self, task: CompiledTask, stage: int, begin: IntArray, end: IntArray, micro: IntArray
+        self, task: CompiledTask, stage: int, begin: IntArray, end: IntArray, micro: IntArray, at: IntArray
     ) -> None:
         """The exposed time of the collectives inside a phase."""
         price: PhaseCost = task.price
@@ -303,13 +304,15 @@ class _RankBuilder:
             kind = "all_to_all" if self.library else "ep_dispatch"
             size, group, side = self.info.group_sizes["ep"], "ep", RECOMPUTE
         crossing = sum(part.nic_bytes + part.scale_up_bytes for part in price.moved)
-        comm = self.parts.comm(kind, group, (), size, crossing)
+        comm = self._comm(kind, group, size, crossing)
         layer = self.layers[stage][task.block]
-        self.parts.add(INSIDE, what, kind, begin, end, phase=side, layer=layer, microbatch=micro, comm=comm)
+        self.parts.add(
+            INSIDE, what, kind, begin, end, phase=side, layer=layer, microbatch=micro, comm=comm, task=at
+        )
 
     def _transfer(
         self, stream: int, task: CompiledTask, stage: int, ready: IntArray, met: IntArray, end: IntArray,
-        micro: IntArray,
+        micro: IntArray, at: IntArray,
     ) -> None:  # fmt: skip
         """A collective from when this GPU is ready; an expert library's barrier is a kernel of its own."""
         transfer, phase = task.transfer, task.phase
@@ -319,25 +322,35 @@ class _RankBuilder:
 
         def add(name: str, cls: str, begin: IntArray, end: IntArray) -> None:
             self.parts.add(
-                stream, name, cls, begin, end, phase=side, layer=layer, microbatch=micro, comm=comm
+                stream, name, cls, begin, end, phase=side, layer=layer, microbatch=micro, comm=comm, task=at
             )
 
         cost, sizes = transfer.cost, self.info.group_sizes
         crossing = cost.nic_bytes + cost.scale_up_bytes
         if phase not in EP_PHASES:
             kind = "all_gather" if phase.startswith("gather") else "reduce_scatter"
-            comm = self.parts.comm(kind, "shards", (), sizes["dp"], crossing)
+            comm = self._comm(kind, "shards", sizes["dp"], crossing)
         else:
             kind = "ep_dispatch" if phase in ("dispatch F", "combine B") else "ep_combine"
             if self.library:
                 kind = "all_to_all" if self.library == NCCL.name else _gathered(kind)
-            comm = self.parts.comm(kind, "ep", (), sizes["ep"], crossing)
+            comm = self._comm(kind, "ep", sizes["ep"], crossing)
         begin = ready
         if phase in EP_PHASES and not self.library:
             begin = np.minimum(end, met + transfer.launch_ns)
             add(f"notify {phase}", "ep_notify", ready, begin)
         add(f"{kind} {phase}", kind, begin, end)
         self._match(kind, begin, np.maximum(met, begin), end)
+
+    def _comm(self, kind: str, group: str, size: int, crossing: float) -> int:
+        """The number of a collective; its ranks where the layout says them."""
+        layout, own = self.prepared.layout, self.gpu
+        first = own - own % size
+        ranks: Sequence[int] = {
+            "ep": layout.ep_group(own), "model": range(first, first + size), "pp": (),
+            "gradient norm": range(self.prepared.n_gpus),
+        }.get(group, layout.dp_group(own))  # fmt: skip
+        return self.parts.comm(kind, group, ranks if len(ranks) == size else (), size, crossing)
 
     def _match(self, kind: str, begin: IntArray, met: IntArray, end: IntArray) -> None:
         for one, last, stop in zip(begin.tolist(), met.tolist(), end.tolist(), strict=True):
@@ -366,7 +379,7 @@ class _RankBuilder:
                 starts.append(max(free, begin - max(came)))
             free = int(times.free[action, self.member])
         begin_ns, end_ns = np.array(begins, np.int64), np.array(ends, np.int64)
-        comm = self.parts.comm("send_recv", "pp", (), 2, 0.0)
+        comm = self._comm("send_recv", "pp", 2, 0.0)
         self.parts.add(RECEIVES, "receive", "send_recv", begin_ns, end_ns, comm=comm)
         self._match("send_recv", begin_ns, np.array(starts, np.int64), end_ns)
 
@@ -374,7 +387,7 @@ class _RankBuilder:
         sent = [send for send in self.execution.sends if send.source == self.rank]
         if not sent:
             return
-        comm = self.parts.comm("send_recv", "pp", (), 2, self.execution.program.costs.send_bytes / 2)
+        comm = self._comm("send_recv", "pp", 2, self.execution.program.costs.send_bytes / 2)
         for send, lane in send_lanes(sent):
             side = FORWARD if "F" in send.label else BACKWARD
             span = np.array([send.start]), np.array([send.end])
@@ -396,7 +409,7 @@ class _RankBuilder:
         )
         for kind, name, size, ready, (begin, end) in parts:
             if end > begin:
-                comm = self.parts.comm(kind, name, (), size, 0.0)
+                comm = self._comm(kind, name, size, 0.0)
                 spans = [np.array([when], np.int64) for when in (min(ready, begin), begin, end)]
                 self.parts.add(
                     DATA_PARALLEL, f"{kind} of {name}", kind, spans[0], spans[2], phase=OPTIMIZER, comm=comm

@@ -110,6 +110,7 @@ importers.command("launch")(import_launch.import_launch)
 importers.command("megatron", hidden=True)(import_launch.import_launch)  # its former name
 importers.command("topology")(topology.import_topology)
 traces.command("compare")(trace.compare_trace)
+traces.command("export")(trace.export_trace)
 traces.command("read")(trace.read_trace)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -260,13 +260,14 @@ def _predict(loaded: Scenario, scenario: str) -> Prediction:
 
 
 def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _Shown) -> None:
+    from moesim.simulator.predict.step import ExecutedStep
     from moesim.simulator.predict.trace import (
         shown_gpus,
         shown_places,
         trace_info,
         write_trace,
-        write_trace_per_gpu,
     )
+    from moesim.simulator.trace.export import export_step
 
     chosen = None if shown.ranks is None else chosen_numbers("--ranks", shown.ranks)
     if prepared.whole is not None:
@@ -286,8 +287,9 @@ def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _S
             write_trace(shown.trace, parts)
             say_written(str(shown.trace), "open it at https://ui.perfetto.dev")
         if shown.folder is not None:
-            paths = write_trace_per_gpu(shown.folder, parts)
-            say_written(f"{len(paths)} files in {shown.folder}", "for Holistic Trace Analysis")
+            gpus = [part.info.gpus[rank][member] for part in parts for rank, member in part.places]
+            paths = export_step(ExecutedStep(prepared, executions), shown.folder, "kineto", gpus)
+            say_written(f"{len(paths)} files in {shown.folder}", "for Holistic Trace Analysis and TraceLens")
 
 
 def explain(

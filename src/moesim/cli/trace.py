@@ -11,10 +11,13 @@ from moesim.cli.console import (
     AsJson,
     Force,
     Overrides,
+    ScenarioName,
     check_new,
+    chosen_numbers,
     print_json,
     print_table,
     print_text,
+    say_written,
     working,
 )
 
@@ -89,6 +92,42 @@ def compare_trace(
         print_json(found.table())
     else:
         _show_comparison(found)
+
+
+def export_trace(
+    scenario: ScenarioName,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="One rank's file, or a folder.")
+    ],
+    form: Annotated[str, typer.Option("--as", help="kineto (HTA, TraceLens, Perfetto) or chakra.")] = "kineto",
+    settings: Overrides = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(help="GPUs: 0,16 or 0-63 or all; default: the first of each pipeline rank."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write a predicted step for other tools: Kineto JSON, or Chakra execution traces, a file a GPU."""
+    from moesim.simulator.predict.step import run_step
+    from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.trace.export import check_target, export_step
+
+    check_target(output, form)
+    if output.suffix:
+        check_new(output, force)
+    chosen = None if ranks is None else chosen_numbers("--ranks", ranks)
+    with working(f"simulating {scenario}") as say:
+        step = run_step(load_scenario(scenario, settings or ()))
+        if ranks is not None and chosen is None:
+            chosen = list(range(step.prepared.n_gpus))
+        paths = export_step(step, output, form, chosen, say)
+    say_written(str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {output}", _READERS[form])
+
+
+_READERS = {
+    "kineto": "for Holistic Trace Analysis, TraceLens and https://ui.perfetto.dev",
+    "chakra": "for Chakra's feeder and the simulators that use it",
+}
 
 
 def _show_comparison(found: TraceComparison) -> None:

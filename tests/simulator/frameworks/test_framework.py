@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import fsum
+from typing import Any
 
 import pytest
 

@@ -1,0 +1,258 @@
+"""Chakra execution traces of an executed step: operators, collectives, sends and receives with what they need.
+
+Nodes follow the public schema `et_def.proto` (mlcommons/chakra, Apache-2.0). Data dependencies hold all that
+orders the execution, because Chakra's feeder looks at no other: what a task reads, what runs before it on its
+stream, and the schedule's order. Those that are order only stand as control dependencies too. The schema
+counts whole microseconds; `start_ns` and `duration_ns` hold the times exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from moesim.simulator.engine.records import Execution, SendRecord
+from moesim.simulator.predict.trace import FIRST_SEND
+from moesim.simulator.trace.classes import CLASSES, COMMUNICATION
+from moesim.simulator.trace.events import PHASES, Comm
+from moesim.simulator.trace.predicted import RECEIVES, START_NS, gpu_places
+from moesim.simulator.trace.read import RankTrace, StepTrace
+
+if TYPE_CHECKING:
+    from moesim.simulator.predict.step import ExecutedStep
+
+COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
+"""Node types of the schema."""
+_COLLECTIVES = {
+    "all_reduce": 0, "all_gather": 2, "broadcast": 5, "all_to_all": 6, "reduce_scatter": 7, "ep_dispatch": 6,
+    "ep_combine": 6, "ep_notify": 9, "other_communication": 0,
+}  # fmt: skip
+"""CollectiveCommType of each class; a barrier for what only synchronises."""
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    kind: int
+    start: int
+    end: int
+    needs: list[_Node] = field(default_factory=list)
+    follows: list[_Node] = field(default_factory=list)
+    """What it stands behind by order only: on its stream, or in the schedule."""
+    attributes: dict[str, int | str | bool] = field(default_factory=dict)
+    number: int = -1
+
+
+def chakra_files(step: ExecutedStep, trace: StepTrace, stem: str) -> dict[str, bytes]:
+    """`STEM.RANK.et` of every rank of a predicted trace, and `comm_groups.cfg`: ranks of each `pg_name`.
+
+    Times in nanoseconds from the start of the trace, where the step begins at `predicted.START_NS`.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], int] = {}
+    files = {}
+    places = gpu_places(step, [rank.raw.rank for rank in trace.ranks])
+    for rank, (gpu, execution, info, row, member) in zip(trace.ranks, places, strict=True):
+        gpus = [stage[member] for stage in info.gpus]
+        if gpus[row] != gpu:  # shown as another GPU of its pipeline rank: its pipeline is its own
+            gpus = list(step.prepared.layout.pp_group(gpu))
+        nodes = _Builder(execution, rank, row, member, gpus, groups).nodes()
+        files[f"{stem}.{gpu}.et"] = _encoded(nodes, trace.source, rank.raw.world)
+    listed = {str(number): list(ranks) for (_, ranks), number in groups.items()}
+    files["comm_groups.cfg"] = (json.dumps(listed) + "\n").encode()
+    return files
+
+
+class _Builder:
+    """The nodes of one GPU and what each needs."""
+
+    def __init__(
+        self, execution: Execution, rank: RankTrace, row: int, member: int, gpus: Sequence[int],
+        groups: dict[tuple[str, tuple[int, ...]], int],
+    ) -> None:  # fmt: skip
+        self.execution, self.rank, self.row, self.member = execution, rank, row, member
+        self.gpus, self.groups = gpus, groups
+        self.table = execution.table
+        self.by_task: defaultdict[int, list[_Node]] = defaultdict(list)
+        self.ends: list[_Node] = []
+        """The end of the step, in order."""
+
+    def nodes(self) -> list[_Node]:
+        """All nodes in an order in which each stands behind what it needs."""
+        self._events()
+        first, last = self.table.first_action[self.row : self.row + 2].tolist()
+        actions = {self._key(action, side): action for action in range(first, last) for side in (0, 1)}
+        received: defaultdict[int, list[_Node]] = defaultdict(list)
+        sent: defaultdict[int, list[tuple[_Node, int]]] = defaultdict(list)
+        for send in self.execution.sends:
+            stage, micro = map(int, send.label.split("F" if "F" in send.label else "B"))
+            side = 0 if "F" in send.label else 1
+            if send.target == self.row:
+                taker = (side, stage + (1 if side == 0 else -1), micro)
+                received[actions[taker]].append(self._transfer(send, RECV))
+            if send.source == self.row:
+                sent[actions[side, stage, micro]].append((self._transfer(send, SEND), side))
+        before: list[_Node] = []
+        for action in range(first, last):
+            before = self._action(action, before, received[action], sent[action])
+        for node in self.ends:
+            node.follows, before = before, [node]
+        found = [node for nodes in self.by_task.values() for node in nodes] + self.ends
+        found += [node for nodes in received.values() for node in nodes]
+        found += [node for nodes in sent.values() for node, _ in nodes]
+        return _ordered(found)
+
+    def _key(self, action: int, side: int) -> tuple[int, int, int]:
+        """(side, stage, micro-batch); actions that only add weight gradients take and send nothing."""
+        stage = int(self.table.stages[action, side])
+        if stage < 0 or (side == 1 and self.table.steps[action].code.kind == "W"):
+            return side, -1 - action, -1
+        return side, stage, int(self.table.microbatches[action, side])
+
+    def _events(self) -> None:
+        events, names = self.rank.events, self.rank.names
+        columns = ("start", "end", "stream", "cls", "name", "comm", "shape", "phase", "correlation")
+        for start, end, stream, cls, name, comm, shape, phase, task in zip(
+            *(events[column].tolist() for column in columns), strict=True
+        ):
+            if stream == RECEIVES or stream >= FIRST_SEND:
+                continue
+            kind = CLASSES[cls]
+            node = _Node(f"moesim::{kind}::{names[name]}", COMP, start, end)
+            node.attributes = {"is_cpu_op": False, "tid": stream, "phase": PHASES[phase]}
+            if kind in COMMUNICATION:
+                node.kind = COLLECTIVE
+                node.attributes |= self._collective(kind, self.rank.raw.comms[comm])
+            elif shape >= 0:
+                m, n, k = map(int, names[shape].split("x"))
+                node.attributes |= {"num_ops": 2 * m * n * k, "tensor_size": m * k + k * n + m * n}
+            (self.by_task[task] if task >= 0 else self.ends).append(node)
+
+    def _collective(self, kind: str, comm: Comm) -> dict[str, int | str | bool]:
+        said: dict[str, int | str | bool] = {
+            "comm_type": _COLLECTIVES[kind], "comm_size": max(comm.bytes_in, 0),
+            "pg_desc": comm.group, "pg_size": comm.size,
+        }  # fmt: skip
+        if comm.ranks:
+            number = self.groups.setdefault((comm.group, comm.ranks), len(self.groups))
+            said["pg_name"] = str(number)
+        return said
+
+    def _transfer(self, send: SendRecord, kind: int) -> _Node:
+        word = "send" if kind == SEND else "receive"
+        start, end = send.start + START_NS, send.end + START_NS
+        node = _Node(f"moesim::send_recv::{word} {send.label}", kind, start, end)
+        stage, micro = map(int, send.label.replace("B", "F").split("F"))
+        tag = 2 * (stage * self.execution.program.schedule.microbatches + micro) + ("B" in send.label)
+        node.attributes = {
+            "is_cpu_op": False, "tid": FIRST_SEND, "comm_tag": tag,
+            "comm_size": round(self.execution.program.costs.send_bytes),
+            "comm_src": self.gpus[send.source], "comm_dst": self.gpus[send.target],
+        }  # fmt: skip
+        return node
+
+    def _action(
+        self, action: int, before: list[_Node], received: list[_Node], sent: list[tuple[_Node, int]]
+    ) -> list[_Node]:
+        """Link the tasks of an action; return what the next action stands behind."""
+        code, first = self.table.steps[action].code, int(self.table.first_task[action])
+        outs: list[list[_Node]] = []
+        used: set[int] = set()
+        for number, task in enumerate(code.tasks):
+            previous = code.before[number]
+            follows = [] if previous is None else outs[previous]
+            needs = [node for need in task.deps for node in outs[need]]
+            used |= {*task.deps, *([] if previous is None else [previous])}
+            if not task.deps and previous is None:
+                follows, needs = before, received
+            nodes = self.by_task.get(first + number, [])
+            for node, one in zip(nodes, [None, *nodes], strict=False):
+                node.needs, node.follows = (needs, follows) if one is None else ([one], [])
+            # A task without time stands for what it needs.
+            outs.append(nodes[-1:] or list({id(node): node for node in (*needs, *follows)}.values()))
+        tails = [node for number, out in enumerate(outs) if number not in used for node in out]
+        after = {id(node): node for node in tails or [*before, *received]}
+        held = bool(self.execution.times.free[action, self.member] > self.execution.times.end[action, self.member])
+        for node, side in sent:
+            out = code.forward_out if side == 0 else code.backward_out
+            node.needs = outs[out] if out is not None else list(after.values())
+        if held:  # the rank waits for its own sends
+            after |= {id(node): node for node, _ in sent}
+        return list(after.values())
+
+
+def _ordered(nodes: list[_Node]) -> list[_Node]:
+    """Nodes in order of time, each behind what it needs; numbers them from 0."""
+    order: list[_Node] = []
+    seen: dict[int, bool] = {}
+    for root in sorted(nodes, key=lambda node: (node.start, node.end)):
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            open_needs = [need for need in (*node.needs, *node.follows) if id(need) not in seen]
+            if open_needs:
+                stack += open_needs
+                continue
+            stack.pop()
+            if id(node) not in seen:
+                seen[id(node)], node.number = True, len(order)
+                order.append(node)
+    return order
+
+
+# -- the wire format of protobuf -----------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    value &= (1 << 64) - 1
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _whole(key: int, value: int) -> bytes:
+    return _varint(key << 3) + _varint(value) if value else b""
+
+
+def _bytes(key: int, value: bytes) -> bytes:
+    return _varint(key << 3 | 2) + _varint(len(value)) + value
+
+
+_KEY = {"comm_src": 7, "comm_dst": 7, "comm_tag": 7, "tensor_size": 13}
+"""Fields of `AttributeProto` by name, as the feeder reads them: int32, uint64; others int64."""
+
+
+def _attribute(name: str, value: int | str | bool) -> bytes:
+    if isinstance(value, bool):
+        said = _varint(27 << 3) + _varint(int(value))
+    elif isinstance(value, int):
+        said = _varint(_KEY.get(name, 9) << 3) + _varint(value)
+    else:
+        said = _bytes(29, value.encode())
+    return _bytes(10, _bytes(1, name.encode()) + said)
+
+
+def _encoded(nodes: Iterable[_Node], name: str, world: int) -> bytes:
+    head = _bytes(1, b"0.0.4")
+    for key, value in (("name", name), ("world_size", world), ("by", "moesim")):
+        head += b"\x12" + _attribute(key, value)[1:]  # the same message under key 2
+    parts = [_varint(len(head)), head]
+    for node in nodes:
+        order = sorted({need.number for need in node.follows})
+        needs = sorted({need.number for need in node.needs} | set(order))
+        begin, end = round(node.start / 1000), round(node.end / 1000)
+        text = b"".join([
+            _whole(1, node.number), _bytes(2, node.name.encode()), _whole(3, node.kind),
+            _bytes(4, b"".join(map(_varint, order))) if order else b"",
+            _bytes(5, b"".join(map(_varint, needs))) if needs else b"",
+            _whole(6, begin), _whole(7, end - begin),
+            *(_attribute(key, value) for key, value in node.attributes.items()),
+            _attribute("start_ns", node.start), _attribute("duration_ns", node.end - node.start),
+        ])  # fmt: skip
+        parts += [_varint(len(text)), text]
+    return b"".join(parts)
