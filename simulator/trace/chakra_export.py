@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moesim.simulator.engine.records import Execution, SendRecord
@@ -174,7 +175,9 @@ class _Builder:
             outs.append(nodes[-1:] or list({id(node): node for node in (*needs, *follows)}.values()))
         tails = [node for number, out in enumerate(outs) if number not in used for node in out]
         after = {id(node): node for node in tails or [*before, *received]}
-        held = bool(self.execution.times.free[action, self.member] > self.execution.times.end[action, self.member])
+        held = bool(
+            self.execution.times.free[action, self.member] > self.execution.times.end[action, self.member]
+        )
         for node, side in sent:
             out = code.forward_out if side == 0 else code.backward_out
             node.needs = outs[out] if out is not None else list(after.values())
@@ -227,6 +230,7 @@ _KEY = {"comm_src": 7, "comm_dst": 7, "comm_tag": 7, "tensor_size": 13}
 """Fields of `AttributeProto` by name, as the feeder reads them: int32, uint64; others int64."""
 
 
+@lru_cache(1 << 16)
 def _attribute(name: str, value: int | str | bool) -> bytes:
     if isinstance(value, bool):
         said = _varint(27 << 3) + _varint(int(value))
@@ -252,7 +256,7 @@ def _encoded(nodes: Iterable[_Node], name: str, world: int) -> bytes:
             _bytes(5, b"".join(map(_varint, needs))) if needs else b"",
             _whole(6, begin), _whole(7, end - begin),
             *(_attribute(key, value) for key, value in node.attributes.items()),
-            _attribute("start_ns", node.start), _attribute("duration_ns", node.end - node.start),
+            _attribute.__wrapped__("start_ns", node.start), _attribute("duration_ns", node.end - node.start),
         ])  # fmt: skip
         parts += [_varint(len(text)), text]
     return b"".join(parts)
