@@ -260,13 +260,13 @@ def _predict(loaded: Scenario, scenario: str) -> Prediction:
 
 
 def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _Shown) -> None:
+    from moesim.simulator.predict.step import ExecutedStep
     from moesim.simulator.predict.trace import (
         shown_gpus,
         shown_places,
         trace_info,
         write_trace,
     )
-    from moesim.simulator.predict.step import ExecutedStep
     from moesim.simulator.trace.export import export_step
 
     chosen = None if shown.ranks is None else chosen_numbers("--ranks", shown.ranks)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 from collections import defaultdict
 from pathlib import Path
