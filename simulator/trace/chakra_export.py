@@ -1,4 +1,4 @@
-"""Chakra execution traces of an executed step: operators, collectives, sends and receives with what they need.
+"""Chakra execution traces of an executed step: operators, collectives, sends, receives, and what each needs.
 
 Nodes follow the public schema `et_def.proto` (mlcommons/chakra, Apache-2.0). Data dependencies hold all that
 orders the execution, because Chakra's feeder looks at no other: what a task reads, what runs before it on its

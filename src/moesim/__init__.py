@@ -188,8 +188,8 @@ def export_trace(
     """Write a predicted step for other tools and return the paths, a file a GPU.
 
     `form`: "kineto" (HTA, TraceLens, Perfetto) or "chakra" (execution traces). `to`: a folder, which is made,
-    or a file for one GPU. `ranks`: GPUs, by default the first of every pipeline rank. Raises InputError for an
-    illegal scenario, a fleet, another form, a GPU that is not there, and where files cannot be written.
+    or a file for one GPU. `ranks`: GPUs, by default the first of every pipeline rank. Raises InputError for
+    an illegal scenario, a fleet, another form, a GPU that is not there, and files that cannot be written.
     """
     from moesim.simulator.predict.step import run_step
     from moesim.simulator.trace.export import check_target, export_step

@@ -36,7 +36,7 @@ def want(step: ExecutedStep) -> StepTrace:
 @pytest.fixture(scope="module")
 def folder(step: ExecutedStep, tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("exports")
-    export_step(step, to / "kineto", "kineto")
+    export_step(step, to / "kineto", "kineto", [0, 16])
     export_step(step, to / "chakra", "chakra")
     return to
 
@@ -50,8 +50,8 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def test_our_reader_finds_the_exported_kineto_step_again(want: StepTrace, folder: Path) -> None:
     found = read(folder / "kineto")
-    assert [rank.raw.rank for rank in found.ranks] == [0, 16, 32, 48]
-    for old, new in zip(want.ranks, found.ranks, strict=True):
+    assert [rank.raw.rank for rank in found.ranks] == [0, 16]
+    for old, new in zip(want.ranks[:2], found.ranks, strict=True):
         for key in ("start", "end", "cls", "phase", "layer"):
             assert np.array_equal(old.events[key], new.events[key]), key
         one, two = ([r.names[n] for n in r.events["shape"] if n >= 0] for r in (old, new))
