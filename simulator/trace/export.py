@@ -2,8 +2,8 @@
 
 Kineto: every kernel has the operator and the call that launched it, as much before it as a host is ahead, so
 that the tools build their trees. A kernel's name begins with what these tools know kernels by, and goes on
-with `moesim::CLASS::OPERATOR`, by which our own reader finds its class. HTA 0.5 recognises communication only by
-names that match `^nccl.*Kernel`, so those of expert libraries begin so too. Chakra: `chakra_export`.
+with `moesim::CLASS::OPERATOR`, by which our own reader finds its class. HTA 0.5 recognises communication only
+by names that match `^nccl.*Kernel`, so those of expert libraries begin so too. Chakra: `chakra_export`.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_bad_trace_targets(
     ("arguments", "words"),
     [
         (("-o", "new", "--as", "perfetto"), ("'perfetto'", "kineto or chakra")),
-        (("-o", "small.yaml"), ("small.yaml", "exists")),
+        (("-o", "small.yaml"), ("small.yaml", "give a folder")),
         (("-o", "absent/t.json", "--ranks", "0"), ("absent", "does not exist")),
         (("-o", "t.et", "--ranks", "0"), ("t.et", ".json")),
         (("-o", "t.json"), ("4 ranks", "folder")),
