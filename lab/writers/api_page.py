@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Scenarios", ("load", "presets", "Scenario", "check", "Check")),
     ("One step", ("simulate", "Result", "Inputs", "estimate", "Estimate", "reprice")),
-    ("Why", ("explain", "Explanation", "timeline", "Timeline", "compare_trace", "trace")),
+    ("Why", ("explain", "Explanation", "timeline", "Timeline", "compare_trace", "export_trace", "trace")),
     (
         "Comparing and varying",
         ("compare", "Comparison", "sweep", "Sweep", "Progress", "neighbours"),

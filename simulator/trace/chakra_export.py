@@ -1,4 +1,4 @@
-"""Chakra execution traces of an executed step: operators, collectives, sends and receives with what they need.
+"""Chakra execution traces of an executed step: operators, collectives, sends, receives, and what each needs.
 
 Nodes follow the public schema `et_def.proto` (mlcommons/chakra, Apache-2.0). Data dependencies hold all that
 orders the execution, because Chakra's feeder looks at no other: what a task reads, what runs before it on its
@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moesim.simulator.engine.records import Execution, SendRecord
@@ -83,20 +84,26 @@ class _Builder:
         """All nodes in an order in which each stands behind what it needs."""
         self._events()
         first, last = self.table.first_action[self.row : self.row + 2].tolist()
-        actions = {self._key(action, side): action for action in range(first, last) for side in (0, 1)}
+        actions = {
+            self._key(action, side): action for action in range(len(self.table.steps)) for side in (0, 1)
+        }
         received: defaultdict[int, list[_Node]] = defaultdict(list)
         sent: defaultdict[int, list[tuple[_Node, int]]] = defaultdict(list)
         for send in self.execution.sends:
-            stage, micro = map(int, send.label.split("F" if "F" in send.label else "B"))
             side = 0 if "F" in send.label else 1
+            stage, micro = map(int, send.label.split("FB"[side]))
+            maker = actions[side, stage, micro]
             if send.target == self.row:
-                taker = (side, stage + (1 if side == 0 else -1), micro)
-                received[actions[taker]].append(self._transfer(send, RECV))
+                taker = actions[side, stage + (1, -1)[side], micro]
+                received[taker].append(self._transfer(send, RECV, maker))
             if send.source == self.row:
-                sent[actions[side, stage, micro]].append((self._transfer(send, SEND), side))
+                sent[maker].append((self._transfer(send, SEND, maker), side))
         before: list[_Node] = []
-        for action in range(first, last):
+        awaits = self.execution.program.schedule.awaits(self.row)
+        for action, held in zip(range(first, last), awaits, strict=True):
             before = self._action(action, before, received[action], sent[action])
+            if held:  # the rank waits for its own sends
+                before += [node for node, _ in sent[action]]
         for node in self.ends:
             node.follows, before = before, [node]
         found = [node for nodes in self.by_task.values() for node in nodes] + self.ends
@@ -140,12 +147,21 @@ class _Builder:
             said["pg_name"] = str(number)
         return said
 
-    def _transfer(self, send: SendRecord, kind: int) -> _Node:
-        word = "send" if kind == SEND else "receive"
-        start, end = send.start + START_NS, send.end + START_NS
+    def _transfer(self, send: SendRecord, kind: int, maker: int) -> _Node:
+        """A send, or the receive of the same, of this member: from when its own output was there."""
+        word, side = "send" if kind == SEND else "receive", int("B" in send.label)
+        times, code, member = self.execution.times, self.table.steps[maker].code, self.member
+        out = code.backward_out if side else code.forward_out
+        ready = times.end[maker] if out is None else times.ends[self.table.first_task[maker] + out]
+        length = send.end - send.start
+        slow = self.execution.program.link_map.send_slowness(send.source, send.target)
+        if not isinstance(slow, float):  # each member's send ends with its own NICs
+            length = round(float(slow[member]) * (length / float(slow.max())))
+        start = int(ready[member]) + START_NS
+        end = start + length
         node = _Node(f"moesim::send_recv::{word} {send.label}", kind, start, end)
-        stage, micro = map(int, send.label.replace("B", "F").split("F"))
-        tag = 2 * (stage * self.execution.program.schedule.microbatches + micro) + ("B" in send.label)
+        stage, micro = map(int, send.label.split("FB"[side]))
+        tag = 2 * (stage * self.execution.program.schedule.microbatches + micro) + side
         node.attributes = {
             "is_cpu_op": False, "tid": FIRST_SEND, "comm_tag": tag,
             "comm_size": round(self.execution.program.costs.send_bytes),
@@ -174,12 +190,9 @@ class _Builder:
             outs.append(nodes[-1:] or list({id(node): node for node in (*needs, *follows)}.values()))
         tails = [node for number, out in enumerate(outs) if number not in used for node in out]
         after = {id(node): node for node in tails or [*before, *received]}
-        held = bool(self.execution.times.free[action, self.member] > self.execution.times.end[action, self.member])
         for node, side in sent:
             out = code.forward_out if side == 0 else code.backward_out
             node.needs = outs[out] if out is not None else list(after.values())
-        if held:  # the rank waits for its own sends
-            after |= {id(node): node for node, _ in sent}
         return list(after.values())
 
 
@@ -227,6 +240,7 @@ _KEY = {"comm_src": 7, "comm_dst": 7, "comm_tag": 7, "tensor_size": 13}
 """Fields of `AttributeProto` by name, as the feeder reads them: int32, uint64; others int64."""
 
 
+@lru_cache(1 << 16)
 def _attribute(name: str, value: int | str | bool) -> bytes:
     if isinstance(value, bool):
         said = _varint(27 << 3) + _varint(int(value))
@@ -252,7 +266,7 @@ def _encoded(nodes: Iterable[_Node], name: str, world: int) -> bytes:
             _bytes(5, b"".join(map(_varint, needs))) if needs else b"",
             _whole(6, begin), _whole(7, end - begin),
             *(_attribute(key, value) for key, value in node.attributes.items()),
-            _attribute("start_ns", node.start), _attribute("duration_ns", node.end - node.start),
+            _attribute.__wrapped__("start_ns", node.start), _attribute("duration_ns", node.end - node.start),
         ])  # fmt: skip
         parts += [_varint(len(text)), text]
     return b"".join(parts)

@@ -1,9 +1,9 @@
 """Writes a step for tools of others: as Kineto JSON for HTA and TraceLens, as Chakra execution traces.
 
 Kineto: every kernel has the operator and the call that launched it, as much before it as a host is ahead, so
-that the tools build their trees. A kernel's name begins with what these tools know kernels by and goes on with
-`moesim::CLASS::OPERATOR`, by which our own reader finds its class. HTA 0.5 recognises communication only by
-names that match `^nccl.*Kernel`, so those of expert libraries begin so too. Chakra: `chakra_export`.
+that the tools build their trees. A kernel's name begins with what these tools know kernels by, and goes on
+with `moesim::CLASS::OPERATOR`, by which our own reader finds its class. HTA 0.5 recognises communication only
+by names that match `^nccl.*Kernel`, so those of expert libraries begin so too. Chakra: `chakra_export`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ HOST_AHEAD_NS, CALL_NS = START_NS, 4_000
 HOST_PID = 1_000_000
 
 _OPS = {
-    "gemm": "aten::mm", "wgrad_gemm": "aten::mm", "gate_gemm": "aten::mm", "grouped_gemm": "aten::_grouped_mm",
+    "gemm": "aten::mm", "wgrad_gemm": "aten::mm", "gate_gemm": "aten::mm",
+    "grouped_gemm": "aten::_grouped_mm",
     "attention_forward": "aten::_efficient_attention_forward",
     "attention_backward": "aten::_efficient_attention_backward",
 }  # fmt: skip

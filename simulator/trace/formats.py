@@ -263,7 +263,7 @@ def read_h800_csv(path: Path) -> Raw:
 
 @dataclass(slots=True)
 class _Work:
-    number: int = -1
+    number: int = 0  # proto3 writes no zeros
     name: str = ""
     kind: int = 0
     needs: list[int] = field(default_factory=list)

@@ -76,6 +76,7 @@ __all__ = [
     "compare_trace",
     "estimate",
     "explain",
+    "export_trace",
     "import_launch",
     "interval",
     "load",
@@ -175,6 +176,26 @@ def compare_trace(
     from moesim.simulator.trace.compare import compared
 
     return compared(path, what, overrides, rank=rank, step=step, rules=rules)
+
+
+def export_trace(
+    scenario: AnyScenario,
+    *overrides: str,
+    to: str | Path,
+    form: str = "kineto",
+    ranks: Sequence[int] | None = None,
+) -> list[Path]:
+    """Write a predicted step for other tools and return the paths, a file a GPU.
+
+    `form`: "kineto" (HTA, TraceLens, Perfetto) or "chakra" (execution traces). `to`: a folder, which is made,
+    or a file for one GPU. `ranks`: GPUs, by default the first of every pipeline rank. Raises InputError for
+    an illegal scenario, a fleet, another form, a GPU that is not there, and files that cannot be written.
+    """
+    from moesim.simulator.predict.step import run_step
+    from moesim.simulator.trace.export import check_target, export_step
+
+    check_target(Path(to), form)
+    return export_step(run_step(load(scenario, *overrides)), to, form, ranks)
 
 
 def trace(path: str | Path, rules: str | Path | None = None) -> StepTrace:

@@ -85,6 +85,16 @@ def test_traces_are_written(run: Run, small_file: str, tmp_path: Path) -> None:
     assert {e["pid"] for e in events} == set(range(8))
 
 
+def test_a_step_is_exported(run: Run, small_file: str, tmp_path: Path) -> None:
+    code, _, err = run("trace", "export", small_file, "-o", "new", "--as", "chakra", "--ranks", "0,8")
+    assert code == 0 and "wrote 3 files in new" in err, err
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
+        "comm_groups.cfg",
+        "step.0.et",
+        "step.8.et",
+    ]
+
+
 def test_schedule_in_three_formats(run: Run) -> None:
     size = ("dualpipe", "--pp", "4", "--microbatches", "8")
     schedule = build("dualpipe", 4, 8)

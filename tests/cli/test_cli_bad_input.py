@@ -136,6 +136,22 @@ def test_bad_trace_targets(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-o", "new", "--as", "perfetto"), ("'perfetto'", "kineto or chakra")),
+        (("-o", "small.yaml"), ("small.yaml", "give a folder")),
+        (("-o", "absent/t.json", "--ranks", "0"), ("absent", "does not exist")),
+        (("-o", "t.et", "--ranks", "0"), ("t.et", ".json")),
+        (("-o", "t.json"), ("4 ranks", "folder")),
+        (("-o", "new", "--ranks", "32"), ("rank 32", "GPUs 0 to 31")),
+        (("-o", "new", "--ranks", "first"), ("--ranks", "'first'")),
+    ],
+)
+def test_bad_exports(run: Run, tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(run("trace", "export", "small.yaml", *arguments), tmp_path, *words)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"num_local_experts": ...}, ("num_local_experts", "missing")),

@@ -99,7 +99,9 @@ def export_trace(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="One rank's file, or a folder.")
     ],
-    form: Annotated[str, typer.Option("--as", help="kineto (HTA, TraceLens, Perfetto) or chakra.")] = "kineto",
+    form: Annotated[
+        str, typer.Option("--as", help="kineto (HTA, TraceLens, Perfetto) or chakra.")
+    ] = "kineto",
     settings: Overrides = None,
     ranks: Annotated[
         str | None,

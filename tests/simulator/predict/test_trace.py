@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -28,7 +27,6 @@ from moesim.simulator.predict.trace import (
     send_lanes,
     shown_places,
     write_trace,
-    write_trace_per_gpu,
 )
 from moesim.simulator.schedules import build
 from moesim.simulator.schedules.template import OVERLAP_ORDERS
@@ -206,15 +204,6 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path, name: str) -> None:
     assert json.loads(text) == json.loads(json.dumps(chrome_trace(shown_places(small(), INFO))))
 
 
-def test_one_file_a_gpu_carries_its_rank(tmp_path: Path) -> None:
-    paths = write_trace_per_gpu(tmp_path, shown_places(small(), INFO, members=[0, 1]))
-    assert [p.name for p in paths] == [f"rank-0000{gpu}.json.gz" for gpu in range(4)]
-    for gpu, path in enumerate(paths):
-        text = gzip.decompress(path.read_bytes()).decode()
-        assert f'"rank": {gpu},' in text.splitlines()[0], "HTA looks for this text, blank included"
-        assert json.loads(text)["distributedInfo"]["rank"] == gpu
-
-
 def test_a_bad_target_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     execution = small()
     (tmp_path / "folder.json").mkdir()
@@ -227,10 +216,6 @@ def test_a_bad_target_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
             write_trace(tmp_path / name, shown_places(execution, INFO))
     with pytest.raises(InputError, match="ranks"):
         write_trace(tmp_path / "trace.json", shown_places(execution, INFO, ranks=[9]))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="this is a file"):
-        write_trace_per_gpu(tmp_path / "file", shown_places(execution, INFO))
-    (tmp_path / "file").unlink()
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
 
 
@@ -238,24 +223,6 @@ def test_a_bad_target_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 def test_microseconds_keep_every_nanosecond(ns: int) -> None:
     assert int(microseconds(ns) * 1000.0) == ns
     assert microseconds(ns) == pytest.approx(ns / 1000.0, rel=1e-15)
-
-
-def test_holistic_trace_analysis_sees_our_overlap(tmp_path: Path) -> None:
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed (314 MB, checked by hand)")
-    analysis: Any = importlib.import_module("hta.trace_analysis")
-    execution = small()
-    write_trace_per_gpu(tmp_path, shown_places(execution, INFO))
-    table = analysis.TraceAnalysis(trace_dir=str(tmp_path)).get_comm_comp_overlap(visualize=False)
-    for rank in range(PP):
-        gpu = INFO.gpus[rank][0]
-        kernels = [
-            e for e in slices(chrome_trace(shown_places(execution, INFO, [rank]))) if e["cat"] == "kernel"
-        ]
-        communication = _covered([span(e) for e in kernels if is_communication(e)])
-        compute = _covered([span(e) for e in kernels if not is_communication(e)])
-        overlap = len(communication & compute) / len(communication)
-        found = float(table[table["rank"] == gpu]["comp_comm_overlap_pctg"].iloc[0])
-        assert found == pytest.approx(100.0 * overlap, abs=1.0)  # HTA rounds to microseconds
 
 
 def _covered(spans: list[tuple[int, int]]) -> set[int]:

@@ -27,6 +27,20 @@ def test_a_step_is_read_with_classes_shapes_and_times(tmp_path: Path) -> None:
     assert found["idle_by_cause_ns"]["launch_bound"] == 10_000
 
 
+def test_a_copy_hides_no_communication(tmp_path: Path) -> None:
+    """HTA and TraceLens count copies apart from compute too."""
+    copy = {**launched("Memcpy DtoD", 71, 75, 20, 5, stream=11)[1], "cat": "gpu_memcpy"}
+    found = read(write(tmp_path / "t.json", [*step(), copy])).ranks[0].steps[0]
+    assert found["exposed_communication_ns"] == 10_000
+    assert (found["exposed_copy_ns"], found["compute_ns"], found["busy_ns"]) == (5_000, 60_000, 75_000)
+
+
+def test_whole_microseconds_since_1970_stay_whole(tmp_path: Path) -> None:
+    events = [{**event, "ts": event["ts"] + 1_661_938_466_265_087} for event in step()]
+    got = read(write(tmp_path / "t.json", events)).ranks[0].events["start"]
+    assert got.tolist() == [1000 * (1_661_938_466_265_087 + ts) for ts in (10, 40, 60, 70)]
+
+
 def test_the_routers_product_and_an_activation_are_told_by_their_neighbours(tmp_path: Path) -> None:
     """A product before scores and their choice is the router's; one before an activation is not."""
     named = [
