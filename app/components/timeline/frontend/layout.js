@@ -38,6 +38,14 @@ export function everyLane(step) {
   return lanes;
 }
 
+/** The streams of one traced step, or of two below each other. */
+export function sideLanes(step) {
+  return step.rows.map((row, number) => ({
+    row, label: `${step.sides[row.rank]}: ${row.title}`, short: `${row.rank + 1}: ${row.title.replace("stream ", "")}`,
+    height: RANK_HEIGHTS[0], strong: row.rank !== step.rows[number - 1]?.rank,
+  }));
+}
+
 /** The streams of one rank, for what is inside an action; those without an event in it are left out. */
 export function insideLanes(step, rank, action) {
   return streamsOf(step, rank)
