@@ -57,20 +57,21 @@ def given(file: Any) -> tuple[str, bytes] | None:
         if path.stat().st_size > MAX_UPLOAD_MB * 2**20:
             raise InputError(f"{file.name[:80]}: larger than the limit of {MAX_UPLOAD_MB} MB for such a file")
         return file.name, path.read_bytes()
-    raise _forgotten()
+    raise forgotten()
 
 
 def _path(file: Any) -> Path | None:
     """Where the file of an uploader lies; None where it holds the bytes themselves."""
     if not hasattr(file, "getvalue"):
-        raise _forgotten()
+        raise forgotten()
     data: bytes = file.getvalue()
     if data.startswith(_PROBLEM):
         raise InputError(f"{file.name[:80]}: {data[len(_PROBLEM) :].decode()}")
     return _file_of(data)
 
 
-def _forgotten() -> InputError:
+def forgotten() -> InputError:
+    """The error for a file that this server does not have any more."""
     return InputError("the uploaded file is not on this server (any more); upload it again")
 
 
@@ -111,7 +112,7 @@ def keep_trace(files: Sequence[Any], session: str) -> str:
         _forget_oldest_traces(token)
     except FileNotFoundError:
         drop_trace(token)
-        raise _forgotten() from None
+        raise forgotten() from None
     except OSError as error:
         drop_trace(token)
         raise InputError(f"the server cannot keep the trace: {error.strerror or error}") from None

@@ -10,7 +10,18 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, forms, jobs, long_work, state, sweeps, upload_files, uploads, visitors, widgets
+from moesim.app import (
+    exports,
+    forms,
+    jobs,
+    long_work,
+    state,
+    sweeps,
+    upload_files,
+    uploads,
+    visitors,
+    widgets,
+)
 from moesim.app.charts import sweep as charts
 from moesim.app.texts import escaped, written
 from moesim.app.tray import tray

@@ -30,7 +30,7 @@ from moesim.simulator.predict.trace import FIRST_SEND, SCHEDULE, THREADS
 from moesim.simulator.trace.classes import CLASSES
 from moesim.simulator.trace.events import Names
 from moesim.simulator.trace.partition import StepSide
-from moesim.simulator.trace.predicted import RECEIVES
+from moesim.simulator.trace.predicted import PREDICTED_STEP, RECEIVES
 
 VERSION = 1
 MOST_EVENTS = 600_000
@@ -130,9 +130,9 @@ def _packed(
         "whole": whole,
         "rank": rank,
         "sides": list(sides),
-        "names": [_described(name) for name in names] if sides else [
-            {"name": name, "words": words(name), "colour": colour(name)} for name in names
-        ],
+        "names": [_described(name) for name in names]
+        if sides
+        else [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
         "rows": [
             {
                 "rank": int(events.rank[start]),
@@ -174,7 +174,7 @@ def packed_sides(sides: Mapping[str, StepSide], most: int = MOST_EVENTS) -> Pack
             for lane in range(int(lanes.max()) + 1):
                 rows[own[lanes == lane]] = FIRST_STREAM + len(titles)
                 title = _PREDICTED.get(stream, f"pipeline send {stream - FIRST_SEND}")
-                words = f"stream {stream}" if len(side.rank.raw.host) else title
+                words = title if side.step["name"] == PREDICTED_STEP else f"stream {stream}"
                 titles[FIRST_STREAM + len(titles)] = words + f", lane {lane + 1}" * (lane > 0)
         names, layers = _named(side, keys), side.events["layer"].astype(np.int64)
         parts.append(np.stack([np.full(len(rows), number), rows, names, begin, end, layers]))
@@ -185,7 +185,10 @@ def packed_sides(sides: Mapping[str, StepSide], most: int = MOST_EVENTS) -> Pack
         columns = columns[:, np.argsort(columns[3] - columns[4], kind="stable")[:most]]
     columns = columns[:, np.lexsort((columns[3], columns[1], columns[0]))]
     no_action = np.full(columns.shape[1], -1)
-    events = Events(tuple(keys), *columns[:5], no_action, no_action, columns[5], no_action > 0)
+    events = Events(
+        tuple(keys), columns[0], columns[1], columns[2], columns[3], columns[4], no_action, no_action,
+        columns[5], no_action > 0,
+    )  # fmt: skip
     none, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
     actions = Actions(none, (), pairs, pairs, none, none, none, none, none > 0)
     end_ns = max(side.wall_ns for side in sides.values())
@@ -215,7 +218,9 @@ def _named(side: StepSide, keys: Names) -> IntArray:
     """The number in `keys` of each event's class and kernel name, joined by a line break."""
     events, texts = side.events, side.rank.names
     pairs, which = np.unique(
-        np.stack([events["cls"].astype(np.int64), events["name"].astype(np.int64)]), axis=1, return_inverse=True
+        np.stack([events["cls"].astype(np.int64), events["name"].astype(np.int64)]),
+        axis=1,
+        return_inverse=True,
     )
     which = which.reshape(-1)
     taken = np.bincount(which, weights=(events["end"] - events["start"]).astype(float))
