@@ -78,6 +78,10 @@ def show() -> None:
     # A scenario that cannot be predicted leaves the reading as it is.
     widgets.guard(lambda: _beside(reading, asked, beside))
     _rank_tables(_rank(reading, rank))
+    if reading.matched:
+        header = ("collective on several ranks", "rank", "kernels", "transfer (ms)", "waiting (ms)")
+        rows = [(*row[:3], row[3] / 1e6, row[4] / 1e6) for row in reading.matched]
+        widgets.table(header, rows, key="trace matched")
     _notes("What the reader says", reading.notes)
 
 

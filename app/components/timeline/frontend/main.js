@@ -118,6 +118,7 @@ function select(event, aloud = true) {
   const { step } = shown, action = event.row.action[event.index];
   shown.selected = event;
   if (action >= 0) open(action);
+  by("chosen").hidden = false;
   showDetails(step, event);
   if (aloud) by("said").textContent = spoken(step, event);
   for (const pane of [upper, lower]) reveal(pane, event);
@@ -269,7 +270,7 @@ function take({ data, digest, opened }, theme) {
     const found = decode(data instanceof Uint8Array ? data : new Uint8Array(data));
     Object.assign(shown, { step: found, digest, selected: null, hovered: null, found: null, opened: -2 });
     const traced = found.sides.length > 0;
-    for (const id of ["path", "inside-title", "inside", "listed"]) by(id).hidden = traced;
+    for (const id of ["path", "inside-title", "inside", "listed", "chosen"]) by(id).hidden = traced;
     by("every").hidden = traced || !found.whole;
     shown.every &&= found.whole;
     if (before?.endMs !== found.endMs) upper.look(0, Object.assign(upper, { least: 0, most: found.endMs }).most);
