@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,7 @@ def _packed(
     starts = np.flatnonzero(
         np.diff(events.rank, prepend=-1).astype(bool) | np.diff(events.stream, prepend=-1).astype(bool)
     )
+    ends = np.append(starts[1:], len(events))
     titles = titles or stream_names(events.stream.tolist())
     before = np.append(0, events.end_ns[:-1])
     before[starts] = 0
@@ -133,20 +135,18 @@ def _packed(
         "names": [_described(name) for name in names]
         if sides
         else [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
-        "rows": [
-            {
-                "rank": int(events.rank[start]),
-                "stream": int(events.stream[start]),
-                "title": titles[int(events.stream[start])],
-                "count": int(end - start),
-            }
-            for start, end in zip(starts, np.append(starts[1:], len(events)), strict=True)
-        ],
+        "rows": [_row(events, start, end, titles) for start, end in zip(starts, ends, strict=True)],
     }
     parts = {name: numbers(column) for name, column in columns.items()}
     sizes = [{"name": n, "count": len(columns[n]), "bytes": len(part)} for n, part in parts.items()]
     text = json.dumps({**header, "columns": sizes}, separators=(",", ":")).encode()
     return b"".join((struct.pack("<I", len(text)), text, *parts.values()))
+
+
+def _row(events: Events, start: int, end: int, titles: Mapping[int, str]) -> dict[str, Any]:
+    """The header of a row of events."""
+    rank, stream = int(events.rank[start]), int(events.stream[start])
+    return {"rank": rank, "stream": stream, "title": titles[stream], "count": int(end - start)}
 
 
 # -- steps of traces ---------------------------------------------------------------------------------
