@@ -25,6 +25,8 @@ TITLES: Mapping[str, str] = {
     "interval by engine": "Interval by the engine",
     "whole": "Every GPU simulated",
     "evidence": "Scoreboard",
+    "trace own": "Reading a trace",
+    "trace other": "Reading a trace",
 }
 """Titles in the tray by the place on a page; another place has the label of its button."""
 

@@ -21,6 +21,7 @@ PAGES = [
     ("fleet", "Fleet", ":material/workspaces:"),
     ("run_cost", "Run & cost", ":material/payments:"),
     ("calibration", "Calibration", ":material/straighten:"),
+    ("trace", "Trace", ":material/query_stats:"),
     ("evidence", "Evidence", ":material/fact_check:"),
     ("hardware", "Hardware", ":material/memory:"),
     ("curves", "Curves", ":material/ssid_chart:"),
@@ -31,7 +32,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "One step": ("scenario", "result", "timeline", "topology"),
     "Decide": ("planner", "hardware", "compare", "what_if", "curves", "sweep", "fleet"),
     "The run": ("run_cost",),
-    "Trust": ("evidence", "calibration"),
+    "Trust": ("evidence", "trace", "calibration"),
 }
 """Headings of the navigation, with the pages below each."""
 

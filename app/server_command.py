@@ -20,7 +20,7 @@ from moesim.hwmodels.files import READ_BELOW
 
 ADDRESS = "127.0.0.1"
 MAX_UPLOAD_MB = 4
-"""Limit on one uploaded file; `uploads` has a lower limit for most kinds."""
+"""Limit on one uploaded file but a trace, which is streamed to disk; most kinds have a lower one."""
 MAX_MESSAGE_MB = 32
 """Limit on one message between page and server; the dashboard's largest chart is about 1 MB."""
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from moesim.app import jobs, page_switch, pages, server_command, uploads, visitors
+from moesim.app import jobs, page_switch, pages, server_command, upload_files, visitors
 from moesim.hwmodels.files import READ_BELOW
 
 log = logging.getLogger("moesim.app")
@@ -77,11 +77,10 @@ def application() -> Any:
 
     from moesim.app import navigation
 
-    uploads.limit()
+    upload_files.limit()
     index = Path(st.__file__).parent / "static" / "index.html"
-    return st.App(
-        MAIN, middleware=[Middleware(SecurityHeaders, index_page=index)], on_script_error=navigation.failed
-    )
+    ours = [Middleware(SecurityHeaders, index_page=index), Middleware(upload_files.ToDisk)]
+    return st.App(MAIN, middleware=ours, on_script_error=navigation.failed)
 
 
 def prepare() -> None:

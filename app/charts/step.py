@@ -207,6 +207,26 @@ def words(kind: str) -> str:
     return WORDS.get(kind, kind)
 
 
+CLASS_COLOURS: Mapping[str, Sequence[str]] = {
+    BLUE: ("gemm", "wgrad_gemm", "gate_gemm"),
+    SKY: ("grouped_gemm",),
+    PURPLE: ("attention_forward", "attention_backward", "attention_pre_post", "scan", "indexer"),
+    TEAL: ("permute", "topk", "transpose", "embedding"),
+    GREEN: ("norm", "swiglu", "rope", "elementwise", "loss"),
+    OLIVE: ("cast", "copy", "fsdp_copy"),
+    WINE: ("optimizer", "clip"),
+    RED: ("all_to_all", "ep_dispatch", "ep_combine", "ep_notify"),
+    ORANGE: ("all_gather", "reduce_scatter", "all_reduce"),
+    YELLOW: ("send_recv", "broadcast", "other_communication"),
+    INK: ("not_in_model", "unclassified"),
+}
+
+
+def class_colour(name: str) -> str:
+    """The colour of a class of kernels (`moesim.simulator.trace.classes`); copies and fills are grey."""
+    return next((colour for colour, names in CLASS_COLOURS.items() if name in names), GREY)
+
+
 # -- heat maps ---------------------------------------------------------------------------------------
 # Heat maps, and the picture of a cluster.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, forms, state, uploads, widgets
+from moesim.app import exports, forms, state, upload_files, uploads, widgets
 from moesim.app.charts import evidence as charts
 from moesim.app.texts import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
@@ -88,7 +88,7 @@ def _upload() -> None:
         max_upload_size=uploads.MAX_BYTES["profile"] // 10**6,
     )
     try:
-        given = uploads.given(file)
+        given = upload_files.given(file)
         if given is None:
             return
         kept = state.accept("profile", *given)

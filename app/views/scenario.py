@@ -10,7 +10,7 @@ from functools import lru_cache
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, page_switch, predictions, state, uploads, widgets
+from moesim.app import exports, jobs, page_switch, predictions, state, upload_files, uploads, widgets
 from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
 from moesim.app.texts import compact, escaped, written
@@ -276,7 +276,7 @@ def _upload(kind: str, label: str) -> None:
 
 def _uploaded(kind: str, key: str) -> None:
     try:
-        given = uploads.given(st.session_state[key])
+        given = upload_files.given(st.session_state[key])
         if given is None:
             return
         st.session_state.pop(REFUSED, None)

@@ -17,6 +17,7 @@ from moesim.app import (
     scenario_store,
     state,
     texts,
+    upload_files,
     uploads,
     visitors,
     widgets,
@@ -132,7 +133,7 @@ def _model() -> str | None:
 def _uploaded() -> None:
     st.session_state.pop(REFUSED, None)
     try:
-        given = uploads.given(st.session_state["start upload"])
+        given = upload_files.given(st.session_state["start upload"])
         if given is not None:
             forms.put(MODEL, state.accept("model", *given).token)
     except MoesimError as error:

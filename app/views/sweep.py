@@ -10,7 +10,18 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, forms, jobs, long_work, state, sweeps, uploads, visitors, widgets
+from moesim.app import (
+    exports,
+    forms,
+    jobs,
+    long_work,
+    state,
+    sweeps,
+    upload_files,
+    uploads,
+    visitors,
+    widgets,
+)
 from moesim.app.charts import sweep as charts
 from moesim.app.texts import escaped, written
 from moesim.app.tray import tray
@@ -367,7 +378,7 @@ def _store(scenario: Scenario) -> None:
         "Take over the points of another store", type=["sqlite", "db"], key="store upload", max_upload_size=4
     )
     try:
-        given = uploads.given(file)
+        given = upload_files.given(file)
         if file is None or given is None:
             return
         _, data = given

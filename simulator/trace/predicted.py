@@ -59,6 +59,8 @@ from moesim.simulator.trace.read import RankTrace, StepTrace
 
 START_NS = 1_000_000
 """When the step starts; launches that nothing waited for are at 0."""
+PREDICTED_STEP = "predicted step"
+"""Name of the one step."""
 RECEIVES = 7
 """Stream of the receives, which last from when a rank is free until its input is there, as NCCL's do."""
 
@@ -203,7 +205,7 @@ class _RankBuilder:
         end = START_NS + self.execution.end_ns
         row = {
             "number": 0,
-            "name": "predicted step",
+            "name": PREDICTED_STEP,
             "start_ns": START_NS,
             **summary.times(events, START_NS, end),
         }
@@ -211,7 +213,7 @@ class _RankBuilder:
         idle["dependency"] += idle.pop("unknown")  # after its last kernel a GPU waits for the others
         row["idle_by_cause_ns"] = {**idle, "unknown": 0}
         how = "of the prediction"
-        found = Attributed([("predicted step", START_NS, end)], how, how, how, how)
+        found = Attributed([(PREDICTED_STEP, START_NS, end)], how, how, how, how)
         return RankTrace(raw, found, [row], summary.collectives(raw))
 
     # -- actions: phases, their operators, and their transfers ---------------------------------------

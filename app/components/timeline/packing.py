@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from moesim.app.charts.step import colour, words
+from moesim.app.charts.step import class_colour, colour, words
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.predict.step_events import Events, StepEvents, stream_names
+from moesim.simulator.predict.step_events import (
+    Actions,
+    CriticalPath,
+    Events,
+    StepEvents,
+    stream_names,
+)
 from moesim.simulator.predict.timeline import zoomed_action
-from moesim.simulator.predict.trace import SCHEDULE
+from moesim.simulator.predict.trace import FIRST_SEND, SCHEDULE, THREADS
+from moesim.simulator.trace.classes import CLASSES
+from moesim.simulator.trace.events import Names
+from moesim.simulator.trace.partition import StepSide
+from moesim.simulator.trace.predicted import PREDICTED_STEP, RECEIVES
 
 VERSION = 1
 MOST_EVENTS = 600_000
@@ -71,14 +83,22 @@ def packed_step(step: StepEvents, rank: int = 0, most: int | None = None) -> Pac
     )
 
 
-def _packed(step: StepEvents, events: Events, whole: bool, rank: int) -> bytes:
+def _packed(
+    step: StepEvents,
+    events: Events,
+    whole: bool,
+    rank: int,
+    sides: Sequence[str] = (),
+    titles: Mapping[int, str] | None = None,
+) -> bytes:
     actions, path = step.actions, step.path
     names = list(dict.fromkeys((*events.names, *actions.kind, *path.cause)))
     number = {name: at for at, name in enumerate(names)}
     starts = np.flatnonzero(
         np.diff(events.rank, prepend=-1).astype(bool) | np.diff(events.stream, prepend=-1).astype(bool)
     )
-    titles = stream_names(events.stream.tolist())
+    ends = np.append(starts[1:], len(events))
+    titles = titles or stream_names(events.stream.tolist())
     before = np.append(0, events.end_ns[:-1])
     before[starts] = 0
     columns = {
@@ -111,21 +131,111 @@ def _packed(step: StepEvents, events: Events, whole: bool, rank: int) -> bytes:
         "ranks": step.ranks,
         "whole": whole,
         "rank": rank,
-        "names": [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
-        "rows": [
-            {
-                "rank": int(events.rank[start]),
-                "stream": int(events.stream[start]),
-                "title": titles[int(events.stream[start])],
-                "count": int(end - start),
-            }
-            for start, end in zip(starts, np.append(starts[1:], len(events)), strict=True)
-        ],
+        "sides": list(sides),
+        "names": [_described(name) for name in names]
+        if sides
+        else [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
+        "rows": [_row(events, start, end, titles) for start, end in zip(starts, ends, strict=True)],
     }
     parts = {name: numbers(column) for name, column in columns.items()}
     sizes = [{"name": n, "count": len(columns[n]), "bytes": len(part)} for n, part in parts.items()]
     text = json.dumps({**header, "columns": sizes}, separators=(",", ":")).encode()
     return b"".join((struct.pack("<I", len(text)), text, *parts.values()))
+
+
+def _row(events: Events, start: int, end: int, titles: Mapping[int, str]) -> dict[str, Any]:
+    """The header of a row of events."""
+    rank, stream = int(events.rank[start]), int(events.stream[start])
+    return {"rank": rank, "stream": stream, "title": titles[stream], "count": int(end - start)}
+
+
+# -- steps of traces ---------------------------------------------------------------------------------
+
+FIRST_STREAM = 10
+"""Numbers of the rows of a trace's streams begin here, above those that the schedule of a step has."""
+MOST_NAMES = 2000
+"""Kernel names that are shown; rarer ones are shown as the rest of their class."""
+LONGEST_NAME = 160
+
+
+def packed_sides(sides: Mapping[str, StepSide], most: int = MOST_EVENTS) -> PackedStep:
+    """Pack one step of a trace, or two below each other from the same start, a row a stream.
+
+    `sides`: the title of each. Events that overlap on a stream get further rows. Of more than `most` events
+    the longest are packed.
+    """
+    keys, titles, parts = Names(), dict[int, str](), []
+    for number, side in enumerate(sides.values()):
+        begin, end = (side.events[key] - int(side.step["start_ns"]) for key in ("start", "end"))
+        rows = np.zeros(len(begin), np.int64)
+        for stream in np.unique(side.events["stream"]).tolist():
+            own = np.flatnonzero(side.events["stream"] == stream)
+            lanes = _lanes(begin[own], end[own])
+            for lane in range(int(lanes.max()) + 1):
+                rows[own[lanes == lane]] = FIRST_STREAM + len(titles)
+                title = _PREDICTED.get(stream, f"pipeline send {stream - FIRST_SEND}")
+                words = title if side.step["name"] == PREDICTED_STEP else f"stream {stream}"
+                titles[FIRST_STREAM + len(titles)] = words + f", lane {lane + 1}" * (lane > 0)
+        names, layers = _named(side, keys), side.events["layer"].astype(np.int64)
+        parts.append(np.stack([np.full(len(rows), number), rows, names, begin, end, layers]))
+    columns = np.concatenate(parts, axis=1)
+    columns = columns[:, columns[4] > columns[3]]
+    whole = columns.shape[1] <= most
+    if not whole:
+        columns = columns[:, np.argsort(columns[3] - columns[4], kind="stable")[:most]]
+    columns = columns[:, np.lexsort((columns[3], columns[1], columns[0]))]
+    no_action = np.full(columns.shape[1], -1)
+    events = Events(
+        tuple(keys), columns[0], columns[1], columns[2], columns[3], columns[4], no_action, no_action,
+        columns[5], no_action > 0,
+    )  # fmt: skip
+    none, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+    actions = Actions(none, (), pairs, pairs, none, none, none, none, none > 0)
+    end_ns = max(side.wall_ns for side in sides.values())
+    step = StepEvents(end_ns, len(sides), actions, events, CriticalPath(none, (), none, none, none, none))
+    data = _packed(step, events, whole, 0, list(sides), titles)
+    return PackedStep(data, end_ns / 1e9, len(events), whole, (0, 0), -1)
+
+
+_PREDICTED = {**THREADS, RECEIVES: "pipeline receives"}
+
+
+def _lanes(begin: IntArray, end: IntArray) -> IntArray:
+    """The row of each event of a stream, so that events of one row do not overlap."""
+    found = np.zeros(len(begin), np.int64)
+    order = np.lexsort((end, begin))
+    if (np.maximum.accumulate(end[order])[:-1] <= begin[order][1:]).all():
+        return found
+    free: list[int] = []
+    for at in order.tolist():
+        lane = next((n for n, ended in enumerate(free) if ended <= begin[at]), len(free))
+        free[lane : lane + 1] = [int(end[at])]
+        found[at] = lane
+    return found
+
+
+def _named(side: StepSide, keys: Names) -> IntArray:
+    """The number in `keys` of each event's class and kernel name, joined by a line break."""
+    events, texts = side.events, side.rank.names
+    pairs, which = np.unique(
+        np.stack([events["cls"].astype(np.int64), events["name"].astype(np.int64)]),
+        axis=1,
+        return_inverse=True,
+    )
+    which = which.reshape(-1)
+    taken = np.bincount(which, weights=(events["end"] - events["start"]).astype(float))
+    rare = np.ones(len(taken), dtype=bool)
+    rare[np.argsort(-taken, kind="stable")[:MOST_NAMES]] = False
+    numbers = []
+    for (cls, name), is_rare in zip(pairs.T.tolist(), rare.tolist(), strict=True):
+        kernel = "other kernels" if is_rare else texts[name] if name >= 0 else CLASSES[cls]
+        numbers.append(keys[f"{CLASSES[cls]}\n{kernel[:LONGEST_NAME]}"])
+    return np.array(numbers, np.int64)[which]
+
+
+def _described(key: str) -> dict[str, str]:
+    kind, _, kernel = key.partition("\n")
+    return {"name": kind, "words": kernel, "colour": class_colour(kind)}
 
 
 def folded(values: IntArray) -> IntArray:

@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 from fuzz_links import link, upload
 from fuzz_mutator import Mutator
 
-from moesim.app import scenario_store, uploads
-from moesim.app import scenario_links
-from moesim.app import uploads
+from moesim.app import scenario_links, scenario_store, upload_files, uploads
 from moesim.hwmodels.files import READ_BELOW
 from moesim.simulator.studies import result_cache
 
@@ -70,13 +68,14 @@ def _application() -> tuple[Any, Any]:
 
     config.set_option("server.enableXsrfProtection", False)
     config.set_option("server.maxUploadSize", 4)
-    manager = uploads.bounded(MemoryUploadedFileManager)("/_stcore/upload_file")
+    manager = upload_files.bounded(MemoryUploadedFileManager)("/_stcore/upload_file")
 
     class EverySession:
         def is_active_session(self, session: str) -> bool:
             return True
 
-    return Starlette(routes=create_upload_routes(EverySession(), manager, None)), manager  # type: ignore[arg-type]
+    routes = create_upload_routes(EverySession(), manager, None)  # type: ignore[arg-type]
+    return upload_files.ToDisk(Starlette(routes=routes)), manager
 
 
 async def _answered(app: Any, request: Sent) -> int:
@@ -108,9 +107,8 @@ def read_sent(case: list[Sent], folder: Path, rng: random.Random) -> None:
     from streamlit.runtime.uploaded_file_manager import DeletedFile, UploadedFile
 
     app, manager = _application()
-    manager.file_storage.clear()
-    manager.sizes.clear()
-    manager.asked.clear()
+    for session in list(manager.file_storage):
+        manager.remove_session_files(session)
     for request in case:
         if request.method != "ask":
             status = asyncio.run(_answered(app, request))
@@ -118,11 +116,10 @@ def read_sent(case: list[Sent], folder: Path, rng: random.Random) -> None:
         else:
             found = manager.get_files(request.session, [request.file])
             held: Any = UploadedFile(found[0], FileURLs()) if found else DeletedFile(request.file)
-            _accepted(request.kind, *(uploads.given(held) or ("", b"")))
-        sizes = [sum(len(f.data) for f in files.values()) for files in manager.file_storage.values()]
-        assert max(sizes, default=0) <= uploads.MOST_SESSION_BYTES
-        assert sum(sizes) == sum(manager.sizes.values()) <= uploads.MOST_BYTES
-        assert all(len(files) <= uploads.MOST_FILES for files in manager.file_storage.values())
+            _accepted(request.kind, *(upload_files.given(held) or ("", b"")))
+        on_disk = sum(path.stat().st_size for path in uploads.folder().glob("put-*"))
+        assert on_disk == sum(manager.sizes.values()) <= upload_files.MOST_BYTES
+        assert all(len(files) <= upload_files.MOST_FILES for files in manager.file_storage.values())
 
 
 def _accepted(kind: str, name: str, data: bytes) -> None:

@@ -3,7 +3,8 @@
 const VERSION = 1;
 
 /**
- * The step: {endMs, ranks, whole, rank, names, rows, actions, path}. Times are milliseconds from its start.
+ * The step: {endMs, ranks, whole, rank, sides, names, rows, actions, path}; `sides` are the titles of traced
+ * steps, which have rows by stream and no actions. Times are milliseconds from its start.
  *
  * A row is {rank, stream, title, count, first, begin, end, name, action, block, critical}, columns of equal
  * length; `first` is the number of its first event in the whole step. `actions` are columns by action.
@@ -24,6 +25,7 @@ export function decode(bytes) {
     ranks: header.ranks,
     whole: header.whole,
     rank: header.rank,
+    sides: header.sides,
     names: header.names,
     actions: actionsOf(columns),
     path: pathOf(columns),

@@ -17,7 +17,7 @@ export function isAction(step, row, index) {
 export function showDetails(step, { row, index }) {
   const action = row.action[index];
   by("name").textContent = title(step, row, index);
-  by("where").textContent = row.stream > 0 ? `${place(step, row, index)}, ${row.title}` : place(step, row, index);
+  by("where").textContent = row.stream > 0 && !step.sides.length ? `${place(step, row, index)}, ${row.title}` : place(step, row, index);
   by("chosen").style.setProperty("--kind", step.names[row.name[index]].colour);
   const begin = row.begin[index], end = row.end[index];
   const facts = [
@@ -30,7 +30,7 @@ export function showDetails(step, { row, index }) {
     if (!isAction(step, row, index)) facts.push(["Inside", step.names[kind[action]].words]);
     facts.push([isAction(step, row, index) ? "Communication" : "Its communication", communication(step, action)]);
     facts.push(["Critical path", row.critical[index] ? "on it" : critical[action] ? "its action is on it" : "not on it"]);
-  } else facts.push(["Critical path", row.critical[index] ? "on it" : "not on it"]);
+  } else if (!step.sides.length) facts.push(["Critical path", row.critical[index] ? "on it" : "not on it"]);
   by("facts").replaceChildren(
     ...facts.map(([name, text]) => element("div", element("dt", name), element("dd", text))),
   );
@@ -86,7 +86,7 @@ export function showTip(step, event, x, y) {
 export function showLegend(step, rows, chosen) {
   const kinds = new Set(rows.flatMap((row) => [...new Set(row.name)]));
   const groups = new Map([...kinds].map((kind) => {
-    const { words, colour } = step.names[kind], group = GROUPED.exec(words)?.[0];
+    const { name, words, colour } = step.names[kind], group = step.sides.length ? name : GROUPED.exec(words)?.[0];
     return [group ?? words, { words: group ?? words, colour, text: group ?? `"${words}"` }];
   }));
   const names = [...groups.values()];

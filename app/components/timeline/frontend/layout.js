@@ -38,6 +38,15 @@ export function everyLane(step) {
   return lanes;
 }
 
+/** The streams of one traced step, or of two below each other. */
+export function sideLanes(step) {
+  return step.rows.map((row, number) => {
+    const first = row.rank !== step.rows[number - 1]?.rank, height = RANK_HEIGHTS[0];
+    const label = first ? `${step.sides[row.rank]}: ${row.title}` : row.title;
+    return { row, label, short: row.title.replace("stream ", "").slice(0, 5), height, strong: first, indent: !first };
+  });
+}
+
 /** The streams of one rank, for what is inside an action; those without an event in it are left out. */
 export function insideLanes(step, rank, action) {
   return streamsOf(step, rank)

@@ -4,7 +4,7 @@ import { decode } from "./decode.js";
 import { insideTitle, isAction, listPhases, showDetails, showLegend, showTip, spoken } from "./details.js";
 import { firstAbove } from "./detail_level.js";
 import { listenToKeys } from "./keyboard.js";
-import { everyLane, insideLanes, ofAction, onPath, rankLanes, SCHEDULE, streamsOf } from "./layout.js";
+import { everyLane, insideLanes, ofAction, onPath, rankLanes, SCHEDULE, sideLanes, streamsOf } from "./layout.js";
 import { Overview } from "./overview.js";
 import { palette } from "./palette.js";
 import { Pane, RULER } from "./pane.js";
@@ -71,10 +71,11 @@ function arrange() {
   }
   const width = by("app").clientWidth - 4, ratio = window.devicePixelRatio || 1;
   if (width < 50) return;
-  upper.fill(step, shown.every ? everyLane(step) : rankLanes(step), 0, step.endMs);
+  const lanes = step.sides.length ? sideLanes(step) : shown.every ? everyLane(step) : rankLanes(step);
+  upper.fill(step, lanes, 0, step.endMs);
   upper.resize(width, Math.min(shown.every ? HIGHEST.every : HIGHEST.ranks, RULER + upper.rowsHeight + 2), ratio);
   arrangeInside(width, ratio);
-  const ranks = step.rows.filter((row) => row.stream === SCHEDULE);
+  const ranks = step.rows.filter((row) => step.sides.length || row.stream === SCHEDULE);
   showLegend(step, upper.lanes.map(({ row }) => row).filter((row) => row.stream >= 0), sought);
   overview.prepare(step, ranks, width, ratio, shown.colours, lit);
   upper.canvas.dataset.lanes = upper.lanes.map(({ short, y, height }) => `${short}:${RULER + y}:${height}`).join("|");
@@ -117,6 +118,7 @@ function select(event, aloud = true) {
   const { step } = shown, action = event.row.action[event.index];
   shown.selected = event;
   if (action >= 0) open(action);
+  by("chosen").hidden = false;
   showDetails(step, event);
   if (aloud) by("said").textContent = spoken(step, event);
   for (const pane of [upper, lower]) reveal(pane, event);
@@ -267,10 +269,13 @@ function take({ data, digest, opened }, theme) {
     const before = shown.step;
     const found = decode(data instanceof Uint8Array ? data : new Uint8Array(data));
     Object.assign(shown, { step: found, digest, selected: null, hovered: null, found: null, opened: -2 });
-    by("every").hidden = !found.whole;
+    const traced = found.sides.length > 0;
+    for (const id of ["path", "inside-title", "inside", "listed", "chosen"]) by(id).hidden = traced;
+    by("every").hidden = traced || !found.whole;
     shown.every &&= found.whole;
     if (before?.endMs !== found.endMs) upper.look(0, Object.assign(upper, { least: 0, most: found.endMs }).most);
-    upper.canvas.ariaLabel = `Actions of ${found.ranks} pipeline ranks over ${Math.round(found.endMs).toLocaleString("en-US")} ms`;
+    const what = traced ? `Kernels of ${found.sides.join(" and ")}` : `Actions of ${found.ranks} pipeline ranks`;
+    upper.canvas.ariaLabel = `${what} over ${Math.round(found.endMs).toLocaleString("en-US")} ms`;
     upper.canvas.dataset.events = found.rows.reduce((sum, row) => sum + row.count, 0);
     arrange();
     if (by("search").value) look(by("search").value);
