@@ -90,16 +90,16 @@ class CurveRun:
     def _missing(self) -> list[CurvePart]:
         return [part for part in self.parts if (part.axis.name, part.places[0]) not in self.points]
 
-    def _take(self, part: CurvePart, found: Sequence[CurvePoint]) -> None:
+    def _take(self, part: CurvePart, points: Sequence[CurvePoint]) -> None:
         self.running.pop(part.key, None)
-        for place, point in zip(part.places, found, strict=True):
+        for place, point in zip(part.places, points, strict=True):
             self.points[part.axis.name, place] = point
 
 
-def curve_run(key: str, scenario: Scenario, found: Sequence[CurveAxis]) -> CurveRun:
+def curve_run(key: str, scenario: Scenario, axes: Sequence[CurveAxis]) -> CurveRun:
     """The curves of a scenario, of which nothing is known yet; `key` names the scenario."""
     by_axis = []
-    for axis in found:
+    for axis in axes:
         places = axis.nearest_first()
         parts = [places[first : first + PER_JOB] for first in range(0, len(places), PER_JOB)]
         names = [",".join(f"{axis.values[n]:g}" for n in some) for some in parts]

@@ -378,9 +378,9 @@ def address() -> dict[str, list[str] | str]:
     return dict(changes.parameters(state.preset(), state.overrides()))
 
 
-def texts(found: Mapping[str, Derivation], query: Mapping[str, list[str] | str]) -> dict[str, str]:
+def texts(derivations: Mapping[str, Derivation], query: Mapping[str, list[str] | str]) -> dict[str, str]:
     """Help texts in Markdown by the figure's name; text of a scenario in them is shown literally."""
-    return {name: text(row, query) for name, row in found.items()}
+    return {name: text(row, query) for name, row in derivations.items()}
 
 
 def text(row: Derivation, query: Mapping[str, list[str] | str]) -> str:

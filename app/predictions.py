@@ -112,9 +112,9 @@ def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[
     return moesim.neighbours(jobs.admit(scenario), result, progress=progress)
 
 
-def neighbour_bands(scenario: Scenario, result: Result, found: tuple[Neighbour, ...]) -> dict[str, Band]:
-    """Intervals of the changes of the step time of `found`, by override."""
-    return change_bands(jobs.admit(scenario), result, found)
+def neighbour_bands(scenario: Scenario, result: Result, neighbours: tuple[Neighbour, ...]) -> dict[str, Band]:
+    """Intervals of the changes of the step time of `neighbours`, by override."""
+    return change_bands(jobs.admit(scenario), result, neighbours)
 
 
 def profiles(cluster: str | Cluster) -> tuple[str, list[str]]:

@@ -64,17 +64,17 @@ def show() -> None:
 
 
 @page_switch.redrawn(POLL_S)
-def _growing(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -> None:
+def _growing(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) -> None:
     """Draw the curves while points are still computed."""
     run.step()
     if run.done:
         st.rerun(scope="app")
     st.caption(f":material/hourglass_top: {len(run.points)} of {run.total} points, the nearest ones first")
-    _charts(run, found, figure, same, None)
+    _charts(run, axes, figure, same, None)
 
 
 @st.fragment
-def _still(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -> None:
+def _still(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) -> None:
     """Draw the curves when all points are known."""
     draws = headline.draws("curves", [run.scenario])
     band = None  # the interval of the scenario as it is, once it is known
@@ -85,13 +85,13 @@ def _still(run: CurveRun, found: Sequence[CurveAxis], figure: str, same: bool) -
         ":material/diamond: the present value · open circles do not fit into memory · "
         f":material/close: illegal, the pointer says why{told}. Choose a point to use its value."
     )
-    _charts(run, found, figure, same, None if band is None else (band.p10, band.p90))
-    _table(run, found, figure)
+    _charts(run, axes, figure, same, None if band is None else (band.p10, band.p90))
+    _table(run, axes, figure)
 
 
 def _charts(
     run: CurveRun,
-    found: Sequence[CurveAxis],
+    axes: Sequence[CurveAxis],
     figure: str,
     same: bool,
     band: tuple[float, float] | None,
@@ -102,8 +102,8 @@ def _charts(
         low, high = min(values), max(values)
         margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
         ends = low - margin, high + margin
-    for first in range(0, len(found), COLUMNS):
-        row = found[first : first + COLUMNS]
+    for first in range(0, len(axes), COLUMNS):
+        row = axes[first : first + COLUMNS]
         for place, axis in zip(st.columns(COLUMNS, gap="medium"), row, strict=False):
             with place, st.container(key=f"curve of {axis.name}"):
                 _one(run, axis, figure, ends, band)
@@ -174,10 +174,10 @@ def _words(point: CurvePoint, figure: str) -> str:
     return "no price" if point.status in ("ok", "does not fit") else point.status
 
 
-def _table(run: CurveRun, found: Sequence[CurveAxis], figure: str) -> None:
+def _table(run: CurveRun, axes: Sequence[CurveAxis], figure: str) -> None:
     """All points as a table, from which a value can be chosen by the keyboard too."""
     with st.expander("The same as a table"):
-        listed = [(axis, place, point) for axis in found for place, point in run.of(axis).items()]
+        listed = [(axis, place, point) for axis in axes for place, point in run.of(axis).items()]
         event: Any = st.dataframe(
             [
                 {

@@ -38,12 +38,12 @@ GREY = {"light": "color: #6b7280", "dark": "color: #9ca3af"}
 """By theme, each with at least 4.5 to 1 against its page."""
 
 
-def draws(found: PlanResult) -> list[FloatArray] | None:
+def draws(result: PlanResult) -> list[FloatArray] | None:
     """Random draws of every ranked plan's step time, relative to the predicted one.
 
     None until they are computed, and for a fleet.
     """
-    scenarios = [row.scenario for row in found.ranked]
+    scenarios = [row.scenario for row in result.ranked]
     if scenarios[0].fleet is not None:
         return None
     keys = " ".join(map(state.cache_key, scenarios))
@@ -258,30 +258,30 @@ def _space(scenario: Scenario, schedules: Sequence[str], kept: Sequence[str]) ->
     return {**space, "schedule": tuple(schedules)} if schedules else space
 
 
-def _answer(found: PlanResult) -> None:
-    known = _best(found)
+def _answer(result: PlanResult) -> None:
+    known = _best(result)
     counts = st.columns(4)
-    counts[0].metric("Plans considered", f"{found.considered:,}")
-    counts[1].metric("Legal and fitting", f"{found.fitting:,}")
-    counts[2].metric("Simulated", f"{found.simulated:,}")
-    counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
-    if found.kept:
-        st.caption(escaped(". ".join(found.kept)))
-    if found.trainer is not None:
-        st.caption(escaped(" ".join((*found.trainer.replaced, *found.trainer.sentences))))
+    counts[0].metric("Plans considered", f"{result.considered:,}")
+    counts[1].metric("Legal and fitting", f"{result.fitting:,}")
+    counts[2].metric("Simulated", f"{result.simulated:,}")
+    counts[3].metric("The present plan's place", "-" if result.own_rank is None else f"{result.own_rank:,}")
+    if result.kept:
+        st.caption(escaped(". ".join(result.kept)))
+    if result.trainer is not None:
+        st.caption(escaped(" ".join((*result.trainer.replaced, *result.trainer.sentences))))
     st.header("The best plans")
-    margins: list[Band | None] = [None] * len(found.ranked)
-    if known is not None and found.objective != "memory":  # no step pays for memory
-        margins = [None, *bands_of_margins([row.margin for row in found.ranked], known)[1:]]
-    row = choice(found.ranked, "ranked", margins)
+    margins: list[Band | None] = [None] * len(result.ranked)
+    if known is not None and result.objective != "memory":  # no step pays for memory
+        margins = [None, *bands_of_margins([row.margin for row in result.ranked], known)[1:]]
+    row = choice(result.ranked, "ranked", margins)
     if row is not None:
         _offer(row, "ranked")
     st.header("Trade-offs")
     st.caption("No other plan is better than one of these in time, GPU-hours and memory together.")
     event = widgets.figure(
         charts.pareto(
-            [_point(row) for row in found.pareto],
-            None if found.own is None else _point(found.own),
+            [_point(row) for row in result.pareto],
+            None if result.own is None else _point(result.own),
             "memory of the fullest GPU (GiB)",
         ),
         "Pareto front: step time against memory",
@@ -291,27 +291,27 @@ def _answer(found: PlanResult) -> None:
     )
     points = event["selection"]["points"] if event else []
     chosen = next((p["point_index"] for p in points if p["curve_number"] == 0), None)
-    if chosen is not None and chosen < len(found.pareto):
-        _offer(found.pareto[chosen], "pareto")
+    if chosen is not None and chosen < len(result.pareto):
+        _offer(result.pareto[chosen], "pareto")
     else:
         st.caption("Choose a point, or a row of the table, to open its plan.")
         with st.expander("The same as a table"):
-            row = choice(found.pareto, "front")
+            row = choice(result.pareto, "front")
             if row is not None:
                 _offer(row, "front")
     st.header("Refused")
     st.dataframe(
-        [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],
+        [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in result.refused],
         hide_index=True,
         column_config={"plans": st.column_config.NumberColumn(format="localized")},
     )
-    for note in found.notes:
+    for note in result.notes:
         st.caption(escaped(note))
 
 
-def _best(found: PlanResult) -> list[FloatArray] | None:
+def _best(result: PlanResult) -> list[FloatArray] | None:
     """Draw the best plan, which opens on the page Result, and return the draws of the ranked plans."""
-    best = found.best
+    best = result.best
     with st.container(border=True, key="best-plan"):
         st.markdown(f"**The best plan:** {escaped(best.label)}, {escaped(best.precision)}")
         tiles: dict[str, tuple[Callable[[float], str], float | None]] = {
@@ -326,7 +326,7 @@ def _best(found: PlanResult) -> list[FloatArray] | None:
         colour, icon = headline.VERDICTS[best.verdict]
         last.caption(f":{colour}-badge[:material/{icon}: {best.verdict}]")
         with places[0]:
-            known = draws(found)
+            known = draws(result)
         for place, (as_text, value) in zip(places, tiles.values(), strict=True):
             if known is not None and value is not None:
                 low, high = np.quantile(known[0], [0.1, 0.9])  # all are proportional to the step time

@@ -61,16 +61,16 @@ NORM_BYTES = 4.0
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
     by_rank = chunks_by_rank(schedule, stages, by_place=pricer.scenario.software.buckets_by_chunk)
-    same = {held: rank_step_end(pricer, held, schedule) for held in dict.fromkeys(by_rank)}
-    return tuple(same[held] for held in by_rank)
+    same = {chunks: rank_step_end(pricer, chunks, schedule) for chunks in dict.fromkeys(by_rank)}
+    return tuple(same[chunks] for chunks in by_rank)
 
 
-def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncCost:
+def rank_step_end(pricer: Pricer, chunks: RankChunks, schedule: Schedule) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
-    kinds = held.kinds
-    dense, expert = _held_parameters(pricer, held)
-    update = phase_cost(*update_operators(pricer, held, schedule))
-    reduction, gather = _collectives(pricer, held, schedule, dense, expert, update.fixed_s)
+    kinds = chunks.kinds
+    dense, expert = _held_parameters(pricer, chunks)
+    update = phase_cost(*update_operators(pricer, chunks, schedule))
+    reduction, gather = _collectives(pricer, chunks, schedule, dense, expert, update.fixed_s)
     tied = _tied_tables(pricer, kinds, schedule)
     reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
     links = pricer.links
@@ -101,18 +101,18 @@ def rank_step_end(pricer: Pricer, held: RankChunks, schedule: Schedule) -> SyncC
     )
 
 
-def _held_parameters(pricer: Pricer, held: RankChunks) -> tuple[float, float]:
+def _held_parameters(pricer: Pricer, chunks: RankChunks) -> tuple[float, float]:
     """(dense, expert) parameters of the blocks on a rank."""
-    parameters = [pricer.block_parameters(kind) for kind in held.kinds]
+    parameters = [pricer.block_parameters(kind) for kind in chunks.kinds]
     return fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
 
 
 def update_operators(
-    pricer: Pricer, held: RankChunks, schedule: Schedule
+    pricer: Pricer, chunks: RankChunks, schedule: Schedule
 ) -> tuple[tuple[Operator, ...], tuple[OperatorCost, ...]]:
     """Operators of the gradient norm and of the optimizer on a rank, and the price of each."""
     plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
-    dense, expert = _held_parameters(pricer, held)
+    dense, expert = _held_parameters(pricer, chunks)
     expert_shards, shards = layout.optimizer_shards if plan.zero_stage else (1, 1)
     held_by = len(schedule.routes) if plan.zero_stage else 1
     owned = dense / (shards * held_by) + expert / (expert_shards * held_by)
@@ -129,7 +129,7 @@ def update_operators(
 
 
 def _collectives(
-    pricer: Pricer, held: RankChunks, schedule: Schedule, dense: float, expert: float, update_s: float
+    pricer: Pricer, chunks: RankChunks, schedule: Schedule, dense: float, expert: float, update_s: float
 ) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
@@ -141,26 +141,26 @@ def _collectives(
     if plan.zero_stage == 3:
         groups = CostedSeconds(), CostedSeconds()
         if not sync.groups_in_backward:
-            groups = _over_groups(pricer, held.kinds, schedule, dense, expert)
+            groups = _over_groups(pricer, chunks.kinds, schedule, dense, expert)
         if sync.in_backward:
             return groups
         # The exposed scatter of whole gradients after the last micro-batch (`software.gradient_sync`).
-        pieces, (reduced, _) = pieces_of(pricer, held.kinds, dense, expert, 1), _element_bytes(pricer)
+        pieces, (reduced, _) = pieces_of(pricer, chunks.kinds, dense, expert, 1), _element_bytes(pricer)
         sizes, over = (dense * reduced, expert * reduced), shard_rings(pricer)
         scatter = data_parallel(pricer, "reduce_scatter", *sizes, 1, pieces, over=over)
         number = pieces.dense + (pieces.expert if expert else 0)
-        last, _ = exposed_behind_compute(pricer, held.kinds, schedule, scatter, CostedSeconds(), number)
+        last, _ = exposed_behind_compute(pricer, chunks.kinds, schedule, scatter, CostedSeconds(), number)
         return last + groups[0], groups[1]
     if software.buckets_by_chunk and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
-        reduction, gather = exposed_by_chunk(pricer, held, schedule, update_s)
+        reduction, gather = exposed_by_chunk(pricer, chunks, schedule, update_s)
     else:
-        pieces = pieces_of(pricer, held.kinds, dense, expert, copies)
+        pieces = pieces_of(pricer, chunks.kinds, dense, expert, copies)
         reduction, gather = _alone(pricer, dense, expert, copies, pieces)
         if software.overlap_data_parallel:
             number = pieces.dense + (pieces.expert if expert else 0)
             reduction, gather = exposed_behind_compute(
-                pricer, held.kinds, schedule, reduction, gather, number
+                pricer, chunks.kinds, schedule, reduction, gather, number
             )
     if sync.in_backward:
         reduction = _between_copies(pricer, dense, expert, copies)
@@ -226,7 +226,7 @@ def _over_groups(
 
 
 def exposed_by_chunk(
-    pricer: Pricer, held: RankChunks, schedule: Schedule, update_s: float
+    pricer: Pricer, chunks: RankChunks, schedule: Schedule, update_s: float
 ) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed reduction and gather of a rank as Megatron core buckets them (docs/model.md, eq. O12, O13).
 
@@ -234,18 +234,18 @@ def exposed_by_chunk(
     """
     parameters = [
         tuple(fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
-        for chunk in held.chunks
+        for chunk in chunks.chunks
     ]
     alone = [_alone(pricer, dense, expert, 1) for dense, expert in parameters]
-    windows = [_windows(pricer, chunk, schedule) for chunk in held.chunks]
+    windows = [_windows(pricer, chunk, schedule) for chunk in chunks.chunks]
     forwards, backwards = (tuple(fsum(window[i]) for window in windows) for i in (0, 1))
     software, layout = pricer.scenario.software, pricer.layout
     ranks = layout.dp * pricer.scenario.parallel.cp
     size = software.bucket_size(ranks)
     assert size is not None  # Megatron's buckets have one
-    passes = min(schedule.pp, schedule.microbatches) if len(held.chunks) > 1 else 1
-    place = ChunkPlace(held.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
-    kinds, lost = held.kinds, pricer.lost_beside_library
+    passes = min(schedule.pp, schedule.microbatches) if len(chunks.chunks) > 1 else 1
+    place = ChunkPlace(chunks.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
+    kinds, lost = chunks.kinds, pricer.lost_beside_library
     names: tuple[tuple[RingOperation, ...], ...] = (("reduce_scatter",), ("all_gather",))
     if pricer.scenario.parallel.zero_stage == 0:
         names = (("reduce_scatter", "all_gather"), ("all_gather",))

@@ -100,12 +100,12 @@ def rising(say: OnProgress) -> OnProgress:
     """A callback whose share never falls: a part that turns out to be longer than expected stands still."""
     highest = 0.0
 
-    def told(share: float, text: str) -> None:
+    def never_falling(share: float, text: str) -> None:
         nonlocal highest
         highest = max(highest, min(1.0, share))
         say(highest, text)
 
-    return told
+    return never_falling
 
 
 def scaled(say: OnProgress, first: float, last: float) -> OnProgress:

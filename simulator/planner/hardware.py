@@ -394,63 +394,63 @@ def hardware_comparison(
     """The comparison of finished plans under one payment: arithmetic, so that other terms cost nothing."""
     rows: list[ClusterRow] = []
     first: tuple[ClusterPlan, Result] | None = None
-    for found in plans:
-        row, result = _row(scenario, found, payment)
-        if found is plans[0] and result is not None:
-            first = found, result
+    for planned in plans:
+        row, result = _row(scenario, planned, payment)
+        if planned is plans[0] and result is not None:
+            first = planned, result
         elif first is not None and result is not None:
-            row = row.model_copy(update={"differences": _differences(first, (found, result))})
+            row = row.model_copy(update={"differences": _differences(first, (planned, result))})
         rows.append(row)
     return HardwareComparison(
         scenario=scenario.name, inputs=inputs_of(scenario), payment=payment, clusters=tuple(rows)
     )
 
 
-def priced_scenario(found: ClusterPlan, payment: Payment) -> Scenario | None:
+def priced_scenario(planned: ClusterPlan, payment: Payment) -> Scenario | None:
     """The scenario of a cluster's best plan with the price of a payment; None where there is no plan."""
-    if found.scenario is None:
+    if planned.scenario is None:
         return None
     try:
-        return paid(found.scenario, payment)
+        return paid(planned.scenario, payment)
     except InputError:
-        return found.scenario
+        return planned.scenario
 
 
-def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[ClusterRow, Result | None]:
+def _row(scenario: Scenario, planned: ClusterPlan, payment: Payment) -> tuple[ClusterRow, Result | None]:
     """(row without differences, priced result) of one cluster; no result where there is no plan."""
-    machine = found.machine
+    machine = planned.machine
     base = ClusterRow(
-        cluster=found.cluster,
+        cluster=planned.cluster,
         accelerator="unknown" if machine is None else machine.accelerator.name,
         n_gpus=None if machine is None else machine.n_gpus,
         nodes=None if machine is None else machine.nodes,
-        search=found.search,
-        problem=found.problem,
+        search=planned.search,
+        problem=planned.problem,
     )
-    if found.scenario is None or found.result is None or found.draws is None or found.plan is None:
+    if planned.scenario is None or planned.result is None or planned.draws is None or planned.plan is None:
         return base, None
     price, problem = None, ""
     try:
-        price = price_under(found.scenario.machine, payment)
+        price = price_under(planned.scenario.machine, payment)
     except InputError as error:
         problem = str(error)
-    cluster = found.scenario.machine.model_copy(update={"price_per_gpu_hour": price})
-    alone = found.scenario.model_copy(
-        update={"cluster": cluster, "run": RunPlan(tokens=found.scenario.run.tokens)}
+    cluster = planned.scenario.machine.model_copy(update={"price_per_gpu_hour": price})
+    alone = planned.scenario.model_copy(
+        update={"cluster": cluster, "run": RunPlan(tokens=planned.scenario.run.tokens)}
     )
-    result = repriced(found.result, alone)
-    bands = bands_of_draws(result, found.draws)
+    result = repriced(planned.result, alone)
+    bands = bands_of_draws(result, planned.draws)
     figures = {name: bands[name] for name in FIGURES if name in bands}
-    kwh = _kwh(found)
+    kwh = _kwh(planned)
     if kwh is not None:
-        figures[KWH] = Band.of(kwh, kwh * found.draws)
+        figures[KWH] = Band.of(kwh, kwh * planned.draws)
     row = base.model_copy(
         update={
-            "inputs": inputs_of(found.scenario),
-            "plan": found.plan.label,
-            "precision": found.plan.precision,
-            "recompute": found.plan.recompute,
-            "considered": found.considered,
+            "inputs": inputs_of(planned.scenario),
+            "plan": planned.plan.label,
+            "precision": planned.plan.precision,
+            "recompute": planned.plan.recompute,
+            "considered": planned.considered,
             "fits": result.memory.fits,
             "verdict": result.memory.verdict,
             "memory_bytes": result.memory.total_bytes,
@@ -465,11 +465,11 @@ def _row(scenario: Scenario, found: ClusterPlan, payment: Payment) -> tuple[Clus
     return row, result
 
 
-def _kwh(found: ClusterPlan) -> float | None:
+def _kwh(planned: ClusterPlan) -> float | None:
     """Energy of a billion tokens (kWh), every board at its power limit; None where that is unknown."""
-    assert found.plan is not None and found.scenario is not None
-    energy = found.plan.energy_j
-    return None if energy is None else energy / JOULES_PER_KWH / found.scenario.run.tokens * 1e9
+    assert planned.plan is not None and planned.scenario is not None
+    energy = planned.plan.energy_j
+    return None if energy is None else energy / JOULES_PER_KWH / planned.scenario.run.tokens * 1e9
 
 
 def _differences(first: tuple[ClusterPlan, Result], other: tuple[ClusterPlan, Result]) -> dict[str, Band]:

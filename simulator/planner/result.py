@@ -417,7 +417,7 @@ def closed_form_memory(
 def make_row(
     scenario: Scenario,
     cluster: Cluster,
-    found: PlanStep,
+    step: PlanStep,
     closed_form_s: float | None = None,
     lower_bound_s: float | None = None,
     variants: int = 1,
@@ -429,7 +429,7 @@ def make_row(
     scenario keys and values of the space's variant.
     """
     plan = scenario.parallel
-    seconds = closed_form_s if found.time_s is None else found.time_s
+    seconds = closed_form_s if step.time_s is None else step.time_s
     assert seconds is not None, "a plan has a simulated or an estimated time"
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
@@ -446,32 +446,32 @@ def make_row(
         dp=cluster.n_gpus // (plan.tp * plan.cp * plan.pp),
         expert_tp=plan.expert_tp,
         microbatch=plan.microbatch,
-        microbatches=found.microbatches,
+        microbatches=step.microbatches,
         schedule=scenario.schedule,
         zero_stage=plan.zero_stage,
         recompute=recompute_label(scenario.recompute),
         precision=precision_name(scenario),
         sms=scenario.communication.sms,
         placement=placement_name(scenario.routing.eplb),
-        layers=found.layers,
+        layers=step.layers,
         changed=dict(changed),
         time_s=seconds,
-        source="closed form" if found.time_s is None else "simulated",
+        source="closed form" if step.time_s is None else "simulated",
         closed_form_s=closed_form_s,
         lower_bound_s=lower_bound_s,
-        memory_bytes=found.memory.total_bytes,
-        reserved_bytes=found.memory.range_bytes[1],
-        capacity_bytes=found.memory.capacity_bytes,
-        memory_by_kind_bytes=found.memory.by_kind_bytes,
+        memory_bytes=step.memory.total_bytes,
+        reserved_bytes=step.memory.range_bytes[1],
+        capacity_bytes=step.memory.capacity_bytes,
+        memory_by_kind_bytes=step.memory.by_kind_bytes,
         days=run_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,
         energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue if limit else None,
         margin=0.0,
         variants=variants,
-        causes_s=found.causes,
+        causes_s=step.causes,
         scenario=scenario,
-        pools=found.pools,
+        pools=step.pools,
     )
 
 

@@ -112,9 +112,9 @@ def powered_figures(result: Figures) -> dict[str, float | None]:
     return {name: value if isinstance(value, float) else None for name, value in found.items()}
 
 
-def bands_of_figures(result: Figures, found: Uncertainty) -> dict[str, Band]:
-    """Intervals by figure: those of `found`, and of the result's figures proportional to one of them."""
-    bands = dict(found.bands)
+def bands_of_figures(result: Figures, uncertainty: Uncertainty) -> dict[str, Band]:
+    """Intervals by figure: those given, and of the figures that are proportional to one of them."""
+    bands = dict(uncertainty.bands)
     predicted = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
     for name, other in PROPORTIONAL_TO.items():
         band, value = bands.get(other), predicted[name]

@@ -95,7 +95,7 @@ class EventList:
 # The tasks inside actions as events on their streams, for all actions of a template at once (pure).
 
 
-def add_tasks(found: EventList, execution: Execution, member: int) -> None:
+def add_tasks(events: EventList, execution: Execution, member: int) -> None:
     """Add every task of a member of each pipeline rank.
 
     A compute task ends with its exposed collectives. A transfer begins with its small kernels and the wait
@@ -110,8 +110,8 @@ def add_tasks(found: EventList, execution: Execution, member: int) -> None:
             if task.transfer is None:
                 rank = table.rank[actions]
                 waits = np.minimum(own_ns, round(task.price.exposed_s * NS))
-                found.add(COMPUTE, task.phase, rank, end - own_ns, end - waits, actions, number, task.block)
-                found.add(INSIDE, task.phase, rank, end - waits, end, actions, number, task.block)
+                events.add(COMPUTE, task.phase, rank, end - own_ns, end - waits, actions, number, task.block)
+                events.add(INSIDE, task.phase, rank, end - waits, end, actions, number, task.block)
             else:  # a member can begin when its stream is free and its inputs are there
                 before, begin = code.before[number], execution.times.start[actions, member]
                 for other in task.deps if before is None else (*task.deps, before):
@@ -121,9 +121,9 @@ def add_tasks(found: EventList, execution: Execution, member: int) -> None:
                 launch = np.minimum(end, execution.times.begins[at] + task.transfer.launch_ns)
                 stream = SHARDING if task.stream == "sharding" else COMMUNICATION
                 place = actions, number, task.block
-                found.add(stream, f"prepare {task.phase}", table.rank[actions], begin, ready, *place)
-                found.add(stream, f"wait for {task.phase}", table.rank[actions], ready, launch, *place)
-                found.add(stream, task.phase, table.rank[actions], launch, end, *place)
+                events.add(stream, f"prepare {task.phase}", table.rank[actions], begin, ready, *place)
+                events.add(stream, f"wait for {task.phase}", table.rank[actions], ready, launch, *place)
+                events.add(stream, task.phase, table.rank[actions], launch, end, *place)
 
 
 # -- overlap spans -----------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def _path(path: Sequence[Segment], first_action: IntArray) -> CriticalPath:
     return CriticalPath(rank, tuple(segment.cause for segment in path), action, member, begin, end)
 
 
-def _add_sends(found: EventList, execution: Execution) -> None:
+def _add_sends(events: EventList, execution: Execution) -> None:
     """Pipeline sends, on as many lanes as overlap."""
     table = execution.table
     producers: dict[tuple[int, int, int], int] = {}
@@ -360,7 +360,7 @@ def _add_sends(found: EventList, execution: Execution) -> None:
                 sends = [send for send, at in own if at == lane and letter in send.label]
                 labels = [map(int, send.label.split(letter)) for send in sends]  # such as "3F12"
                 posted = [producers.get((side, stage, micro), -1) for stage, micro in labels]
-                found.add(
+                events.add(
                     FIRST_SEND + lane,
                     SENDS[side],
                     rank,

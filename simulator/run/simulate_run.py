@@ -122,9 +122,9 @@ def _line(x: int, first: tuple[int, float], second: tuple[int, float]) -> float:
     return first[1] + slope * (x - first[0])
 
 
-def work_seconds(found: Sequence[Level], times: StepTimes) -> float:
+def work_seconds(levels: Sequence[Level], times: StepTimes) -> float:
     """Seconds of all steps of a phase."""
-    return math.fsum(level.steps * times.at(level.sequences) for level in found)
+    return math.fsum(level.steps * times.at(level.sequences) for level in levels)
 
 
 # -- work --------------------------------------------------------------------------------------------

@@ -374,7 +374,7 @@ def neighbours(
     return tuple(sorted(found, key=lambda n: (VERDICTS.index(n.verdict), n.step_time_s, n.override)))
 
 
-def change_bands(scenario: Scenario, result: Result, found: Sequence[Neighbour]) -> dict[str, Band]:
+def change_bands(scenario: Scenario, result: Result, neighbours: Sequence[Neighbour]) -> dict[str, Band]:
     """Intervals of the relative changes of the step time, by override.
 
     The draws are shared with the scenario's own (docs/model.md, eq. U2), so that a change is less uncertain
@@ -385,7 +385,7 @@ def change_bands(scenario: Scenario, result: Result, found: Sequence[Neighbour])
         own = relative_draws(scenario)
     except InputError:
         return bands
-    for row in found:
+    for row in neighbours:
         try:
             other = relative_draws(scenario.overridden(row.override))
         except (InputError, InfeasibleError):

@@ -148,12 +148,12 @@ def _host_sources(scenario: Scenario) -> tuple[Source, ...]:
 
 
 def _session_effect(
-    profile: CalibrationProfile, used: Sequence[str], found: Sequence[EntryEffect]
+    profile: CalibrationProfile, used: Sequence[str], effects: Sequence[EntryEffect]
 ) -> EntryEffect | None:
     """Effect of the measurement session, which shifts every entry that it bounds together (eq. U4)."""
     source, bound = session(profile, used)
     low, high = source.points()
-    moved = [effect for effect in found if effect.source.id in bound]
+    moved = [effect for effect in effects if effect.source.id in bound]
     seconds = [fsum(float(e.at_change(np.array(c))) for e in moved) for c in (low, high)]
     return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
 

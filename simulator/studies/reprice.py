@@ -140,22 +140,22 @@ def _stated(scenario: Scenario) -> set[str]:
     return {row.path for row in rows}
 
 
-def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -> Uncertainty | None:
+def _with_cost(uncertainty: Uncertainty | None, days: float, cost_usd: float | None) -> Uncertainty | None:
     """The intervals with that of the cost, which is proportional to the days."""
-    if found is None:
+    if uncertainty is None:
         return None
-    engine = found.by_engine
+    engine = uncertainty.by_engine
     if engine is not None:
         engine = engine.model_copy(update={"bands": _bands_with_cost(engine.bands, days, cost_usd)})
-    bands = _bands_with_cost(found.bands, days, cost_usd)
-    return found.model_copy(update={"bands": bands, "by_engine": engine})
+    bands = _bands_with_cost(uncertainty.bands, days, cost_usd)
+    return uncertainty.model_copy(update={"bands": bands, "by_engine": engine})
 
 
-def _bands_with_cost(found: Mapping[str, Band], days: float, cost_usd: float | None) -> dict[str, Band]:
-    bands = {name: band for name, band in found.items() if name != "cost_usd"}
+def _bands_with_cost(known: Mapping[str, Band], days: float, cost_usd: float | None) -> dict[str, Band]:
+    bands = {name: band for name, band in known.items() if name != "cost_usd"}
     if cost_usd is not None:
         usd_per_day = cost_usd / days
-        spread = {name: value * usd_per_day for name, value in found["days"].model_dump().items()}
+        spread = {name: value * usd_per_day for name, value in known["days"].model_dump().items()}
         bands["cost_usd"] = Band(**{**spread, "predicted": cost_usd})
     return bands
 

@@ -134,9 +134,9 @@ def _choice(key: str, values: Values, drawn: bool) -> _Choice:
     return _Choice((values,))
 
 
-def _once(found: list[Point]) -> list[Point]:
+def _once(points: list[Point]) -> list[Point]:
     kept: dict[str, Point] = {}
-    for point in found:
+    for point in points:
         kept.setdefault(repr(sorted(point.items(), key=lambda item: item[0])), point)
     return list(kept.values())
 

@@ -184,7 +184,7 @@ def test_lanes_never_overlap() -> None:
 
 def given(app: testing.AppTest, *files: tuple[str, bytes], place: str = "own") -> testing.AppTest:
     """Upload the files and press the button that reads them."""
-    uploader = next(one for one in app.file_uploader if one.key.startswith(f"trace {place} upload"))
+    uploader = next(one for one in app.file_uploader if str(one.key).startswith(f"trace {place} upload"))
     uploader.set_value([(name, data, "application/json") for name, data in files]).run()
     app.button(key=f"read {place}").click().run()
     return app

@@ -135,7 +135,7 @@ def _packed(
         "names": [_described(name) for name in names]
         if sides
         else [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
-        "rows": [_row(events, start, end, titles) for start, end in zip(starts, ends, strict=True)],
+        "rows": [_row(events, int(start), int(end), titles) for start, end in zip(starts, ends, strict=True)],
     }
     parts = {name: numbers(column) for name, column in columns.items()}
     sizes = [{"name": n, "count": len(columns[n]), "bytes": len(part)} for n, part in parts.items()]

@@ -307,19 +307,19 @@ def draws_done(say: Callable[[str], None]) -> Callable[[int, int], None]:
     return lambda done, draws: say(f"{done} of {draws} engine runs")
 
 
-def print_engine_bands(found: EngineBands) -> None:
+def print_engine_bands(engine: EngineBands) -> None:
     """Print the intervals by the engine itself, and the error of the first-order ones over the same draws."""
     from moesim.simulator.common.tables import cell
 
-    print_text(f"\nby {found.draws:,} engine runs with all uncertain inputs off together (eq. U7)")
+    print_text(f"\nby {engine.draws:,} engine runs with all uncertain inputs off together (eq. U7)")
     rows = [
         (name, cell(band.predicted), cell(band.p10), cell(band.p50), cell(band.p90))
-        for name, band in found.bands.items()
+        for name, band in engine.bands.items()
     ]
     print_table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
     print_text(
         "over these draws the first-order step time differs from the engine's by "
-        f"{found.first_order_mean:+.2%} in the mean and {found.first_order_rms:.2%} rms"
+        f"{engine.first_order_mean:+.2%} in the mean and {engine.first_order_rms:.2%} rms"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import fsum
-from typing import Any
 
 import pytest
 
