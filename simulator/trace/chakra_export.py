@@ -35,13 +35,13 @@ _COLLECTIVES = {
 
 
 @dataclass(slots=True)
-class _Node:
+class _ChakraNode:
     name: str
     kind: int
     start: int
     end: int
-    needs: list[_Node] = field(default_factory=list)
-    follows: list[_Node] = field(default_factory=list)
+    needs: list[_ChakraNode] = field(default_factory=list)
+    follows: list[_ChakraNode] = field(default_factory=list)
     """What it stands behind by order only: on its stream, or in the schedule."""
     attributes: dict[str, int | str | bool] = field(default_factory=dict)
     number: int = -1
@@ -76,19 +76,19 @@ class _Builder:
         self.execution, self.rank, self.row, self.member = execution, rank, row, member
         self.gpus, self.groups = gpus, groups
         self.table = execution.table
-        self.by_task: defaultdict[int, list[_Node]] = defaultdict(list)
-        self.ends: list[_Node] = []
+        self.by_task: defaultdict[int, list[_ChakraNode]] = defaultdict(list)
+        self.ends: list[_ChakraNode] = []
         """The end of the step, in order."""
 
-    def nodes(self) -> list[_Node]:
+    def nodes(self) -> list[_ChakraNode]:
         """All nodes in an order in which each stands behind what it needs."""
         self._events()
         first, last = self.table.first_action[self.row : self.row + 2].tolist()
         actions = {
             self._key(action, side): action for action in range(len(self.table.steps)) for side in (0, 1)
         }
-        received: defaultdict[int, list[_Node]] = defaultdict(list)
-        sent: defaultdict[int, list[tuple[_Node, int]]] = defaultdict(list)
+        received: defaultdict[int, list[_ChakraNode]] = defaultdict(list)
+        sent: defaultdict[int, list[tuple[_ChakraNode, int]]] = defaultdict(list)
         for send in self.execution.sends:
             side = 0 if "F" in send.label else 1
             stage, micro = map(int, send.label.split("FB"[side]))
@@ -98,7 +98,7 @@ class _Builder:
                 received[taker].append(self._transfer(send, RECV, maker))
             if send.source == self.row:
                 sent[maker].append((self._transfer(send, SEND, maker), side))
-        before: list[_Node] = []
+        before: list[_ChakraNode] = []
         awaits = self.execution.program.schedule.awaits(self.row)
         for action, held in zip(range(first, last), awaits, strict=True):
             before = self._action(action, before, received[action], sent[action])
@@ -127,7 +127,7 @@ class _Builder:
             if stream == RECEIVES or stream >= FIRST_SEND:
                 continue
             kind = CLASSES[cls]
-            node = _Node(f"moesim::{kind}::{names[name]}", COMP, start, end)
+            node = _ChakraNode(f"moesim::{kind}::{names[name]}", COMP, start, end)
             node.attributes = {"is_cpu_op": False, "tid": stream, "phase": PHASES[phase]}
             if kind in COMMUNICATION:
                 node.kind = COLLECTIVE
@@ -147,7 +147,7 @@ class _Builder:
             said["pg_name"] = str(number)
         return said
 
-    def _transfer(self, send: SendRecord, kind: int, maker: int) -> _Node:
+    def _transfer(self, send: SendRecord, kind: int, maker: int) -> _ChakraNode:
         """A send, or the receive of the same, of this member: from when its own output was there."""
         word, side = "send" if kind == SEND else "receive", int("B" in send.label)
         times, code, member = self.execution.times, self.table.steps[maker].code, self.member
@@ -159,7 +159,7 @@ class _Builder:
             length = round(float(slow[member]) * (length / float(slow.max())))
         start = int(ready[member]) + START_NS
         end = start + length
-        node = _Node(f"moesim::send_recv::{word} {send.label}", kind, start, end)
+        node = _ChakraNode(f"moesim::send_recv::{word} {send.label}", kind, start, end)
         stage, micro = map(int, send.label.split("FB"[side]))
         tag = 2 * (stage * self.execution.program.schedule.microbatches + micro) + side
         node.attributes = {
@@ -170,11 +170,15 @@ class _Builder:
         return node
 
     def _action(
-        self, action: int, before: list[_Node], received: list[_Node], sent: list[tuple[_Node, int]]
-    ) -> list[_Node]:
+        self,
+        action: int,
+        before: list[_ChakraNode],
+        received: list[_ChakraNode],
+        sent: list[tuple[_ChakraNode, int]],
+    ) -> list[_ChakraNode]:
         """Link the tasks of an action; return what the next action stands behind."""
         code, first = self.table.steps[action].code, int(self.table.first_task[action])
-        outs: list[list[_Node]] = []
+        outs: list[list[_ChakraNode]] = []
         used: set[int] = set()
         for number, task in enumerate(code.tasks):
             previous = code.before[number]
@@ -196,9 +200,9 @@ class _Builder:
         return list(after.values())
 
 
-def _ordered(nodes: list[_Node]) -> list[_Node]:
+def _ordered(nodes: list[_ChakraNode]) -> list[_ChakraNode]:
     """Nodes in order of time, each behind what it needs; numbers them from 0."""
-    order: list[_Node] = []
+    order: list[_ChakraNode] = []
     seen: dict[int, bool] = {}
     for root in sorted(nodes, key=lambda node: (node.start, node.end)):
         stack = [root]
@@ -251,7 +255,7 @@ def _attribute(name: str, value: int | str | bool) -> bytes:
     return _bytes(10, _bytes(1, name.encode()) + said)
 
 
-def _encoded(nodes: Iterable[_Node], name: str, world: int) -> bytes:
+def _encoded(nodes: Iterable[_ChakraNode], name: str, world: int) -> bytes:
     head = _bytes(1, b"0.0.4")
     for key, value in (("name", name), ("world_size", world), ("by", "moesim")):
         head += b"\x12" + _attribute(key, value)[1:]  # the same message under key 2

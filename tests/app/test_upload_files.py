@@ -19,7 +19,7 @@ from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileMan
 from streamlit.runtime.uploaded_file_manager import DeletedFile, UploadedFile, UploadedFileRec
 
 from moesim.app import upload_files
-from moesim.app.uploads import folder
+from moesim.app.uploads import folder as uploads_folder
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
 
@@ -39,7 +39,7 @@ def manager() -> Any:
 
 def put(manager: Any, session: str, file: str, gigabytes: float) -> Path:
     """A file as it arrives: its bytes on disk (none of them written here), and its name for the framework."""
-    path = folder() / f"put-{abs(hash((session, file, gigabytes))):032x}"
+    path = uploads_folder() / f"put-{abs(hash((session, file, gigabytes))):032x}"
     with path.open("wb") as sparse:
         sparse.truncate(int(gigabytes * GB))
     record = UploadedFileRec(file, f"{file}.json", "text/plain", b"moesim-file:" + path.name.encode())
@@ -62,7 +62,7 @@ def test_a_session_holds_what_came_last_and_what_its_widgets_hold(manager: Any) 
     assert held(manager) == {"one": ["16", "17", "18", "19", "next"]}, "what was asked for longest ago goes"
     assert not widget.exists()
     manager.remove_session_files("one")
-    assert list(folder().iterdir()) == [], "the visitor left"
+    assert list(uploads_folder().iterdir()) == [], "the visitor left"
 
 
 def test_many_small_files_are_bounded_too(manager: Any) -> None:
