@@ -1,7 +1,7 @@
 """Estimates the memory and time of simulating a scenario before doing so (pure).
 
 The counts do not depend on the machine. The figures that turn them into memory and time were measured on the
-home case (docs/performance.md, "How large a job is"); they only limit jobs, and no prediction uses them.
+home case (lab/docs/performance-notes.md, "How large a job is"); they only limit jobs, and no prediction uses them.
 """
 
 from __future__ import annotations
