@@ -402,7 +402,6 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
                 Payload counts the rows of the own rank: 7/8 of it crosses NVLink, and all of it for the
                 push."""
             ),
-            rate_table(experts),
             draw("expert-parallel", experts, "communication SMs", "GB/s", LINK_GB_S),
             "PTX beside CUDA C++:",
             draw("ptx-cuda", languages, "communication SMs", "us"),
@@ -430,6 +429,8 @@ def tables(header: dict[str, Any], rows: list[Row]) -> str:
                 f"Medians of nine (`{BENCH.relative_to(ROOT)}`). The CUDA C++ versions have no inline PTX."
             ),
             time_table(in_both_languages()),
+            "## Dispatch and combine, 8 GPUs",
+            rate_table(all_to_all(rows)),
             "## Beside DeepEP, 4 GPUs, one run",
             wrapped(
                 f"""Medians of 15, DeepEP 30 (`{BENCH4.relative_to(ROOT)}`). DeepEP has its best chunk size,
