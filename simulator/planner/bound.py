@@ -284,8 +284,8 @@ class BoundBook:
                 often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
                 for use in ACTIONS_OF[kind]:
                     stage = forward if use == "F" else backward
-                    held = [block.kind for block in assignment.stages[stage]]
-                    one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held)
+                    own = [block.kind for block in assignment.stages[stage]]
+                    one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in own)
                     moved = sum(one, np.zeros(price.shape[:2]))
                     total = total + often * moved[:, :, None]
             most = np.maximum(most, total)
@@ -370,8 +370,8 @@ class _Stages:
         """Seconds of compute (part 0) or transfers' small kernels (part 1) [frames, precisions, classes]."""
         each = self.compute[:, :, :, :, ACTIONS.index(action), part]
         counts = self.counts[stage]
-        held = (each[..., k] * counts[k] for k in range(len(counts)) if counts[k])
-        return sum(held, np.zeros(each.shape[:-1]))
+        by_kind = (each[..., k] * counts[k] for k in range(len(counts)) if counts[k])
+        return sum(by_kind, np.zeros(each.shape[:-1]))
 
     def _moved(self, action: str, stage: int) -> FloatArray:
         blocks = float((self.counts[stage] * self.routed).sum())

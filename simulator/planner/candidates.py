@@ -104,9 +104,9 @@ def find_candidates(
         group = FrameGroup(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
             gathering.add(group)
-    found = gathering.candidates(costs)
-    say(1.0, f"{found.priced:,} price tables, {found.fitting:,} plans fit")
-    return found
+    candidates = gathering.candidates(costs)
+    say(1.0, f"{candidates.priced:,} price tables, {candidates.fitting:,} plans fit")
+    return candidates
 
 
 @dataclass(slots=True)
@@ -238,13 +238,13 @@ class _Gathering:
         for n, layout in enumerate(group.layouts):
             each = [self.memory.fullest(frames, pattern, layout, more) for more in self.replicas]
             bound = self.bounds.with_sharding(frames, pattern, layout)[:, :, self.bounds.class_of]
-            for k, held in enumerate(each):
-                better = is_admitted(*held, self.capacity, self.space.headroom) & (bound < best[k])
+            for k, fullest in enumerate(each):
+                better = is_admitted(*fullest, self.capacity, self.space.headroom) & (bound < best[k])
                 best[k] = np.where(better, bound, best[k])
-                used[k] = np.where(better, held.used, used[k])
+                used[k] = np.where(better, fullest.used, used[k])
                 chosen[k][better] = n
-                fewer = held.used < least[k][0]
-                least[k] = np.where(fewer, held, least[k])
+                fewer = fullest.used < least[k][0]
+                least[k] = np.where(fewer, fullest, least[k])
         return _Counted(best, used, chosen, least)
 
     def _refuse_slow(
@@ -353,7 +353,7 @@ def _layouts(
         for row in bounds.weights(plan).reshape(-1, len(kinds)):
             seen[tuple(round(RESOLUTION * float(value) / float(row[layer])) for value in row)] += 1
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))
-    found = {}
+    layouts = {}
     for n in counts:
         kept: list[StageAssignment] = []
         for ends_alone in (False, True):  # bidirectional pipelines are faster with a layer on both ends
@@ -364,8 +364,8 @@ def _layouts(
                 distinct[layout] = distinct.get(layout, 0) + seen[weights]
             best = sorted(distinct, key=lambda item: (-distinct[item], item.layers_per_stage))
             kept += best[:LAYOUTS]
-        found[n] = tuple(dict.fromkeys(kept))
-    return found
+        layouts[n] = tuple(dict.fromkeys(kept))
+    return layouts
 
 
 @lru_cache(maxsize=4096)

@@ -103,10 +103,10 @@ class ActionBook:
             tuple(blocks[forward]) if forward >= 0 else (),
             tuple(blocks[backward]) if backward >= 0 else (),
         )
-        found = self._times.get((kind, sides))
-        if found is None:
-            found = self._times[kind, sides] = self._walk(kind, self._template(kind, sides), sides)
-        return found
+        times = self._times.get((kind, sides))
+        if times is None:
+            times = self._times[kind, sides] = self._walk(kind, self._template(kind, sides), sides)
+        return times
 
     def _template(self, kind: ActionKind, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]) -> Template:
         forward, backward = (tuple(self._phases_of(k) for k in side) for side in sides)
@@ -527,10 +527,10 @@ def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict
 
     `kept`: share of the routed rows that are computed.
     """
-    found = {}
+    by_action = {}
     for action in ACTIONS:
         costs = [(phase, table.compute.get((kind, phase, "alone"))) for phase in PHASES_OF[action]]
-        found[action] = tuple(
+        by_action[action] = tuple(
             fsum(
                 c.fixed_s + kept * c.row_s
                 for phase, c in costs
@@ -538,4 +538,4 @@ def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict
             )
             for small in (False, True)
         )
-    return found  # type: ignore[return-value]
+    return by_action  # type: ignore[return-value]

@@ -52,8 +52,8 @@ class FleetMemory:
             for rank in part.ranks:
                 kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
                 experts = any(self.shape.block(kind).routed for kind in kinds)
-                held = report.by_rank[rank]
-                used = held.range(report.slack)[1] if self.headroom is None else held.total
+                memory = report.by_rank[rank]
+                used = memory.range(report.slack)[1] if self.headroom is None else memory.total
                 rows.append((used + more * experts, capacity))
         return rows
 

@@ -125,11 +125,11 @@ def operators_of(what: str, accelerator: str, quick: bool) -> tuple[Shape, ...]:
             }
         )
     length = scenario.batch.sequence_length
-    found = operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
+    shapes = operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
     if scenario.software.kernels != "eager" or scenario.software.modules != "torch":
-        return found
+        return shapes
     compiled = operator_shapes(scenario.overridden(*COMPILED), (length,) if quick else (length, length // 4))
-    return (*found, *(shape for shape in compiled if "compiled" in shape))
+    return (*shapes, *(shape for shape in compiled if "compiled" in shape))
 
 
 def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
@@ -137,12 +137,12 @@ def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
 
     Pipeline ranks are counted outermost, as trainers place them. Raises InputError as `operator_shapes` does.
     """
-    found = operator_shapes(scenario, (scenario.batch.sequence_length,))
+    shapes = operator_shapes(scenario, (scenario.batch.sequence_length,))
     pool = prepare(scenario).pools[0]
     by_rank = chunks_by_rank(pool.schedule, pool.stages, by_place=scenario.software.buckets_by_chunk)
-    held = by_rank[rank * len(by_rank) // max(pool.job.cluster.n_gpus, rank + 1)]
-    ends, _ = update_operators(pool.pricer, held, pool.schedule)
-    kept = (shape for shape in found if not shape["use"].startswith("optimizer/"))
+    chunks = by_rank[rank * len(by_rank) // max(pool.job.cluster.n_gpus, rank + 1)]
+    ends, _ = update_operators(pool.pricer, chunks, pool.schedule)
+    kept = (shape for shape in shapes if not shape["use"].startswith("optimizer/"))
     return (
         *kept,
         *({"use": f"{op.cls}/{op.variant}", "bytes": op.bytes_read + op.bytes_written} for op in ends),
@@ -159,7 +159,7 @@ def operator_shapes(scenario: Scenario, sequences: Sequence[int]) -> tuple[Shape
 
     Raises InputError where the scenario cannot be resolved.
     """
-    found: dict[str, Shape] = {}
+    distinct: dict[str, Shape] = {}
     for length in sequences:
         try:
             pool = prepare(scenario.overridden(f"batch.sequence_length={length}")).pools[0]
@@ -168,12 +168,12 @@ def operator_shapes(scenario: Scenario, sequences: Sequence[int]) -> tuple[Shape
                 f"{error}; calibrate needs a plan that fits: name a scenario of your own with --model"
             ) from None
         for shape in _of_micro_batch(pool):
-            found.setdefault(repr(sorted(shape.items())), shape)
+            distinct.setdefault(repr(sorted(shape.items())), shape)
     for use in ("optimizer/norm", "optimizer/adamw", "optimizer/update"):
         for elements in STEP_ELEMENTS:
             shape = {"use": use, "bytes": ELEMENT_BYTES[use] * elements, "launches": 1, "elements": elements}
-            found.setdefault(repr(sorted(shape.items())), shape)
-    return tuple(found.values())
+            distinct.setdefault(repr(sorted(shape.items())), shape)
+    return tuple(distinct.values())
 
 
 def _of_micro_batch(pool: PreparedPool) -> Iterator[Shape]:
