@@ -132,7 +132,7 @@ class ActionBook:
         free = {"compute": zero, "communication": zero, "sharding": zero}
         ends: list[FloatArray] = []
         lags: list[FloatArray] = []
-        beside: list[_Collective] = []  # those of the sharding stream, in order
+        beside: list[_Collective] = []  # those of the sharding stream that are not over, in order
         # Lags of each side and block since its last barrier: (squares of run lags, row lags), summed.
         late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
@@ -160,11 +160,14 @@ class ActionBook:
                 if task.stream == "sharding":
                     beside.append(_Collective(len(ends), block, task.phase, meet, took))
                 elif beside:
+                    while beside and (beside[0].end <= meet).all():
+                        del beside[0]  # transfers of this stream are in order: none meets it again
                     took = self._share(meet, took, (block, task.phase), beside, mode)
                     for other in beside:
-                        ends[other.number] = np.broadcast_to(other.end, zero.shape)
-                    free["sharding"] = ends[beside[-1].number]
-                end = np.broadcast_to(meet + took, zero.shape)
+                        ends[other.number] = other.end[None]
+                    if beside:
+                        free["sharding"] = ends[beside[-1].number]
+                end = (meet + took)[None]
                 lag, late[place] = zero[0], (zero[0], zero[0])
             free[task.stream] = end
             ends.append(end)
