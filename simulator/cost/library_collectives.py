@@ -286,7 +286,8 @@ def all_to_all_price(
         if share is not None:
             read.append(own[f"nccl.all_to_all.nic_call_time.{links.adapter}"])
             nic_s += read[1].curve.at(nodes).value
-            least = own[f"nccl.all_to_all.incast_share.{links.adapter}"].curve.at(ranks).value
+            incast = own[f"nccl.all_to_all.incast_share.{links.adapter}"]
+            least = incast.curve.at(ranks).value * (1.0 - incast.residual.relative)
             residual = max(residual, 1.0 / least - 1.0)
         evidence |= Evidence.of([one.id for one in read], reads=[(one.id, float(nodes)) for one in read])
     whole = _measured("all_to_all", sent_bytes, ranks, local, links, profile)

@@ -61,7 +61,8 @@ class TwoHops(Dispatcher):
         """Payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, SM time of the rows), after a call.
 
         The rates come from the profile's curves; the rows include the rank's own (eq. X2, X22). Over adapters
-        with curves of their own, calls and rows take further time between nodes (eq. X31). Raises InputError where a curve is missing, and as `sm_rate` does.
+        with curves of their own, calls and rows take further time between nodes (eq. X31). Raises InputError
+        where a curve is missing, and as `sm_rate` does.
         """
         operation = call.operation
         sm_s, sm_residual = _sm_seconds(call, moved.logical_nvlink_bytes, meter)
@@ -271,9 +272,13 @@ DEEPEP_2025_02 = TwoHops(
     sms=_tuned("458cdcb22a76", "2025-03", "; DeepSeek-V3 trained with it (arXiv 2412.19437, section 3.5.1)"),
 )
 DEEPEP_2025_04 = replace(
-    DEEPEP_2025_02, name="deepep-2025-04", adapters=("", *EFA), sms=_tuned("007fcfcf9791", "2025-04")
+    DEEPEP_2025_02,
+    name="deepep-2025-04",
+    adapters=("", *EFA),
+    host_threads=1,
+    sms=_tuned("007fcfcf9791", "2025-04"),
 )
-"""Over EFA, NVSHMEM on libfabric carries its messages."""
+"""Over EFA, NVSHMEM on libfabric carries its messages, from one proxy thread of every process."""
 DEEPEP_LOW_LATENCY = Direct(
     name="deepep-low-latency",
     adapters=("", "efa-v2", "efa-v4"),

@@ -233,7 +233,7 @@ class Meter:
     def curve(self, curve_id: str) -> MeasuredCurve:
         """The curve of the dispatcher itself, else of its family, of any, or of the family that stands in.
 
-        Each is looked for on the job's adapter first, where the adapter has curves of its own. Raises InputError without any of them.
+        Each is looked for on the job's adapter first. Raises InputError without any of them.
         """
         return self._profile.curve(self._id(curve_id) or curve_id)
 
@@ -421,6 +421,8 @@ class Dispatcher:
     """Most NVLink domains of a group."""
     whole_domains: bool = False
     """Whether a group of several domains must have exactly `domain_ranks` ranks in each."""
+    host_threads: int = 0
+    """Threads of the host that poll for a GPU all the time, over adapters with curves of their own (L5)."""
     adapters: tuple[str, ...] = ("", *EFA)
     """Kinds of NICs over which it runs and is priced: "" for InfiniBand and RoCE, or an adapter's name."""
     tokens_across: SourcedCount | None = None

@@ -37,7 +37,7 @@ FIGURES = (
     "sm_rate", "scale_up_fraction", "nic_fraction", "call_time", "token_time", "token_rate", "row_time",
     "row_rate", "ragged_factor", "nic_row_time", "nic_call_time", "nic_sm_rate", "fp8", "bf16", *EFA,
 )  # fmt: skip
-"""Parts of the ids of a profile's `ep.` curves that name a figure, a format or an adapter, and no dispatcher."""
+"""Parts of ids of a profile's `ep.` curves that name a figure, a format or an adapter, and no dispatcher."""
 
 
 def dispatcher(name: str) -> Dispatcher:

@@ -13,6 +13,7 @@ UCCL_EP = replace(
     DEEPEP_2025_04,
     name="uccl-ep",
     adapters=EFA,
+    host_threads=4,  # _SOURCE include/common.hpp: kNumProxyThs 4, each pinned to a core, src/proxy.cpp
     domain_ranks=published(8, f"{_SOURCE}include/ep_configs.cuh: NUM_MAX_NVL_PEERS 8", "2026-08"),
     domains=published(20, f"{_SOURCE}include/ep_configs.cuh: NUM_MAX_RDMA_PEERS 20", "2026-08"),
     sms=PublishedSms(

@@ -178,8 +178,8 @@ def network_of(node: Node, nodes: int) -> str:
     if line is None:
         known = ", ".join(sorted({line.adapter for line in _data().networks if line.adapter}))
         raise InputError(
-            f"cluster.network is missing, and no network is shipped for NICs of kind {node.adapter!r} of node "
-            f"{node.name}; known kinds: {known}; or describe the network",
+            f"cluster.network is missing, and no network is shipped for NICs of kind {node.adapter!r} of "
+            f"node {node.name}; known kinds: {known}; or describe the network",
             key="cluster.network",
         )
     for name in line.networks:

@@ -120,7 +120,8 @@ def scenario_of(row: DispatcherRow) -> Scenario:
     machine = f"{row.hardware}, {row.fabric}"
     if machine not in NODES:
         raise InputError(
-            f"{row.id}: no node is known for {machine}{nearest(machine, list(NODES))}; known: {'; '.join(NODES)}"
+            f"{row.id}: no node is known for {machine}{nearest(machine, list(NODES))}; known: "
+            f"{'; '.join(NODES)}"
         )
     one = INTERLEAVED_1F1B if row.vpp > 1 else ONE_F_ONE_B
     fields: dict[str, Any] = {
