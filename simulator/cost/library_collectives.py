@@ -289,7 +289,9 @@ def all_to_all_price(
             incast = own[f"nccl.all_to_all.incast_share.{links.adapter}"]
             least = incast.curve.at(ranks).value * (1.0 - incast.residual.relative)
             residual = max(residual, 1.0 / least - 1.0)
-        evidence |= Evidence.of([one.id for one in read], reads=[(one.id, float(nodes)) for one in read])
+        missing = share is None and links.adapter
+        notes = [f"no curve of NCCL's all-to-all over {links.adapter}: as over InfiniBand"] if missing else []
+        evidence |= Evidence.of([one.id for one in read], notes, [(one.id, float(nodes)) for one in read])
     whole = _measured("all_to_all", sent_bytes, ranks, local, links, profile)
     if whole is not None:  # a curve of the whole group includes all of its links
         scale_up_s, nic_s = (whole.seconds, 0.0) if nodes == 1 else (0.0, whole.seconds)

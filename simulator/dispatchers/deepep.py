@@ -81,6 +81,10 @@ class TwoHops(Dispatcher):
             rows_s = moved.ib_bytes / call.row_bytes * row_s
             nic_s += further_s + rows_s
             error_s += further_s * further_residual + rows_s * row_residual
+        elif moved.ib_bytes and meter.links.adapter:
+            meter.notes.append(
+                f"no curve of {self.name} over {meter.links.adapter}: priced as over InfiniBand"
+            )
         return TransferTime(
             launch_s=meter.notify_s(call.nodes) + call_s,
             nic_s=nic_s,

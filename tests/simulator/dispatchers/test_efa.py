@@ -14,6 +14,7 @@ from moesim.simulator.dispatchers.protocol import EpOperation, Links
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import Format
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 
@@ -27,10 +28,11 @@ MACHINES = {
 def run(
     gpu: str, kernels: str, operation: EpOperation, nodes: int, tokens: float = 4096.0, hidden: int = 7168
 ) -> KernelBenchmark:
-    wire = "fp8" if gpu == "H200" and operation == "dispatch" else "bf16"
+    wire: Format = "fp8" if gpu == "H200" and operation == "dispatch" else "bf16"
     ranks, gate = 8 * nodes, Gate.deepep_test(nodes)
+    node, network, profile = MACHINES[gpu]
     return KernelBenchmark(
-        operation, kernels, ranks, tokens, hidden, gate, wire, 24, *MACHINES[gpu], "torch API"
+        operation, kernels, ranks, tokens, hidden, gate, wire, 24, node, network, profile, "torch API"
     )
 
 
