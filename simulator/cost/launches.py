@@ -18,6 +18,7 @@ from moesim.simulator.cost.table import (
     Transfers,
     compute_of_pass,
 )
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.software import GraphPart, Software
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import Calls, calls_of
@@ -104,6 +105,9 @@ BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
 """Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
 block, with the read of the token counts, and come to the next block's hooks when the experts are launched."""
 FEED_FORWARD: dict[bool, Phase] = {True: "mlp F", False: "mlp I"}
+BESIDE_POLLING = 0.6
+"""Further time of a thread whose core has a second busy one, which adds 25 % to its throughput (15 to 30 %:
+Marr et al., Intel Technology Journal 6(1), 2002)."""
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -120,7 +124,13 @@ def launch_stalls(
         return {}
     host = load_host(pricer.scenario.path(software.host))
     note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
-    counted = Evidence.of([], [note])
+    shared = polled_share(pricer)
+    polled = (
+        f"{shared:.0%} of the cores poll for {pricer.scenario.communication.kernels}; a launching thread is "
+        f"assumed to share a core with them so often, and then takes {BESIDE_POLLING:.0%} longer"
+    )
+    slowest = (1.0 + BESIDE_POLLING) / (1.0 + shared * BESIDE_POLLING) if shared else 1.0
+    counted = Evidence.of([], [note, *([polled] if shared else [])])
     out: dict[PhaseKey, PhaseCost] = {}
     for paired in (False, True):
         chosen = [mode for mode in modes if (mode != "alone") == paired]
@@ -133,7 +143,7 @@ def launch_stalls(
                 for key, cost in own.items():
                     part = wait_s * cost.seconds / total if total else 0.0
                     if wait_s > 0.0:
-                        fixed_s, worst_s = cost.fixed_s + part, cost.worst_s + part
+                        fixed_s, worst_s = cost.fixed_s + part, cost.worst_s + part * slowest
                         cost = replace(cost, fixed_s=fixed_s, host_s=part, worst_s=worst_s)
                     out[key] = replace(cost, evidence=cost.evidence | counted)
     return out
@@ -149,6 +159,7 @@ def pass_launches(
     collector, slowness = host.measured().collector, software.host_slowness
     if software.garbage_collection == "automatic" and collector is not None:
         slowness *= 1.0 + collector.share
+    slowness *= 1.0 + polled_share(pricer) * BESIDE_POLLING
     times = HostTimes(host, block_family(block, software), slowness, compiled)
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
@@ -177,6 +188,18 @@ def pass_launches(
                 launches.append(Launch(times.call_s(exchange, forward), device_s))
         passes.append(PassLaunches(tuple(launches), drains and forward))
     return passes[0], passes[1]
+
+
+def polled_share(pricer: Pricer) -> float:
+    """Share of the host's cores that a dispatcher's polling threads hold (eq. L5); 0 where cores are unknown.
+
+    They are pinned, and the launching thread may run on any hardware thread, beside one of them too.
+    """
+    node, plan = pricer.cluster.node, pricer.scenario.parallel
+    threads = dispatcher(pricer.scenario.communication.kernels).host_threads
+    if node.cores is None or node.adapter is None or plan.ep == 1 or pricer.ep_nodes == 1:
+        return 0.0
+    return min(1.0, threads * node.n_gpus / node.cores.n)
 
 
 def block_family(block: BlockShape, software: Software) -> BlockFamily:

@@ -272,6 +272,7 @@ class Pricer(OfJob):
             in_network=self.scenario.communication.in_network,
             architecture=self.cluster.accelerator.architecture,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
+            adapter=node.adapter or "",
         )
 
     @property

@@ -55,10 +55,13 @@ def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
     one = scenario_of(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
     assert one.software.framework == "megatron-core-0.17"
     assert one.model != "qwen3-235b-a22b" and one.schedule == "interleaved-1f1b-overlapped"
-    assert any("EFA 16 x 400" in note for note in left_out(rows["q235-64-ep16-nccl-alltoall-mb4-on"]))
+    assert one.machine.node.name == "aws-p6-b300" and one.machine.network.name == "efa-v4-400g"
+    assert not left_out(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
+    assert "recompute" in left_out(rows["dsv3-256-deepep-uccl-mb4-off"])[0]
     for key, value, said in (
         ("software", "x", "no trainer release for 'x'"), ("dp", 3, "tp x pp x dp = 96"),
         ("routing", "real", "routing 'real'"), ("gpus_per_node", 4, "nodes of 4 GPUs"),
+        ("fabric", "EFA 8 x 400 Gb/s a node", "no node is known for H100-SXM, EFA 8"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             scenario_of(rows["q30-64-ep16-nccl-alltoall-mb4-off"].model_copy(update={key: value}))
