@@ -132,8 +132,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     [
         # Since 2026-11-25, when the curves of DeepEP's rows became a measured law; 1fe5a25d... before.
         ("h800-trace", "fc3280687326626427f42ab5f92a22119ee653e952c7b36e54e1070d948c7fcf"),
-        # Since 2026-11-26, when it got `h200-heads`, rates of kernels over heads; 80c7064e... before.
-        ("h200-8gpu", "bbb206060d36185d68f7d04a98b809df2ff772596c20459ee2ea6764716b4a12"),
+        # Since 2026-11-26, when `h200-eager` was measured anew at the sizes of runs; 80c7064e... before.
+        ("h200-8gpu", "c155708a6c7f8c0b1f5f7dcfb5b67972910c39720cdcb6c20e0d7bb4652688fd"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
