@@ -78,7 +78,7 @@ def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 def joined(p: Mapping[str, Any], backward: bool) -> Call:
-    """Heads of MLA as torchtitan joins them: a slice of every head's wider row, and a part that keys share."""
+    """Heads of MLA as torchtitan joins them: a slice of every wider row, and a part that keys share."""
     t, (tokens, heads, width, more) = torch(), (p[key] for key in ("tokens", "heads", "width", "more"))
     own = _normal(1, tokens, heads, p["whole"])[..., :width]
     other = _normal(1, tokens, 1 if p["shared"] else heads, more).expand(-1, -1, heads, -1)
@@ -86,7 +86,7 @@ def joined(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 def joined_rows(p: Mapping[str, Any], backward: bool) -> Call:
-    """Gradient of MLA's down-projection, joined from contiguous rows, and the latent's slice, made contiguous."""
+    """Gradient of MLA's down-projection, of contiguous rows, and the latent's slice, made contiguous."""
     t, width = torch(), p["width"]
     parts = _normal(p["tokens"], width), _normal(p["tokens"], p["more"])
     whole = _normal(p["tokens"], p["whole"])

@@ -2,7 +2,8 @@
 
 Bytes were counted in torchtitan 0.2.2 and torch 2.11 (`models/llama3`, `models/moe`, FSDP2): each operator in
 the Python code reads and writes every one of its tensors once. Elements are BF16 unless noted. A profile may
-have measured the variants `eager_*` (`h100-eager` and `h200-eager` have); otherwise their time follows from the bytes.
+have measured the variants `eager_*` (`h100-eager` and `h200-eager` have); otherwise their time follows from
+the bytes.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class _Gpu:
         self.waits: list[int] = []
         self.cuda = self
 
-    def Event(self, enable_timing: bool) -> _Gpu:
+    def Event(self, enable_timing: bool) -> _Gpu:  # noqa: N802 - as torch names it
         return self
 
     def _sleep(self, cycles: int) -> None:
