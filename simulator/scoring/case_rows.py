@@ -73,7 +73,7 @@ class ScoredCase(Frozen):
 
 
 def own_rates(scenario: Scenario) -> str:
-    """A note where a profile's rates come from a trace of this scenario's run, or of a run it does not name."""
+    """A note where a profile's rates come from a trace of this scenario's run, or of a run not named."""
     for profile in scenario.calibrations:
         if (of := profile.trace) is None or of.scenario not in ("", scenario.name):
             continue
