@@ -310,11 +310,16 @@ def overlap_delay(
 ) -> CostedSeconds:
     """Additional seconds of an NCCL ring beside GEMMs; 0 where the profile has not measured them.
 
+    0 too where the ring's rate is its transfer in a traced step: it was beside GEMMs there.
+
     The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
     delay is the excess of the result over the whole ring alone (eq. O8).
     """
     measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:
+        return CostedSeconds()
+    of_group = curve_of_group(profile, name, ranks, max(1, ranks // ranks_per_node))
+    if of_group is not None and of_group.overlapped:
         return CostedSeconds()
     reading = measured[0].curve.at(total_bytes / ranks)
     inside = ring_seconds(total_bytes, ranks, ranks, links, profile, name)

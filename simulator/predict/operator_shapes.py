@@ -12,7 +12,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import HALVES, HALVES_BACKWARD, ROW_BYTES
+from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, HALVES_BACKWARD, ROW_BYTES
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
@@ -43,6 +43,7 @@ ELEMENT_BYTES = {
     "copy/pack": 6.0,
     "copy/flat": 4.0,
     "copy/eager_cat": 4.0,
+    "copy/eager_cat_rows": 4.0,
     "copy/gather_in": 6.0,
     "copy/add_widened": 10.0,
     "loss/eager_forward": 12.0,
@@ -253,15 +254,8 @@ def _tensor_shape(op: Operator, element_bytes: float, attention: Any, pool: Prep
         case "rope":
             turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
             return {"tokens": tokens, "heads": max(1, round(elements / tokens / turned)), "width": turned}
-        case "copy" if op.variant == "eager_cat" and isinstance(attention, MLA):
-            heads = attention.heads // pool.job.scenario.parallel.tp
-            width, more = attention.qk_nope_dim, attention.qk_rope_dim
-            return {
-                "tokens": elements // (heads * (width + more)),
-                "heads": heads,
-                "width": width,
-                "more": more,
-            }
+        case "copy" if op.variant in (CAT, CAT_ROWS) and isinstance(attention, MLA):
+            return _joined(name, elements, attention, pool.job.scenario.parallel.tp)
         case "swiglu" if op.variant.startswith("weight") and moe is not None:
             return {"elements": elements, "columns": moe.expert_ffn}
     if _of_latents(op, attention):
@@ -296,6 +290,21 @@ def _heads_of_latents(op: Operator, name: str, attention: MLA, tokens: int) -> S
     heads = round(max(op.bytes_read, op.bytes_written) / BF16 / tokens / width)
     piece = {"piece": PIECES[name]} if name in PIECES else {}
     return {"tokens": tokens, "heads": heads, "width": width} | piece
+
+
+def _joined(name: str, elements: int, attention: MLA, tp: int) -> Shape:
+    """Sizes of MLA's joins: a part of every row of `whole` elements, and `more`, which heads may share."""
+    nope, turned, value = attention.qk_nope_dim, attention.qk_rope_dim, attention.v_dim
+    if name == "kv_latent.join":
+        latent = attention.kv_lora_rank
+        rows = elements // (2 * latent + turned)
+        return {"tokens": rows, "heads": 1, "width": latent, "more": turned, "whole": latent + turned}
+    heads, keys = attention.heads // tp, name == "k.cat"
+    more, whole = (value if name == "kv_up.cat" else turned), nope + (value if keys else turned)
+    read_once = (heads - 1) * turned / 2 if keys else 0.0  # what all heads share is read once
+    tokens = round(elements / (heads * (nope + more) - read_once))
+    sizes = {"tokens": tokens, "heads": heads, "width": nope, "more": more}
+    return sizes | {"whole": whole, "shared": int(keys)}
 
 
 def _copied(op: Operator, name: str, elements: int, wide: bool) -> Shape:
