@@ -27,6 +27,7 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -164,6 +165,12 @@ def imitate_deepep() -> None:
     dispatcher.set_deepep_num_sms = lambda _: None
 
 
+def accept_plain_layers() -> None:
+    """Let latent attention take plain down-projections in the place of Transformer Engine's."""
+    module: Any = multi_latent_attention
+    module.TELinear = PlainLinear
+
+
 def whole(study: Study, case: LayerCase, reads: bool) -> dict[str, Any]:
     """Times of a whole model."""
     moe_utils.get_moe_layer_wise_logging_tracker().clear()
@@ -276,7 +283,7 @@ def run_part(study: Study, part: str) -> None:
             LayerCase(experts=32, flex=True),
             LayerCase(latent=True, experts=32, shared=True),
             LayerCase(experts=128),
-            LayerCase(experts=128, flex=True),
+            LayerCase(recompute=True),
             LayerCase(latent=True, recompute=True),
             LayerCase(experts=32, recompute=True),
         )
@@ -289,6 +296,9 @@ def run_part(study: Study, part: str) -> None:
             LayerCase(experts=32, flex=True, tensor=2),
             LayerCase(latent=True, experts=32, shared=True, tensor=2),
         )
+    if cases:
+        study.run("parts", "warm-up", partial(layer, study, replace(cases[0], latent=True)), 4.0)
+        study.run("parts", "warm-up of experts", partial(layer, study, replace(cases[0], experts=32)), 4.0)
     for case in cases:
         study.run("blocks", case.name, partial(layer, study, case), 4.0)
     if part == "pipeline":
@@ -314,6 +324,7 @@ def main() -> None:
     degrees = {"tensor": (2, 1), "pipeline": (1, 2)}.get(options.part, (1, 1))
     rank, world = models.start("cpu" if options.dry else "cuda", *degrees)
     imitate_deepep()
+    accept_plain_layers()
     study = Study(options, f"host_megatron_moe_{options.part}.json", rank)
     describe(study, world)
     conduct(study, partial(run_part, part=options.part), short)

@@ -36,25 +36,51 @@ WIDTH = 256
 PARTS = ("forward", "backward", "inputs", "weights")
 
 
-def stack(study: Study, case: BlockCase, kept: bool) -> Any:
-    """Blocks of a model alone, `kept`: under FSDP2 as in a micro-batch before the last of a pipeline."""
+def stack(study: Study, case: BlockCase) -> Any:
+    """Blocks of a model; under FSDP2 the whole model, as in a micro-batch of a pipeline before the last."""
     model = models.build(case, study.device)
-    model.tok_embeddings = model.norm = model.output = None
-    if case.fsdp and kept:
-        model.set_requires_gradient_sync(False)
-        model.set_reshard_after_backward(False)
-        model.set_is_last_backward(False)
-        for one in model.modules():
-            if hasattr(one, "set_reshard_after_forward"):
-                one.set_reshard_after_forward(False, recurse=False)
+    if not case.fsdp:
+        model.tok_embeddings = model.norm = model.output = None
+        return model
+    model.set_requires_gradient_sync(False)
+    model.set_reshard_after_backward(False)
+    model.set_is_last_backward(False)
+    for one in model.modules():
+        if hasattr(one, "set_reshard_after_forward"):
+            one.set_reshard_after_forward(False, recurse=False)
     return model
+
+
+def inputs(study: Study, case: BlockCase) -> torch.Tensor:
+    """A new input of a stack: tokens of a whole model, else hidden states, this rank's part of them."""
+    if case.fsdp:
+        return torch.randint(0, models.VOCABULARY, (1, TOKENS["tiny"]), device=study.device)
+    shape = (1, TOKENS["tiny"] // case.tp, WIDTH)
+    return torch.randn(shape, dtype=torch.bfloat16, device=study.device, requires_grad=True)
+
+
+def steady(study: Study, case: BlockCase) -> dict[str, Any]:
+    """Host time of one block in a row of micro-batches that wait for nothing, forward and backward."""
+    few, many = 2, 10
+    out: dict[str, Any] = {}
+    for layers in (2, 6):
+        model = stack(study, replace(case, layers=layers))
+
+        def run(count: int, model: Any = model) -> None:
+            for _ in range(count):
+                y = model(inputs(study, case))
+                torch.autograd.backward(y, torch.ones_like(y))
+
+        medians = {n: wall(study, partial(run, n))["us"] for n in (few, many)}
+        out[f"{layers} layers_us"] = (medians[many] - medians[few]) / (many - few)
+    out["layer_us"] = (out["6 layers_us"] - out["2 layers_us"]) / 4
+    return out
 
 
 def split_times(study: Study, case: BlockCase, split: bool) -> dict[str, Any]:
     """Host time of a stack's forward, backward, and backward in two parts, each from an idle device."""
-    model = stack(study, case, True)
+    model = stack(study, case)
     times: dict[str, list[float]] = {name: [] for name in PARTS}
-    seed = torch.ones(1, TOKENS["tiny"], WIDTH, dtype=torch.bfloat16, device=study.device)
 
     def timed(name: str, call: Any, keep: bool) -> Any:
         study.synchronise()
@@ -70,14 +96,17 @@ def split_times(study: Study, case: BlockCase, split: bool) -> dict[str, Any]:
     try:
         for i in range(study.passes + 3):
             keep = i >= 3
-            x = torch.randn_like(seed).requires_grad_()
+            x = inputs(study, case)
             y = timed("forward", lambda x=x: model(x), keep)
-            timed("backward", lambda y=y: torch.autograd.backward(y, seed), keep)
+            seed = torch.ones_like(y)
+            timed("backward", lambda y=y, seed=seed: torch.autograd.backward(y, seed), keep)
             if not split:
                 continue
-            y = model(x := torch.randn_like(seed).requires_grad_())
+            y = model(x := inputs(study, case))
             _, groups = timed(
-                "inputs", lambda y=y, x=x: stage_backward_input([y], [seed], [x], model.parameters()), keep
+                "inputs",
+                lambda y=y, x=x, seed=seed: stage_backward_input([y], [seed], [x], model.parameters()),
+                keep,
             )
             timed("weights", lambda g=groups: stage_backward_weight(model.parameters(), g), keep)
     finally:
@@ -175,8 +204,9 @@ def run_all(study: Study) -> None:
         BlockCase("deepseek_v3", 0, fsdp=2, ep=2),
         BlockCase("llama3", 0, tp=2),
     ):
-        parts = case.fsdp == 0
-        study.run("parts", f"kept {case.name}", partial(split, study, case, parts))
+        study.run("parts", f"kept {case.name}", partial(split, study, case, case.fsdp == 0))
+    for case in (BlockCase("llama3", 0), BlockCase("llama3", 0, tp=2), BlockCase("qwen3_moe", 0)):
+        study.run("parts", f"steady {case.name}", partial(steady, study, case))
     for case in (
         BlockCase("qwen3_moe", 0),
         BlockCase("deepseek_v3", 0),
