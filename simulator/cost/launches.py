@@ -112,7 +112,10 @@ SOFTMAX = ("gqa", "sliding", "chunked")
 """Kinds of attention whose eager blocks make about the calls of the measured ones."""
 BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
 """Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
-block, with the read of the token counts, and come to the next block's hooks when the experts are launched."""
+block, with the read of the token counts, and come to the next block's hooks when the experts are launched; those
+of a backward that routes again begin behind its router."""
+ROUTED_AGAIN = "gate.select.recompute"
+"""Last operator before the read of the token counts in a backward that routes again."""
 FEED_FORWARD: dict[bool, Phase] = {True: "mlp F", False: "mlp I"}
 BESIDE_POLLING = 0.6
 """Further time of a thread whose core has a second busy one, which adds 25 % to its throughput (15 to 30 %:
@@ -216,22 +219,28 @@ def _pass(
     drains = drains and (forward or again.experts)
     policy = measured_checkpoint(block, scenario.recompute, software)
     exchange: CallKind = "exchange" if software.modules == "torch" else "collective"
-    launches = [Launch(times.call_s("counts", True), 0.0)] if drains else []
+    launches: list[Launch] = []
     around = Launch(around_block_s(pricer, block, times, forward), 0.0)
     inner = feed_forward_checkpoints(block, scenario.recompute)
     inner_s = inner * times.call_s(_checkpoint(software), forward)
     extra = times.call_s(policy, forward) if policy else 0.0
+    read = 0  # launches before the host reads the counts
     for phase in FORWARD if forward else BACKWARD:
         if phase == BLOCK_BEGINS[forward]:
             launches.append(around)
         if phase == FEED_FORWARD[forward]:
             launches.append(Launch(inner_s, 0.0))
         price = compute.get((kind, phase, "alone"), NO_COMPUTE)
+        names = [op.name for op in operators.get(phase, ())]
+        if drains and ROUTED_AGAIN in names:
+            read = len(launches) + names.index(ROUTED_AGAIN) + 1
         launches += _phase_launches(pricer, times, kind, phase, price, extra)
         if phase in EP_PHASES and routed and plan.ep > 1:
             moved = transfer.get((kind, phase, "alone"))
             device_s = 0.0 if moved is None else moved.launch_s + moved.payload_s
             launches.append(Launch(times.call_s(exchange, forward), device_s))
+    if drains:
+        launches = [Launch(times.call_s("counts", True), 0.0), *launches[read:], *launches[:read]]
     return launches, drains
 
 

@@ -305,7 +305,7 @@ def test_megatrons_plain_pipeline_waits_for_the_device_and_its_interleaved_one_d
 @pytest.mark.parametrize(
     ("change", "kinds"),
     [
-        ({"communication.kernels": "deepep"}, ("megatron dispatcher", "megatron flex")),
+        ({"communication.kernels": "deepep-2025-04"}, ("megatron dispatcher", "megatron flex")),
         ({"recompute": "full"}, (None, "megatron checkpoint")),
     ],
 )
@@ -323,13 +323,17 @@ def test_megatrons_dispatcher_and_checkpoint_have_their_own_times(
     assert after - before == pytest.approx(new - old)
 
 
-def test_a_layer_that_runs_again_reads_its_counts_again() -> None:
+def test_a_layer_that_runs_again_reads_its_counts_again_behind_its_router() -> None:
     scenario = small_experts(128, 1)
-    drains = [
-        pass_launches(Pricer(resolve(scenario.replace(recompute=how))), HOST_OF_RUNS, "moe", {}, {})[1].drains
+    plain, again = (
+        pass_launches(Pricer(resolve(scenario.replace(recompute=how))), HOST_OF_RUNS, "moe", {}, {})[1]
         for how in ("none", "full")
-    ]
-    assert drains == [False, True]
+    )
+    assert not plain.drains and again.drains
+    times = HostTimes(HOST_OF_RUNS, "latent routed")
+    assert again.launches[0] == Launch(times.call_s("counts", True), 0.0)
+    hooks = 2 * HOST_OF_RUNS.calls["fsdp"].backward  # of the block, in front of the router's own calls
+    assert again.launches.index(Launch(pytest.approx(hooks), 0.0)) > len(again.launches) // 2  # type: ignore[arg-type]
 
 
 def test_megatron_counts_latent_attention_and_shared_experts() -> None:
