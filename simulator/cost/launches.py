@@ -112,8 +112,8 @@ SOFTMAX = ("gqa", "sliding", "chunked")
 """Kinds of attention whose eager blocks make about the calls of the measured ones."""
 BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
 """Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
-block, with the read of the token counts, and come to the next block's hooks when the experts are launched; those
-of a backward that routes again begin behind its router."""
+block, with the read of the token counts, and come to the next block's hooks when the experts are launched.
+Those of a backward that routes again begin behind its router."""
 ROUTED_AGAIN = "gate.select.recompute"
 """Last operator before the read of the token counts in a backward that routes again."""
 FEED_FORWARD: dict[bool, Phase] = {True: "mlp F", False: "mlp I"}
