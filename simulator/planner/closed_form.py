@@ -346,7 +346,7 @@ class CostedPlan:
         return cls(
             frame.microbatches,
             stages,
-            costs.table(plan, recipe, recompute, sms, frame.pattern.paired),
+            costs.table(plan, recipe, recompute, sms, schedule),
             spread,
             costs.send_s(plan, schedule),
             costs.sync(plan, recipe, recompute, schedule, stages, sms),
