@@ -5,7 +5,7 @@ The parts that price one block serve the planner too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -59,18 +59,28 @@ _TABLES: BoundedCache[tuple[Schedule, CostTable]] = BoundedCache(
 
 def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if schedule.paired else ("alone",)
+    compute, transfer = block_prices(
+        pricer, {block.kind for stage in stages.stages for block in stage}, modes
+    )
+    send_bytes, send_s, across = pipeline_send(pricer, schedule)
+    ends = step_end(pricer, schedule, stages)
+    waits = not pricer.gradient_sync.hidden
+    return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
+
+
+def block_prices(
+    pricer: Pricer, kinds: Iterable[BlockKind], modes: tuple[Mode, ...]
+) -> tuple[dict[PhaseKey, PhaseCost], dict[PhaseKey, TransferCost]]:
+    """Prices of all phases and transfers of some kinds of blocks, as they are inside a step."""
     compute: dict[PhaseKey, PhaseCost] = {}
     transfer: dict[PhaseKey, TransferCost] = {}
-    for kind in sorted({block.kind for stage in stages.stages for block in stage}):
+    for kind in sorted(kinds):
         compute |= block_compute(pricer, kind, modes)
         transfer |= block_transfers(pricer, kind, modes)
         inside = inside_step(pricer, kind, compute, transfer, modes)
         compute |= inside[0]
         transfer |= inside[1]
-    send_bytes, send_s, across = pipeline_send(pricer, schedule)
-    ends = step_end(pricer, schedule, stages)
-    waits = not pricer.gradient_sync.hidden
-    return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
+    return compute, transfer
 
 
 def inside_step(

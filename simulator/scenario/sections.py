@@ -223,8 +223,8 @@ class Stages(Section):
     """Which layers each pipeline stage holds.
 
     `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
-    balanced by the stages' compute. An inner stage with 0 layers only passes activations on. `mtp`: the
-    stage of the MTP modules. `blocks`: explicit block kinds per stage ("moe*4"), which may be
+    balanced by the stages' compute and transfers. An inner stage with 0 layers only passes activations on.
+    `mtp`: the stage of the MTP modules. `blocks`: explicit block kinds per stage ("moe*4"), which may be
     only a part of the model, as for a kernel-level test.
     """
 
