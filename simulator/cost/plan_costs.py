@@ -272,7 +272,8 @@ class PlanCosts(OfJob):
         if paired:
             compute |= self.compute(plan, recipe, policy, modes[1:], sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if sync.inside_step or host is not None or self.profile.power is not None:
+        changed = host is not None or self.scenario.communication.overlap_shared_experts
+        if sync.inside_step or changed or self.profile.power is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
             about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
             for kind in self.kinds:

@@ -142,10 +142,14 @@ class BoundBook:
         return min(self.sms, key=lambda sms: self.costs.transfer_s(plan, recipe, sms)[0])
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
-        """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I]."""
+        """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I].
+
+        None count where shared experts run beside them, which leaves a lower bound.
+        """
         cell = LayerSplit.of(plan), kept
         if cell not in self._transfer:
-            self._transfer[cell] = np.array(
+            counted = not self.costs.scenario.communication.overlap_shared_experts
+            self._transfer[cell] = counted * np.array(
                 [
                     [self.costs.transfer_s(plan, recipe, sms, kept) for sms in self.sms]
                     for recipe in self.recipes

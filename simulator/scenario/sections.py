@@ -184,6 +184,9 @@ class Communication(Section):
     delay_weight_gradients: bool = True
     """In pairs, weight gradients are computed apart from input gradients, so that transfers do not wait for
     them (Megatron core's `delay_wgrad_compute`)."""
+    overlap_shared_experts: bool = False
+    """Outside of pairs, shared experts run beside the transfers of routed ones, on the SMs that these leave
+    (Megatron core's `moe_shared_expert_overlap`)."""
     gemm_margin: int | None = Field(
         None,
         ge=0,
