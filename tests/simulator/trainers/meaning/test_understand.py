@@ -77,6 +77,15 @@ OVERLAP = "--overlap-moe-expert-parallel-comm\n"
 STAGED = OVERLAP + "--num-virtual-stages-per-pipeline-rank 2\n"
 
 
+def test_sharp_adds_up_in_the_switches() -> None:
+    assert read(MIXTRAL + "--use-sharp\n", 64, HOME).scenario.communication.in_network == "all"
+    one = row(
+        read(MIXTRAL + "--num-distributed-optimizer-instances 1\n", 64, HOME),
+        "--num-distributed-optimizer-instances",
+    )
+    assert one.kind == "irrelevant"
+
+
 def test_expert_overlap_is_a_schedule_and_delay_splits_its_weight_gradients() -> None:
     plain = read(MIXTRAL + STAGED, 64, HOME).scenario
     assert (plain.schedule, plain.communication.overlap) == ("interleaved-1f1b-overlapped", "schedule")
@@ -109,6 +118,11 @@ def test_expert_overlap_that_megatron_refuses_is_refused(text: str, named: str) 
         ("--num-layers-per-virtual-pipeline-stage 3", "do not divide into virtual stages of 3"),
         ("--pipeline-model-parallel-layout 'Et*2|(ttttt|)*5t*3|tL'", "has 31 of decoder layers"),
         ("--fp4-format e2m1", "FP4"),
+        ("--optimizer-cpu-offload", "in host memory and the CPU"),
+        ("--fine-grained-activation-offloading", "recompute modules"),
+        ("--moe-paged-stash", "recompute modules"),
+        ("--first-last-layers-bf16", "among others in FP8"),
+        ("--num-distributed-optimizer-instances 2", "use 1"),
         ("--experimental-attention-variant gated_delta_net", "linear attention"),
         ("--batch-size 4", "--micro-batch-size"),
         ("--use-checkpoint-args", "another file"),
