@@ -155,8 +155,13 @@ class PlanCosts(OfJob):
         communication = self.scenario.communication
         if sms is not None:
             communication = communication.model_copy(update={"sms": sms})
-        update = {"parallel": plan, "precision": recipe, "recompute": policy, "communication": communication}
-        update["schedule"] = schedule or self.scenario.schedule
+        update = {
+            "parallel": plan,
+            "precision": recipe,
+            "recompute": policy,
+            "communication": communication,
+            "schedule": schedule or self.scenario.schedule,
+        }
         return Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
 
     # -- compute ---------------------------------------------------------------------------------------
@@ -282,7 +287,8 @@ class PlanCosts(OfJob):
         if paired:
             compute |= self.compute(plan, recipe, policy, modes[1:], sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if sync.inside_step or host is not None or self.profile.power is not None:
+        changed = host is not None or self.scenario.communication.overlap_shared_experts
+        if sync.inside_step or changed or self.profile.power is not None:
             pricer = self.pricer(plan, recipe, policy, sms, schedule.name)
             about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
             for kind in self.kinds:

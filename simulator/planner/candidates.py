@@ -323,7 +323,7 @@ def _layouts(
     say: OnProgress,
     pool: Executor | None,
 ) -> dict[int, tuple[StageAssignment, ...]]:
-    """Layouts by number of stages: the fixed one, or those that balance the blocks' compute (eq. S2).
+    """Layouts by number of stages: the fixed one, or an even one and those that balance the blocks (eq. S2).
 
     The weights of blocks relative to a layer hardly differ between plans. They are rounded, and the layouts
     that balance most plans are kept.
@@ -340,17 +340,17 @@ def _layouts(
         return {len(fixed): (from_layers_per_stage(blocks, fixed),)}
     kinds = bounds.costs.kinds
     layer = kinds.index(shape.main_layer_kind)
+    cells = {(LayerSplit.of(f.plan), f.pattern.paired): f.plan for f in frames}
     seen: Counter[tuple[int, ...]] = Counter()
-    cells = {LayerSplit.of(f.plan): f.plan for f in frames}
 
     def alive(done: int) -> None:
         say(done / len(cells), f"prices: {done} of {len(cells)} ways to split a layer")
 
     if pool is not None:
-        bounds.compute_with(list(cells.values()), pool, alive)
-    for done, plan in enumerate(cells.values()):
+        bounds.compute_with(list({split: plan for (split, _), plan in cells.items()}.values()), pool, alive)
+    for done, ((_, paired), plan) in enumerate(cells.items()):
         alive(done)
-        for row in bounds.weights(plan).reshape(-1, len(kinds)):
+        for row in bounds.weights(plan, paired).reshape(-1, len(kinds)):
             seen[tuple(round(RESOLUTION * float(value) / float(row[layer])) for value in row)] += 1
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))
     layouts = {}
@@ -364,6 +364,8 @@ def _layouts(
                 distinct[layout] = distinct.get(layout, 0) + seen[weights]
             best = sorted(distinct, key=lambda item: (-distinct[item], item.layers_per_stage))
             kept += best[:LAYOUTS]
+        if shape.n_layers % n == 0:
+            kept.append(from_layers_per_stage(blocks, (shape.n_layers // n,) * n))
         layouts[n] = tuple(dict.fromkeys(kept))
     return layouts
 

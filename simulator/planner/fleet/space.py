@@ -183,12 +183,8 @@ class PoolSeconds:
         kept = book.least_kept(frame)
         self.compute = book.compute(frame.plan, kept)[recipe, book.class_of[policy]]
         self.moved = book.transfer(frame.plan, kept)[recipe, 0]
-        self.weights = {
-            kind: float(w)
-            for kind, w in zip(
-                self.kinds, book.weights(frame.plan)[recipe, book.class_of[policy]], strict=True
-            )
-        }
+        weights = book.weights(frame.plan, frame.pattern.paired)[recipe, book.class_of[policy]]
+        self.weights = dict(zip(self.kinds, map(float, weights), strict=True))
 
     def work(self, uses: Sequence[str], blocks: Blocks) -> tuple[float, float]:
         """Seconds (compute, small kernels and transfers) of actions of some blocks, each run alone."""

@@ -337,10 +337,7 @@ def test_a_layer_that_runs_again_reads_its_counts_again_behind_its_router() -> N
 
 
 def test_megatron_counts_latent_attention_and_shared_experts() -> None:
-    for name, cls, kind in (
-        ("kv_norm", "norm", "megatron latent attention"),
-        ("shared.swiglu", "swiglu", "megatron shared expert"),
-    ):
-        op = move(name, cls, "F", 8.0, 8.0)
+    norm, activation = move("kv_norm", "norm", "F", 8.0, 8.0), move("shared.swiglu", "swiglu", "F", 8.0, 8.0)
+    for op, kind in ((norm, "megatron latent attention"), (activation, "megatron shared expert")):
         assert calls_of(op, "megatron-core")[0] == (kind, 1.0, True)
         assert kind not in {call.kind for call in calls_of(op, "transformer-engine")}
