@@ -245,11 +245,13 @@ function wire() {
     whole: () => { shown.active = upper; reset(); },
   })) by(id).addEventListener("click", act);
   let typing = 0;
-  by("search").addEventListener("input", ({ target }) => {
+  const searchNow = () => { typing = void clearTimeout(typing); look(by("search").value); };
+  by("search").addEventListener("input", () => {
     clearTimeout(typing);
-    typing = setTimeout(() => look(target.value), 120);
+    typing = setTimeout(searchNow, 120);
   });
   by("search").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && typing) searchNow();  // what was typed last, not what was found before
     if (event.key === "Enter") goTo(event.shiftKey ? -1 : 1);
     if (event.key === "Escape") {
       event.target.value = "";
