@@ -400,7 +400,7 @@ def _phase_launches(
     factor = (price.seconds - price.exposed_s) / total if total else 0.0
     launches = []
     traced = traces_checkpoint(pricer.shape.block(kind), software)
-    flex = pricer.scenario.communication.kernels not in ("nccl", "nccl-allgather")
+    flex = not dispatcher(pricer.scenario.communication.kernels).by_library
     for op, seconds in zip(operators, alone, strict=True):
         launches += device_reads(op, software)
         part: GraphPart = "attention" if phase.startswith("attn") else "experts"

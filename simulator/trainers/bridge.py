@@ -105,7 +105,7 @@ def _overlap_problems(plan: PlanFacts) -> Iterator[str]:
         yield f"{overlap}: expert overlap does not repeat experts; name recompute modules without moe"
     if plan.shape.mtp_layers > 1:
         yield f"{overlap}: expert overlap takes one MTP module, and the model has {plan.shape.mtp_layers}"
-    if plan.kernels == "nccl-allgather":
+    if dispatcher(plan.kernels).words.get("megatron") == "allgather":
         yield f"{overlap}: expert overlap takes alltoall and flex only; use communication.kernels=nccl"
     if p.zero_stage > 1:
         yield f"{overlap}: expert overlap of pipeline stages takes no Megatron-FSDP; use zero_stage 1"
