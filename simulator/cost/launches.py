@@ -32,7 +32,7 @@ from moesim.simulator.schedules.template import EP_PHASES
 # -- host --------------------------------------------------------------------------------------------
 # Computes launch stalls, the waits of compute for the host, by pass (pure).
 #
-# The equations are L1 to L4 of docs/model.md.
+# The equations are L1 to L6 of docs/model.md.
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ SPLIT = ("interleaved-zero-bubble", "zbv")
 
 
 def action_of(pricer: Pricer, block: BlockShape) -> PipelineAction | None:
-    """The trainer's own work in an action, as a share of each block of a stage; None without a pipeline.
+    """Eq. L6: a trainer's own work in an action, as a share of each block of a stage; None without pipeline.
 
     Megatron core's 1F1B without interleaving calls `torch.cuda.synchronize` behind every exchange
     (NVIDIA/Megatron-LM@core_r0.17.0 megatron/core/pipeline_parallel/p2p_communication.py, `batch_p2p_sync`).

@@ -263,7 +263,7 @@ def all_to_all_price(
     An imported curve of this group decides (eq. X16). Without one, it runs inside a node at the profile's bus
     bandwidth for this size (nccl.all_to_all.busbw, or that of an all-gather), and between nodes at the share
     of the NIC rate that collectives reach; adapters with curves of their own state their share, and the time
-    of a call beyond its bytes (eq. X31).
+    of a call beyond its bytes (eq. X34).
     """
     local = ranks // nodes
     scale_up = sent_bytes * (local - 1) / ranks

@@ -61,7 +61,7 @@ class TwoHops(Dispatcher):
         """Payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, SM time of the rows), after a call.
 
         The rates come from the profile's curves; the rows include the rank's own (eq. X2, X22). Over adapters
-        with curves of their own, calls and rows take further time between nodes (eq. X31). Raises InputError
+        with curves of their own, calls and rows take further time between nodes (eq. X34). Raises InputError
         where a curve is missing, and as `sm_rate` does.
         """
         operation = call.operation
