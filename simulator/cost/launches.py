@@ -284,7 +284,7 @@ SPLIT = ("interleaved-zero-bubble", "zbv")
 
 
 def action_of(pricer: Pricer, block: BlockShape) -> PipelineAction | None:
-    """The trainer's own work in an action, as a share of each block of a stage; None without a pipeline.
+    """Eq. L6: the trainer's own work in an action, as a share of each block; None without a pipeline.
 
     Megatron core's 1F1B without interleaving calls `torch.cuda.synchronize` behind every exchange
     (NVIDIA/Megatron-LM@core_r0.17.0 megatron/core/pipeline_parallel/p2p_communication.py, `batch_p2p_sync`).
