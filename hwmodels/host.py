@@ -51,7 +51,7 @@ CallKind = Literal[
     "megatron latent attention",  # what MLA adds to a layer's Python
     "megatron shared expert",  # the same of a shared expert
     "megatron tensor",  # a tensor-parallel collective with its linear layer's Python
-    "megatron checkpoint",  # a checkpointed function of Megatron core, which keeps and restores random states
+    "megatron checkpoint",  # a routed layer that Megatron core checkpoints whole
     "megatron parameter",  # hook of a parameter's gradient in Megatron core's buckets
     "megatron micro-batch",  # what its schedule without a pipeline adds to a micro-batch
     "megatron action",  # what its pipeline schedules add to a forward or a backward

@@ -222,7 +222,7 @@ def _pass(
     launches: list[Launch] = []
     around = Launch(around_block_s(pricer, block, times, forward), 0.0)
     inner = feed_forward_checkpoints(block, scenario.recompute)
-    inner_s = inner * times.call_s(_checkpoint(software), forward)
+    inner_s = inner * times.call_s("checkpoint", forward)
     extra = times.call_s(policy, forward) if policy else 0.0
     read = 0  # launches before the host reads the counts
     for phase in FORWARD if forward else BACKWARD:
@@ -284,7 +284,7 @@ SPLIT = ("interleaved-zero-bubble", "zbv")
 
 
 def action_of(pricer: Pricer, block: BlockShape) -> PipelineAction | None:
-    """Eq. L6: a trainer's own work in an action, as a share of each block of a stage; None without pipeline.
+    """Eq. L6: the trainer's own work in an action, as a share of each block; None without a pipeline.
 
     Megatron core's 1F1B without interleaving calls `torch.cuda.synchronize` behind every exchange
     (NVIDIA/Megatron-LM@core_r0.17.0 megatron/core/pipeline_parallel/p2p_communication.py, `batch_p2p_sync`).
@@ -299,10 +299,6 @@ def action_of(pricer: Pricer, block: BlockShape) -> PipelineAction | None:
         return PipelineAction("megatron action", share, name in ONE_STAGE, False)
     kind: CallKind = "pipeline action" if name in ONE_STAGE else "runtime action"
     return PipelineAction(kind, share, False, name in SPLIT)
-
-
-def _checkpoint(software: Software) -> CallKind:
-    return "megatron checkpoint" if software.modules == "megatron-core" else "checkpoint"
 
 
 # -- around blocks -----------------------------------------------------------------------------------
@@ -368,7 +364,8 @@ def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward:
     traced = traces_checkpoint(block, software)
     if measured_checkpoint(block, recompute, software) is None and not traced:
         outer = checkpoints(block, recompute) - feed_forward_checkpoints(block, recompute)
-        seconds += outer * times.call_s(_checkpoint(software), forward)
+        again = block.routed and recompute == "full" and software.modules == "megatron-core"
+        seconds += outer * times.call_s("megatron checkpoint" if again else "checkpoint", forward)
     if plan.zero_stage and software.parameters_copied:
         held: CallKind = "fsdp" if plan.zero_stage == 3 else "fsdp kept"
         seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s(held, forward)
