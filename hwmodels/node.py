@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import AcceleratorRef
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.host import list_hosts
 from moesim.hwmodels.network import ScaleUpRef
 from moesim.hwmodels.provenance import (
+    Kind,
+    Source,
     Sourced,
     SourcedBytesPerSecond,
     SourcedCount,
@@ -58,6 +61,12 @@ class Node(Frozen):
     """All storage NICs of the node together, per direction; a description, which no prediction reads."""
     power: SourcedWatts | None = None
     """The whole node under load."""
+    host: str | None = None
+    """Shipped host (`data/hosts`) whose launch times are those of its CPU; absent: not known."""
+    host_kind: Kind = Field("spec", exclude_if=lambda kind: kind == "spec")
+    """`spec`: the host has the node's CPU; `assumed`: the nearest host that has launch times."""
+    host_source: Source | None = None
+    """Where the CPU is stated, or why another one stands for it."""
     note: str | None = None
 
     @field_validator("gpus", "nics_per_gpu")
@@ -69,6 +78,15 @@ class Node(Frozen):
                 f"{info.field_name}={count.n:,} of a node is out of range: 1 to {most:,}; nearest: {most}"
             )
         return count
+
+    @model_validator(mode="after")
+    def _host_has_a_source(self) -> Node:
+        if (self.host is None) != (self.host_source is None):
+            raise ValueError("host and host_source belong together: give both, or neither")
+        if self.host is not None and self.host not in list_hosts():
+            known = ", ".join(list_hosts())
+            raise ValueError(f"host={self.host[:60]!r} is no shipped host; shipped: {known}")
+        return self
 
     @property
     def n_gpus(self) -> int:

@@ -8,6 +8,8 @@ import pytest
 
 from moesim.hwmodels import InputError, list_hosts, load_host
 from moesim.hwmodels.host import BlockFamily, CallKind, Host
+from moesim.hwmodels.node import Node, list_nodes, load_node
+from moesim.hwmodels.validation import validate_model
 
 
 def test_every_shipped_host_knows_every_call() -> None:
@@ -85,3 +87,18 @@ def test_a_compiled_block_has_a_further_ratio_and_its_own_time_of_dtensor() -> N
     assert around is not None and base.call_s("dtensor", False, "dense", True) == around.backward
     # Around a compiled block FSDP2 was not measured to take another time.
     assert base.call_s("fsdp", True, "dense", True) == base.calls["fsdp"].forward
+
+
+def test_a_node_names_a_shipped_host_with_its_source() -> None:
+    hosts = {name: load_node(name).host for name in list_nodes()}
+    assert (hosts["hgx-h100"], hosts["gb200-nvl72"], hosts["tpu-v4-2048"]) == (
+        "xeon-8480c",
+        "grace-gb200",
+        None,
+    )
+    assert load_node("hgx-b200").host_kind == "assumed"
+    data = load_node("hgx-h100").model_dump(mode="json", exclude_none=True)
+    with pytest.raises(InputError, match=r"host='xeon' is no shipped host; shipped: .*xeon-8480c"):
+        validate_model(Node, data | {"host": "xeon"}, "a file")
+    with pytest.raises(InputError, match="host and host_source belong together"):
+        validate_model(Node, {k: v for k, v in data.items() if k != "host_source"}, "a file")
