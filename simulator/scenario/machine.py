@@ -23,7 +23,7 @@ from moesim.simulator.scenario.stated import Fillable, is_stated
 NAMES_A_MACHINE = ("cluster", "cluster.accelerator", "cluster.node", "cluster.node.accelerator")
 """Keys that may bring another accelerator; `fleet` and all keys below it may as well."""
 
-OF_ONE_MACHINE = ("name", "description", "profile", "without_entries", "faults")
+OF_ONE_MACHINE = ("name", "description", "profile", "without_entries", "faults", "software.host")
 """Keys that say something about one machine and nothing about another."""
 
 MAY_STAY = (
@@ -83,7 +83,7 @@ def _is_choice_of_rule(scenario: OnMachine, key: str) -> bool:
     stated: object = scenario
     for part in key.split("."):
         stated = getattr(stated, part)
-    chosen = rules.RULES[key](scenario.shape, scenario.machines, scenario.parallel).value
+    chosen = rules.RULES[key](scenario, scenario.shape, scenario.machines).value
     if isinstance(stated, Sourced) and isinstance(chosen, Sourced):
         return bool(getattr(stated, "value", None) == getattr(chosen, "value", None))
     return bool(stated == chosen)
@@ -134,9 +134,7 @@ def check_machine(scenario: OnMachine, cluster: Cluster, profile: CalibrationPro
         return
     # All problems in one text, with the overrides that mend them together.
     keys = [str(problem.key) for problem in problems]
-    chosen = [
-        f"{key}={rules.RULES[key](scenario.shape, (cluster,), scenario.parallel).value}" for key in keys
-    ]
+    chosen = [f"{key}={rules.RULES[key](scenario, scenario.shape, (cluster,)).value}" for key in keys]
     listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
     raise InputError(
         f"{len(problems)} keys do not fit {cluster.accelerator.name}: {listed}. To leave all of them to the "
