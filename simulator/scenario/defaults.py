@@ -357,6 +357,14 @@ def _host(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) ->
     return Chosen(name, _chosen(HOST, name or NONE, why, kind, source).default)
 
 
+def check_vendor(framework: str, cluster: Cluster) -> None:
+    """Raise InputError for a release on an accelerator whose vendor has no line in the table."""
+    vendor = cluster.accelerator.vendor
+    if framework != NONE and all(line.vendor != vendor for line in _data().frameworks):
+        text = f"{FRAMEWORK}={framework} was not read for {cluster.accelerator.name}; use {FRAMEWORK}={NONE}"
+        raise InputError(text, key=FRAMEWORK)
+
+
 def _kernels(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     name, why, source = kernels_of(machines, scenario.software.framework)
     return _chosen("communication.kernels", name, why, "derived", source)

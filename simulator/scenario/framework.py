@@ -121,6 +121,19 @@ def problems(name: str, scenario: Fillable) -> Iterator[Problem]:
         yield from _problem("communication.kernels", kernels, limits.dispatchers)
 
 
+def runs(name: str, key: str, value: object) -> bool:
+    """Whether a release runs a value of a key of a plan space, whatever the rest of the plan."""
+    limits = release_of(name).limits
+    if key == "recompute" and not isinstance(value, str):
+        return limits.modules
+    legal: dict[str, tuple[object, ...] | None] = {
+        "schedule": limits.schedules, "zero_stage": limits.zero_stages, "recompute": limits.policies,
+        "precision": limits.formats,
+    }  # fmt: skip
+    allowed = legal.get(key)
+    return allowed is None or value in allowed
+
+
 def _problem(key: str, value: str | int, legal: tuple[str | int, ...] | None) -> Iterator[Problem]:
     if legal is not None and value not in legal:
         yield key, f"{key}={value} is not among its {', '.join(map(str, legal))}", legal
