@@ -281,6 +281,11 @@ def framework_defaults(software: Software) -> list[Default]:
     return chosen
 
 
+def is_answer(item: Default) -> bool:
+    """Whether a default is one of the many answers of a framework."""
+    return item.key.partition(".")[0] == "software" and item.key not in (FRAMEWORK, HOST)
+
+
 # -- the other keys ------------------------------------------------------------------------------------
 
 

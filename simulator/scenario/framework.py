@@ -55,6 +55,9 @@ def usual_framework(
 
     It is `none` on accelerators without a line, and where no release of the table can run the plan.
     """
+    if scenario.fleet is not None:
+        why = "no trainer that was read splits the layers of a pipeline over the pools of a fleet"
+        return NONE, f"an ideal host and no trainer's own costs: {why}", "simulator/frameworks"
     lines = [line for line in table if line.fits(scenario, machines)]
     against: list[str] = []
     for line in lines:
