@@ -270,7 +270,9 @@ def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
     plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 0}"
     overrides = [*NODE, "model=llama-3-8b", plan, "schedule=1f1b", "precision.gradient_reduce=fp32"]
     open_, behind = (
-        prepare(load_scenario(HOME, [*overrides, f"software={{overlap_data_parallel: {flag}}}"]))
+        prepare(
+            load_scenario(HOME, [*overrides, f"software={{framework: none, overlap_data_parallel: {flag}}}"])
+        )
         for flag in ("false", "true")
     )
     gradients, hidden = (p.program.costs.sync[0] for p in (open_, behind))
