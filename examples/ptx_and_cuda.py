@@ -2,7 +2,7 @@
 
 Covers: measured rates of our own kernels as generations of one profile, `moesim.sweep`.
 Scenario: DeepSeek-V3 on 2,048 H800 with both versions of the dispatch and combine kernels of this
-repository (rates by number of SMs measured side by side on 8 H200, docs/kernels.md).
+repository (rates by number of SMs measured side by side on 8 H200, lab/docs/kernels-tables.md).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.errors import InputError, LegalValuesError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.network import Network, NetworkRef, list_networks, load_network
-from moesim.hwmodels.node import Node, NodeRef
+from moesim.hwmodels.node import Node, NodeRef, list_nodes, load_node
 from moesim.hwmodels.price import EnergySiteRef
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedUsdPerHour
 from moesim.hwmodels.topologies import Topology, build_topology
@@ -69,6 +69,7 @@ class Cluster(Section):
                 [f"networks that join {self.nodes} of these nodes: {', '.join(networks)}"] if networks else []
             )
             hints += [f"this network joins {fewer} of them"] if fewer else []
+            hints += _nodes_of(self.network, self.accelerator.name)
             text = "; ".join([str(error), *hints])
             raise LegalValuesError(text, "nodes", (fewer,) if fewer else ()) from None
         return self
@@ -108,6 +109,16 @@ def _joins(node: Node, nodes: int, network: Network) -> bool:
     except InputError:
         return False
     return True
+
+
+def _nodes_of(network: Network, accelerator: str) -> list[str]:
+    """A hint with the shipped nodes of an accelerator whose NICs join a network of an adapter of its own."""
+    if network.adapter is None:
+        return []
+    shipped = [load_node(name) for name in list_nodes()]
+    same = [n.name for n in shipped if n.adapter == network.adapter]
+    own = [n.name for n in shipped if n.name in same and n.accelerator.name == accelerator]
+    return [f"nodes with {network.adapter}: {', '.join(own or same)}"]
 
 
 def list_clusters() -> tuple[str, ...]:

@@ -38,13 +38,23 @@ CallKind = Literal[
     "selective",  # extra cost of every call in a block that is checkpointed by operator
     "policy",  # such a block's extra cost beside that of its calls
     "fsdp",  # hooks, copies and collectives of FSDP2 around a whole block
+    "fsdp kept",  # its hooks in a micro-batch that finds the parameters gathered
     "dtensor",  # tensor parallelism of a whole block through PyTorch's DTensor, with its collectives
     "graph",  # replay of one captured part of a block through autograd
+    "pipeline action",  # PyTorch's pipeline schedules of one stage a rank, around a forward or a backward
+    "runtime action",  # the same of its runtime for several stages a rank
+    "split weights",  # a parameter's gradient in the second part of PyTorch's split backward
     "megatron layer",  # Megatron core's own Python around the modules of a layer
     "megatron router",  # the same around the product and the choice of a router
     "megatron dispatcher",  # the same around permutations and all-to-alls
+    "megatron flex",  # the same of its flex dispatcher, around DeepEP's calls
+    "megatron latent attention",  # what MLA adds to a layer's Python
+    "megatron shared expert",  # the same of a shared expert
+    "megatron tensor",  # a tensor-parallel collective with its linear layer's Python
+    "megatron checkpoint",  # a checkpointed function of Megatron core, which keeps and restores random states
     "megatron parameter",  # hook of a parameter's gradient in Megatron core's buckets
-    "megatron micro-batch",  # what its schedule adds to a micro-batch
+    "megatron micro-batch",  # what its schedule without a pipeline adds to a micro-batch
+    "megatron action",  # what its pipeline schedules add to a forward or a backward
 ]
 """Kinds of framework calls; each has a host time in the forward and one in the backward."""
 

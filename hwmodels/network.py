@@ -98,6 +98,8 @@ class Network(Frozen):
     title: str
     kind: str
     fabric: OutFabric | None = None
+    adapter: str | None = None
+    """Kind of the NICs that it joins, as in `Node.adapter`; absent: InfiniBand or RoCE."""
     prices: str | None = None
     """Name or path of a price list, which is not loaded here: a predicted step does not depend on prices."""
     note: str | None = None

@@ -57,6 +57,11 @@ class Node(Frozen):
     nic_bandwidth_effective: SourcedBytesPerSecond | None = None
     """Payload that a NIC sustains per direction, as published. It describes the network and its pictures;
     prices take `nic_bandwidth` times the share that the calibration profile states for each transfer."""
+    adapter: str | None = None
+    """Kind of the NICs where their software is not that of InfiniBand and RoCE, such as `efa-v4`; they join
+    networks of the same adapter alone."""
+    cores: SourcedCount | None = None
+    """Physical cores of its CPUs, each with two hardware threads."""
     storage_nic_bandwidth: SourcedBytesPerSecond | None = None
     """All storage NICs of the node together, per direction; a description, which no prediction reads."""
     power: SourcedWatts | None = None

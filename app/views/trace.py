@@ -105,6 +105,12 @@ def _given(place: str, label: str) -> str | None:
     if token is None:
         return None
     if upload_files.trace_folder(token) is None:
+        try:  # a refused trace is gone as well, and the reason of its job is told first
+            long_work.taken_up(f"trace {place}", _work(token)[0])
+        except MoesimError as error:
+            forms.put(f"trace.{place}", None)
+            st.session_state[REFUSED] = str(error)
+            return None
         st.info("The trace of this link is not on this server (any more): upload it again.")
         return None
     upload_files.hold_trace(token, _session())

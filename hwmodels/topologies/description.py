@@ -164,6 +164,10 @@ class NodeFigures(Protocol):
         """Latency from GPU to GPU inside the node."""
 
     @property
+    def adapter(self) -> str | None:
+        """Kind of the NICs; None for InfiniBand and RoCE."""
+
+    @property
     def n_nics_per_gpu(self) -> int:
         """NICs of one GPU."""
 
@@ -190,6 +194,10 @@ class NetworkFigures(Protocol):
     @property
     def fabric(self) -> ScaleOutFabric | None:
         """The keys of its kind; None for a kind that has none."""
+
+    @property
+    def adapter(self) -> str | None:
+        """Kind of the NICs that it joins; None for InfiniBand and RoCE."""
 
     @property
     def prices(self) -> str | None:

@@ -54,6 +54,10 @@ def build_topology(node: NodeFigures, nodes: int, network: NetworkFigures) -> To
 
     Raises InputError for nodes that do not fit the network or its scale-up part.
     """
+    if network.fabric is not None and network.adapter != node.adapter:
+        has = f"NICs of kind {node.adapter}" if node.adapter else "InfiniBand or RoCE NICs"
+        joins = network.adapter or "InfiniBand or RoCE"
+        raise InputError(f"network {network.name!r} joins {joins} NICs, and node {node.name!r} has {has}")
     try:
         outside = SCALE_OUT[network.kind].build(node, nodes, network.fabric)
         if isinstance(outside, Topology):

@@ -30,12 +30,16 @@ from moesim.hwmodels.provenance import SourcedFraction, SourcedSeconds
 from moesim.kernels.calibrate import operators
 from moesim.kernels.calibrate.entries import Rows
 from moesim.kernels.calibrate.protocol import TimedRow
-from moesim.kernels.export import Origin, carried, curve, residual
+from moesim.kernels.export import Origin, carried, curve, residual, significant
 from moesim.kernels.machine import accelerator_name
 
 LEAST_CALLS_BESIDE = 8
 """Fewest kernels beside collectives, with equals that ran alone, from which their loss is taken."""
 LEAST_GAPS = 30
+MATCHED = "transfer of matched ranks"
+"""How a table says that a collective's time is its transfer in a step, beside compute where there was any."""
+APART = 1.2
+"""Sizes closer than this to a traced one take its rate."""
 BEYOND_CACHE = 256e6
 """Bytes that no cache holds."""
 LATENT_HEAD, LATENT_TEXT = 192, "192/128"
@@ -81,7 +85,8 @@ def profile_from_trace(
     table = _possible(table, on)
     origin = _origin(table, command)
     rows = Rows([_timed(row) for row in table.rows], on, origin, name, HOW)
-    own: list[Entry] = [*operators.entries(rows), *_collectives(table, rows), *_jitter(table, rows)]
+    traced = (*operators.entries(rows), *_collectives(table, rows))
+    own: list[Entry] = [*(_beyond(entry, under) for entry in traced), *_jitter(table, rows)]
     kept = _carried(under, own)
     gap, lost = _gap(table, origin), _lost(table, origin)
     from_base = sorted({*_uses_of(kept)} - {*_uses_of(own)})
@@ -236,6 +241,39 @@ def _carried(base: CalibrationProfile, own: Sequence[Entry]) -> list[Entry]:
     return kept
 
 
+def _beyond(entry: Entry, base: CalibrationProfile) -> Entry:
+    """A curve of bandwidth with the base's beyond the sizes of the run, times the ratio of both at its end.
+
+    A run has one size or two of an operator, and the time of small or of unlike kernels is not in proportion.
+    """
+    if not isinstance(entry, MeasuredCurve) or entry.y_unit != "GB/s":
+        return entry
+    uses, collective = {*entry.used_for}, entry.id.rpartition(".")[0]
+    found = (c for c in base.curves if c.overlapped is None and c.x_unit == entry.x_unit)
+    shape = next((c for c in found if (uses and uses <= {*c.used_for}) or c.id == collective), None)
+    if shape is None:
+        return entry
+    ends = entry.points[0], entry.points[-1]
+    ratios = [end[1] / _bandwidth(shape, end[0]) for end in ends]
+    below = [(x, y * ratios[0]) for x, y, *_ in shape.points if x * APART < ends[0][0]]
+    above = [(x, y * ratios[1]) for x, y, *_ in shape.points if x > APART * ends[1][0]]
+    own = [(x, y) for x, y, *_ in entry.points]
+    points = tuple((x, significant(y)) for x, y in (*below, *own, *above))
+    sizes = " to ".join(f"{end[0]:.4g}" for end in dict.fromkeys(ends))
+    note = f"traced at {sizes} {entry.x_unit}; at other sizes {shape.id} times the ratio of both there"
+    return entry.model_copy(update={"points": points, "note": note}) if below or above else entry
+
+
+def _bandwidth(curve: MeasuredCurve, x: float) -> float:
+    """Bandwidth at a size, in the curve's own units, its time linear between points (eq. C6)."""
+    points = [(point[0], point[0] / point[1]) for point in curve.points]
+    if not points[0][0] < x < points[-1][0]:
+        return float(curve.points[0 if x <= points[0][0] else -1][1])
+    right = next(n for n, (at, _) in enumerate(points) if at >= x)
+    (x0, t0), (x1, t1) = points[right - 1], points[right]
+    return float(x / (t0 + (t1 - t0) * (x - x0) / (x1 - x0)))
+
+
 def _uses_of(entries: Iterable[Entry]) -> Iterable[str]:
     for entry in entries:
         if isinstance(entry, MeasuredCurve):
@@ -261,7 +299,7 @@ def _collectives(table: TraceTable, rows: Rows) -> Iterable[MeasuredCurve]:
         conditions = rows.origin.conditions(note=how).model_copy(
             update={"ranks": ranks, "nodes": 1, "own_group_only": True}
         )
-        yield curve(
+        found = curve(
             f"nccl.{operation}.busbw.{rows.name}-{ranks}",
             [(size / 2**20, rate / 1e9) for size, rate in best.items()],
             x=("bytes that a rank contributes", "MiB"),
@@ -272,6 +310,7 @@ def _collectives(table: TraceTable, rows: Rows) -> Iterable[MeasuredCurve]:
             interpolation="log",
             conditions=conditions,
         )
+        yield found.model_copy(update={"overlapped": True}) if how == MATCHED else found
 
 
 def _jitter(table: TraceTable, rows: Rows) -> Iterable[MeasuredCurve]:

@@ -8,6 +8,7 @@ below; `bytes` are those that the simulator counts, so that a curve over them gi
 from __future__ import annotations
 
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from moesim.hwmodels.calibration import Entry, GemmClass, GemmTable, MeasuredCurve, load_profile
 from moesim.kernels.calibrate.compute import Graphs, TorchWork, attention, gemm, torch
 from moesim.kernels.calibrate.entries import Rows, spread
-from moesim.kernels.calibrate.pieces import COMPILED, EAGER, TENSORS, Call
+from moesim.kernels.calibrate.pieces import COMPILED, EAGER, RANKS, TENSORS, Call
 from moesim.kernels.calibrate.pieces import normal as _normal
 from moesim.kernels.calibrate.pieces import passes as _passes
 from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample, TimedRow
@@ -23,8 +24,9 @@ from moesim.kernels.export import curve, gemm_table, residual
 
 Operator = Mapping[str, Parameter]
 """One row of the table."""
-SPIN_CYCLES = 4_000_000
-"""About 2.2 ms at 1.8 GHz: the GPU waits while the host launches the kernels of a piece."""
+SPIN_CYCLES, SPIN_HZ, LONGEST_SPIN_S = 4_000_000, 2e9, 0.2
+"""The GPU waits at least 2 ms while the host launches a piece, and as long as twice the host's own time:
+FSDP2's packing makes a table of blocks on the host, milliseconds of it for a large tensor."""
 FLUSH_BYTES = 256 << 20
 GRAPHED = ("gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm", "attention_forward", "attention_backward")
 """Uses that are limited by compute: timed as CUDA graphs at the clock of a long load."""
@@ -76,11 +78,19 @@ def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
 
 
 def joined(p: Mapping[str, Any], backward: bool) -> Call:
-    """Keys of MLA as torchtitan joins them: a slice of every head's wider row, and a part of all heads."""
+    """Heads of MLA as torchtitan joins them: a slice of every wider row, and a part that keys share."""
     t, (tokens, heads, width, more) = torch(), (p[key] for key in ("tokens", "heads", "width", "more"))
-    own = _normal(1, tokens, heads, 2 * width)[..., :width]
-    shared = _normal(1, tokens, 1, more).expand(-1, -1, heads, -1)
-    return lambda: t.cat((own, shared), dim=-1)
+    own = _normal(1, tokens, heads, p["whole"])[..., :width]
+    other = _normal(1, tokens, 1 if p["shared"] else heads, more).expand(-1, -1, heads, -1)
+    return lambda: t.cat((own, other), dim=-1)
+
+
+def joined_rows(p: Mapping[str, Any], backward: bool) -> Call:
+    """Gradient of MLA's down-projection, of contiguous rows, and the latent's slice, made contiguous."""
+    t, width = torch(), p["width"]
+    parts = _normal(p["tokens"], width), _normal(p["tokens"], p["more"])
+    whole = _normal(p["tokens"], p["whole"])
+    return lambda: (t.cat(parts, dim=-1), whole[:, :width].contiguous())
 
 
 def embedding(p: Mapping[str, Any], backward: bool) -> Call:
@@ -168,10 +178,11 @@ def moved(p: Mapping[str, Any], backward: bool) -> Call:
     """Element-wise kernels and copies of one tensor, and FSDP2's packing of gradients into a buffer."""
     t, kind, n = torch(), p["use"].partition("/")[2], p["elements"]
     if kind == "pack":
-        grads = [_normal(n // TENSORS // 2 * 2) for _ in range(TENSORS)]
+        ranks = int(p.get("ranks", RANKS))
+        grads = [_normal(n // TENSORS // ranks * ranks) for _ in range(TENSORS)]
         reduced = t.float32 if p["wide"] else t.bfloat16
-        out = t.empty(2, sum(grad.numel() for grad in grads) // 2, device="cuda", dtype=reduced)
-        return lambda: t._chunk_cat(grads, dim=0, num_chunks=2, out=out)
+        out = t.empty(ranks, sum(grad.numel() for grad in grads) // ranks, device="cuda", dtype=reduced)
+        return lambda: t._chunk_cat(grads, dim=0, num_chunks=ranks, out=out)
     x = _normal(n, wide=kind == "narrow")
     y = _normal(n, wide=kind == "add_widened")
     calls: dict[str, Call] = {
@@ -215,6 +226,7 @@ OF_USE: dict[str, Callable[[Mapping[str, Any], bool], Call]] = {
     "rope/eager_halves": rope_in_halves,
     "rope/eager_halves_backward": rope_in_halves,
     "copy/eager_cat": joined,
+    "copy/eager_cat_rows": joined_rows,
     "copy/gather_in": gather_in,
 }
 """What stands for single uses in the place of their class's code."""
@@ -286,13 +298,16 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
     assert piece is not None  # the grids hold no others
     call = session.keep(key, lambda: piece(p, use.endswith(("backward", "_gradient"))))
     flush = t.empty(FLUSH_BYTES, device="cuda", dtype=t.uint8)
-    times = []
+    times, spin = [], SPIN_CYCLES
     for i in range(2 + session.repeats):
         flush.zero_()
-        t.cuda._sleep(SPIN_CYCLES)
+        t.cuda._sleep(spin)
         marks = [t.cuda.Event(enable_timing=True) for _ in range(2)]
         marks[0].record()
+        began = time.perf_counter()
         call()
+        host_s = min(LONGEST_SPIN_S, time.perf_counter() - began)
+        spin = max(SPIN_CYCLES, int(2.0 * host_s * SPIN_HZ))
         marks[1].record()
         marks[1].synchronize()
         times += [marks[0].elapsed_time(marks[1]) * 1e-3] if i >= 2 else []
@@ -358,7 +373,7 @@ def _gaps_s(row: TimedRow, gap_s: float) -> float:
 
 
 def averaged(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(bytes, seconds) by size, with the mean of equal sizes.
+    """(bytes, seconds) by size, or (tokens, rate) by length, with the mean of equal sizes.
 
     Times may fall with more bytes, where rows of other widths are measured: a prediction at a size gives back
     its own time.
@@ -408,7 +423,7 @@ def attentions(rows: Rows) -> Iterable[MeasuredCurve]:
             conditions = rows.origin.conditions(compute_sms=rows.accelerator.n_sms, duty="sustained")
             yield curve(
                 f"{rows.name}.{use}.{width}",
-                [(float(r.parameters["length"]), r.values["flop"] / r.seconds / 1e12) for r in at],
+                averaged((float(r.parameters["length"]), r.values["flop"] / r.seconds / 1e12) for r in at),
                 x=("sequence", "tokens"),
                 y=(f"causal {use.partition('_')[2]} rate", "TFLOP/s"),
                 origin=rows.origin,

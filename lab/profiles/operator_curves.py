@@ -2,33 +2,36 @@
 
     python -m lab.profiles.operator_curves hwmodels/data/calibration
 
-`h100-eager`: all operators that memory or small kernels limit, at the sizes of three models, measured on one H100. `h200-heads`: norms
-over heads measured on an H200, and two uses of H100's that were not measured there. Kernels that reach less than 0.6 of an H100's
-bandwidth take the same time on an H200 within 16 % (both machines measured 20 such operators), so those two keep their times.
+`h100-eager` and `h200-eager`: all operators that memory or small kernels limit, at the sizes of three models on one H100, and at those of the
+eight H200 runs on one H200. `h100-eager` also says what GEMMs lose beside NCCL on four H100.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from lab import packed
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, load_profile
+from moesim.hwmodels.provenance import SourcedFraction
 from moesim.kernels.calibrate.entries import Rows, as_profile
 from moesim.kernels.calibrate.operators import LAUNCHES_FROM, NAME, _gaps_s, curves
 from moesim.kernels.calibrate.protocol import TimedRow
-from moesim.kernels.export import Origin, residual, write_profile
+from moesim.kernels.export import Origin, residual, significant, write_profile
 from moesim.simulator.cost.measured_rates import TransferCurve
 
 H100 = tuple(f"2026-11-26-h100-operators-{name}.rows.jsonl" for name in ("q30", "l8b", "ds16"))
-H200 = ("2026-11-26-h200-x2-operators-q30.rows.jsonl",)
-DATE, HEADS = "2026-11-26", 128
-CARRIED = ("rope/eager_halves", "rope/eager_halves_backward", "copy/eager_cat")
-"""Uses that reach 0.25 to 0.7 of the H100's bandwidth and were not measured on an H200."""
+AGAIN = ("2026-11-26-h100-run-operators.rows.jsonl",)
+"""Measured later: packing while the GPU waited for the host's table of blocks before, joins of MLA at the shapes of keys alone."""
+H200 = ("2026-11-26-h200-run-operators.rows.jsonl",)
+BESIDE = "2026-11-26-h100-x4-beside-nccl.json"
+DATE = "2026-11-26"
 
 
 def rows_of(files: Sequence[str]) -> list[TimedRow]:
@@ -38,37 +41,58 @@ def rows_of(files: Sequence[str]) -> list[TimedRow]:
     return [TimedRow.from_json(row, "lab/results") for row in found if row.get("measurement") == NAME]
 
 
-def narrow(rows: Iterable[TimedRow]) -> list[TimedRow]:
-    """Norms over heads, by the names of their own curves; they were measured under that of every norm."""
-    out = []
-    for row in rows:
-        if row.parameters.get("width") == HEADS and str(row.parameters["use"]).startswith("norm/"):
-            use = str(row.parameters["use"]).replace("eager_", "eager_head_")
-            out.append(
-                TimedRow.from_json(
-                    json.loads(row.to_json()) | {"parameters": {**row.parameters, "use": use}}, "lab"
-                )
-            )
-    return out
+def latest(before: list[TimedRow], after: list[TimedRow]) -> list[TimedRow]:
+    """Rows of every use from the later measurement, where it has the use."""
+    again = {row.parameters["use"] for row in after}
+    return [*(row for row in before if row.parameters["use"] not in again), *after]
+
+
+def lost_beside() -> SourcedFraction:
+    """Median over GEMMs of what a second of NCCL alone costs them (eq. O5), with the range over GEMMs and attention."""
+    found = packed.read(BESIDE)["rows"]
+    lost = {(row["collective"], row["operator"]): row["lost"] * row["collective_ratio"] for row in found}
+    timed = [value for (_, of), value in lost.items() if "product" in of or "attention" in of]
+    return SourcedFraction(
+        value=round(median(value for (_, of), value in lost.items() if "product" in of), 3),
+        kind="measured",
+        source=f"lab/results/{BESIDE}.xz: median of 14 products (BF16, FP8) beside an all-gather or reduce-scatter, "
+        "4x H100, driver 580.159.04, torch 2.11.0, NCCL 2.28.9, 24 channels",
+        date=DATE,
+        between=(round(min(timed), 3), round(max(timed), 3)),
+        note="eq. O5; two of the GPUs gave 0.253",
+    )
 
 
 def fitted(rows: list[TimedRow], name: str, accelerator: str, device: str) -> list[MeasuredCurve]:
     """Curves over bytes whose residual is the largest miss of any row, which models at like bytes differ by."""
     command = (
-        "moesim calibrate --quick --model lab/scoring/data/h100x2/{"
-        + ("q30,l8b,ds16" if "h100" in name else "q30")
-        + "}.yaml"
+        "moesim calibrate --quick --model lab/scoring/data/h100x2/{q30,l8b,ds16}.yaml"
+        if "h100" in name
+        else "python -m lab.studies.run_operators --out OUT --only operators"
     )
     origin = Origin(
         f"moesim calibrate on {device}", DATE, device=device, driver="580.159.04", cuda="13.0", command=command,
         clocks="not pinned, at most 1980 MHz",
     )  # fmt: skip
     found = []
-    for curve in curves(Rows(rows, load_accelerator(accelerator), origin, name)):
+    for measured in curves(Rows(rows, load_accelerator(accelerator), origin, name)):
+        curve = measured.model_copy(update={"points": rising(measured.points)})
         miss = max(_miss(curve, row) for row in rows if row.parameters["use"] == curve.used_for[0])
         meaning = "largest miss of any row, at least 5 %: models differ at like bytes"
         found.append(curve.model_copy(update={"residual": residual(max(0.05, miss), meaning)}))
     return found
+
+
+def rising(points: Sequence[tuple[Any, ...]]) -> tuple[tuple[float, float], ...]:
+    """(bytes, rate) with the mean time of neighbours where more bytes took less time: tensors of other shapes stand between them."""
+    blocks: list[list[float]] = []  # seconds and points
+    for x, rate, *_ in points:
+        blocks.append([x / rate, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (before, m), (last, n) = blocks[-2:]
+            blocks[-2:] = [[(before * m + last * n) / (m + n), m + n]]
+    seconds = [time for time, count in blocks for _ in range(int(count))]
+    return tuple((x, significant(x / time, 5)) for (x, *_), time in zip(points, seconds, strict=True))
 
 
 def _miss(curve: MeasuredCurve, row: TimedRow) -> float:
@@ -78,26 +102,11 @@ def _miss(curve: MeasuredCurve, row: TimedRow) -> float:
     return abs(TransferCurve(curve).read(float(row.parameters["bytes"])).seconds / seconds - 1.0)
 
 
-def carried(curve: MeasuredCurve) -> MeasuredCurve:
-    """A curve of the H100 as one of the H200, with 16 % added to its error."""
-    return curve.model_copy(
-        update={
-            "id": curve.id.replace("h100-eager", "h200-heads"),
-            "kind": "derived",
-            "residual": residual(
-                min(0.5, curve.residual.relative + 0.16), "as on H100, and 16 % for the transfer"
-            ),
-            "note": "times of an H100: kernels that reach less than 0.6 of its bandwidth are as fast on H200",
-        }
-    )
-
-
 def main() -> None:
     """Write both profiles into a folder."""
     folder = Path(sys.argv[1])
-    own = fitted(rows_of(H100), "h100-eager", "h100-sxm", "NVIDIA H100 80GB HBM3")
-    more = [carried(curve) for curve in own if curve.used_for[0] in CARRIED]
-    heads = fitted(narrow(rows_of(H200)), "h200-heads", "h200-sxm", "NVIDIA H200")
+    own = fitted(latest(rows_of(H100), rows_of(AGAIN)), "h100-eager", "h100-sxm", "NVIDIA H100 80GB HBM3")
+    heads = fitted(rows_of(H200), "h200-eager", "h200-sxm", "NVIDIA H200")
     software = "torch 2.11.0, CUDA 13.0, driver 580.159.04"
     evidence = "Single pieces of PyTorch code with a cold L2, at the sizes of the models' own steps. No step was looked at."
     write_profile(
@@ -105,6 +114,7 @@ def main() -> None:
             CalibrationProfile(
                 name="h100-eager", accelerator="any", software=software, evidence=evidence,
                 description="PyTorch's operators between GEMMs and at the end of a step, measured on one H100 (part of others).",
+                lost_beside_nccl=lost_beside(),
             ),
             own,
         ),
@@ -113,12 +123,13 @@ def main() -> None:
     write_profile(
         as_profile(
             CalibrationProfile(
-                name="h200-heads", accelerator="any", software=software, evidence=evidence,
-                description="Norms, rotary embedding and joins over heads as torchtitan writes them, on H200 (part of others).",
+                name="h200-eager", accelerator="h200-sxm", also_for=("h100-sxm",), software=software, evidence=evidence,
+                description="PyTorch's operators between GEMMs and at the end of a step, measured on one H200; for software.kernels eager.",
+                include=("h200-clamped-experts",),
             ),
-            [*heads, *more],
+            heads,
         ),
-        folder / "h200-heads.yaml",
+        folder / "h200-eager.yaml",
     )  # fmt: skip
 
 

@@ -134,6 +134,19 @@ def passes(study: Study, forward: Callable[[], torch.Tensor], clear: Callable[[]
     return {name: spread(values) for name, values in times.items()}
 
 
+def wall(study: Study, call: Callable[[], Any]) -> dict[str, float]:
+    """Host time of a call from an idle device."""
+    times = []
+    for i in range(study.passes // 2 + 3):
+        study.synchronise()
+        start = time.perf_counter()
+        call()
+        if i >= 2:
+            times.append(time.perf_counter() - start)
+    study.synchronise()
+    return spread(times)
+
+
 def whole(study: Study, case: BlockCase) -> dict[str, Any]:
     """Times of a whole model."""
     model = models.build(case, study.device)

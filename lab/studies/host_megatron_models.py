@@ -225,9 +225,11 @@ def configuration(case: MegatronCase, device: str) -> TransformerConfig:
     )
 
 
-def base_configuration(device: str, **settings: Any) -> TransformerConfig:
+def base_configuration(
+    device: str, kind: type[TransformerConfig] = TransformerConfig, **settings: Any
+) -> TransformerConfig:
     """A configuration with what all cases share (gated SiLU without biases, RMSNorm, BF16, no dropout)."""
-    return TransformerConfig(
+    return kind(
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=F.silu,
@@ -276,7 +278,7 @@ def inputs(device: str) -> dict[str, Any]:
     return {"input_ids": tokens, "position_ids": places, "attention_mask": None, "labels": tokens}
 
 
-def start(device: str, tensor_parallel: int = 1) -> tuple[int, int]:
+def start(device: str, tensor_parallel: int = 1, pipeline: int = 1) -> tuple[int, int]:
     """Start the process group and Megatron core's groups with expert parallelism over all ranks."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = (
@@ -296,7 +298,8 @@ def start(device: str, tensor_parallel: int = 1) -> tuple[int, int]:
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=world)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_parallel,
-        expert_model_parallel_size=world,
+        pipeline_model_parallel_size=pipeline,
+        expert_model_parallel_size=world // pipeline,
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
     )

@@ -21,7 +21,7 @@ from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.moe import moe_utils
 
 from lab.studies import host_megatron_models as models
-from lab.studies.host_blocks_study import Study, spread
+from lab.studies.host_blocks_study import Study, spread, wall
 from lab.studies.host_megatron_models import BF, HIDDEN, TOKENS, MegatronCase
 from lab.studies.host_megatron_parts import guarded, repeats
 
@@ -160,19 +160,6 @@ def schedule(study: Study) -> dict[str, Any]:
             out[f"{name}, {kind}, micro-batch_us"] = (medians[many] - medians[few]) / (many - few)
             out[f"{name}, {kind}, once_us"] = medians[few] - few * out[f"{name}, {kind}, micro-batch_us"]
     return out
-
-
-def wall(study: Study, call: Callable[[], Any]) -> dict[str, float]:
-    """Host time of a call from an idle device."""
-    times = []
-    for i in range(repeats(study) // 2 + 3):
-        study.synchronise()
-        start = time.perf_counter()
-        call()
-        if i >= 2:
-            times.append(time.perf_counter() - start)
-    study.synchronise()
-    return spread(times)
 
 
 def optimizer(study: Study) -> dict[str, Any]:

@@ -162,7 +162,7 @@ HEADS = {
 def _first(meaning: str) -> str:
     """The first sentence of a meaning, with the names that ship."""
     text, shipped, names = meaning.partition(". Shipped: ")
-    first = re.split(r"(?<=[^.])\. (?=[A-Z`])", text)[0]
+    first = re.split(r"(?<=[^.])(?<!eq)\. (?=[A-Z`])", text)[0]
     return first + (f". Shipped: {names}" if shipped else "")
 
 

@@ -9,12 +9,9 @@ from pydantic import BaseModel
 from moesim.hwmodels.summary_text import short
 from moesim.simulator.model.attention import ATTENTION_KINDS
 from moesim.simulator.model.catalogue import CatalogueRow, catalogue, context_text
-from moesim.simulator.model.catalogue import load_model
-from moesim.simulator.model.counts import PublishedSize, compare_total, published_sizes
 
-COLUMNS = (
-    "model", "total", "activated", "published total", "layers", "attention", "experts", "context",
-)  # fmt: skip
+COLUMNS = ("model", "total", "activated", "layers", "attention", "experts", "context")
+GROUPED = frozenset(ATTENTION_KINDS["gqa"].model_fields)
 
 
 def page() -> str:
@@ -42,17 +39,13 @@ def _head(rows: Sequence[CatalogueRow]) -> list[str]:
 
 
 def _models(rows: Iterable[CatalogueRow]) -> list[str]:
-    published = published_sizes()
     return [
         "## Shipped models",
         "",
         "Total and activated parameters are counted from the shape, with embedding and head and without MTP "
         "modules or",
-        "vision towers. *Published total* is the publisher's figure and the error of the count by the "
-        "publisher's own",
-        "rule. A test refuses a count that is off by more than 0.5 % (total) or 2 % (activated), or by the "
-        "rounding of",
-        "the published figure. Sources and dates are in",
+        "vision towers. A test refuses a count that is off the publisher's figure by more than 0.5 % (total)",
+        "or 2 % (activated), or by the rounding of that figure; figures, sources and dates are in",
         "[model-sizes.yaml](../simulator/data/published/model-sizes.yaml).",
         "",
         *_table(
@@ -60,18 +53,12 @@ def _models(rows: Iterable[CatalogueRow]) -> list[str]:
             (
                 (
                     f"`{row.name}`", short(row.parameters_total, 4), short(row.parameters_activated, 4),
-                    _published(row.name, published[row.name]), row.layers, row.attention, row.experts,
-                    context_text(row.context),
+                    row.layers, row.attention, row.experts, context_text(row.context),
                 )
                 for row in rows
             ),
         ),
     ]  # fmt: skip
-
-
-def _published(name: str, size: PublishedSize) -> str:
-    total = compare_total(load_model(name), size)
-    return "" if total is None else f"{total.published.value} ({total.error:+.1%})"
 
 
 def _kinds() -> list[str]:
@@ -94,8 +81,14 @@ def _summary(part: type[BaseModel]) -> str:
 
 
 def _keys(part: type[BaseModel]) -> str:
-    fields = [(name, field) for name, field in part.model_fields.items() if name != "kind"]
-    return ", ".join(f"`{name}`" if field.is_required() else f"[`{name}`]" for name, field in fields)
+    fields = {name: field for name, field in part.model_fields.items() if name != "kind"}
+    shared = part is not ATTENTION_KINDS["gqa"] and {*fields, "kind"} >= GROUPED
+    own = [
+        f"`{name}`" if field.is_required() else f"[`{name}`]"
+        for name, field in fields.items()
+        if not (shared and name in GROUPED)
+    ]
+    return ", ".join(["those of `gqa`", *own] if shared else own)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

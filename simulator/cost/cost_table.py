@@ -5,7 +5,7 @@ The parts that price one block serve the planner too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -25,6 +25,7 @@ from moesim.simulator.cost.load_clock import Waits, at_load, law_of
 from moesim.simulator.cost.overlap import CUTS_GEMMS, EdgeGemms, SplitGemm, methods_of
 from moesim.simulator.cost.pricing import Pricer, table_key
 from moesim.simulator.cost.table import (
+    NO_COMPUTE,
     PAIR_MODES,
     Compute,
     CostTable,
@@ -59,18 +60,28 @@ _TABLES: BoundedCache[tuple[Schedule, CostTable]] = BoundedCache(
 
 def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if schedule.paired else ("alone",)
+    compute, transfer = block_prices(
+        pricer, {block.kind for stage in stages.stages for block in stage}, modes
+    )
+    send_bytes, send_s, across = pipeline_send(pricer, schedule)
+    ends = step_end(pricer, schedule, stages)
+    waits = not pricer.gradient_sync.hidden
+    return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
+
+
+def block_prices(
+    pricer: Pricer, kinds: Iterable[BlockKind], modes: tuple[Mode, ...]
+) -> tuple[dict[PhaseKey, PhaseCost], dict[PhaseKey, TransferCost]]:
+    """Prices of all phases and transfers of some kinds of blocks, as they are inside a step."""
     compute: dict[PhaseKey, PhaseCost] = {}
     transfer: dict[PhaseKey, TransferCost] = {}
-    for kind in sorted({block.kind for stage in stages.stages for block in stage}):
+    for kind in sorted(kinds):
         compute |= block_compute(pricer, kind, modes)
         transfer |= block_transfers(pricer, kind, modes)
         inside = inside_step(pricer, kind, compute, transfer, modes)
         compute |= inside[0]
         transfer |= inside[1]
-    send_bytes, send_s, across = pipeline_send(pricer, schedule)
-    ends = step_end(pricer, schedule, stages)
-    waits = not pricer.gradient_sync.hidden
-    return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
+    return compute, transfer
 
 
 def inside_step(
@@ -81,6 +92,8 @@ def inside_step(
     The clock follows the load of the block, collectives over the replicas run beside the compute or hold it
     up, and launch stalls lengthen the compute. Raises InputError for an unknown host.
     """
+    beside = shared_beside_transfers(pricer, kind, compute, transfer)
+    compute = {**compute, **beside}
     sharded = sharded_block(pricer, kind)
     moved: dict[PhaseKey, TransferCost] = {
         (kind, phase, "alone"): cost for phase, cost in sharded.transfers.items()
@@ -99,7 +112,7 @@ def inside_step(
         return slowed | launch_stalls(pricer, kind, {**prices, **slowed}, {**transfer, **moved}, modes)
 
     if law_of(pricer) is None:
-        return stalled(compute), moved
+        return beside | stalled(compute), moved
     alone = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] == "alone"}
     host_s = 0.0
     if pricer.scenario.software.host:
@@ -115,7 +128,59 @@ def inside_step(
         beside_s += max(0.0, LayerCollectives(pricer, kind).tensor_s() - exposed_s)
     waits = Waits(host_s, waits_s, beside_s)
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
-    return clocked | stalled({**compute, **clocked}), moved
+    return beside | clocked | stalled({**compute, **clocked}), moved
+
+
+BESIDE: tuple[tuple[Phase, str, Phase], ...] = (
+    ("mlp F", "shared.gate_up", "dispatch F"),
+    ("mlp F", "shared.", "combine F"),
+    ("mlp I", "shared.gate_up", "dispatch B"),
+    ("mlp I", "shared.", "combine B"),
+    ("mlp W", "shared.gate_up", "dispatch B"),
+    ("mlp W", "shared.", "combine B"),
+)
+"""Phase, operators and the transfer that they run beside: the first projection of shared experts beside the
+dispatch, the rest beside the combine (NVIDIA/Megatron-LM@d98e8a64 moe/token_dispatcher.py)."""
+
+
+def shared_beside_transfers(
+    pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers
+) -> dict[PhaseKey, PhaseCost]:
+    """Compute of a routed block without the part of its shared experts that hides (eq. X33).
+
+    A transfer of T seconds hides T (1 - SMs of its kernels / SMs) seconds of GEMMs, which run that much
+    slower beside it. Empty where the scenario does not ask for it.
+    """
+    scenario = pricer.scenario
+    if not scenario.communication.overlap_shared_experts or not pricer.shape.block(kind).routed:
+        return {}
+    free = 1.0 - scenario.communication.sms / (pricer.cluster.accelerator.n_sms or 1)
+    room = {
+        phase: free * (moved.launch_s + moved.payload_s)
+        for (own, phase, mode), moved in transfer.items()
+        if own == kind and mode == "alone"
+    }
+    taken: set[tuple[Phase, str]] = set()
+    hidden: dict[Phase, float] = {}
+    for phase, prefix, beside in BESIDE:
+        seconds = 0.0
+        pairs = zip(
+            pricer.operators(kind).get(phase, ()), pricer.operator_costs(kind, phase, "alone"), strict=True
+        )
+        for op, cost in pairs:
+            if op.name.startswith(prefix) and not op.recompute and (phase, op.name) not in taken:
+                taken.add((phase, op.name))
+                seconds += cost.seconds
+        part = min(seconds, room.get(beside, 0.0))
+        room[beside] = room.get(beside, 0.0) - part
+        hidden[phase] = hidden.get(phase, 0.0) + part
+    out: dict[PhaseKey, PhaseCost] = {}
+    for phase, part in hidden.items():
+        price = compute.get((kind, phase, "alone"), NO_COMPUTE)
+        if part > 0.0:
+            best_s = max(0.0, price.best_s - part)
+            out[kind, phase, "alone"] = replace(price, fixed_s=price.fixed_s - part, best_s=best_s)
+    return out
 
 
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:

@@ -95,8 +95,8 @@ def pieces_of(pricer: Pricer, kinds: Sequence[BlockKind], dense: float, expert: 
     bucket = pricer.scenario.software.bucket_size(rings(pricer, copies)[0].ranks)
     if bucket is not None:
         return Pieces(max(1, int(dense // bucket)), max(1, int(expert // bucket)))
-    held = [pricer.block_parameters(kind) for kind in kinds]
-    return Pieces(max(1, sum(d > 0 for d, _ in held)), max(1, sum(e > 0 for _, e in held)))
+    parameters = [pricer.block_parameters(kind) for kind in kinds]
+    return Pieces(max(1, sum(d > 0 for d, _ in parameters)), max(1, sum(e > 0 for _, e in parameters)))
 
 
 def data_parallel(
@@ -132,7 +132,7 @@ def slow_down_by_compute(
     ring = rings(pricer, copies)[0]
     of_kind: dict[BlockKind, tuple[CostedSeconds, CostedSeconds]] = {}
     for kind in dict.fromkeys(kinds):
-        dense, expert = (held * element_bytes for held in pricer.block_parameters(kind))
+        dense, expert = (count * element_bytes for count in pricer.block_parameters(kind))
         own = (data_parallel(pricer, name, dense, expert, copies) for name in names)
         delays = (overlap_delay(name, dense, *ring, pricer.links, pricer.profile) for name in names)
         of_kind[kind] = sum(own, CostedSeconds()), sum(delays, CostedSeconds())
@@ -301,11 +301,13 @@ def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
     plan, recipe = pricer.scenario.parallel, pricer.scenario.recipe
     if plan.zero_stage != 3 or not pricer.scenario.software.parameters_copied:
         return ()
-    held, gathered = (BYTES_PER_ELEMENT[of] for of in (recipe.parameters, recipe.parameter_gather))
+    stored, gathered = (BYTES_PER_ELEMENT[of] for of in (recipe.parameters, recipe.parameter_gather))
     parts = zip(pricer.block_parameters(kind), shard_rings(pricer), strict=True)
     own = fsum(count / ring.ranks for count, ring in parts if ring.ranks > 1)
-    variant = "flat" if held == gathered else "gather_in"
-    return (move("fsdp.shard_copy", "copy", "F", own * held, own * gathered, variant=variant),) if own else ()
+    variant = "flat" if stored == gathered else "gather_in"
+    return (
+        (move("fsdp.shard_copy", "copy", "F", own * stored, own * gathered, variant=variant),) if own else ()
+    )
 
 
 def _behind_copy(transfer: TransferCost, copied: PhaseCost) -> TransferCost:

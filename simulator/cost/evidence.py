@@ -204,10 +204,10 @@ def model_evidence(
                 continue
             evidence = "assumed" if basis.assumed else kinds[basis.curve_id]
             seconds[part][evidence, basis.curve_id] += basis.seconds
-    found = []
+    parts = []
     for part in dict.fromkeys([*seconds, *refused]):
         if part in refused:
-            found.append(PartEvidence(part, NOT_PRICED, 0.0, (refused[part],)))
+            parts.append(PartEvidence(part, NOT_PRICED, 0.0, (refused[part],)))
             continue
         kinds_s: dict[str, float] = defaultdict(float)
         entries_s: dict[str, float] = defaultdict(float)
@@ -216,8 +216,8 @@ def model_evidence(
             entries_s[entry] += time
         total, most = sum(seconds[part].values()), max(kinds_s, key=kinds_s.__getitem__)
         by_time = tuple(sorted(entries_s, key=entries_s.__getitem__, reverse=True))
-        found.append(PartEvidence(part, most, kinds_s[most] / total if total else 1.0, by_time))
-    return tuple(found)
+        parts.append(PartEvidence(part, most, kinds_s[most] / total if total else 1.0, by_time))
+    return tuple(parts)
 
 
 def evidence_text(parts: Iterable[PartEvidence]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
+from typing import Literal, NamedTuple
 
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
 from moesim.simulator.cost.evidence import Evidence
@@ -18,12 +19,14 @@ from moesim.simulator.cost.table import (
     Transfers,
     compute_of_pass,
 )
+from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.software import GraphPart, Software
 from moesim.simulator.model.block import BlockShape
-from moesim.simulator.model.calls import Calls, calls_of
+from moesim.simulator.model.calls import Calls, calls_of, parameters_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.recompute import Recompute
-from moesim.simulator.model.repeated import checkpoints, feed_forward_checkpoints
+from moesim.simulator.model.repeated import checkpoints, feed_forward_checkpoints, repeated_communication
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import EP_PHASES
 
 # -- host --------------------------------------------------------------------------------------------
@@ -59,15 +62,22 @@ class Launch:
     """Whether the host first reads a result of all work before it, which empties the queue again."""
 
 
+Part = Literal["F", "B", "I", "W"]
+"""A forward, a whole backward, or its parts for inputs and for weights where a schedule splits it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassLaunches:
-    """The launches of one block's forward or backward, in order.
+    """The launches of one block's forward, backward or part of a split backward, in order.
 
     `drains`: the host reads a result from the device before the first launch, which empties the queue.
+    `waits_s`: host seconds with an empty queue, which nothing hides.
     """
 
     launches: tuple[Launch, ...]
     drains: bool = False
+    part: Part = "F"
+    waits_s: float = 0.0
 
 
 def host_seconds(calls: Iterable[Calls], host: HostTimes, extra_s: float = 0.0) -> float:
@@ -84,12 +94,12 @@ def launch_stall_s(one: PassLaunches) -> float:
     """
     device = fsum(launch.device_s for launch in one.launches)
     if not one.drains:
-        return max(0.0, fsum(launch.host_s for launch in one.launches) - device)
+        return one.waits_s + max(0.0, fsum(launch.host_s for launch in one.launches) - device)
     clock = done = 0.0
     for launch in one.launches:
         clock = (max(clock, done) if launch.reads else clock) + launch.host_s
         done = max(done, clock) + launch.device_s
-    return done - device
+    return one.waits_s + done - device
 
 
 # -- launches ----------------------------------------------------------------------------------------
@@ -102,8 +112,16 @@ SOFTMAX = ("gqa", "sliding", "chunked")
 """Kinds of attention whose eager blocks make about the calls of the measured ones."""
 BLOCK_BEGINS: dict[bool, Phase] = {True: "attn F", False: "combine B"}
 """Phase before which a block's hooks run, forward and backward. A forward's launches begin in the middle of a
-block, with the read of the token counts, and come to the next block's hooks when the experts are launched."""
+block, with the read of the token counts, and come to the next block's hooks when the experts are launched.
+Those of a backward that routes again begin behind its router."""
+ROUTED_AGAIN = "gate.select.recompute"
+"""Last operator before the read of the token counts in a backward that routes again."""
 FEED_FORWARD: dict[bool, Phase] = {True: "mlp F", False: "mlp I"}
+BESIDE_POLLING = 0.6
+"""Further time of a thread whose core has a second busy one, which adds 25 % to its throughput (15 to 30 %:
+Marr et al., Intel Technology Journal 6(1), 2002)."""
+FLEX: dict[CallKind, CallKind] = {"megatron dispatcher": "megatron flex"}
+"""Calls of Megatron core that differ where kernels of their own dispatch, not NCCL."""
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -120,63 +138,186 @@ def launch_stalls(
         return {}
     host = load_host(pricer.scenario.path(software.host))
     note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
-    counted = Evidence.of([], [note])
+    shared = polled_share(pricer)
+    polled = (
+        f"{shared:.0%} of the cores poll for {pricer.scenario.communication.kernels}; a launching thread is "
+        f"assumed to share a core with them so often, and then takes {BESIDE_POLLING:.0%} longer"
+    )
+    slowest = (1.0 + BESIDE_POLLING) / (1.0 + shared * BESIDE_POLLING) if shared else 1.0
+    counted = Evidence.of([], [note, *([polled] if shared else [])])
     out: dict[PhaseKey, PhaseCost] = {}
     for paired in (False, True):
         chosen = [mode for mode in modes if (mode != "alone") == paired]
         passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer) if chosen else ()
-        for forward, launches in zip((True, False), passes, strict=False):
+        for launches in passes:
             wait_s = launch_stall_s(launches)
             for mode in chosen:
-                own = compute_of_pass(compute, kind, mode, forward)
+                own = _compute_of_part(compute, kind, mode, launches.part)
                 total = fsum(cost.seconds for cost in own.values())
                 for key, cost in own.items():
                     part = wait_s * cost.seconds / total if total else 0.0
                     if wait_s > 0.0:
-                        fixed_s, worst_s = cost.fixed_s + part, cost.worst_s + part
+                        fixed_s, worst_s = cost.fixed_s + part, cost.worst_s + part * slowest
                         cost = replace(cost, fixed_s=fixed_s, host_s=part, worst_s=worst_s)
                     out[key] = replace(cost, evidence=cost.evidence | counted)
     return out
 
 
+def _compute_of_part(compute: Compute, kind: BlockKind, mode: Mode, part: Part) -> dict[PhaseKey, PhaseCost]:
+    own = compute_of_pass(compute, kind, mode, part == "F")
+    if part in ("F", "B"):
+        return own
+    return {key: cost for key, cost in own.items() if key[1].endswith(" W") == (part == "W")}
+
+
 def pass_launches(
     pricer: Pricer, host: Host, kind: BlockKind, compute: Compute, transfer: Transfers
-) -> tuple[PassLaunches, PassLaunches]:
-    """Launches of one block's forward and backward, with the transfers that run without other compute."""
-    scenario = pricer.scenario
-    software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
+) -> tuple[PassLaunches, ...]:
+    """Launches of one block's forward and backward, with the transfers that run without other compute.
+
+    A backward that PyTorch splits has two passes: its first part walks the whole graph, and its second starts
+    autograd once for every parameter.
+    """
+    block = pricer.shape.block(kind)
+    times = host_times(pricer, host, block)
+    action = action_of(pricer, block)
+    passes = []
+    for forward in (True, False):
+        launches, drains = _pass(pricer, times, kind, compute, transfer, forward)
+        around = Launch(action.per_block * times.call_s(action.kind, forward), 0.0) if action else None
+        waits_s = around.host_s if around and action and action.drains else 0.0
+        if around and not waits_s:
+            launches.insert(1 if drains else 0, around)
+        passes.append(PassLaunches(tuple(launches), drains, "F" if forward else "B", waits_s))
+    if action is None or not action.split:
+        return tuple(passes)
+    return (passes[0], *_split(pricer, times, kind, passes[1], compute))
+
+
+def host_times(pricer: Pricer, host: Host, block: BlockShape) -> HostTimes:
+    """Host times of a block under the scenario's trainer."""
+    software = pricer.scenario.software
     compiled = software.compiled_blocks and block.layer is not None
     collector, slowness = host.measured().collector, software.host_slowness
     if software.garbage_collection == "automatic" and collector is not None:
         slowness *= 1.0 + collector.share
-    times = HostTimes(host, block_family(block, software), slowness, compiled)
+    slowness *= 1.0 + polled_share(pricer) * BESIDE_POLLING
+    return HostTimes(host, block_family(block, software), slowness, compiled)
+
+
+def _pass(
+    pricer: Pricer, times: HostTimes, kind: BlockKind, compute: Compute, transfer: Transfers, forward: bool
+) -> tuple[list[Launch], bool]:
+    """Launches of a whole pass, and whether the host reads token counts before the first."""
+    scenario = pricer.scenario
+    software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     reads_counts = software.static_experts is None
     drains = routed and reads_counts and (plan.ep > 1 or software.modules != "torch")
+    again = repeated_communication(block, scenario.recompute, software.op_keeps_transfers)
+    drains = drains and (forward or again.experts)
     policy = measured_checkpoint(block, scenario.recompute, software)
     exchange: CallKind = "exchange" if software.modules == "torch" else "collective"
-    passes = []
-    for forward, phases in ((True, FORWARD), (False, BACKWARD)):
-        launches: list[Launch] = []
-        if drains and forward:
-            launches.append(Launch(times.call_s("counts", True), 0.0))
-        around = Launch(around_block_s(pricer, block, times, forward), 0.0)
-        inner_s = feed_forward_checkpoints(block, scenario.recompute) * times.call_s("checkpoint", forward)
-        extra = times.call_s(policy, forward) if policy else 0.0
-        for phase in phases:
-            if phase == BLOCK_BEGINS[forward]:
-                launches.append(around)
-            if phase == FEED_FORWARD[forward]:
-                launches.append(Launch(inner_s, 0.0))
-            price = compute.get((kind, phase, "alone"), NO_COMPUTE)
-            launches += _phase_launches(pricer, times, kind, phase, price, extra)
-            if phase in EP_PHASES and routed and plan.ep > 1:
-                moved = transfer.get((kind, phase, "alone"))
-                device_s = 0.0 if moved is None else moved.launch_s + moved.payload_s
-                launches.append(Launch(times.call_s(exchange, forward), device_s))
-        passes.append(PassLaunches(tuple(launches), drains and forward))
-    return passes[0], passes[1]
+    launches: list[Launch] = []
+    around = Launch(around_block_s(pricer, block, times, forward), 0.0)
+    inner = feed_forward_checkpoints(block, scenario.recompute)
+    inner_s = inner * times.call_s(_checkpoint(software), forward)
+    extra = times.call_s(policy, forward) if policy else 0.0
+    read = 0  # launches before the host reads the counts
+    for phase in FORWARD if forward else BACKWARD:
+        if phase == BLOCK_BEGINS[forward]:
+            launches.append(around)
+        if phase == FEED_FORWARD[forward]:
+            launches.append(Launch(inner_s, 0.0))
+        price = compute.get((kind, phase, "alone"), NO_COMPUTE)
+        names = [op.name for op in operators.get(phase, ())]
+        if drains and ROUTED_AGAIN in names:
+            read = len(launches) + names.index(ROUTED_AGAIN) + 1
+        launches += _phase_launches(pricer, times, kind, phase, price, extra)
+        if phase in EP_PHASES and routed and plan.ep > 1:
+            moved = transfer.get((kind, phase, "alone"))
+            device_s = 0.0 if moved is None else moved.launch_s + moved.payload_s
+            launches.append(Launch(times.call_s(exchange, forward), device_s))
+    if drains:
+        launches = [Launch(times.call_s("counts", True), 0.0), *launches[read:], *launches[:read]]
+    return launches, drains
+
+
+def _split(
+    pricer: Pricer, times: HostTimes, kind: BlockKind, whole: PassLaunches, compute: Compute
+) -> tuple[PassLaunches, PassLaunches]:
+    """The parts of a backward for inputs, which has all its calls, and for weights."""
+    operators = [op for ops in pricer.operators(kind).values() for op in ops]
+    own = _compute_of_part(compute, kind, "alone", "W")
+    device_s = fsum(cost.seconds for cost in own.values())
+    weights = sum(parameters_of(op) for op in operators) * times.call_s("split weights", False)
+    total = fsum(launch.device_s for launch in whole.launches)
+    share = 1.0 - device_s / total if total else 1.0  # of the device's time, left for the first part
+    inputs = tuple(replace(launch, device_s=launch.device_s * share) for launch in whole.launches)
+    return (
+        PassLaunches(inputs, whole.drains, "I", whole.waits_s),
+        PassLaunches((Launch(weights, device_s),), False, "W"),
+    )
+
+
+# -- pipeline ----------------------------------------------------------------------------------------
+
+
+class PipelineAction(NamedTuple):
+    """What a trainer's schedule adds to the host's work on a block in each action.
+
+    `per_block`: share of an action's time; `drains`: the host waits for the device behind the action's
+    exchange; `split`: backwards are run in two parts.
+    """
+
+    kind: CallKind
+    per_block: float
+    drains: bool
+    split: bool
+
+
+ONE_STAGE = ("gpipe", "1f1b")
+"""Schedules that PyTorch runs without its runtime of several stages a rank."""
+SPLIT = ("interleaved-zero-bubble", "zbv")
+"""Schedules that split every backward; DualPipeV, which splits some, is priced as if it split none."""
+
+
+def action_of(pricer: Pricer, block: BlockShape) -> PipelineAction | None:
+    """The trainer's own work in an action, as a share of each block of a stage; None without a pipeline.
+
+    Megatron core's 1F1B without interleaving calls `torch.cuda.synchronize` behind every exchange
+    (NVIDIA/Megatron-LM@core_r0.17.0 megatron/core/pipeline_parallel/p2p_communication.py, `batch_p2p_sync`).
+    """
+    scenario, pp = pricer.scenario, pricer.scenario.parallel.pp
+    software, name = scenario.software, scenario.schedule
+    if pp == 1 or block.layer is None or software.modules == "transformer-engine":
+        return None
+    chunks = SCHEDULES[name].stages_per_rank or scenario.parallel.vpp
+    share = min(1.0, pp * chunks / pricer.shape.n_layers)
+    if software.modules == "megatron-core":
+        return PipelineAction("megatron action", share, name in ONE_STAGE, False)
+    kind: CallKind = "pipeline action" if name in ONE_STAGE else "runtime action"
+    return PipelineAction(kind, share, False, name in SPLIT)
+
+
+def _checkpoint(software: Software) -> CallKind:
+    return "megatron checkpoint" if software.modules == "megatron-core" else "checkpoint"
+
+
+# -- around blocks -----------------------------------------------------------------------------------
+
+
+def polled_share(pricer: Pricer) -> float:
+    """Share of the host's cores that a dispatcher's polling threads hold (eq. L5); 0 where cores are unknown.
+
+    They are pinned, and the launching thread may run on any hardware thread, beside one of them too.
+    """
+    node, plan = pricer.cluster.node, pricer.scenario.parallel
+    threads = dispatcher(pricer.scenario.communication.kernels).host_threads
+    if node.cores is None or node.adapter is None or plan.ep == 1 or pricer.ep_nodes == 1:
+        return 0.0
+    return min(1.0, threads * node.n_gpus / node.cores.n)
 
 
 def block_family(block: BlockShape, software: Software) -> BlockFamily:
@@ -227,13 +368,14 @@ def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward:
     traced = traces_checkpoint(block, software)
     if measured_checkpoint(block, recompute, software) is None and not traced:
         outer = checkpoints(block, recompute) - feed_forward_checkpoints(block, recompute)
-        seconds += outer * times.call_s("checkpoint", forward)
-    if plan.zero_stage == 3 and software.parameters_copied:
-        seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s("fsdp", forward)
+        seconds += outer * times.call_s(_checkpoint(software), forward)
+    if plan.zero_stage and software.parameters_copied:
+        held: CallKind = "fsdp" if plan.zero_stage == 3 else "fsdp kept"
+        seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s(held, forward)
     elif plan.zero_stage == 3:
         seconds += times.call_s("collective", True)
         seconds += 0.0 if forward else times.call_s("collective", False)
-    elif pricer.gradient_sync.in_backward and not forward:
+    if plan.zero_stage != 3 and pricer.gradient_sync.in_backward and not forward:
         seconds += times.call_s("collective", False)
     if block.layer is not None:
         seconds += (recompute == "op" and not traced) * times.call_s("policy", forward)
@@ -258,6 +400,7 @@ def _phase_launches(
     factor = (price.seconds - price.exposed_s) / total if total else 0.0
     launches = []
     traced = traces_checkpoint(pricer.shape.block(kind), software)
+    flex = pricer.scenario.communication.kernels not in ("nccl", "nccl-allgather")
     for op, seconds in zip(operators, alone, strict=True):
         launches += device_reads(op, software)
         part: GraphPart = "attention" if phase.startswith("attn") else "experts"
@@ -265,12 +408,15 @@ def _phase_launches(
             part = "router"
         unseen = part in software.cuda_graphs or (traced and op.recompute)
         calls = () if unseen else calls_of(op, software.modules)
+        if flex:
+            calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
         launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
     if price.exposed_s > 0.0:
         own = plan.tp > 1 and not software.dtensor
-        launches.append(
-            Launch(own * COLLECTIVES_PER_HALF * times.call_s("collective", True), price.exposed_s)
-        )
+        seconds = times.call_s("collective", True)
+        if software.modules == "megatron-core":
+            seconds = times.call_s("megatron tensor", phase.endswith(" F"))
+        launches.append(Launch(own * COLLECTIVES_PER_HALF * seconds, price.exposed_s))
     return launches
 
 

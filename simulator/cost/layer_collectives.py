@@ -336,12 +336,12 @@ def amax_exposed_s(
     layers = max(1.0, pricer.shape.n_layers / (plan.pp * plan.vpp))
     late = max(0.0, expected_maximum(ranks) - expected_maximum(min(ranks, together)))
     late *= scenario.variation.jitter_cv.value
-    found: dict[Phase, float] = {}
+    by_phase: dict[Phase, float] = {}
     for last, phases in PASSES:
         own = [compute[phase, "alone"] for phase in phases if (phase, "alone") in compute]
         squares = fsum((cost.seconds) ** 2 for cost in own)
-        found[last] = (latency_s + late * sqrt(layers * squares)) / layers
-    return found
+        by_phase[last] = (latency_s + late * sqrt(layers * squares)) / layers
+    return by_phase
 
 
 # -- embedding, head and loss ------------------------------------------------------------------------

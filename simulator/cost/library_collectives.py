@@ -262,7 +262,8 @@ def all_to_all_price(
 
     An imported curve of this group decides (eq. X16). Without one, it runs inside a node at the profile's bus
     bandwidth for this size (nccl.all_to_all.busbw, or that of an all-gather), and between nodes at the share
-    of the NIC rate that collectives reach.
+    of the NIC rate that collectives reach; adapters with curves of their own state their share, and the time
+    of a call beyond its bytes (eq. X31).
     """
     local = ranks // nodes
     scale_up = sent_bytes * (local - 1) / ranks
@@ -278,9 +279,19 @@ def all_to_all_price(
         [curve.id], [reading.note] if reading.extrapolated else [], [(curve.id, sent_bytes)]
     )
     if nic:
-        share = profile.curve("collective.nic_fraction")
-        nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
-        evidence |= Evidence.of([share.id], reads=[(share.id, float(nodes))])
+        own = {entry.id: entry for entry in profile.curves if entry.id.startswith("nccl.all_to_all.")}
+        share = own.get(f"nccl.all_to_all.nic_fraction.{links.adapter}")
+        read = [share or profile.curve("collective.nic_fraction")]
+        nic_s = nic / (read[0].curve.at(nodes).value * links.nic_bytes_per_s)
+        if share is not None:
+            read.append(own[f"nccl.all_to_all.nic_call_time.{links.adapter}"])
+            nic_s += read[1].curve.at(nodes).value
+            incast = own[f"nccl.all_to_all.incast_share.{links.adapter}"]
+            least = incast.curve.at(ranks).value * (1.0 - incast.residual.relative)
+            residual = max(residual, 1.0 / least - 1.0)
+        missing = share is None and links.adapter
+        notes = [f"no curve of NCCL's all-to-all over {links.adapter}: as over InfiniBand"] if missing else []
+        evidence |= Evidence.of([one.id for one in read], notes, [(one.id, float(nodes)) for one in read])
     whole = _measured("all_to_all", sent_bytes, ranks, local, links, profile)
     if whole is not None:  # a curve of the whole group includes all of its links
         scale_up_s, nic_s = (whole.seconds, 0.0) if nodes == 1 else (0.0, whole.seconds)
@@ -299,11 +310,16 @@ def overlap_delay(
 ) -> CostedSeconds:
     """Additional seconds of an NCCL ring beside GEMMs; 0 where the profile has not measured them.
 
+    0 too where the ring's rate is its transfer in a traced step: it was beside GEMMs there.
+
     The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
     delay is the excess of the result over the whole ring alone (eq. O8).
     """
     measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:
+        return CostedSeconds()
+    of_group = curve_of_group(profile, name, ranks, max(1, ranks // ranks_per_node))
+    if of_group is not None and of_group.overlapped:
         return CostedSeconds()
     reading = measured[0].curve.at(total_bytes / ranks)
     inside = ring_seconds(total_bytes, ranks, ranks, links, profile, name)

@@ -141,13 +141,27 @@ class PlanCosts(OfJob):
         return GradientSync.of(plan, self.scenario.software, microbatches)
 
     def pricer(
-        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int | None = None
+        self,
+        plan: ParallelPlan,
+        recipe: Precision,
+        policy: Recompute,
+        sms: int | None = None,
+        schedule: str | None = None,
     ) -> Pricer:
-        """The pricer of one plan, with the operators of the plans that split and compute a layer alike."""
+        """The pricer of one plan, with the operators of the plans that split and compute a layer alike.
+
+        `schedule`: None for the scenario's.
+        """
         communication = self.scenario.communication
         if sms is not None:
             communication = communication.model_copy(update={"sms": sms})
-        update = {"parallel": plan, "precision": recipe, "recompute": policy, "communication": communication}
+        update = {
+            "parallel": plan,
+            "precision": recipe,
+            "recompute": policy,
+            "communication": communication,
+            "schedule": schedule or self.scenario.schedule,
+        }
         return Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
 
     # -- compute ---------------------------------------------------------------------------------------
@@ -246,25 +260,26 @@ class PlanCosts(OfJob):
     # -- whole tables ----------------------------------------------------------------------------------
 
     def table(
-        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int, paired: bool
+        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int, schedule: Schedule
     ) -> CostTable:
-        """Cost table with `sms` communication SMs; `paired` adds the costs inside overlapped pairs.
+        """Cost table with `sms` communication SMs, with the costs inside the schedule's overlapped pairs.
 
         Sends and ends of the step are `send_s` and `sync`.
         """
         # Collectives inside the step run over the replicas, whose number follows from the pipeline ranks.
-        sync = self.gradient_sync(plan)
+        sync, paired, host = self.gradient_sync(plan), schedule.paired, self.scenario.software.host
         key = (
             "table", plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
             self.number(recipe), self.arithmetic(policy), sms, paired,
             (plan.zero_stage, plan.pp, sync) if sync.inside_step else (), *framework_copies(plan, self.job),
+            () if host is None else (plan.zero_stage, plan.pp, plan.vpp, schedule.name),
         )  # fmt: skip
-        return self._once(key, partial(self._table, plan, recipe, policy, sms, paired))
+        return self._once(key, partial(self._table, plan, recipe, policy, sms, schedule))
 
     def _table(
-        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int, paired: bool
+        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int, schedule: Schedule
     ) -> CostTable:
-        sync, host = self.gradient_sync(plan), self.scenario.software.host
+        sync, host, paired = self.gradient_sync(plan), self.scenario.software.host, schedule.paired
         own_sms = sms if self.repeats_transfers(plan, policy) else None
         compute = dict(self.compute(plan, recipe, policy, ("alone",), own_sms))
         transfer = self.transfers(plan, recipe, sms, "alone")
@@ -272,8 +287,9 @@ class PlanCosts(OfJob):
         if paired:
             compute |= self.compute(plan, recipe, policy, modes[1:], sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if sync.inside_step or host is not None or self.profile.power is not None:
-            pricer = self.pricer(plan, recipe, policy, sms)
+        changed = host is not None or self.scenario.communication.overlap_shared_experts
+        if sync.inside_step or changed or self.profile.power is not None:
+            pricer = self.pricer(plan, recipe, policy, sms, schedule.name)
             about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
             for kind in self.kinds:
                 step = partial(inside_step, pricer, kind, compute, transfer, modes)

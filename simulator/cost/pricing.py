@@ -272,6 +272,7 @@ class Pricer(OfJob):
             in_network=self.scenario.communication.in_network,
             architecture=self.cluster.accelerator.architecture,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
+            adapter=node.adapter or "",
         )
 
     @property
@@ -475,10 +476,10 @@ class Pricer(OfJob):
         `read` sums them, once for operators and prices; prices of another profile are others.
         """
         memo: Any = self._memo(key[2]).loads
-        found: Mapping[L, tuple[float, float]] | None = memo.get(key)
-        if found is None:
-            found = memo[key] = self._once(_BOARD_LOADS, key, read)
-        return found
+        loads: Mapping[L, tuple[float, float]] | None = memo.get(key)
+        if loads is None:
+            loads = memo[key] = self._once(_BOARD_LOADS, key, read)
+        return loads
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Price of operators that belong to no block, such as those of the optimizer."""

@@ -173,5 +173,5 @@ class CostTable:
 
     def phases(self, kind: BlockKind) -> frozenset[Phase]:
         """Phases that a block of this kind has."""
-        found = {phase for k, phase, _ in self.compute if k == kind and phase not in COMMUNICATION_PHASES}
-        return frozenset(found | {phase for k, phase, _ in self.transfer if k == kind})
+        computed = {phase for k, phase, _ in self.compute if k == kind and phase not in COMMUNICATION_PHASES}
+        return frozenset(computed | {phase for k, phase, _ in self.transfer if k == kind})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.dispatchers.protocol import (
+    EFA,
     EXPANDS,
     INDICES,
     LAYOUT,
@@ -59,26 +60,38 @@ class TwoHops(Dispatcher):
     def seconds(self, call: Call, moved: LinkBytes, meter: Meter) -> TransferTime:
         """Payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, SM time of the rows), after a call.
 
-        The rates come from the profile's curves; the rows include the rank's own (eq. X2, X22). Raises
-        InputError where a curve is missing, and as `sm_rate` does.
+        The rates come from the profile's curves; the rows include the rank's own (eq. X2, X22). Over adapters
+        with curves of their own, calls and rows take further time between nodes (eq. X31). Raises InputError
+        where a curve is missing, and as `sm_rate` does.
         """
         operation = call.operation
         sm_s, sm_residual = _sm_seconds(call, moved.logical_nvlink_bytes, meter)
         # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
         fraction, link_residual = meter.read(f"ep.{operation}.scale_up_fraction", max(20, call.sms))
         own = f"ep.{operation}.nic_fraction"
-        nic_id = own if meter.has(own) else f"ep.nic_fraction.{self.name}"
+        nic_id = next((n for n in (own, "ep.nic_fraction") if meter.has(n)), f"ep.nic_fraction.{self.name}")
         nic_s, nic_residual = meter.nic(nic_id, moved, call.nodes)
-        call_s = call_residual = 0.0  # beyond the rows, where the profile's rates do not contain it
+        call_s = error_s = 0.0  # beyond the rows, where the profile's rates do not contain it
         if call.tokens and call.sms and meter.has(f"ep.{operation}.call_time"):
             call_s, call_residual = meter.read(f"ep.{operation}.call_time", call.tokens / call.sms)
+            error_s = call_s * call_residual
+        if moved.ib_bytes and call.row_bytes and meter.has(f"ep.{operation}.nic_row_time"):
+            further_s, further_residual = meter.read(f"ep.{operation}.nic_call_time", call.nodes)
+            row_s, row_residual = meter.read(f"ep.{operation}.nic_row_time", call.nodes)
+            rows_s = moved.ib_bytes / call.row_bytes * row_s
+            nic_s += further_s + rows_s
+            error_s += further_s * further_residual + rows_s * row_residual
+        elif moved.ib_bytes and meter.links.adapter:
+            meter.notes.append(
+                f"no curve of {self.name} over {meter.links.adapter}: priced as over InfiniBand"
+            )
         return TransferTime(
             launch_s=meter.notify_s(call.nodes) + call_s,
             nic_s=nic_s,
             scale_up_s=max(sm_s, meter.scale_up_s(moved, fraction)),
             best_s=meter.fastest_s(moved),
             residual=max(sm_residual, link_residual, nic_residual),
-            call_error_s=call_s * call_residual,
+            call_error_s=error_s,
         )
 
     def benchmark_s(self, launch_s: float, payload_s: float, notify_s: float, copy_s: float | None) -> float:
@@ -259,11 +272,20 @@ DEEPEP_2025_02 = TwoHops(
     domain_ranks=published(PEERS, f"{_CSRC}{_PEERS}", "2026-05"),
     domains=published(20, f"{_CSRC}kernels/configs.cuh: NUM_MAX_RDMA_PEERS 20", "2026-05"),
     whole_domains=True,
+    adapters=("",),
     sms=_tuned("458cdcb22a76", "2025-03", "; DeepSeek-V3 trained with it (arXiv 2412.19437, section 3.5.1)"),
 )
-DEEPEP_2025_04 = replace(DEEPEP_2025_02, name="deepep-2025-04", sms=_tuned("007fcfcf9791", "2025-04"))
+DEEPEP_2025_04 = replace(
+    DEEPEP_2025_02,
+    name="deepep-2025-04",
+    adapters=("", *EFA),
+    host_threads=1,
+    sms=_tuned("007fcfcf9791", "2025-04"),
+)
+"""Over EFA, NVSHMEM on libfabric carries its messages, from one proxy thread of every process."""
 DEEPEP_LOW_LATENCY = Direct(
     name="deepep-low-latency",
+    adapters=("", "efa-v2", "efa-v4"),
     curves="deepep-low-latency",
     architectures=ARCHITECTURES,
     row_widths=(2048, 2560, 4096, 5120, 6144, 7168, 8192),  # _LOW launch.cuh: SWITCH_HIDDEN

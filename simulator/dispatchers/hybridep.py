@@ -117,6 +117,7 @@ HYBRIDEP = Domains(
     curves="hybridep",
     words={"megatron": "hybridep"},
     architectures=ARCHITECTURES,
+    adapters=("",),  # _SOURCE csrc/hybrid_ep/internode_doca.cu: DOCA's queues of InfiniBand and RoCE NICs
     domain_ranks=published(72, f"{_CONFIG}MAX_NUM_OF_RANKS_PER_NODE 72", "2026-05"),
     tokens_across=published(
         21844,

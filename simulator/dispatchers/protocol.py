@@ -25,6 +25,8 @@ EpOperation = Literal["dispatch", "combine"]
 Collective = Literal["all_to_all", "all_gather", "reduce_scatter"]
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
+EFA = ("efa-v2", "efa-v3", "efa-v4")
+"""Adapters with curves of their own (`hwmodels/data/calibration/efa-kernels.yaml`)."""
 NOTIFY_ROUNDS = 2
 """Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
 
@@ -118,6 +120,8 @@ class Links:
     """Architecture of the GPUs, for figures of the library that depend on it."""
     ep_per_node: int = 1
     """Members of an expert-parallel group on one node."""
+    adapter: str = ""
+    """Kind of the NICs where curves of their own describe them, such as `efa-v4`."""
 
 
 def fastest_seconds(traffic: LinkBytes, links: Links) -> float:
@@ -229,7 +233,7 @@ class Meter:
     def curve(self, curve_id: str) -> MeasuredCurve:
         """The curve of the dispatcher itself, else of its family, of any, or of the family that stands in.
 
-        Raises InputError without any of them.
+        Each is looked for on the job's adapter first. Raises InputError without any of them.
         """
         return self._profile.curve(self._id(curve_id) or curve_id)
 
@@ -242,6 +246,8 @@ class Meter:
         whole = f"{rate}.{kind.name}" in present or rate in present
         if kind.stand_in and not (figure in IN_THE_RATE and whole):
             names.append(f"{curve_id}.{kind.stand_in}")
+        if self.links.adapter:
+            names = [*(f"{name}.{self.links.adapter}" for name in names), *names]
         return next((name for name in names if name in present), None)
 
     def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
@@ -415,6 +421,10 @@ class Dispatcher:
     """Most NVLink domains of a group."""
     whole_domains: bool = False
     """Whether a group of several domains must have exactly `domain_ranks` ranks in each."""
+    host_threads: int = 0
+    """Threads of the host that poll for a GPU all the time, over adapters with curves of their own (L5)."""
+    adapters: tuple[str, ...] = ("", *EFA)
+    """Kinds of NICs over which it runs and is priced: "" for InfiniBand and RoCE, or an adapter's name."""
     tokens_across: SourcedCount | None = None
     """Most tokens of a rank where the group has several domains."""
     row_widths: tuple[int, ...] = ()
@@ -493,8 +503,13 @@ class Dispatcher:
         where = ", ".join(self.architectures)
         return f"it runs on {where}, and {accelerator.name} is {accelerator.architecture}"
 
-    def refuses_group(self, accelerator: Accelerator, ranks: int, nodes: int) -> str | None:
-        """Why it does not run with groups of `ranks` ranks over `nodes` domains; None if it does."""
+    def refuses_group(
+        self, accelerator: Accelerator, ranks: int, nodes: int, adapter: str = ""
+    ) -> str | None:
+        """Why it does not run with groups of `ranks` ranks over `nodes` domains; None if it does.
+
+        `adapter`: kind of the NICs between them, as in `adapters`.
+        """
         local, elsewhere = ranks // nodes, self.refuses(accelerator)
         if elsewhere is not None:
             return elsewhere
@@ -503,6 +518,9 @@ class Dispatcher:
             return f"it has at most {most} ranks in one NVLink domain, and the group has {local}"
         if self.whole_domains and most is not None and nodes > 1 and local < most:
             return f"across domains it needs {most} ranks of the group in each NVLink domain, not {local}"
+        if nodes > 1 and adapter not in self.adapters:
+            known = ", ".join(name or "InfiniBand and RoCE" for name in self.adapters)
+            return f"nobody published it over {adapter or 'InfiniBand or RoCE'}, only over {known}"
         if self.domains is not None and nodes > self.domains.n:
             return f"it has at most {self.domains.n} NVLink domains in a group, and the group has {nodes}"
         return None

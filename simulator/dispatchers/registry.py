@@ -17,7 +17,7 @@ from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.dispatchers.deepep import DEEPEP_2025_02, DEEPEP_2025_04, DEEPEP_LOW_LATENCY, OWN
 from moesim.simulator.dispatchers.hybridep import HYBRIDEP
 from moesim.simulator.dispatchers.nccl import NCCL, NCCL_ALLGATHER
-from moesim.simulator.dispatchers.protocol import Dispatcher
+from moesim.simulator.dispatchers.protocol import EFA, Dispatcher
 from moesim.simulator.dispatchers.uccl import UCCL_EP, UCCL_EP_LOW_LATENCY
 
 DISPATCHERS: Mapping[str, Dispatcher] = registry(
@@ -35,9 +35,9 @@ KEY = "communication.kernels"
 
 FIGURES = (
     "sm_rate", "scale_up_fraction", "nic_fraction", "call_time", "token_time", "token_rate", "row_time",
-    "row_rate", "ragged_factor", "nic_row_time", "nic_sm_rate", "fp8", "bf16",
+    "row_rate", "ragged_factor", "nic_row_time", "nic_call_time", "nic_sm_rate", "fp8", "bf16", *EFA,
 )  # fmt: skip
-"""Parts of the ids of a profile's `ep.` curves that name a figure or a format, and no dispatcher."""
+"""Parts of ids of a profile's `ep.` curves that name a figure, a format or an adapter, and no dispatcher."""
 
 
 def dispatcher(name: str) -> Dispatcher:

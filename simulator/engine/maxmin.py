@@ -20,7 +20,7 @@ TIGHT_LOAD = CAPACITY_UNITS + 17
 MOST_LINKS_IN_STEPS = 256
 """Pools with at most this many links raise all rates of a group step by step (`max_min_rates_of_few`); larger
 ones settle links by rounds (`fair_bandwidths`). Both are exact; they differ in the last digits of a rate, so
-engines must choose alike. Measured in docs/performance.md."""
+engines must choose alike. Measured in lab/docs/performance-notes.md."""
 
 
 # -- rates -----------------------------------------------------------------------------------------

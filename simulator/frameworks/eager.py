@@ -2,7 +2,8 @@
 
 Bytes were counted in torchtitan 0.2.2 and torch 2.11 (`models/llama3`, `models/moe`, FSDP2): each operator in
 the Python code reads and writes every one of its tensors once. Elements are BF16 unless noted. A profile may
-have measured the variants `eager_*` (`h200-eager` has); otherwise their time follows from the bytes.
+have measured the variants `eager_*` (`h100-eager` and `h200-eager` have); otherwise their time follows from
+the bytes.
 """
 
 from __future__ import annotations
@@ -173,15 +174,16 @@ def joined_by_cat(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
             size = op.bytes_read / 3
             moved = 2 * size - named["k_rope.sum_heads"].bytes_written
             out.append(
-                replace(op, cls="copy", variant=CAT, bytes_read=moved, bytes_written=moved, launches=2)
+                replace(op, cls="copy", variant=CAT_ROWS, bytes_read=moved, bytes_written=moved, launches=2)
             )
         elif base not in ("k_rope_broadcast", "k_rope_slice", "v_unpack"):
             out.append(op)
     return tuple(out)
 
 
-CAT = "eager_cat"
-"""Variant of a join of two strided tensors along the elements of a head."""
+CAT, CAT_ROWS = "eager_cat", "eager_cat_rows"
+"""Variants of a join of two tensors along the elements of a head, one of them strided, and along contiguous
+rows, which PyTorch joins with vector loads."""
 
 
 def one_grouped_kernel(op: Operator) -> tuple[Operator, ...]:

@@ -56,7 +56,8 @@ def check_group(kernels: str, cluster: Cluster, layout: Layout, sequence: int) -
         return
     kind, nodes = dispatcher(kernels), layout.nodes_spanned(layout.ep_group(0))
     group = plan.ep * plan.expert_tp  # the ranks that split an expert exchange tokens too
-    check_runs(kernels, lambda one: one.refuses_group(cluster.accelerator, group, nodes))
+    adapter = cluster.node.adapter or ""
+    check_runs(kernels, lambda one: one.refuses_group(cluster.accelerator, group, nodes, adapter))
     tokens = tokens_per_gpu(plan, sequence)
     if kind.tokens_across is None or nodes == 1 or tokens <= kind.tokens_across.n:
         return

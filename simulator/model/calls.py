@@ -43,6 +43,10 @@ def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
 MEGATRON: dict[str, CallKind] = {
     "attn_norm": "megatron layer",
     "attn_norm.backward": "megatron layer",
+    "kv_norm": "megatron latent attention",
+    "kv_norm.backward": "megatron latent attention",
+    "shared.swiglu": "megatron shared expert",
+    "shared.swiglu.backward": "megatron shared expert",
     "gate": "megatron router",
     "gate.dgrad": "megatron router",
     "experts.expand": "megatron dispatcher",
@@ -61,6 +65,15 @@ def _megatron(op: Operator, forward: bool) -> tuple[Calls, ...]:
     if op.direction == "W" and op.gemm is not None:
         weights = op.gemm.groups
     return own + ((Calls("megatron parameter", float(weights), False),) if weights else ())
+
+
+def parameters_of(op: Operator) -> int:
+    """Parameters of PyTorch's modules whose gradients an operator of the backward completes."""
+    if op.cls == "norm":
+        return int(op.direction != "F" and not op.recompute)
+    if op.direction != "W" or op.gemm is None:
+        return 0
+    return next((n for name, n in SEPARATE.items() if name in op.name.split(".")), 1)
 
 
 SEPARATE = {"qkv_proj": 3, "gate_up": 2}

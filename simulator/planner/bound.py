@@ -142,10 +142,14 @@ class BoundBook:
         return min(self.sms, key=lambda sms: self.costs.transfer_s(plan, recipe, sms)[0])
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
-        """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I]."""
+        """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I].
+
+        None count where shared experts run beside them, which leaves a lower bound.
+        """
         cell = LayerSplit.of(plan), kept
         if cell not in self._transfer:
-            self._transfer[cell] = np.array(
+            counted = not self.costs.scenario.communication.overlap_shared_experts
+            self._transfer[cell] = counted * np.array(
                 [
                     [self.costs.transfer_s(plan, recipe, sms, kept) for sms in self.sms]
                     for recipe in self.recipes
@@ -153,11 +157,18 @@ class BoundBook:
             )
         return self._transfer[cell]
 
-    def weights(self, plan: ParallelPlan) -> FloatArray:
-        """Seconds of all compute of a block [precisions, classes, block kinds] (eq. S1)."""
+    def weights(self, plan: ParallelPlan, paired: bool) -> FloatArray:
+        """Seconds of a block for its stage [precisions, classes, block kinds] (eq. S1), with even loads.
+
+        `paired`: whether the schedule runs pairs, in which the transfers of experts hide behind the compute.
+        """
         each = self.compute(plan)
         # The order of the sum is fixed, as NumPy's own sums may differ in the last bit between machines.
-        return sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
+        own = sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
+        moved = self.transfer(plan)
+        fastest = (moved[..., 0] + moved[..., 1]).min(axis=1)[:, None, None]
+        sent = fastest * np.array([kind in self.costs.routed for kind in self.costs.kinds])
+        return np.asarray(np.maximum(own, sent) if paired else own + sent)
 
     def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
         """Least seconds of a step [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
@@ -284,8 +295,8 @@ class BoundBook:
                 often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
                 for use in ACTIONS_OF[kind]:
                     stage = forward if use == "F" else backward
-                    held = [block.kind for block in assignment.stages[stage]]
-                    one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held)
+                    own = [block.kind for block in assignment.stages[stage]]
+                    one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in own)
                     moved = sum(one, np.zeros(price.shape[:2]))
                     total = total + often * moved[:, :, None]
             most = np.maximum(most, total)
@@ -370,8 +381,8 @@ class _Stages:
         """Seconds of compute (part 0) or transfers' small kernels (part 1) [frames, precisions, classes]."""
         each = self.compute[:, :, :, :, ACTIONS.index(action), part]
         counts = self.counts[stage]
-        held = (each[..., k] * counts[k] for k in range(len(counts)) if counts[k])
-        return sum(held, np.zeros(each.shape[:-1]))
+        by_kind = (each[..., k] * counts[k] for k in range(len(counts)) if counts[k])
+        return sum(by_kind, np.zeros(each.shape[:-1]))
 
     def _moved(self, action: str, stage: int) -> FloatArray:
         blocks = float((self.counts[stage] * self.routed).sum())

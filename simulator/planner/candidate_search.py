@@ -111,7 +111,7 @@ class CandidateSearch:
 
     def _costed(self, chosen: Sequence[tuple[int, int]]) -> list[CostedPlan]:
         """The costs of some plans, each with a placement; parts that plans share are looked up once."""
-        c, space, found = self.candidates, self.candidates.space, []
+        c, space, costed = self.candidates, self.candidates.space, []
         index = c.index[np.array([number for number, _ in chosen], dtype=np.int64)]
         most = int(index.max(initial=0)) // space.inner + 1
         axes = np.array(np.unravel_index(index, (most, *inner_axes(space)))).T.tolist()
@@ -129,8 +129,8 @@ class CandidateSearch:
                 self._spreads[which, n, placement] = spread
             choice = c.recipes[p], space.recompute[r], space.sms[s]
             costs = c.costs_of[cost_key(space.placement[placement])]
-            found.append(CostedPlan.of(costs, frame, plan, choice, spread, stages))
-        return found
+            costed.append(CostedPlan.of(costs, frame, plan, choice, spread, stages))
+        return costed
 
     def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
         """Closed-form step time, in seconds, of any plan of this cluster with a named schedule."""
@@ -196,11 +196,11 @@ class CandidateSearch:
         c = self.candidates
         order = np.lexsort((np.arange(len(c.memory)), c.bound, c.memory))
         _, first = np.unique(c.family[order], return_index=True)
-        found = [int(n) for n in order[np.sort(first)][:families]]
-        self.estimate(found)
-        for number in found:
+        leanest = [int(n) for n in order[np.sort(first)][:families]]
+        self.estimate(leanest)
+        for number in leanest:
             self._take_leanest(number)
-        return found
+        return leanest
 
     def _take_leanest(self, number: int) -> None:
         """Give a plan its placement of least memory instead of its fastest; ties go by time."""
@@ -368,10 +368,10 @@ class VariantSearch:
         scenario = scenario_of(self.scenario, c, number, placement)
         tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
         seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
-        found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number, placement)
+        step = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number, placement)
         if self._families is None:
             self._families = np.bincount(c.family)
         family = int(self._families[c.family[number]])
         return make_row(
-            scenario, self.cluster, found, float(seconds), float(c.bound[number]), family, self.changed
+            scenario, self.cluster, step, float(seconds), float(c.bound[number]), family, self.changed
         )

@@ -104,9 +104,9 @@ def find_candidates(
         group = FrameGroup(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
             gathering.add(group)
-    found = gathering.candidates(costs)
-    say(1.0, f"{found.priced:,} price tables, {found.fitting:,} plans fit")
-    return found
+    candidates = gathering.candidates(costs)
+    say(1.0, f"{candidates.priced:,} price tables, {candidates.fitting:,} plans fit")
+    return candidates
 
 
 @dataclass(slots=True)
@@ -238,13 +238,13 @@ class _Gathering:
         for n, layout in enumerate(group.layouts):
             each = [self.memory.fullest(frames, pattern, layout, more) for more in self.replicas]
             bound = self.bounds.with_sharding(frames, pattern, layout)[:, :, self.bounds.class_of]
-            for k, held in enumerate(each):
-                better = is_admitted(*held, self.capacity, self.space.headroom) & (bound < best[k])
+            for k, fullest in enumerate(each):
+                better = is_admitted(*fullest, self.capacity, self.space.headroom) & (bound < best[k])
                 best[k] = np.where(better, bound, best[k])
-                used[k] = np.where(better, held.used, used[k])
+                used[k] = np.where(better, fullest.used, used[k])
                 chosen[k][better] = n
-                fewer = held.used < least[k][0]
-                least[k] = np.where(fewer, held, least[k])
+                fewer = fullest.used < least[k][0]
+                least[k] = np.where(fewer, fullest, least[k])
         return _Counted(best, used, chosen, least)
 
     def _refuse_slow(
@@ -323,7 +323,7 @@ def _layouts(
     say: OnProgress,
     pool: Executor | None,
 ) -> dict[int, tuple[StageAssignment, ...]]:
-    """Layouts by number of stages: the fixed one, or those that balance the blocks' compute (eq. S2).
+    """Layouts by number of stages: the fixed one, or an even one and those that balance the blocks (eq. S2).
 
     The weights of blocks relative to a layer hardly differ between plans. They are rounded, and the layouts
     that balance most plans are kept.
@@ -340,20 +340,20 @@ def _layouts(
         return {len(fixed): (from_layers_per_stage(blocks, fixed),)}
     kinds = bounds.costs.kinds
     layer = kinds.index(shape.main_layer_kind)
+    cells = {(LayerSplit.of(f.plan), f.pattern.paired): f.plan for f in frames}
     seen: Counter[tuple[int, ...]] = Counter()
-    cells = {LayerSplit.of(f.plan): f.plan for f in frames}
 
     def alive(done: int) -> None:
         say(done / len(cells), f"prices: {done} of {len(cells)} ways to split a layer")
 
     if pool is not None:
-        bounds.compute_with(list(cells.values()), pool, alive)
-    for done, plan in enumerate(cells.values()):
+        bounds.compute_with(list({split: plan for (split, _), plan in cells.items()}.values()), pool, alive)
+    for done, ((_, paired), plan) in enumerate(cells.items()):
         alive(done)
-        for row in bounds.weights(plan).reshape(-1, len(kinds)):
+        for row in bounds.weights(plan, paired).reshape(-1, len(kinds)):
             seen[tuple(round(RESOLUTION * float(value) / float(row[layer])) for value in row)] += 1
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))
-    found = {}
+    layouts = {}
     for n in counts:
         kept: list[StageAssignment] = []
         for ends_alone in (False, True):  # bidirectional pipelines are faster with a layer on both ends
@@ -364,8 +364,10 @@ def _layouts(
                 distinct[layout] = distinct.get(layout, 0) + seen[weights]
             best = sorted(distinct, key=lambda item: (-distinct[item], item.layers_per_stage))
             kept += best[:LAYOUTS]
-        found[n] = tuple(dict.fromkeys(kept))
-    return found
+        if shape.n_layers % n == 0:
+            kept.append(from_layers_per_stage(blocks, (shape.n_layers // n,) * n))
+        layouts[n] = tuple(dict.fromkeys(kept))
+    return layouts
 
 
 @lru_cache(maxsize=4096)

@@ -74,11 +74,11 @@ def _alone(
 
 def _recompute(pool: PreparedPool) -> dict[tuple[BlockKind, Phase], float]:
     """Seconds of the recomputed operators, by block kind and phase."""
-    pricer, found = pool.pricer, {}
+    pricer, seconds = pool.pricer, {}
     for kind in sorted({block.kind for stage in pool.stages.stages for block in stage}):
         for phase, operators in pricer.operators(kind).items():
             costs = pricer.operator_costs(kind, phase, "alone")
-            found[kind, phase] = fsum(
+            seconds[kind, phase] = fsum(
                 cost.seconds for op, cost in zip(operators, costs, strict=True) if op.recompute
             )
-    return found
+    return seconds

@@ -103,10 +103,10 @@ class ActionBook:
             tuple(blocks[forward]) if forward >= 0 else (),
             tuple(blocks[backward]) if backward >= 0 else (),
         )
-        found = self._times.get((kind, sides))
-        if found is None:
-            found = self._times[kind, sides] = self._walk(kind, self._template(kind, sides), sides)
-        return found
+        times = self._times.get((kind, sides))
+        if times is None:
+            times = self._times[kind, sides] = self._walk(kind, self._template(kind, sides), sides)
+        return times
 
     def _template(self, kind: ActionKind, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]) -> Template:
         forward, backward = (tuple(self._phases_of(k) for k in side) for side in sides)
@@ -132,7 +132,7 @@ class ActionBook:
         free = {"compute": zero, "communication": zero, "sharding": zero}
         ends: list[FloatArray] = []
         lags: list[FloatArray] = []
-        beside: list[_Collective] = []  # those of the sharding stream, in order
+        beside: list[_Collective] = []  # those of the sharding stream that are not over, in order
         # Lags of each side and block since its last barrier: (squares of run lags, row lags), summed.
         late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
@@ -160,11 +160,14 @@ class ActionBook:
                 if task.stream == "sharding":
                     beside.append(_Collective(len(ends), block, task.phase, meet, took))
                 elif beside:
+                    while beside and (beside[0].end <= meet).all():
+                        del beside[0]  # transfers of this stream are in order: none meets it again
                     took = self._share(meet, took, (block, task.phase), beside, mode)
                     for other in beside:
-                        ends[other.number] = np.broadcast_to(other.end, zero.shape)
-                    free["sharding"] = ends[beside[-1].number]
-                end = np.broadcast_to(meet + took, zero.shape)
+                        ends[other.number] = other.end[None]
+                    if beside:
+                        free["sharding"] = ends[beside[-1].number]
+                end = (meet + took)[None]
                 lag, late[place] = zero[0], (zero[0], zero[0])
             free[task.stream] = end
             ends.append(end)
@@ -343,7 +346,7 @@ class CostedPlan:
         return cls(
             frame.microbatches,
             stages,
-            costs.table(plan, recipe, recompute, sms, frame.pattern.paired),
+            costs.table(plan, recipe, recompute, sms, schedule),
             spread,
             costs.send_s(plan, schedule),
             costs.sync(plan, recipe, recompute, schedule, stages, sms),
@@ -527,10 +530,10 @@ def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict
 
     `kept`: share of the routed rows that are computed.
     """
-    found = {}
+    by_action = {}
     for action in ACTIONS:
         costs = [(phase, table.compute.get((kind, phase, "alone"))) for phase in PHASES_OF[action]]
-        found[action] = tuple(
+        by_action[action] = tuple(
             fsum(
                 c.fixed_s + kept * c.row_s
                 for phase, c in costs
@@ -538,4 +541,4 @@ def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict
             )
             for small in (False, True)
         )
-    return found  # type: ignore[return-value]
+    return by_action  # type: ignore[return-value]

@@ -67,7 +67,7 @@ def legal_frames(
     ZeRO stage and placement that it would have had.
     """
     refused = Refusals()
-    found: list[Frame] = []
+    frames: list[Frame] = []
     per_batch = len(space.schedules) * space.per_frame
     per_plan = per_batch * len(space.microbatch)
     for plan, layout in _layouts(space, shape, cluster, sequence, refused, per_plan):
@@ -95,8 +95,8 @@ def legal_frames(
                     refused.add_error(str(error), space.per_frame, plan_text)
                     continue
                 whole = Layout(shaped, layout.n_gpus, layout.gpus_per_node)
-                found.append(Frame(shaped, name, count, whole, steps))
-    return found, refused
+                frames.append(Frame(shaped, name, count, whole, steps))
+    return frames, refused
 
 
 def _layouts(

@@ -80,10 +80,10 @@ def whole_nodes(cluster: Cluster, gpus: int) -> int:
     nodes, rest = divmod(gpus, per_node)
     if rest or not nodes:
         near = sorted({max(1, nodes) * per_node, (nodes + 1) * per_node})
-        told = " and ".join(f"{number:,}" for number in near)
+        numbers = " and ".join(f"{number:,}" for number in near)
         raise InputError(
             f"{gpus:,} {cluster.accelerator.name} are not a whole number of nodes, as a node has "
-            f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {told}",
+            f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {numbers}",
             key="gpus",
             nearest=near,
         )
@@ -147,8 +147,8 @@ def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
     known = {offer.term for offer in load_prices(chip).offers} if chip in list_prices() else set()
     term: Term = payment
     if term not in known:
-        told = f"; offers: {', '.join(sorted(known))}" if known else ""
-        raise InputError(f"no {payment} price of {chip} is known{told}")
+        offered = f"; offers: {', '.join(sorted(known))}" if known else ""
+        raise InputError(f"no {payment} price of {chip} is known{offered}")
     offer = load_prices(chip).choose(RentChoice(term=term))
     share = paid_share(cluster.node)
     if share == 1.0:
@@ -295,7 +295,7 @@ def compare_hardware(
         raise InputError(f"compare_hardware takes {LEAST} to {MOST} different clusters, not {list(clusters)}")
     if gpus is not None and usd_per_hour is not None:
         raise InputError("compare_hardware: give gpus or usd_per_hour, not both")
-    say, found = progress or no_progress, []
+    say, plans = progress or no_progress, []
     for number, name in enumerate(clusters):
         part = scaled(say, number / len(clusters), (number + 1) / len(clusters))
         size = gpus.get(name) if isinstance(gpus, Mapping) else gpus
@@ -303,10 +303,10 @@ def compare_hardware(
             if usd_per_hour is not None:
                 size = gpus_for(scenario, name, usd_per_hour, payment)
         except InputError as error:
-            found.append(ClusterPlan(name, search, None, problem=str(error)))
+            plans.append(ClusterPlan(name, search, None, problem=str(error)))
             continue
-        found.append(plan_on(scenario, name, size, search=search, workers=workers, progress=part))
-    return hardware_comparison(scenario, found, payment)
+        plans.append(plan_on(scenario, name, size, search=search, workers=workers, progress=part))
+    return hardware_comparison(scenario, plans, payment)
 
 
 def gpus_for(scenario: Scenario, name: str, usd_per_hour: float, payment: Payment) -> int:
@@ -366,12 +366,12 @@ def plan_on(
         alone = there.model_copy(update={"run": RunPlan(tokens=there.run.tokens)})
         space = narrow_space(there) if search == "narrow" else PlanSpace(precision=(there.precision,))
         say(0.0, f"searching plans on {name}")
-        found = plan(alone, space, top=1 if search == "narrow" else 3, workers=workers,
+        searched = plan(alone, space, top=1 if search == "narrow" else 3, workers=workers,
                      progress=scaled(say, 0.0, SEARCHED))  # fmt: skip
         say(SEARCHED, f"how sure the best plan on {name} is")
         # A narrow space may lack the scenario's own plan.
-        own = (found.own,) if found.own is not None and found.own.verdict == "fits" else ()
-        best = min((found.best, *own), key=lambda row: row.time_s)
+        own = (searched.own,) if searched.own is not None and searched.own.verdict == "fits" else ()
+        best = min((searched.best, *own), key=lambda row: row.time_s)
         result, draws = predicted_with_draws(best.scenario)
     except (InputError, InfeasibleError) as error:
         return ClusterPlan(name, search, machine, problem=str(error))
@@ -384,7 +384,7 @@ def plan_on(
         result=unpriced(result, best.scenario),
         draws=draws,
         plan=best,
-        considered=found.considered,
+        considered=searched.considered,
     )
 
 
@@ -476,11 +476,11 @@ def _differences(first: tuple[ClusterPlan, Result], other: tuple[ClusterPlan, Re
     (plan_a, result_a), (plan_b, result_b) = first, other
     assert plan_a.draws is not None and plan_b.draws is not None
     bands = bands_of_changes(result_a, plan_a.draws, result_b, plan_b.draws)
-    found = {name: bands[name] for name in FIGURES if name in bands}
+    changes = {name: bands[name] for name in FIGURES if name in bands}
     before, after = _kwh(plan_a), _kwh(plan_b)
     if before is not None and after is not None:
-        found[KWH] = Band.of(after - before, after * plan_b.draws - before * plan_a.draws)
-    return found
+        changes[KWH] = Band.of(after - before, after * plan_b.draws - before * plan_a.draws)
+    return changes
 
 
 def _flat(row: ClusterRow) -> Row:

@@ -88,8 +88,8 @@ class MemoryBook:
         software, stages = self.scenario.software, self.space.zero_stage
         slack = np.array([highest(allocator_slack(software, stage)) for stage in stages])
         used, reserved = np.zeros(whole), np.zeros(whole)
-        for held, moments in _different_ranks(frames, pattern, assignment):
-            by_kind = rank_bytes(plans, rank_terms(plans, held), moments)
+        for stages_of_rank, moments in _different_ranks(frames, pattern, assignment):
+            by_kind = rank_bytes(plans, rank_terms(plans, stages_of_rank), moments)
             total, most = total_of(by_kind.values()), most_reserved(by_kind, slack)
             fuller = total > used
             used, reserved = np.where(fuller, total, used), np.where(fuller, most, reserved)
@@ -174,8 +174,8 @@ class _ManyPlans(PlanNumbers):
         self.formats = StateFormats(*(column[:, None, None, None] for column in columns))
         self.zero_stage = np.array(book.space.zero_stage)
         self.shards, self.optimizer_shards = (
-            (_by_frame([float(e) for e, _ in held]), _by_frame([float(other) for _, other in held]))
-            for held in ([f.layout.shards for f in frames], [f.layout.optimizer_shards for f in frames])
+            (_by_frame([float(e) for e, _ in counts]), _by_frame([float(other) for _, other in counts]))
+            for counts in ([f.layout.shards for f in frames], [f.layout.optimizer_shards for f in frames])
         )
         self.expert_buffers = np.array([book.expert_buffers(frame) for frame in frames])
         sequence = book.scenario.batch.sequence_length
@@ -246,15 +246,15 @@ def _different_ranks(
     count = np.array([f.microbatches for f in frames], dtype=np.float64)
     copies = Counter(stage for rank in pattern.in_flight[-1] for stage in rank.stages)
     kinds = [tuple(block.kind for block in stage) for stage in assignment.stages]
-    found: dict[object, tuple[list[HeldStage], list[Moment]]] = {}
+    ranks: dict[object, tuple[list[HeldStage], list[Moment]]] = {}
     for early, late in zip(pattern.in_flight[0], pattern.in_flight[-1], strict=True):
-        held = [HeldStage(kinds[stage], copies[stage]) for stage in late.stages]
+        stages = [HeldStage(kinds[stage], copies[stage]) for stage in late.stages]
         pairs = _paired_moments(early, late)
         signature = sorted((tuple(one), tuple(two)) for one, two in pairs)
-        key = (tuple((stage.kinds, stage.copies) for stage in held), tuple(signature))
-        if key not in found:
-            found[key] = held, [_continued(pattern, one, two, count) for one, two in pairs]
-    return list(found.values())
+        key = (tuple((stage.kinds, stage.copies) for stage in stages), tuple(signature))
+        if key not in ranks:
+            ranks[key] = stages, [_continued(pattern, one, two, count) for one, two in pairs]
+    return list(ranks.values())
 
 
 def _paired_moments(early: RankStages, late: RankStages) -> list[tuple[Moment, Moment]]:

@@ -104,13 +104,13 @@ def plan(
             best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
             gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
             reasons = () if best is None else framework.problems_of(best.scenario)
-            found = replace(result, trainer=TrainerVerdict(framework.label, replaced, best, reasons, gain))
+            searched = replace(result, trainer=TrainerVerdict(framework.label, replaced, best, reasons, gain))
         elif scenario.fleet is not None:
-            found = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
+            searched = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
-            found = _plan_cluster(scenario, wanted, goal, say, pool)
+            searched = _plan_cluster(scenario, wanted, goal, say, pool)
     kept = (headroom_sentence(wanted, scenario), *trained, *kept_as_stated(wanted, scenario))
-    return replace(found, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
+    return replace(searched, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
 
 
 def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow | None:
@@ -211,13 +211,13 @@ def _searches(
 ) -> list[VariantSearch]:
     """One search for every variant of the space, with its candidates."""
     variants = [dict(zip(wanted.variants, one, strict=True)) for one in product(*wanted.variants.values())]
-    found = []
+    searches = []
     for number, changed in enumerate(variants):
         texts = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
         own = with_overrides(scenario, texts) if texts else scenario
         part = equal_part(say, number, len(variants), 0.0, OWN)
-        found.append(VariantSearch(changed, own, wanted, goal, part, trainer, pool))
-    return found
+        searches.append(VariantSearch(changed, own, wanted, goal, part, trainer, pool))
+    return searches
 
 
 def _fastest_alone(scenario: Scenario, space: PlanSpace) -> PlanResult:
@@ -359,12 +359,12 @@ def _simulated(
     scenario: Scenario, own: Mapping[str, Any], searches: Sequence[VariantSearch]
 ) -> Iterator[Repair]:
     """The chosen plans that fit in the engine too, fastest in closed form first."""
-    found = [
+    plans = [
         (float(search.candidates.time_s[number]), number, search)
         for search in searches
         for number in search.chosen
     ]
-    for _, number, search in sorted(found, key=lambda item: item[0]):
+    for _, number, search in sorted(plans, key=lambda item: item[0]):
         candidate = scenario_of(scenario, search.candidates, number)
         step = simulated(candidate)
         if isinstance(step, PlanStep) and step.keeps(search.headroom):

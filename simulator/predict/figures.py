@@ -108,8 +108,8 @@ def powered_figures(result: Figures) -> dict[str, float | None]:
         **NORMALISED,
         "tokens_per_day": lambda r: r.step.tokens_per_day,
     }
-    found = {name: readers[name](result) for name in POWERS}
-    return {name: value if isinstance(value, float) else None for name, value in found.items()}
+    values = {name: readers[name](result) for name in POWERS}
+    return {name: value if isinstance(value, float) else None for name, value in values.items()}
 
 
 def bands_of_figures(result: Figures, uncertainty: Uncertainty) -> dict[str, Band]:

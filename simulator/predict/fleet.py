@@ -19,7 +19,7 @@ from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_s
 from moesim.simulator.memory.gpu import RankStages, expert_group, rank_stages
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.predict.placement import block_seconds, memory_of
+from moesim.simulator.predict.placement import kind_weights, memory_of
 from moesim.simulator.schedules import Schedule
 
 # -- fleet balance -----------------------------------------------------------------------------------
@@ -52,8 +52,8 @@ class FleetMemory:
             for rank in part.ranks:
                 kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
                 experts = any(self.shape.block(kind).routed for kind in kinds)
-                held = report.by_rank[rank]
-                used = held.range(report.slack)[1] if self.headroom is None else held.total
+                memory = report.by_rank[rank]
+                used = memory.range(report.slack)[1] if self.headroom is None else memory.total
                 rows.append((used + more * experts, capacity))
         return rows
 
@@ -176,8 +176,7 @@ def balanced(parts: Sequence[PoolSlice], jobs: Sequence[ResolvedJob], schedule: 
     seconds, owners, shape = [], pool_of_ranks(parts), jobs[0].shape
     for part, job in zip(parts, jobs, strict=True):
         with naming_pool(part):
-            pricer = Pricer.shared(job)
-            seconds.append({b: block_seconds(pricer, b) for b in {block.kind for block in blocks_of(shape)}})
+            seconds.append(kind_weights(Pricer.shared(job), schedule))
     memory = FleetMemory(shape, parts, rank_stages(schedule), schedule.microbatches)
     return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)[0]
 

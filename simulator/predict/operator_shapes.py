@@ -12,7 +12,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import HALVES, HALVES_BACKWARD, ROW_BYTES
+from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, HALVES_BACKWARD, ROW_BYTES
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
@@ -43,6 +43,7 @@ ELEMENT_BYTES = {
     "copy/pack": 6.0,
     "copy/flat": 4.0,
     "copy/eager_cat": 4.0,
+    "copy/eager_cat_rows": 4.0,
     "copy/gather_in": 6.0,
     "copy/add_widened": 10.0,
     "loss/eager_forward": 12.0,
@@ -125,11 +126,11 @@ def operators_of(what: str, accelerator: str, quick: bool) -> tuple[Shape, ...]:
             }
         )
     length = scenario.batch.sequence_length
-    found = operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
+    shapes = operator_shapes(scenario, (length, length // 4) if quick else (length, length // 2, length // 4))
     if scenario.software.kernels != "eager" or scenario.software.modules != "torch":
-        return found
+        return shapes
     compiled = operator_shapes(scenario.overridden(*COMPILED), (length,) if quick else (length, length // 4))
-    return (*found, *(shape for shape in compiled if "compiled" in shape))
+    return (*shapes, *(shape for shape in compiled if "compiled" in shape))
 
 
 def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
@@ -137,12 +138,12 @@ def operators_of_run(scenario: Scenario, rank: int) -> tuple[Shape, ...]:
 
     Pipeline ranks are counted outermost, as trainers place them. Raises InputError as `operator_shapes` does.
     """
-    found = operator_shapes(scenario, (scenario.batch.sequence_length,))
+    shapes = operator_shapes(scenario, (scenario.batch.sequence_length,))
     pool = prepare(scenario).pools[0]
     by_rank = chunks_by_rank(pool.schedule, pool.stages, by_place=scenario.software.buckets_by_chunk)
-    held = by_rank[rank * len(by_rank) // max(pool.job.cluster.n_gpus, rank + 1)]
-    ends, _ = update_operators(pool.pricer, held, pool.schedule)
-    kept = (shape for shape in found if not shape["use"].startswith("optimizer/"))
+    chunks = by_rank[rank * len(by_rank) // max(pool.job.cluster.n_gpus, rank + 1)]
+    ends, _ = update_operators(pool.pricer, chunks, pool.schedule)
+    kept = (shape for shape in shapes if not shape["use"].startswith("optimizer/"))
     return (
         *kept,
         *({"use": f"{op.cls}/{op.variant}", "bytes": op.bytes_read + op.bytes_written} for op in ends),
@@ -159,7 +160,7 @@ def operator_shapes(scenario: Scenario, sequences: Sequence[int]) -> tuple[Shape
 
     Raises InputError where the scenario cannot be resolved.
     """
-    found: dict[str, Shape] = {}
+    distinct: dict[str, Shape] = {}
     for length in sequences:
         try:
             pool = prepare(scenario.overridden(f"batch.sequence_length={length}")).pools[0]
@@ -168,12 +169,12 @@ def operator_shapes(scenario: Scenario, sequences: Sequence[int]) -> tuple[Shape
                 f"{error}; calibrate needs a plan that fits: name a scenario of your own with --model"
             ) from None
         for shape in _of_micro_batch(pool):
-            found.setdefault(repr(sorted(shape.items())), shape)
+            distinct.setdefault(repr(sorted(shape.items())), shape)
     for use in ("optimizer/norm", "optimizer/adamw", "optimizer/update"):
         for elements in STEP_ELEMENTS:
             shape = {"use": use, "bytes": ELEMENT_BYTES[use] * elements, "launches": 1, "elements": elements}
-            found.setdefault(repr(sorted(shape.items())), shape)
-    return tuple(found.values())
+            distinct.setdefault(repr(sorted(shape.items())), shape)
+    return tuple(distinct.values())
 
 
 def _of_micro_batch(pool: PreparedPool) -> Iterator[Shape]:
@@ -253,15 +254,8 @@ def _tensor_shape(op: Operator, element_bytes: float, attention: Any, pool: Prep
         case "rope":
             turned: int = getattr(attention, "qk_rope_dim", 0) or getattr(attention, "head_dim", 0) or 1
             return {"tokens": tokens, "heads": max(1, round(elements / tokens / turned)), "width": turned}
-        case "copy" if op.variant == "eager_cat" and isinstance(attention, MLA):
-            heads = attention.heads // pool.job.scenario.parallel.tp
-            width, more = attention.qk_nope_dim, attention.qk_rope_dim
-            return {
-                "tokens": elements // (heads * (width + more)),
-                "heads": heads,
-                "width": width,
-                "more": more,
-            }
+        case "copy" if op.variant in (CAT, CAT_ROWS) and isinstance(attention, MLA):
+            return _joined(name, elements, attention, pool.job.scenario.parallel.tp)
         case "swiglu" if op.variant.startswith("weight") and moe is not None:
             return {"elements": elements, "columns": moe.expert_ffn}
     if _of_latents(op, attention):
@@ -296,6 +290,21 @@ def _heads_of_latents(op: Operator, name: str, attention: MLA, tokens: int) -> S
     heads = round(max(op.bytes_read, op.bytes_written) / BF16 / tokens / width)
     piece = {"piece": PIECES[name]} if name in PIECES else {}
     return {"tokens": tokens, "heads": heads, "width": width} | piece
+
+
+def _joined(name: str, elements: int, attention: MLA, tp: int) -> Shape:
+    """Sizes of MLA's joins: a part of every row of `whole` elements, and `more`, which heads may share."""
+    nope, turned, value = attention.qk_nope_dim, attention.qk_rope_dim, attention.v_dim
+    if name == "kv_latent.join":
+        latent = attention.kv_lora_rank
+        rows = elements // (2 * latent + turned)
+        return {"tokens": rows, "heads": 1, "width": latent, "more": turned, "whole": latent + turned}
+    heads, keys = attention.heads // tp, name == "k.cat"
+    more, whole = (value if name == "kv_up.cat" else turned), nope + (value if keys else turned)
+    read_once = (heads - 1) * turned / 2 if keys else 0.0  # what all heads share is read once
+    tokens = round(elements / (heads * (nope + more) - read_once))
+    sizes = {"tokens": tokens, "heads": heads, "width": nope, "more": more}
+    return sizes | {"whole": whole, "shared": int(keys)}
 
 
 def _copied(op: Operator, name: str, elements: int, wide: bool) -> Shape:

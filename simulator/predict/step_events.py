@@ -273,21 +273,21 @@ def execution_events(execution: Execution, path: Sequence[Segment], member: int 
     ends last. What it runs through is marked on the member that is shown.
     """
     table, times = execution.table, execution.times
-    found = EventList()
+    drawn = EventList()
     start, end = times.start[:, member], times.end[:, member]
     for kind in dict.fromkeys(code.kind for code in table.codes):
         of_kind = np.array([code.kind == kind for code in table.codes], dtype=bool)
         own = np.flatnonzero(of_kind[table.code])
-        found.add(SCHEDULE, kind, table.rank[own], start[own], end[own], own)
-    add_tasks(found, execution, member)
-    _add_sends(found, execution)
+        drawn.add(SCHEDULE, kind, table.rank[own], start[own], end[own], own)
+    add_tasks(drawn, execution, member)
+    _add_sends(drawn, execution)
     for rank, sync in enumerate(execution.syncs):
         for key, name in SYNC.items():  # on the row of actions and on its stream
             begin, ended = getattr(sync, key)
             for stream in (SCHEDULE, COMPUTE if key == "optimizer" else DATA_PARALLEL):
-                found.add(stream, name, rank, np.array([begin]), np.array([ended]))
-    hidden_ns, exposed_ns = _add_communication(found, execution, member)
-    events, first = found.sorted(), table.first_action
+                drawn.add(stream, name, rank, np.array([begin]), np.array([ended]))
+    hidden_ns, exposed_ns = _add_communication(drawn, execution, member)
+    events, first = drawn.sorted(), table.first_action
     # (actions that the path goes through, numbers of its (action, task)).
     places = {(int(first[s.rank]) + s.place[0], s.place[1]) for s in path if s.place is not None}
     actions, tasks = (
@@ -374,10 +374,10 @@ PRIORITY = (COMMUNICATION, SHARDING, INSIDE, DATA_PARALLEL)
 """Streams whose event names a span of communication, the first that has one; sends come after them."""
 
 
-def _add_communication(found: EventList, execution: Execution, member: int) -> tuple[IntArray, IntArray]:
+def _add_communication(drawn: EventList, execution: Execution, member: int) -> tuple[IntArray, IntArray]:
     """Add the hidden and the exposed communication of every rank; return its sums by action."""
     table, times = execution.table, execution.times
-    events, actions = found.sorted(), len(table.steps)
+    events, actions = drawn.sorted(), len(table.steps)
     sums = [np.zeros(actions, dtype=np.int64), np.zeros(actions, dtype=np.int64)]
     for rank in range(len(execution.syncs)):
         own = events.where(events.rank == rank)
@@ -397,7 +397,7 @@ def _add_communication(found: EventList, execution: Execution, member: int) -> t
             for number in np.unique(span.name).tolist():
                 mine = span.name == number
                 name = events.names[number] if number >= 0 else WAITS[number]
-                found.add(stream, name, rank, span.begin_ns[mine], span.end_ns[mine], at[mine])
+                drawn.add(stream, name, rank, span.begin_ns[mine], span.end_ns[mine], at[mine])
     return sums[0], sums[1]
 
 

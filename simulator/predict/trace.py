@@ -309,8 +309,8 @@ def shown_gpus(
     wrong = [gpu for gpu in wanted if gpu not in where]
     if wrong or not wanted:
         lost = " that is not lost" if len(whole.running) < whole.gpus.shape[1] else ""
-        found = wrong[0] if wrong else "none"
-        raise InputError(f"trace of ranks={found}: give a GPU from 0 to {whole.gpus.size - 1}{lost}")
+        wrong_gpu = wrong[0] if wrong else "none"
+        raise InputError(f"trace of ranks={wrong_gpu}: give a GPU from 0 to {whole.gpus.size - 1}{lost}")
     shown = []
     for number, group in enumerate(whole.running):
         places = sorted({where[gpu][1:] for gpu in wanted if where[gpu][0] == group})

@@ -1,7 +1,8 @@
 """Estimates the memory and time of simulating a scenario before doing so (pure).
 
 The counts do not depend on the machine. The figures that turn them into memory and time were measured on the
-home case (docs/performance.md, "How large a job is"); they only limit jobs, and no prediction uses them.
+home case (lab/docs/performance-notes.md, "How large a job is"); they only limit jobs, and no prediction uses
+them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class WorkSize:
     @property
     def bytes(self) -> int:
         """Upper estimate of the memory of simulating the scenario, in bytes."""
-        held = self.numbers * BYTES_PER_NUMBER + self.tasks * BYTES_PER_TASK + self.parts * BYTES_PER_PART
-        return BASE_BYTES + held
+        records = self.numbers * BYTES_PER_NUMBER + self.tasks * BYTES_PER_TASK + self.parts * BYTES_PER_PART
+        return BASE_BYTES + records
 
     @property
     def trace_bytes(self) -> int:

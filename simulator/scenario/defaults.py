@@ -99,13 +99,16 @@ class _NodeChoice(Frozen):
 class _NetworkChoice(Frozen):
     vendor: str | None = None
     nic: str | None = None
+    adapter: str | None = None
     networks: tuple[str, ...] = Field(min_length=1)
 
     def fits(self, node: Node) -> bool:
         """Whether the choice applies to nodes of this vendor with NICs of this rate."""
         rate = None if node.nic_bandwidth is None else node.nic_bandwidth.value
-        return self.vendor in (None, node.accelerator.vendor) and (
-            self.nic is None or (rate is not None and rate == parse_quantity(self.nic, "bytes_per_s"))
+        return (
+            self.adapter == node.adapter
+            and self.vendor in (None, node.accelerator.vendor)
+            and (self.nic is None or (rate is not None and rate == parse_quantity(self.nic, "bytes_per_s")))
         )
 
 
@@ -149,7 +152,10 @@ def _data() -> _Defaults:
 
 
 def node_of(accelerator: str) -> str:
-    """Name of the shipped node of an accelerator; raises InputError where there is none."""
+    """Name of the shipped node of an accelerator; raises InputError where there is none.
+
+    Nodes with adapters of their own, which a cloud rents, must be named.
+    """
     chosen = _data().nodes.get(accelerator)
     if chosen is not None:
         return chosen.node
@@ -171,14 +177,22 @@ def has_node(accelerator: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _nodes() -> dict[str, str]:
-    return {load_node(name).accelerator.name: name for name in reversed(shipped_names("nodes"))}
+    nodes = [load_node(name) for name in reversed(shipped_names("nodes"))]
+    return {node.accelerator.name: node.name for node in nodes if node.adapter is None}
 
 
 def network_of(node: Node, nodes: int) -> str:
     """Name of the shipped network for `nodes` nodes; raises InputError where none is large enough."""
     if nodes == 1:
         return "single-node"
-    line = next(line for line in _data().networks if line.fits(node))
+    line = next((line for line in _data().networks if line.fits(node)), None)
+    if line is None:
+        known = ", ".join(sorted({line.adapter for line in _data().networks if line.adapter}))
+        raise InputError(
+            f"cluster.network is missing, and no network is shipped for NICs of kind {node.adapter!r} of "
+            f"node {node.name}; known kinds: {known}; or describe the network",
+            key="cluster.network",
+        )
     for name in line.networks:
         try:
             build_topology(node, nodes, load_network(name))
@@ -336,7 +350,8 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
 def kernels_of(machines: Sequence[Cluster], framework: str = NONE) -> tuple[str, str, str]:
     """(dispatcher, reason, source) of the clusters: the framework's own.
 
-    Without a framework DeepEP, in larger NVLink domains Hybrid-EP, elsewhere NCCL.
+    Without a framework DeepEP, in larger NVLink domains Hybrid-EP, elsewhere NCCL, also over adapters that
+    DeepEP as released does not run on, such as EFA.
     """
     own, here = release_of(framework).dispatcher, "simulator/dispatchers"
     if own is not None:
@@ -344,6 +359,8 @@ def kernels_of(machines: Sequence[Cluster], framework: str = NONE) -> tuple[str,
     for machine in machines:
         if dispatcher(KERNELS).refuses(machine.accelerator) is not None:
             return "nccl", f"DeepEP does not run on {machine.accelerator.name}", here
+        if machine.nodes > 1 and (machine.node.adapter or "") not in dispatcher(KERNELS).adapters:
+            return "nccl", f"DeepEP as released does not run over {machine.node.adapter}", here
     for machine in machines:
         if not dispatcher(KERNELS).serves(machine.node, machine.nodes):
             return "hybridep", f"DeepEP does not serve NVLink domains of {machine.node.n_gpus} GPUs", here

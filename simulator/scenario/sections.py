@@ -184,6 +184,9 @@ class Communication(Section):
     delay_weight_gradients: bool = True
     """In pairs, weight gradients are computed apart from input gradients, so that transfers do not wait for
     them (Megatron core's `delay_wgrad_compute`)."""
+    overlap_shared_experts: bool = False
+    """Outside of pairs, shared experts run beside the transfers of routed ones, on the SMs that these leave
+    (Megatron core's `moe_shared_expert_overlap`)."""
     gemm_margin: int | None = Field(
         None,
         ge=0,
@@ -223,8 +226,8 @@ class Stages(Section):
     """Which layers each pipeline stage holds.
 
     `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
-    balanced by the stages' compute. An inner stage with 0 layers only passes activations on. `mtp`: the
-    stage of the MTP modules. `blocks`: explicit block kinds per stage ("moe*4"), which may be
+    balanced by the stages' compute and transfers. An inner stage with 0 layers only passes activations on.
+    `mtp`: the stage of the MTP modules. `blocks`: explicit block kinds per stage ("moe*4"), which may be
     only a part of the model, as for a kernel-level test.
     """
 

@@ -183,6 +183,7 @@ INTERLEAVED_OVERLAPPED = ScheduleSpec(
     overlapped_pairs=True,
     hides_expert_transfers=True,
     overlap_order="megatron",
+    names_elsewhere={"megatron-lm": "1F1B with expert overlap"},
     advised=False,
     fleet_default=False,
 )

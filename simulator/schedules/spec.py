@@ -200,11 +200,14 @@ def pool_defaults() -> tuple[str, ...]:
 
 
 def name_from(project: Project, free_vpp: bool) -> str:
-    """Our name of the schedule that a project runs, with or without a free choice of stages per rank."""
+    """Our name of the schedule that a project runs, with or without a free choice of stages per rank.
+
+    Schedules that hide the transfers of experts are options of a project, and are left out.
+    """
     return next(
         spec.name
         for spec in SCHEDULES.values()
-        if project in spec.names_elsewhere and spec.free_vpp == free_vpp
+        if project in spec.names_elsewhere and spec.free_vpp == free_vpp and not spec.hides_expert_transfers
     )
 
 

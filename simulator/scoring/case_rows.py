@@ -6,7 +6,7 @@ A table (columns `CaseRow`) stands in a folder with one scenario file a case; `v
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.memory.gpu import FRAMEWORK_BYTES
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
-from moesim.simulator.scenario import load_scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scoring import file_records
 
 COLUMNS = frozenset({"scenario", "metric", "value", "scored"})
@@ -57,7 +57,10 @@ class CaseRow(Frozen):
 
 
 class ScoredCase(Frozen):
-    """A reported figure beside the predicted one; `right` is None where it was refused or is not scored."""
+    """A reported figure beside the predicted one; `right` is None where it was refused or is not scored.
+
+    `own_rates` says, in words, where the profile's rates come from the run itself.
+    """
 
     scenario: str
     metric: str
@@ -66,6 +69,20 @@ class ScoredCase(Frozen):
     relative_error: float | None = None
     right: bool | None = None
     refused: str = ""
+    own_rates: str = ""
+
+
+def own_rates(scenario: Scenario) -> str:
+    """A note where a profile's rates come from a trace of this scenario's run, or of a run not named."""
+    for profile in scenario.calibrations:
+        if (of := profile.trace) is None or of.scenario not in ("", scenario.name):
+            continue
+        is_own = "which is scored here" if of.scenario else "and does not say of which scenario"
+        return (
+            f"the profile {profile.name} has its rates from the trace {of.files[0].name}, {is_own}: "
+            "agreement with that run says nothing about the prediction; score it on another run"
+        )
+    return ""
 
 
 def score_cases(file: Path) -> list[ScoredCase]:
@@ -73,15 +90,17 @@ def score_cases(file: Path) -> list[ScoredCase]:
     rows = [
         validate_model(CaseRow, record, f"{file.name}:{n}") for n, record in enumerate(file_records(file), 2)
     ]
-    predicted = lru_cache(maxsize=None)(
-        lambda name, framework, *overrides: simulate(
-            load_scenario(str(file.parent / f"{name}.yaml"), [f"software.framework={framework}", *overrides])
-        )
-    )
+
+    @cache
+    def predicted(name: str, framework: str, *overrides: str) -> tuple[Result, str]:
+        path = str(file.parent / f"{name}.yaml")
+        scenario = load_scenario(path, [f"software.framework={framework}", *overrides])
+        return simulate(scenario), own_rates(scenario)
+
     return [_scored(row, predicted) for row in rows]
 
 
-def _scored(row: CaseRow, predicted: Callable[..., Result]) -> ScoredCase:
+def _scored(row: CaseRow, predicted: Callable[..., tuple[Result, str]]) -> ScoredCase:
     case = {"scenario": row.scenario, "metric": row.metric, "reported": f"{row.value} {row.unit}".strip()}
     if row.scored == "no":
         return ScoredCase(**case, refused=f"not scored: {row.remark or 'the table says so'}")
@@ -90,12 +109,12 @@ def _scored(row: CaseRow, predicted: Callable[..., Result]) -> ScoredCase:
             **case, refused=f"metric {row.metric!r} is not known{nearest(row.metric, list(METRICS))}"
         )
     try:
-        result = predicted(row.scenario, row.framework)
+        result, case["own_rates"] = predicted(row.scenario, row.framework)
         if row.metric == VERDICT:
             verdict = result.memory.verdict
             return ScoredCase(**case, predicted=verdict, right=verdict == row.value)
         if row.metric == RATIO:
-            plain = predicted(row.scenario, row.framework, "communication.kernels=nccl")
+            plain, _ = predicted(row.scenario, row.framework, "communication.kernels=nccl")
             value = plain.step.time_s / result.step.time_s
         else:
             value = SPEEDS.get(row.metric, _allocated)(result)

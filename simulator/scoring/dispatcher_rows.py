@@ -26,12 +26,13 @@ from moesim.simulator.scoring.order import OrderScore, TimedPlan, order_score
 FILE = "moe-dispatchers-efa.csv"
 KERNELS = {"nccl-alltoall": "nccl", "deepep-uccl": "uccl-ep", "deepep-nvshmem": "deepep-2025-04"}
 """Our dispatcher for each of the table's."""
-ACCELERATORS = {
-    "B300-SXM": "b300-sxm",
-    "B200-SXM": "b200-sxm",
-    "H200-SXM": "h200-sxm",
-    "H100-SXM": "h100-sxm",
+NODES = {
+    "B300-SXM, EFA 16 x 400 Gb/s a node": "aws-p6-b300",
+    "B200-SXM, EFA 8 x 400 Gb/s a node": "aws-p6-b200",
+    "H200-SXM, EFA 16 x 200 Gb/s a node": "aws-p5en",
+    "H100-SXM, EFA 32 x 100 Gb/s a node": "aws-p5",
 }
+"""Our node for an accelerator and its fabric."""
 UNSTATED, BALANCED = "on, kind not stated", "forced balance"
 RECOMPUTE = {"none": "none", "selective": "selective", "full": "full", UNSTATED: "full"}
 """A kind that is not stated is full, what Megatron's recipes for these models turn on."""
@@ -56,7 +57,7 @@ class DispatcherRow(Frozen):
 
     id: str
     model: str
-    hardware: Annotated[str, _known(ACCELERATORS)]
+    hardware: str
     n_gpus: PositiveInt
     gpus_per_node: PositiveInt
     fabric: str
@@ -116,11 +117,17 @@ def scenario_of(row: DispatcherRow) -> Scenario:
         raise InputError(f"{row.id}: tp x pp x dp = {row.tp * row.pp * row.dp} are not its {row.n_gpus} GPUs")
     if row.routing != BALANCED:
         raise InputError(f"{row.id}: routing {row.routing!r} has no expert load here; known: {BALANCED}")
+    machine = f"{row.hardware}, {row.fabric}"
+    if machine not in NODES:
+        raise InputError(
+            f"{row.id}: no node is known for {machine}{nearest(machine, list(NODES))}; known: "
+            f"{'; '.join(NODES)}"
+        )
     one = INTERLEAVED_1F1B if row.vpp > 1 else ONE_F_ONE_B
     fields: dict[str, Any] = {
         "name": row.id,
         "model": row.model,
-        "cluster": {"accelerator": ACCELERATORS[row.hardware], "nodes": row.n_gpus // row.gpus_per_node},
+        "cluster": {"node": NODES[machine], "nodes": row.n_gpus // row.gpus_per_node},
         "parallel": {
             "tp": row.tp, "pp": row.pp, "vpp": row.vpp, "ep": row.ep, "microbatch": row.microbatch,
             "zero_stage": 1, "sequence_parallel": row.tp > 1,
@@ -147,14 +154,7 @@ def scenario_of(row: DispatcherRow) -> Scenario:
 
 def left_out(row: DispatcherRow) -> tuple[str, ...]:
     """What a row states and its prediction does not express."""
-    fabric = f"fabric {row.fabric}: priced as the usual network of {row.hardware}"
-    over = "DeepEP over NVSHMEM on EFA: priced as DeepEP of 2025-04 over InfiniBand"
-    kind = "recompute of a kind that is not stated: priced as full"
-    return (
-        fabric,
-        *([over] if row.dispatcher == "deepep-nvshmem" else []),
-        *([kind] if row.recompute == UNSTATED else []),
-    )
+    return ("recompute of a kind that is not stated: priced as full",) if row.recompute == UNSTATED else ()
 
 
 class ScoredDispatcherRow(Frozen):

@@ -101,4 +101,5 @@ def _links(run: KernelBenchmark) -> Links:
         nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
         gpus_per_node=node.n_gpus,
         ep_per_node=run.ranks // run.nodes,
+        adapter=node.adapter or "",
     )

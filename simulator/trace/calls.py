@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -47,7 +48,8 @@ class TracedCall:
     known_alone: bool = True
     step: int = 0
     external: int = -1
-    """The call's number in the file, or one below 0 of its own."""
+    """The call's number in the file, or one below 0 of its own; ranks of one run number their calls alike."""
+    rank: int = 0
 
     @property
     def elements(self) -> int:
@@ -67,7 +69,6 @@ class TracedCall:
 
 
 def is_size(value: object) -> bool:
-    """Whether a value of a file is the size of a tensor."""
     """Whether a value of a file is the size of a tensor."""
     return isinstance(value, list) and bool(value) and all(isinstance(side, int) for side in value)
 
@@ -117,6 +118,7 @@ def calls_of(rank: RankTrace) -> list[TracedCall]:
             cls, op, phase == BACKWARD, phase == OPTIMIZER, *parsed[place], start, end,
             float(end - start), beside, name,
             phase == RECOMPUTE, step=int(numbers[n]), external=external if external > 0 else -n - 2,
+            rank=rank.raw.rank,
         ))  # fmt: skip
     return calls
 
@@ -185,3 +187,80 @@ def queued_gaps(rank: RankTrace) -> list[int]:
     gap = own["start"][1:] - own["end"][:-1]
     queued = (own["launch"][1:] >= 0) & (own["launch"][1:] + QUEUED_NS < own["end"][:-1])
     return [int(ns) for ns in gap[queued & (gap >= 0) & (gap < LONGEST_GAP_NS)]]
+
+
+# -- classes of calls -------------------------------------------------------------------------------
+
+
+def gemm_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
+    """Use, m, n, k and groups of a GEMM in BF16; None where its sizes or its format are not known."""
+    tensors = [size for size in call.sizes if len(size) in (2, 3)]
+    if call.types and not any("BFloat16" in str(kind) for kind in call.types):
+        return None
+    if "grouped_mm" in call.op and len(call.sizes) >= 3:
+        left, right, ends = call.sizes[:3]
+        if len(left) == 2 and left[-1] == right[-2]:
+            use = "wgrad_gemm" if len(right) == 2 else "grouped_gemm"
+            return use, left[0], right[-1], left[1], ends[0]
+        return None
+    if call.cls == "grouped_gemm" or len(tensors) < 2 or any(len(size) != 2 for size in tensors[-2:]):
+        return None
+    left, right = tensors[-2:]
+    if left[1] != right[0]:
+        return None
+    return call.cls, left[0], right[1], left[1], 1
+
+
+_TIED = ("rope", "permute", "topk", "loss")
+_COUNTING = re.compile(r"::(?:sort|argsort|histc|bincount|cumsum)$")
+
+
+def give_to_chains(calls: Sequence[TracedCall]) -> None:
+    """Give casts to the chain that they stand in, and sorts of the routing to the choice of experts."""
+    n = 0
+    while n < len(calls):
+        if calls[n].cls != "cast":
+            if calls[n].cls == "permute" and not calls[n].backward and _COUNTING.search(calls[n].op):
+                calls[n].cls = "topk"
+            n += 1
+            continue
+        end = n
+        while end < len(calls) and calls[end].cls == "cast":
+            end += 1
+        near = [calls[n - 1].cls if n else "", calls[end].cls if end < len(calls) else ""]
+        owner = next((cls for cls in near if cls in _TIED), "")
+        if owner and owner != "loss":
+            for call in calls[n:end]:
+                call.cls = owner
+        n = end
+
+
+EXPERT_BIAS = "expert_bias"
+"""Class of calls that repeat, join and sum the biases of experts, or slice what their activation clamps."""
+_OF_BIAS = re.compile(r"::(?:index_add_?|gather|repeat_interleave)$")
+ROWS = 100_000
+"""Elements that rows of tokens have at least; lists of tokens and counts of experts have fewer."""
+
+
+def set_biases_apart(calls: Sequence[TracedCall], missing: list[str]) -> None:
+    """Take out of the permutes what models with biases of experts run between them.
+
+    These calls have tensors of one row an expert, or rows that are not of the hidden size.
+    """
+    shapes = [gemm_shape(call) for call in calls if call.cls == "grouped_gemm" and not call.backward]
+    shape = next((shape for shape in shapes if shape and shape[0] == "grouped_gemm"), None)
+    if shape is None:
+        return
+    hidden, experts = shape[3], shape[4]
+    permutes = [call for call in calls if call.cls == "permute"]
+    for call in permutes:
+        tensors = [size for size in (call.sizes or call.first) if len(size) > 1]
+        of_experts = bool(_OF_BIAS.search(call.op) and tensors and tensors[0][0] == experts)
+        other_width = sum(map(prod, tensors)) > ROWS and all(hidden not in size[-2:] for size in tensors)
+        if of_experts or other_width:
+            call.cls = EXPERT_BIAS
+    if any(call.cls == EXPERT_BIAS for call in permutes):
+        for call in permutes:  # a bias joined to many rows of padding; routed rows are joined to one of zeros
+            if call.op == "aten::cat" and len(call.first) > 1 and min(size[0] for size in call.first) > 1:
+                call.cls = EXPERT_BIAS
+        missing.append("biases of experts and their clamped activation")

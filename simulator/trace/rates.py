@@ -25,8 +25,11 @@ from moesim.simulator.trace.calls import (
     TracedCall,
     calls_of,
     check_one_run,
+    gemm_shape,
+    give_to_chains,
     is_size,
     queued_gaps,
+    set_biases_apart,
     take_alone,
 )
 from moesim.simulator.trace.events import CALL
@@ -125,31 +128,12 @@ def _median_s(calls: Sequence[TracedCall]) -> float:
     return statistics.median(call.ns for call in calls) * 1e-9
 
 
-def _gemm_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
-    """Use, m, n, k and groups of a product in BF16; None where its sizes or its format are not known."""
-    tensors = [size for size in call.sizes if len(size) in (2, 3)]
-    if call.types and not any("BFloat16" in str(kind) for kind in call.types):
-        return None
-    if "grouped_mm" in call.op and len(call.sizes) >= 3:
-        left, right, ends = call.sizes[:3]
-        if len(left) == 2 and left[-1] == right[-2]:
-            use = "wgrad_gemm" if len(right) == 2 else "grouped_gemm"
-            return use, left[0], right[-1], left[1], ends[0]
-        return None
-    if call.cls == "grouped_gemm" or len(tensors) < 2 or any(len(size) != 2 for size in tensors[-2:]):
-        return None
-    left, right = tensors[-2:]
-    if left[1] != right[0]:
-        return None
-    return call.cls, left[0], right[1], left[1], 1
-
-
 def _gemms(
     calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
 ) -> list[Row]:
     """Products by shape, and those that our model joins (queries, keys and values) from their parts."""
     own = [call for call in calls if call.cls in ("gemm", "wgrad_gemm", "gate_gemm", "grouped_gemm")]
-    shaped = _by(own, _gemm_shape)
+    shaped = _by(own, gemm_shape)
     if lost := len(own) - sum(map(len, shaped.values())):
         missing.append(f"{lost} of {len(own)} GEMMs (no sizes, or not in BF16)")
     rows = {}
@@ -204,7 +188,7 @@ def _attention(
 def _attention_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
     skip = 1 if call.cls.endswith("backward") else 0  # the gradient comes first
     tensors = [size for size in call.sizes if len(size) == 4][skip : skip + 3]
-    if len(tensors) < 3 or "flex" in call.op:
+    if len(tensors) < 3 or "flex" in f"{call.op} {call.names}":
         return None
     q, _, v = tensors
     by_token = re.search(r"aten::_(?:flash|efficient)_attention", call.op)
@@ -239,39 +223,18 @@ _PIECES = (
     _Piece("embedding/gather", "embedding", False, r"::embedding$|index_select$|::gather$"),
     _Piece("embedding/scatter", "embedding", True, r"embedding_dense_backward$"),
 )
-_TIED = ("rope", "permute", "topk", "loss")
-_COUNTING = re.compile(r"::(?:sort|argsort|histc|bincount|cumsum)$")
 HEADS = range(1, 257)
 """Widths of a head, whose norms have a use of their own."""
 EMBEDDING_BYTES = {"embedding/gather": 4.0, "embedding/scatter": 10.0}
 """Bytes that the model counts for an element of an embedding's output."""
 
 
-def _resorted(calls: Sequence[TracedCall]) -> None:
-    """Give casts to the chain that they stand in, and sorts of the routing to the choice of experts."""
-    n = 0
-    while n < len(calls):
-        if calls[n].cls != "cast":
-            if calls[n].cls == "permute" and not calls[n].backward and _COUNTING.search(calls[n].op):
-                calls[n].cls = "topk"
-            n += 1
-            continue
-        end = n
-        while end < len(calls) and calls[end].cls == "cast":
-            end += 1
-        near = [calls[n - 1].cls if n else "", calls[end].cls if end < len(calls) else ""]
-        owner = next((cls for cls in near if cls in _TIED), "")
-        if owner and owner != "loss":
-            for call in calls[n:end]:
-                call.cls = owner
-        n = end
-
-
 def _pieces(
     calls: Sequence[TracedCall], operators: Sequence[Mapping[str, Any]], missing: list[str]
 ) -> list[Row]:
     """Norms, activations, routing, permutes, rope, loss, embedding and the optimizer."""
-    _resorted(calls)
+    give_to_chains(calls)
+    set_biases_apart(calls, missing)
     rows: list[Row] = []
     priced = _by([call for call in calls if not call.optimizer], lambda call: call.cls)
     for piece in _PIECES:
@@ -310,7 +273,7 @@ def _anchored(
         group = [call for call in own if call.elements == elements] if piece.alike else own
         if piece.cls == "norm":
             group = heads
-        count = len({call.external for call in heads})
+        count = len({(call.rank, call.external) for call in heads})
         each = elements or sum(call.elements for call in heads) // len(heads)
         if piece.use == "embedding/gather":
             each = prod(heads[0].sizes[-1]) if len(heads[0].sizes) == 3 else 0
@@ -388,7 +351,7 @@ def _permutes(
     for call in ordered:
         behind, backward = behind and call.backward == backward, call.backward
         if call.cls == "grouped_gemm":
-            found = _gemm_shape(call)
+            found = gemm_shape(call)
             if not behind:
                 passes["B" if call.backward else "F"] += 1
             if found and found[0] == "grouped_gemm":
@@ -448,7 +411,7 @@ def _optimizer(
 ) -> list[Row]:
     """AdamW, the norm of all gradients and their scaling, of all parameters of a step."""
     rows = []
-    steps = max(1, len({call.step for call in calls if call.optimizer}))
+    steps = max(1, len({(call.rank, call.step) for call in calls if call.optimizer}))
     norms = [call for call in calls if call.op == "aten::_foreach_norm"]
     packed = [
         call

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.layout.parallel import hides_experts, repeats_experts
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.export import ConfigurationFile, unwritten
-from moesim.simulator.trainers.megatron.arguments import STRATEGIES, recomputed_modules
+from moesim.simulator.trainers.megatron.arguments import (
+    EARLY_ORDER,
+    STRATEGIES,
+    other_order,
+    recomputed_modules,
+)
 from moesim.simulator.trainers.megatron.layout import layout_text
 from moesim.simulator.trainers.rules import PlanFacts, facts_of
 from moesim.simulator.trainers.trainer import unknown_features
@@ -71,6 +77,8 @@ def bridge_problems(plan: PlanFacts, version: str = REVISION) -> Iterator[str]:
         yield f"schedule {plan.schedule}: Megatron-Core runs 1F1B and interleaved 1F1B only"
     elif p.pp > 1 and p.vpp > 1 and plan.microbatches % p.pp:
         yield f"{plan.microbatches} micro-batches: interleaved 1F1B needs a multiple of parallel.pp={p.pp}"
+    if hides_experts(plan.schedule):
+        yield from _overlap_problems(plan)
     if not plan.placement_in_order:
         yield "placement of experts and their replicas: Megatron-Core trains with experts in order"
     if plan.recompute == "op":
@@ -86,6 +94,23 @@ def bridge_problems(plan: PlanFacts, version: str = REVISION) -> Iterator[str]:
     for key, allowed in known.items():
         if getattr(recipe, key) not in allowed:
             yield f"precision.{key}={getattr(recipe, key)}: Megatron-Core has {' and '.join(allowed)} only"
+
+
+def _overlap_problems(plan: PlanFacts) -> Iterator[str]:
+    """Reasons against expert overlap: the checks of training/comm_overlap.py and of Megatron-Core."""
+    p, overlap = plan.parallel, f"schedule {plan.schedule}"
+    if p.pp == 1 and p.vpp > 1:
+        yield f"parallel.vpp={p.vpp}: virtual stages of Megatron-Core need two pipeline ranks"
+    if repeats_experts(plan.recompute):
+        yield f"{overlap}: expert overlap does not repeat experts; name recompute modules without moe"
+    if plan.shape.mtp_layers > 1:
+        yield f"{overlap}: expert overlap takes one MTP module, and the model has {plan.shape.mtp_layers}"
+    if plan.kernels == "nccl-allgather":
+        yield f"{overlap}: expert overlap takes alltoall and flex only; use communication.kernels=nccl"
+    if p.zero_stage > 1:
+        yield f"{overlap}: expert overlap of pipeline stages takes no Megatron-FSDP; use zero_stage 1"
+    if {"experts", "all"} & set(plan.software.cuda_graphs):
+        yield f"{overlap}: expert overlap takes no CUDA graphs over the experts"
 
 
 def bridge_overrides(scenario: Scenario) -> Overrides:
@@ -127,12 +152,18 @@ def bridge_overrides(scenario: Scenario) -> Overrides:
         values["model.virtual_pipeline_model_parallel_size"] = p.vpp if p.vpp > 1 else None
         if plan.layers is not None and len(plan.layers) == p.pp * p.vpp:
             values["model.pipeline_model_parallel_layout"] = layout_text(plan.layers, plan.shape.mtp_layers)
-    values |= _sharding(plan) | _recompute(plan)
+    values |= _sharding(plan) | _recompute(plan) | _overlap(scenario)
     types = {}
     if recipe.moments == "bf16":
         values["optimizer.use_precision_aware_optimizer"] = True
         types = {"optimizer.exp_avg_dtype": "bfloat16", "optimizer.exp_avg_sq_dtype": "bfloat16"}
-    missing = (*bridge_problems(plan), *_unspelled(plan), *unwritten(scenario, WRITTEN, "Megatron-Bridge"))
+    order = other_order(scenario, REVISION)
+    missing = (
+        *bridge_problems(plan),
+        *_unspelled(plan),
+        *order,
+        *unwritten(scenario, WRITTEN, "Megatron-Bridge"),
+    )
     return Overrides(values, types, missing)
 
 
@@ -149,6 +180,21 @@ def _sharding(plan: PlanFacts) -> dict[str, Value]:
         values["ddp.use_megatron_fsdp"] = True
         values["ddp.data_parallel_sharding_strategy"] = STRATEGIES[stage]
         values["checkpoint.ckpt_format"] = "fsdp_dtensor"
+    return values
+
+
+def _overlap(scenario: Scenario) -> dict[str, Value]:
+    """Expert overlap, and user buffers of tensor parallelism, in a recipe that has a `comm_overlap`."""
+    values: dict[str, Value] = {}
+    if scenario.parallel.tp > 1 and scenario.software.overlap_tensor_parallel == "userbuffers":
+        values["comm_overlap.tp_comm_overlap"] = True
+    if scenario.communication.overlap_shared_experts and not hides_experts(scenario.schedule):
+        values["model.moe_shared_expert_overlap"] = True
+    if hides_experts(scenario.schedule):
+        values["comm_overlap.overlap_moe_expert_parallel_comm"] = True
+        values["comm_overlap.delay_wgrad_compute"] = scenario.communication.delay_weight_gradients
+        if scenario.communication.overlap == EARLY_ORDER:
+            values["model.ep_overlap_early_attn_memory_release"] = True
     return values
 
 
@@ -175,7 +221,7 @@ def _unspelled(plan: PlanFacts) -> Iterator[str]:
         yield f"communication.kernels={plan.kernels}: Megatron-Core calls DeepEP's normal kernels"
     if plan.recompute in ("selective", "deepseek-v3") and plan.shape.dense_ffn is not None:
         yield "SwiGLU outputs of dense layers: Megatron-Core recomputes those of experts only"
-    if plan.software.overlap_tensor_parallel != "none":
+    if plan.software.overlap_tensor_parallel not in ("none", "userbuffers"):
         yield "overlap of tensor-parallel collectives: set comm_overlap.tp_comm_overlap in the recipe"
 
 

@@ -139,6 +139,7 @@ class PlanFacts:
             **recipe_values(self.recipe),
             **recompute_values(self.recompute),
             **sms_values(self.sms),
+            "kernels": self.kernels,
             "zero_stage": self.parallel.zero_stage,
             "experts_in_order": self.placement_in_order,
             **{f"software.{key}": value for key, value in self.software},

@@ -135,10 +135,14 @@ class Trainer:
         """
         values = None if any_plan else facts_of(scenario).values(self.project)
         recipe, changed = self._adapted("precision", scenario.recipe, values)
-        software, more = self._adapted("software", scenario.software, values)
+        more: tuple[str, ...] = ()
+        update: dict[str, Any] = {}
+        for section in ("software", "communication"):
+            part, sentences = self._adapted(section, getattr(scenario, section), values)
+            if sentences:
+                update[section], more = part, (*more, *sentences)
         if not changed and not more:
             return scenario, ()
-        update: dict[str, Any] = {"software": software} if more else {}
         if changed:
             update["precision"] = recipe
         adapted = scenario.model_copy(update=update)

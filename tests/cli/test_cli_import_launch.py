@@ -28,7 +28,7 @@ def script(folder: Path, *added: str) -> str:
 
 
 def test_the_table_says_what_every_argument_means(run: Callable[..., Any], tmp_path: Path) -> None:
-    path = script(tmp_path, "--overlap-moe-expert-parallel-comm", "--pipeline-model-parallel-size ${PP:-4}")
+    path = script(tmp_path, "--no-overlap-p2p-communication", "--pipeline-model-parallel-size ${PP:-4}")
     out = run("import", "launch", path, "--base", BASE, "-o", "mine.yaml")
     assert out.code == 0, out.err
     lines = out.out.splitlines()
@@ -38,7 +38,7 @@ def test_the_table_says_what_every_argument_means(run: Callable[..., Any], tmp_p
         "parallel.pp = 4",
         "parallel.cp = 1; Megatron-LM's default",
         "irrelevant: Turns text into tokens",
-        "not priced: the real step is faster",
+        "not priced: the real step is slower",
         "from the base: vocab = 32000",
         "cluster.nodes = 16",
         "run.sh, line 4",

@@ -130,10 +130,9 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        # Since 2026-11-25, when the curves of DeepEP's rows became a measured law; 1fe5a25d... before.
-        ("h800-trace", "fc3280687326626427f42ab5f92a22119ee653e952c7b36e54e1070d948c7fcf"),
-        # Since 2026-11-26, when it got `h200-heads`, rates of kernels over heads; 80c7064e... before.
-        ("h200-8gpu", "bbb206060d36185d68f7d04a98b809df2ff772596c20459ee2ea6764716b4a12"),
+        # Both since 2026-11-26, when they got `efa-kernels` and `h200-eager` was measured anew.
+        ("h800-trace", "3c2e47410c89b321368a1e783e3473de85ccf63b8096a277a317b70ec4b2bd47"),
+        ("h200-8gpu", "929b2cb009f107813caa14795daf53a2ca983deadc762a8ad54b05d02308b6b7"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import load_host
-from moesim.kernels.calibrate import build_plan
+from moesim.kernels.calibrate import build_plan, operators
 from moesim.kernels.calibrate.operators import averaged
 from moesim.kernels.calibrate.protocol import (
     Facts,
@@ -54,6 +55,46 @@ def test_operators_of_a_model_come_before_those_of_fixed_sizes(tmp_path: Path) -
     assert rows[4096, 5120, 2048, 1] == pytest.approx(600, rel=0.02)
     assert len(rows) > 1  # those of fixed sizes are in the same table
     assert tables["wgrad_gemm"].points[0][:4] == (1536, 2048, 65536, 64)
+
+
+class _Gpu:
+    """Stands for torch and a session: remembers for how many cycles the GPU was told to wait."""
+
+    devices, repeats, float32, bfloat16, uint8 = (0,), 2, "float", "bf16", "u8"
+
+    def __init__(self) -> None:
+        self.waits: list[int] = []
+        self.cuda = self
+
+    def Event(self, enable_timing: bool) -> _Gpu:  # noqa: N802 - as torch names it
+        return self
+
+    def _sleep(self, cycles: int) -> None:
+        self.waits.append(cycles)
+
+    def keep(self, key: object, build: Any) -> Any:
+        return lambda: time.sleep(0.01)
+
+    def elapsed_time(self, other: _Gpu) -> float:
+        return 1.0
+
+    def empty(self, *args: Any, **kwargs: Any) -> _Gpu:
+        return self
+
+    def nothing(self, *args: Any) -> None:
+        pass
+
+    set_device = zero_ = record = synchronize = nothing
+
+
+def test_the_gpu_waits_as_long_as_the_host_needs_to_launch_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the host's time would be taken for the piece's."""
+    gpu = _Gpu()
+    monkeypatch.setattr(operators, "torch", lambda: gpu)
+    sample = operators._on_gpu(gpu, {"use": "copy/pack", "bytes": 6e9, "launches": 1, "elements": 8})
+    assert sample.times_s == (1e-3, 1e-3)
+    assert gpu.waits[0] == operators.SPIN_CYCLES
+    assert all(wait >= 2 * 0.01 * operators.SPIN_HZ for wait in gpu.waits[1:])
 
 
 def test_without_a_model_its_operators_are_named_as_not_measured() -> None:

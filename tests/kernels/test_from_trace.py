@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate.from_trace import TraceTable, profile_from_trace
+from moesim.kernels.calibrate.from_trace import MATCHED, TraceTable, profile_from_trace
 from moesim.kernels.export import write_profile
+from moesim.simulator.cost.library_collectives import overlap_delay
+from moesim.simulator.dispatchers.protocol import Links
 from moesim.simulator.trace.read import fingerprints, own_rates
 
 
@@ -52,6 +54,31 @@ def test_a_profile_names_its_trace_and_its_base(tmp_path: Path) -> None:
     carried = profile.curve("collective.scale_up_fraction")
     assert "carried unchanged from the profile h100-layers" in str(carried.note)
     assert load_profile(write_profile(profile, tmp_path / "mine.yaml")) == profile
+
+
+def test_beyond_the_sizes_of_the_run_the_base_s_curve_is_scaled() -> None:
+    """Norms of 1 GB were traced; those of 10 MB keep the ratio of the base's times between both."""
+    base = next(c for c in load_profile("h100-layers").curves if "norm/eager_forward" in c.used_for)
+    curve = profile_from_trace(TABLE, "mine").curve("mine.norm.eager_forward")
+    small = base.points[0]
+    assert curve.points[-1] == (1000.0, 1000.0)
+    assert curve.points[0] == pytest.approx((small[0], small[1] * 1000.0 / base.points[-1][1]), rel=1e-3)
+    assert "traced at 1000 MB" in str(curve.note)
+
+
+def test_a_transfer_in_a_step_is_not_slowed_again_beside_compute() -> None:
+    def rates(how: str) -> CalibrationProfile:
+        gather = {"operation": "all_gather", "ranks": 2, "bytes": 2.0**28}
+        traced = {**row(1e-3, ""), "measurement": "collective", "parameters": gather, "sizes_from": how}
+        facts = {**FACTS, "gpu": "NVIDIA H200"}
+        return profile_from_trace(
+            replace(TABLE, rows=[*TABLE.rows, traced], facts=facts), "mine", base="h200-8gpu"
+        )
+
+    links = Links(450e9, 3.33e-6, 50e9, 3.7e-6, 8)
+    alone, inside = (rates(how) for how in ("shortest of equal collectives, an upper bound", MATCHED))
+    assert overlap_delay("all_gather", 2.0**28, 2, 8, links, alone).seconds > 0.0
+    assert overlap_delay("all_gather", 2.0**28, 2, 8, links, inside).seconds == 0.0
 
 
 def test_bytes_that_memory_cannot_move_are_left_out_and_said() -> None:

@@ -139,8 +139,8 @@ class FleetSearch:
 
     def best(self) -> list[FleetPlan]:
         """The fastest estimated plan of every frame, fastest first."""
-        found = [min(plans, key=lambda p: (p.time_s, p.zero)) for plans in self.estimates.values()]
-        return sorted((p for p in found if p.time_s <= self.most_s), key=lambda p: (p.time_s, p.frame))
+        fastest = [min(plans, key=lambda p: (p.time_s, p.zero)) for plans in self.estimates.values()]
+        return sorted((p for p in fastest if p.time_s <= self.most_s), key=lambda p: (p.time_s, p.frame))
 
     def _limit(self, families: int) -> float:
         """Step time (s) above which no further plan is needed.
@@ -155,7 +155,7 @@ class FleetSearch:
 
     def _nodes(self, number: int) -> list[tuple[float, _Node]]:
         """A node with its bound for each precision and recompute policy of a frame that every pool prices."""
-        frame, found = self.frames[number], []
+        frame, nodes = self.frames[number], []
         n = frame.pattern.n_stages
         if self.fixed is not None and len(self.fixed) != n:
             text = f"{frame.label}: {n} stages, not {len(self.fixed)}"
@@ -167,11 +167,11 @@ class FleetSearch:
             try:
                 for policy in range(len(self.space.recompute)):
                     bound = ideal_bound_s(self._seconds(frame, recipe, policy), ranks, frame, blocks, cv)
-                    found.append((bound, _Node(number, recipe, policy)))
+                    nodes.append((bound, _Node(number, recipe, policy)))
             except InputError as error:
                 many = self.space.inner // len(self.space.precision)
                 self.refused.add_error(str(error), many, frame.label)
-        return found
+        return nodes
 
     def _expand(self, node: _Node) -> list[tuple[float, _Node]]:
         """The node's plans that fit, grouped by layout, each group with its bound."""
@@ -194,7 +194,7 @@ class FleetSearch:
                 self.refused.add(reason, 1, f"{self._label(node)} zero_stage={stage}")
             else:
                 by_layout.setdefault(stages, []).append(zero)
-        found = []
+        nodes = []
         for stages, zeros in by_layout.items():
             owners = pool_of_ranks(self.pools.at(frame.plan.pp))
             bound = layout_bound_s(pools, owners, frame, stages, self.scenario.variation.clock_cv.value)
@@ -203,8 +203,8 @@ class FleetSearch:
                 self.refused.add(TOO_SLOW, len(zeros), text)
                 continue
             self.fitting += len(zeros)
-            found.append((bound, replace(node, zeros=tuple(sorted(zeros)), stages=stages)))
-        return found
+            nodes.append((bound, replace(node, zeros=tuple(sorted(zeros)), stages=stages)))
+        return nodes
 
     def _may_fit(self, node: _Node) -> bool:
         """Whether a plan of the node's frame and precision fits with full recompute and any ZeRO stage.

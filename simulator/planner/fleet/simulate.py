@@ -204,10 +204,10 @@ def _simulated(
     scenarios = [_scenario_of(scenario, study, plan) for plan in plans]
     run = map if pool is None else pool.map
     rows, first = [], study.pools.parts[0].scenario.machine
-    for plan, own, found in zip(plans, scenarios, list(run(simulate_plan, scenarios)), strict=True):
-        if found.keeps(study.space.headroom):
+    for plan, own, step in zip(plans, scenarios, list(run(simulate_plan, scenarios)), strict=True):
+        if step.keeps(study.space.headroom):
             family = len(study.estimates[plan.frame])
-            row = make_row(own, first, found, plan.time_s, plan.bound_s, family)
+            row = make_row(own, first, step, plan.time_s, plan.bound_s, family)
             rows.append(_billed(row, study.pools, usd))
     rows = [row for row in rows if row.time_s <= study.most_s]
     rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
@@ -244,13 +244,13 @@ def _billed(row: PlanRow, pools: FleetPools, usd: float | None) -> PlanRow:
 def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float) -> PlanRow | None:
     """The simulated row of the scenario's own plan; None if it is illegal or does not fit."""
     try:
-        found = simulate_plan(scenario)
+        step = simulate_plan(scenario)
     except InputError:
         return None
-    if not found.memory.fits or found.time_s is None:
+    if not step.memory.fits or step.time_s is None:
         return None
-    row = make_row(scenario, pools.parts[0].scenario.machine, found)
-    return replace(_billed(row, pools, usd), margin=found.time_s / best_s - 1.0)
+    row = make_row(scenario, pools.parts[0].scenario.machine, step)
+    return replace(_billed(row, pools, usd), margin=step.time_s / best_s - 1.0)
 
 
 def _rank(own: PlanRow | None, rows: list[PlanRow], proven_s: float) -> int | None:

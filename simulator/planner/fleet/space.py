@@ -57,12 +57,12 @@ class FleetPools:
 
     def at(self, pp: int) -> tuple[PoolSlice, ...]:
         """The pools with the pipeline ranks that each holds in a pipeline of `pp` ranks."""
-        found, first = [], 0
+        parts, first = [], 0
         for part in self.parts:
             ranks = range(first, first + pp * part.cluster.n_gpus // self.total)
-            found.append(replace(part, ranks=ranks))
+            parts.append(replace(part, ranks=ranks))
             first = ranks.stop
-        return tuple(found)
+        return tuple(parts)
 
 
 def fleet_pools(scenario: Scenario) -> FleetPools:
@@ -155,17 +155,17 @@ def _accepted(
     refused: Refusals,
 ) -> list[Frame]:
     """The frames that another pool accepts too."""
-    cluster, found = part.scenario.machine, []
+    cluster, accepted = part.scenario.machine, []
     for frame in frames:
         try:
             layout = Layout(frame.plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(frame.plan, shape, scenario.batch.sequence_length, 1)
             check_group(scenario.communication.kernels, cluster, layout, scenario.batch.sequence_length)
             microbatches(layout, scenario.batch.sequences)
-            found.append(frame)
+            accepted.append(frame)
         except InputError as error:
             refused.add_error(str(error), inner, f"{frame.label} on {part.label}")
-    return found
+    return accepted
 
 
 # -- bound -------------------------------------------------------------------------------------------
@@ -183,12 +183,8 @@ class PoolSeconds:
         kept = book.least_kept(frame)
         self.compute = book.compute(frame.plan, kept)[recipe, book.class_of[policy]]
         self.moved = book.transfer(frame.plan, kept)[recipe, 0]
-        self.weights = {
-            kind: float(w)
-            for kind, w in zip(
-                self.kinds, book.weights(frame.plan)[recipe, book.class_of[policy]], strict=True
-            )
-        }
+        weights = book.weights(frame.plan, frame.pattern.paired)[recipe, book.class_of[policy]]
+        self.weights = dict(zip(self.kinds, map(float, weights), strict=True))
 
     def work(self, uses: Sequence[str], blocks: Blocks) -> tuple[float, float]:
         """Seconds (compute, small kernels and transfers) of actions of some blocks, each run alone."""
@@ -242,11 +238,11 @@ def layout_bound_s(
     """Least seconds of a step of a plan with these stages (eq. P1, with each rank on its own pool)."""
     pattern = frame.pattern
     route = pattern.samples[0].routes[0]
-    held = [dict(Counter(block.kind for block in stage)) for stage in assignment.stages]
+    kinds_of = [dict(Counter(block.kind for block in stage)) for stage in assignment.stages]
     count = np.array([frame.microbatches], dtype=np.float64)
 
     each = {
-        (kind, stage): fsum(pools[owners[route[stage]]].work(ACTIONS_OF[kind], held[stage]))
+        (kind, stage): fsum(pools[owners[route[stage]]].work(ACTIONS_OF[kind], kinds_of[stage]))
         for stage in range(pattern.n_stages)
         for kind in ACTIONS_OF
     }
@@ -256,7 +252,10 @@ def layout_bound_s(
         if kind not in ("F&B", "F&I"):
             return each[kind, max(forward, backward)]
         pool = pools[owners[rank]]
-        one, two = pool.work("F", held[forward]), pool.work("IW" if kind == "F&B" else "I", held[backward])
+        one, two = (
+            pool.work("F", kinds_of[forward]),
+            pool.work("IW" if kind == "F&B" else "I", kinds_of[backward]),
+        )
         return max(one[0] + two[0], one[1] + two[1])
 
     most = 0.0

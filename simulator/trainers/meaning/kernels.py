@@ -138,6 +138,9 @@ def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: boo
             words = " ".join(sorted(kinds))
             text = f"the direction is unknown: {words} is priced as an exposed ring of keys and values"
             given.explain(ring, "not priced", text)
+    if given.flag("use-sharp"):
+        note = "gathers and scatters move the same bytes; all-reduces add up in the switches"
+        given.set("communication.in_network", "all", "use-sharp", note=note)
     _graphs(given)
     if base.software.host is not None and not like_base:
         local = given.text("transformer-impl", "transformer_engine") == "local"

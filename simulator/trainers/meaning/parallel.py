@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.parallel import hides_experts, repeats_experts
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES, name_from
-from moesim.simulator.schedules.interleaved import per_round
+from moesim.simulator.schedules.interleaved import INTERLEAVED_OVERLAPPED, per_round
 from moesim.simulator.trainers.jobs import MOST_GPUS_OF_A_HOST
 from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.meaning.given import FIRST, LAST, LAYERS, LAYOUT, STAGES, Given, unknown_value
@@ -330,6 +331,59 @@ def read_schedule(given: Given) -> None:
         known = {spec.names_elsewhere.get("torch"): spec.name for spec in SCHEDULES.values()}
         names = [name for name in known if name is not None]
         given.set("schedule", known[given.text("schedule", "", names)], "schedule")
+
+
+OVERLAP, DELAY, EARLY = (
+    "overlap-moe-expert-parallel-comm",
+    "delay-wgrad-compute",
+    "ep-overlap-early-attn-memory-release",
+)
+
+
+SHARED = "moe-shared-expert-overlap"
+
+
+def read_expert_overlap(given: Given, base: Scenario, shape: ModelShape) -> None:
+    """Set schedule, order and weight gradients of expert overlap, and the overlap of shared experts.
+
+    It runs after recompute and dispatcher. Raises InputError, with the nearest legal arguments, where
+    Megatron core refuses it (transformer_config.py of 0.14 to d98e8a64).
+    """
+    keys, plan = given.keys, base.parallel
+    if given.has(SHARED) or base.communication.overlap_shared_experts:
+        on = given.flag(SHARED) if given.has(SHARED) or not given.in_part else True
+        given.set("communication.overlap_shared_experts", on, SHARED)
+    schedule: str = keys.get("schedule", base.schedule)
+    vpp, pp, ep = (keys.get(f"parallel.{key}", getattr(plan, key)) for key in ("vpp", "pp", "ep"))
+    if given.has(OVERLAP) and not given.flag(OVERLAP) and hides_experts(schedule):
+        schedule = keys["schedule"] = name_from("megatron-lm", free_vpp=vpp > 1)
+    if not given.flag(OVERLAP):
+        for name in (DELAY, EARLY):
+            if given.flag(name) and not hides_experts(schedule):
+                raise InputError(f"{given.place(name)}: needs --{OVERLAP} too; add it, or leave this out")
+        if not hides_experts(schedule) or not given.has(DELAY, EARLY):
+            return
+    recompute = keys.get("recompute", base.recompute)
+    problems = (
+        (ep == 1, "no tokens leave a GPU with expert-parallel size 1; leave it out"),
+        (pp > 1 and vpp == 1, f"needs virtual stages with a pipeline: add --{STAGES} 2"),
+        (
+            keys.get("communication.kernels", base.communication.kernels) == "nccl-allgather",
+            "needs --moe-token-dispatcher-type alltoall or flex",
+        ),
+        (
+            repeats_experts(recompute),
+            "recompute may not run the experts again: use --recompute-granularity selective without moe",
+        ),
+        (shape.mtp_layers > 1, f"takes one MTP module at most, and the model has {shape.mtp_layers}"),
+    )
+    wrong = next((text for holds, text in problems if holds), None)
+    if wrong is not None and given.flag(OVERLAP):
+        raise InputError(f"{given.place(OVERLAP)}: {wrong}")
+    given.set("schedule", INTERLEAVED_OVERLAPPED.name, OVERLAP)
+    order = "megatron-early-attention" if given.flag(EARLY) else "schedule"
+    given.set("communication.overlap", order, EARLY, OVERLAP)
+    given.set("communication.delay_weight_gradients", given.flag(DELAY), DELAY)
 
 
 def read_rounds(given: Given, pp: int, microbatches: int) -> None:

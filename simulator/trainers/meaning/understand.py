@@ -36,6 +36,7 @@ from moesim.simulator.trainers.meaning.named_model import check_named_model
 from moesim.simulator.trainers.meaning.parallel import (
     STAGE_ARGUMENTS,
     read_degrees,
+    read_expert_overlap,
     read_machine,
     read_rounds,
     read_schedule,
@@ -166,6 +167,7 @@ def _read(
     read_recompute(given, base, latent, like_base)
     read_precision(given, fused_loss(given) == "fused", like_base, base.recipe)
     read_dispatcher(given, base, degrees.ep, like_base)
+    read_expert_overlap(given, base, shape)
     read_routing(given, shape.moe is not None)
     read_software(given, base, degrees.tp, degrees.cp, like_base)
 

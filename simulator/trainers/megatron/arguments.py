@@ -6,6 +6,7 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.software import GraphPart, Software
+from moesim.simulator.layout.parallel import hides_experts
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.repeated import modules_of_model
@@ -36,12 +37,13 @@ def megatron_environment(plan: PlanFacts, accelerator: Accelerator) -> dict[str,
     """Variables without which Megatron-LM stops at its own checks.
 
     With tensor or context parallelism it demands CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell, and with
-    FSDP (ZeRO stages 2 and 3) any other value (NVIDIA/Megatron-LM@d98e8a6 megatron/training/arguments.py).
+    FSDP (ZeRO stages 2 and 3) any other value; for expert overlap alone it advises 32
+    (NVIDIA/Megatron-LM@d98e8a6 megatron/training/arguments.py).
     """
     split = plan.parallel.tp > 1 or plan.parallel.cp > 1
     if split and plan.parallel.zero_stage < 2 and accelerator.architecture not in FREE_ARCHITECTURES:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return {}
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if hides_experts(plan.schedule) and not split else {}
 
 
 # -- plan arguments ----------------------------------------------------------------------------------
@@ -52,6 +54,10 @@ STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 GRAPH_MODULES: dict[GraphPart, str] = {"attention": "attn", "router": "moe_router", "experts": "moe"}
 """Value of `--cuda-graph-modules` for a part of a layer."""
+
+OVERLAP, DELAY = "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"
+EARLY, EARLY_ORDER = "--ep-overlap-early-attn-memory-release", "megatron-early-attention"
+"""An argument of 0.20, and its `communication.overlap`."""
 
 NEAREST: tuple[Module, ...] = ("layernorm", "mla_up_proj", "moe_act")
 """Modules that come nearest to the policy `selective`."""
@@ -114,6 +120,29 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
         if scenario.communication.fused_permutation:
             spelled["--moe-permute-fusion-into-hybridep"] = None
     return spelled | fused
+
+
+def overlap_arguments(scenario: Scenario) -> dict[str, Words]:
+    """Overlap of the transfers of experts: behind the other micro-batch of a pair, or shared experts."""
+    if not hides_experts(scenario.schedule):
+        shared = scenario.communication.overlap_shared_experts and scenario.parallel.ep > 1
+        return {"--moe-shared-expert-overlap": None} if shared else {}
+    spelled: dict[str, Words] = {OVERLAP: None}
+    if scenario.communication.delay_weight_gradients:
+        spelled[DELAY] = None
+    if scenario.communication.overlap == EARLY_ORDER:
+        spelled[EARLY] = None
+    return spelled
+
+
+def other_order(scenario: Scenario, version: str) -> list[str]:
+    """Sentences on an order inside the pairs of expert overlap that a version does not run."""
+    order = scenario.communication.overlap
+    known = ("schedule", "megatron", *([] if version == "0.14" else [EARLY_ORDER]))
+    if not hides_experts(scenario.schedule) or order in known:
+        return []
+    text = order if isinstance(order, str) else "an order of the scenario's own"
+    return [f"communication.overlap={text}: the run has Megatron-LM's order; use megatron"]
 
 
 def precision_arguments(recipe: Precision, zero_stage: int) -> dict[str, Words]:
@@ -216,12 +245,13 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
         unspelled.append(
             f"the activation {activation}: the arguments ask for SwiGLU, whose kernels are as long"
         )
+    unspelled += other_order(scenario, trainer.version)
     unspelled += unwritten(scenario, set(SETTINGS) - set(UNWRITTEN), trainer.label)
     groups: dict[str, dict[str, Words]] = {
         "model": model_arguments(shape),
         "experts": {} if shape.moe is None else expert_arguments(shape, shape.moe),
         "parallel": parallel_arguments(scenario.parallel, shape),
-        "dispatcher": dispatcher_arguments(scenario, shape, trainer.version),
+        "dispatcher": dispatcher_arguments(scenario, shape, trainer.version) | overlap_arguments(scenario),
         "precision": precision_arguments(scenario.recipe, scenario.parallel.zero_stage),
         "recompute": recompute_arguments(scenario.recompute, shape),
         "software": software_arguments(scenario.software, scenario.parallel, shape),

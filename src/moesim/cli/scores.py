@@ -152,6 +152,8 @@ def print_cases(cases: Sequence[ScoredCase]) -> None:
     for name, wanted in (("verdicts on memory", True), (f"figures within {case_rows.NEAR:.0%}", False)):
         judged = [c.right for c in cases if c.right is not None and (c.metric == case_rows.VERDICT) == wanted]
         print_text(f"{name}: {sum(judged)} of {len(judged)}")
+    for note in dict.fromkeys(case.own_rates for case in cases if case.own_rates):
+        print_text(f"Note: {note}")
 
 
 def print_runs(scored: list[ScoredRun]) -> None:

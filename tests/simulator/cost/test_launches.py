@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import moesim
 from moesim.hwmodels import InputError, load_host
+from moesim.hwmodels.host import CallKind
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.launches import (
     HostTimes,
     Launch,
     PassLaunches,
+    action_of,
     around_block_s,
     block_family,
     device_reads,
@@ -198,7 +202,7 @@ def test_plan_search_prices_the_same_waits() -> None:
     book = PlanCosts(prepared.pricer.job)
     scenario = prepared.scenario
     found = book.table(
-        scenario.parallel, scenario.recipe, scenario.recompute, scenario.communication.sms, False
+        scenario.parallel, scenario.recipe, scenario.recompute, scenario.communication.sms, prepared.schedule
     )
     own = cost_table(pricer, prepared.schedule, prepared.stages)
     assert dict(found.compute) == dict(own.compute)
@@ -235,3 +239,105 @@ def test_only_biases_that_are_repeated_by_row_read_the_device() -> None:
     assert device_reads(bias, Software(expert_biases="split")) == []
     norm = Operator("ffn_norm", "norm", "F", "bf16")
     assert device_reads(norm, Software(expert_biases="repeated")) == []
+
+
+# -- pipelines, and what Megatron core adds by module ---------------------------------------------
+
+
+def stage(schedule: str, vpp: int = 1, **software: object) -> tuple[Pricer, tuple[PassLaunches, ...]]:
+    """Passes of a Llama block of the measured pipeline run, with four blocks a stage and rank."""
+    run = next(r for r in runs() if r.name == "l8b_pp4_fsdp2_1f1b")
+    scenario = scenario_of_run(run)
+    plan = scenario.parallel.model_copy(update={"vpp": vpp})
+    own = scenario.software.model_copy(update=software)
+    changed = scenario.model_copy(update={"schedule": schedule, "parallel": plan, "software": own})
+    pricer = Pricer(resolve(changed))
+    return pricer, pass_launches(pricer, HOST_OF_RUNS, "dense", {}, {})
+
+
+HOST_OF_RUNS = load_host("emerald-rapids-vm")
+
+
+def host_s(one: PassLaunches) -> float:
+    """Host seconds of a pass."""
+    return one.waits_s + sum(launch.host_s for launch in one.launches)
+
+
+def test_an_action_of_pytorchs_pipelines_is_shared_by_the_blocks_of_its_stage() -> None:
+    (_, single), (pricer, several) = stage("1f1b"), stage("interleaved-1f1b", 2)
+    block = pricer.shape.block("dense")
+    action = action_of(pricer, block)
+    assert action is not None and action.per_block == pytest.approx(4 * 2 / 32)
+    calls = HOST_OF_RUNS.calls
+    runtime, plain = (calls[k].forward for k in ("runtime action", "pipeline action"))
+    assert host_s(several[0]) - host_s(single[0]) == pytest.approx((2 * runtime - plain) / 8)
+    alone = pricer.scenario.model_copy(
+        update={"parallel": pricer.scenario.parallel.model_copy(update={"pp": 1})}
+    )
+    assert action_of(Pricer(replace(pricer.job, scenario=alone)), block) is None
+
+
+def test_a_split_backward_walks_the_graph_once_and_again_for_every_parameter() -> None:
+    _, whole = stage("interleaved-1f1b", 2)
+    _, split = stage("zbv")
+    assert [one.part for one in whole] == ["F", "B"] and [one.part for one in split] == ["F", "I", "W"]
+    assert host_s(split[1]) == pytest.approx(host_s(whole[1]))
+    # Seven weights of a Llama block and two norms.
+    assert host_s(split[2]) == pytest.approx(9 * HOST_OF_RUNS.calls["split weights"].backward)
+
+
+def test_fsdp_that_keeps_its_parameters_still_runs_its_hooks() -> None:
+    pricer, kept = stage("1f1b")
+    assert pricer.scenario.parallel.zero_stage == 2
+    _, without = stage("1f1b", parameters_copied=False)
+    assert host_s(kept[0]) - host_s(without[0]) == pytest.approx(HOST_OF_RUNS.calls["fsdp kept"].forward)
+
+
+def test_megatrons_plain_pipeline_waits_for_the_device_and_its_interleaved_one_does_not() -> None:
+    (_, plain), (_, several) = (
+        stage(s, v, modules="megatron-core") for s, v in (("1f1b", 1), ("interleaved-1f1b", 2))
+    )
+    assert plain[0].waits_s == pytest.approx(HOST_OF_RUNS.calls["megatron action"].forward / 8)
+    assert several[0].waits_s == 0.0
+    assert launch_stall_s(PassLaunches((Launch(1.0, 9.0),), waits_s=2.0)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ({"communication.kernels": "deepep-2025-04"}, ("megatron dispatcher", "megatron flex")),
+        ({"recompute": "full"}, (None, "megatron checkpoint")),
+    ],
+)
+def test_megatrons_dispatcher_and_checkpoint_have_their_own_times(
+    change: dict[str, str], kinds: tuple[CallKind | None, CallKind]
+) -> None:
+    scenario = small_experts(128, 1, modules="megatron-core", garbage_collection="fixed").replace(
+        recompute="none", communication={"kernels": "nccl"}
+    )
+    other = scenario.overridden(*(f"{key}={value}" for key, value in change.items()))
+    before, after = (
+        host_s(pass_launches(Pricer(resolve(s)), HOST_OF_RUNS, "moe", {}, {})[0]) for s in (scenario, other)
+    )
+    old, new = (0.0 if kind is None else HOST_OF_RUNS.calls[kind].forward for kind in kinds)
+    assert after - before == pytest.approx(new - old)
+
+
+def test_a_layer_that_runs_again_reads_its_counts_again_behind_its_router() -> None:
+    scenario = small_experts(128, 1)
+    plain, again = (
+        pass_launches(Pricer(resolve(scenario.replace(recompute=how))), HOST_OF_RUNS, "moe", {}, {})[1]
+        for how in ("none", "full")
+    )
+    assert not plain.drains and again.drains
+    times = HostTimes(HOST_OF_RUNS, "latent routed")
+    assert again.launches[0] == Launch(times.call_s("counts", True), 0.0)
+    hooks = 2 * HOST_OF_RUNS.calls["fsdp"].backward  # of the block, in front of the router's own calls
+    assert again.launches.index(Launch(pytest.approx(hooks), 0.0)) > len(again.launches) // 2  # type: ignore[arg-type]
+
+
+def test_megatron_counts_latent_attention_and_shared_experts() -> None:
+    norm, activation = move("kv_norm", "norm", "F", 8.0, 8.0), move("shared.swiglu", "swiglu", "F", 8.0, 8.0)
+    for op, kind in ((norm, "megatron latent attention"), (activation, "megatron shared expert")):
+        assert calls_of(op, "megatron-core")[0] == (kind, 1.0, True)
+        assert kind not in {call.kind for call in calls_of(op, "transformer-engine")}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab import packed
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
-from moesim.simulator.cost.cost_table import block_compute
+from moesim.simulator.cost.cost_table import block_compute, block_prices
 from moesim.simulator.cost.data_parallel import ChunkPlace, ChunkTimes, exposed_gathers, exposed_reductions
 from moesim.simulator.cost.library_collectives import is_imported, ring_price
 from moesim.simulator.cost.overlap import (
@@ -25,6 +25,7 @@ from moesim.simulator.cost.overlap import (
 )
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring.mlperf import scenario_of
 
 SECONDS = st.floats(0.0, 10.0)
@@ -189,3 +190,34 @@ def test_the_optimizer_of_other_chunks_hides_the_first_gather() -> None:
     chunks, place = ChunkTimes((1.0, 1.0), (0.5, 0.5)), ChunkPlace(0, 4, 1)
     without = exposed_gathers(chunks, place, FREE)
     assert exposed_gathers(chunks, place, FREE, update_s=0.4) == pytest.approx(without - 0.4)
+
+
+def test_shared_experts_hide_behind_transfers_as_far_as_these_last() -> None:
+    """DeepSeek-V2-Lite on 16 H100: EP8 inside a node hides less than EP16 across nodes."""
+    plain = load_scenario(
+        {
+            "model": "deepseek-v2-lite",
+            "cluster": {"accelerator": "h100-sxm", "nodes": 2},
+            "parallel": {"ep": 8, "zero_stage": 1},
+            "schedule": "1f1b",
+            "precision": "bf16",
+            "batch": {"sequences": 32, "sequence_length": 4096},
+        }
+    )
+
+    def hidden(*overrides: str) -> tuple[float, float]:
+        """(seconds that hide of a layer, those of its transfers that could hide some)."""
+        scenario = plain.overridden(*overrides)
+        off, on = (
+            block_prices(Pricer(resolve(scenario.overridden(f"communication.overlap_shared_experts={on}"))),
+                         ["moe"], ("alone",))
+            for on in ("false", "true")
+        )  # fmt: skip
+        saved = sum(price.seconds - on[0][key].seconds for key, price in off[0].items())
+        return saved, sum(moved.launch_s + moved.payload_s for moved in off[1].values())
+
+    inside, across, none = hidden(), hidden("parallel.ep=16"), hidden("parallel.ep=1")
+    assert 0.0 < inside[0] <= inside[1] and inside[0] <= across[0] < across[1]
+    assert none == (0.0, 0.0)
+    few = hidden("communication.sms=66")  # half of the SMs move tokens
+    assert few[0] <= few[1] / 2

@@ -1,48 +1,20 @@
-"""Low-latency kernels and UCCL-EP: published times, bytes, operators, buffers and refusals."""
+"""Low-latency kernels: bytes, operators, buffers and refusals."""
 
 from __future__ import annotations
 
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.dispatchers.protocol import Call, EpOperation, direct_bytes
+from moesim.simulator.dispatchers.protocol import Call, direct_bytes
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.dispatch_limits import check_kernels
 from moesim.simulator.layout.job import resolve
-from moesim.simulator.layout.routing import Gate
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 from moesim.simulator.trainers.megatron.arguments import dispatcher_arguments
 
 LOW = "deepep-low-latency"
-
-
-def seconds(kernels: str, operation: EpOperation) -> float:
-    run = KernelBenchmark(
-        operation,
-        kernels,
-        ranks=16,
-        tokens=4096,
-        hidden=7168,
-        gate=Gate.deepep_test(2),
-        wire="fp8" if operation == "dispatch" else "bf16",
-        sms=24,
-        node="hgx-h200",
-        network="mpft-ib-400g",
-        profile="hopper-communication",
-        timed="torch API",
-    )
-    return benchmark_seconds(run)
-
-
-def test_the_proxies_of_uccl_carry_less_of_a_nic_than_deepep_and_its_operations_differ() -> None:
-    dispatch_s, combine_s = seconds("uccl-ep", "dispatch"), seconds("uccl-ep", "combine")
-    assert dispatch_s == pytest.approx(1196e-6, rel=0.05)  # the table that gave the shares
-    assert combine_s == pytest.approx(6379e-6, rel=0.05)
-    assert dispatch_s > seconds("deepep-2025-04", "dispatch")
-    assert combine_s > 2.0 * seconds("deepep-2025-04", "combine")
 
 
 def test_every_chosen_expert_gets_its_own_copy() -> None:

@@ -50,11 +50,13 @@ def test_prices_are_those_of_the_pricer() -> None:
     prepared = prepare(load_scenario(HOME))
     scenario = prepared.scenario
     whole = tuple(blocks_of(prepared.shape))
-    theirs = cost_table(prepared.pricer, build("dualpipe", 2, 4), StageAssignment((whole, whole)))
+    schedule = build("dualpipe", 2, 4)
+    theirs = cost_table(prepared.pricer, schedule, StageAssignment((whole, whole)))
     book = PlanCosts(prepared.pricer.job.with_scenario(scenario))
     # Another expert-parallel degree first: what does not depend on it is shared.
-    book.table(scenario.parallel.model_copy(update={"ep": 8}), scenario.recipe, scenario.recompute, 20, True)
-    ours = book.table(scenario.parallel, scenario.recipe, scenario.recompute, 20, True)
+    other = scenario.parallel.model_copy(update={"ep": 8})
+    book.table(other, scenario.recipe, scenario.recompute, 20, schedule)
+    ours = book.table(scenario.parallel, scenario.recipe, scenario.recompute, 20, schedule)
     assert dict(ours.compute) == dict(theirs.compute)
     assert dict(ours.transfer) == dict(theirs.transfer)
 

@@ -30,6 +30,7 @@ from moesim.simulator.planner.processes import (
 )
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.schedules import build
 
 PLANS = [ParallelPlan(tp=tp, ep=ep, microbatch=2, sequence_parallel=tp > 1) for tp in (1, 2) for ep in (2, 8)]
 
@@ -102,7 +103,8 @@ def test_a_table_is_that_of_costs_which_computed_nothing_else(software: tuple[st
         clear_caches()
         fresh = PlanCosts(job)
         recipe = scenario.recipe
-        table, expected = (c.table(plan, recipe, policy, sms, zero_stage < 3) for c in (costs, fresh))
+        schedule = build("dualpipe" if zero_stage < 3 else "1f1b", 4, 8)
+        table, expected = (c.table(plan, recipe, policy, sms, schedule) for c in (costs, fresh))
         assert table == expected, (plan, policy, sms)
         alone, expected = (c.alone(plan, recipe, policy, sms) for c in (costs, fresh))
         assert alone == expected, (plan, policy, sms)

@@ -83,6 +83,14 @@ def test_experts_of_one_rank_and_mla_have_pieces() -> None:
     for shape in named:
         assert shape["elements"] * NAMED[shape["piece"]] == pytest.approx(shape["bytes"])
     assert without_piece(found["ds16"]) == ["permute/mapping"]
+    joins = [shape for shape in found["ds16"] if shape["use"].startswith("copy/eager_cat")]
+    assert len(joins) == 4 and {shape["tokens"] for shape in joins} == {8192}  # keys, queries, values, latent
+    for shape in joins:
+        own, heads = shape["tokens"] * shape["heads"], shape["heads"]
+        written = own * (shape["width"] + shape["more"]) * 2.0
+        shared = own * shape["more"] * 2.0 * (1 - 1 / heads) if shape.get("shared") else 0.0
+        again = own * shape["width"] * 4.0 if shape["use"].endswith("rows") else 0.0  # the latent, contiguous
+        assert 2.0 * written - shared + again == pytest.approx(shape["bytes"])
     compiled = operator_shapes(
         load_scenario("lab/scoring/data/h100x2/ds16.yaml").overridden(*COMPILED), (4096,)
     )

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from moesim.cli import main
+from moesim.hwmodels.calibration import TraceOrigin, load_profile
 from moesim.hwmodels.errors import InputError
+from moesim.kernels.export import write_profile
 from moesim.simulator.scoring import file_records
 from moesim.simulator.scoring.case_rows import score_cases
 from moesim.simulator.scoring.dispatcher_rows import (
@@ -55,10 +57,13 @@ def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
     one = scenario_of(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
     assert one.software.framework == "megatron-core-0.17"
     assert one.model != "qwen3-235b-a22b" and one.schedule == "interleaved-1f1b-overlapped"
-    assert any("EFA 16 x 400" in note for note in left_out(rows["q235-64-ep16-nccl-alltoall-mb4-on"]))
+    assert one.machine.node.name == "aws-p6-b300" and one.machine.network.name == "efa-v4-400g"
+    assert not left_out(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
+    assert "recompute" in left_out(rows["dsv3-256-deepep-uccl-mb4-off"])[0]
     for key, value, said in (
         ("software", "x", "no trainer release for 'x'"), ("dp", 3, "tp x pp x dp = 96"),
         ("routing", "real", "routing 'real'"), ("gpus_per_node", 4, "nodes of 4 GPUs"),
+        ("fabric", "EFA 8 x 400 Gb/s a node", "no node is known for H100-SXM, EFA 8"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             scenario_of(rows["q30-64-ep16-nccl-alltoall-mb4-off"].model_copy(update={key: value}))
@@ -101,6 +106,28 @@ def test_cases_score_speed_memory_and_verdict(tmp_path: Path, capsys: pytest.Cap
     assert "colour" in unknown.refused and "not ours" in unscored.refused and "nowhere" in missing.refused
     assert _exit("--rows", str(table)) == 0
     assert "verdicts on memory: 1 of 1" in capsys.readouterr().out
+
+
+def test_a_case_whose_rates_come_from_its_own_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where the trace's scenario is the case, or the profile does not name one."""
+    for name, scenario in (("own", "one"), ("other", "another"), ("unnamed", "")):
+        origin = {"files": [{"name": "run.json", "sha256": "a" * 64}], "gpu": "H100", "ranks": 1, "steps": 1}
+        origin |= {"date": "2026-11-26", "base": "h100-layers", "scenario": scenario}
+        profile = load_profile("h100-layers").model_copy(
+            update={"name": name, "trace": TraceOrigin.model_validate(origin), "include": ()}
+        )
+        write_profile(profile, tmp_path / f"{name}.yaml")
+        (tmp_path / f"{name}-case.yaml").write_text(f"{CASE}name: one\nprofile: {tmp_path / name}.yaml\n")
+    table = tmp_path / "measured.csv"
+    lines = [f"{name}-case,s,none,step_time,1,s,yes,\n" for name in ("own", "other", "unnamed")]
+    table.write_text("scenario,source,framework,metric,value,unit,scored,remark\n" + "".join(lines))
+    own, other, unnamed = score_cases(table)
+    assert "run.json, which is scored here" in own.own_rates and other.own_rates == ""
+    assert "does not say of which scenario" in unnamed.own_rates
+    assert _exit("--rows", str(table)) == 0
+    assert "Note: the profile own has its rates" in capsys.readouterr().out
 
 
 def _exit(*arguments: str) -> object:

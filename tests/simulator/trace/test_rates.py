@@ -95,6 +95,35 @@ def test_norm_activation_and_sum_are_over_the_bytes_that_the_model_counts(tmp_pa
     assert rows["swiglu/eager_forward"]["seconds"] == pytest.approx(12e-6)
 
 
+def test_two_ranks_give_the_time_of_one_call_though_their_calls_have_equal_numbers(tmp_path: Path) -> None:
+    size = [4096, 512]
+    events = [
+        {**op("ProfilerStep#1", 0, 5000), "cat": "user_annotation"},
+        *called(1, "aten::silu", "silu_kernel", 10, 5, [size]),
+        *called(2, "aten::mm", "nvjet_a", 100, 40, [[4096, 512], [512, 1024]]),
+    ]
+    for rank in (0, 1):
+        file = write(tmp_path / f"rank{rank}.json", events, rank)
+        text = json.loads(file.read_text()) | {"deviceProperties": [{"name": "NVIDIA H100"}] * 2}
+        file.write_text(json.dumps(text))
+    rows = {row["parameters"]["use"]: row for row in learn(read(tmp_path)).rows}
+    assert rows["swiglu/eager_forward"]["seconds"] == pytest.approx(5e-6)
+    assert rows["swiglu/eager_forward"]["count"] == 2
+
+
+def test_biases_of_experts_are_no_permutes(tmp_path: Path) -> None:
+    """Four experts of hidden 512: rows of tokens are moved; repeated biases and sums of them stay out."""
+    rows, wide = [4096, 512], [4096, 1024]
+    events = [
+        *called(1, "aten::index", "vectorized_gather_kernel", 10, 8, [rows, []]),
+        *called(2, "aten::gather", "vectorized_gather_kernel", 50, 30, [[4, 512], [], rows, []]),
+        *called(3, "aten::index_put_", "index_elementwise_kernel", 90, 40, [wide, []]),
+        *called(4, "aten::_grouped_mm", "cutlass_grouped_gemm", 150, 40, [rows, [4, 512, 1024], [4]]),
+    ]
+    taught_rows = taught(tmp_path, events)
+    assert taught_rows["permute/eager_expand"]["seconds"] == pytest.approx(8e-6)
+
+
 def test_one_rank_gives_the_shortest_of_equal_collectives_as_a_bound(tmp_path: Path) -> None:
     said = {"Collective name": "all_gather", "In msg nelems": 10**6, "Out msg nelems": 2 * 10**6,
             "dtype": "BFloat16", "Process Group Ranks": "[0, 1]"}  # fmt: skip

@@ -147,21 +147,16 @@ def test_a_path_that_is_not_set_stops_the_job_before_it_starts(tools: Path) -> N
     assert not (tools.parent / "log").exists()
 
 
-@pytest.mark.parametrize(("cpus_per_gpu", "cores"), [(12, 96)])
-def test_a_task_has_the_cores_of_its_host(cpus_per_gpu: int | None, cores: int, tools: Path) -> None:
-    template = JobTemplate(cpus_per_gpu=cpus_per_gpu)
-    assert run(job_text("slurm", scenario(), ["train.py"], {}, template), tools, {}).returncode == 0
-    options = Path(str(tools.parent / "log") + ".srun").read_text().splitlines()
-    assert f"--cpus-per-task={cores}" in options
-
-
 @pytest.mark.parametrize("image", [None, "/images/megatron.sqsh"])
-def test_a_container_is_optional(image: str | None, tools: Path) -> None:
-    template = JobTemplate.model_validate({"image": image, "mounts": ["/data:/data", "/ck:/ck:ro"]})
+def test_a_task_has_the_cores_of_its_host_and_a_container_is_optional(image: str | None, tools: Path) -> None:
+    template = JobTemplate.model_validate(
+        {"image": image, "mounts": ["/data:/data", "/ck:/ck:ro"], "cpus_per_gpu": 12}
+    )
     text = job_text("slurm", scenario(), ["train.py"], {}, template)
     assert run(text, tools, {}).returncode == 0
     options = Path(str(tools.parent / "log") + ".srun").read_text().splitlines()
     mounts = "--container-mounts=/data:/data,/ck:/ck:ro"
+    assert options[1] == "--cpus-per-task=96"  # of a host with 8 GPUs
     assert options[3:] == ([] if image is None else [f"--container-image={image}", mounts])
     if image is None:
         assert run(text, tools, {}, CONTAINER="a b").returncode == 0

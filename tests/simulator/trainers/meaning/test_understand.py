@@ -66,12 +66,50 @@ def test_a_missing_value_matters_only_where_the_argument_does() -> None:
 
 
 def test_what_is_not_priced_says_the_direction() -> None:
-    text = "--overlap-moe-expert-parallel-comm --optimizer-cpu-offload --moe-shared-expert-overlap\n"
+    text = "--fp32-residual-connection --no-overlap-p2p-communication\n"
     understanding = read(MIXTRAL + text, 64, HOME)
-    overlap = row(understanding, "--overlap-moe-expert-parallel-comm")
-    assert overlap.kind == "not priced" and "the real step is faster" in overlap.meaning
-    offload = row(understanding, "--optimizer-cpu-offload")
-    assert "slower" in offload.meaning and "less memory" in offload.meaning
+    residual = row(understanding, "--fp32-residual-connection")
+    assert residual.kind == "not priced" and "slower" in residual.meaning and "memory" in residual.meaning
+    assert "the real step is slower" in row(understanding, "--no-overlap-p2p-communication").meaning
+
+
+OVERLAP = "--overlap-moe-expert-parallel-comm\n"
+STAGED = OVERLAP + "--num-virtual-stages-per-pipeline-rank 2\n"
+
+
+def test_sharp_adds_up_in_the_switches() -> None:
+    assert read(MIXTRAL + "--use-sharp\n", 64, HOME).scenario.communication.in_network == "all"
+    one = row(
+        read(MIXTRAL + "--num-distributed-optimizer-instances 1\n", 64, HOME),
+        "--num-distributed-optimizer-instances",
+    )
+    assert one.kind == "irrelevant"
+
+
+def test_expert_overlap_is_a_schedule_and_delay_splits_its_weight_gradients() -> None:
+    plain = read(MIXTRAL + STAGED, 64, HOME).scenario
+    assert (plain.schedule, plain.communication.overlap) == ("interleaved-1f1b-overlapped", "schedule")
+    assert not plain.communication.delay_weight_gradients
+    more = "--delay-wgrad-compute --ep-overlap-early-attn-memory-release\n"
+    early = read(MIXTRAL + STAGED + more, 64, HOME).scenario.communication
+    assert early.delay_weight_gradients and early.overlap == "megatron-early-attention"
+    shared = read(MIXTRAL + "--moe-shared-expert-overlap\n", 64, HOME).scenario
+    assert shared.communication.overlap_shared_experts and shared.schedule == "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (OVERLAP, "add --num-virtual-stages-per-pipeline-rank 2"),
+        ("--delay-wgrad-compute\n", "needs --overlap-moe-expert-parallel-comm too"),
+        (STAGED + "--moe-shared-expert-overlap\n", "both hide the transfers"),
+        (STAGED + "--recompute-granularity full --recompute-method uniform\n", "without moe"),
+        (STAGED + "--recompute-granularity selective --recompute-modules moe\n", "without moe"),
+    ],
+)
+def test_expert_overlap_that_megatron_refuses_is_refused(text: str, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        read(MIXTRAL + text, 64, HOME)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +118,11 @@ def test_what_is_not_priced_says_the_direction() -> None:
         ("--num-layers-per-virtual-pipeline-stage 3", "do not divide into virtual stages of 3"),
         ("--pipeline-model-parallel-layout 'Et*2|(ttttt|)*5t*3|tL'", "has 31 of decoder layers"),
         ("--fp4-format e2m1", "FP4"),
+        ("--optimizer-cpu-offload", "in host memory and the CPU"),
+        ("--fine-grained-activation-offloading", "recompute modules"),
+        ("--moe-paged-stash", "recompute modules"),
+        ("--first-last-layers-bf16", "among others in FP8"),
+        ("--num-distributed-optimizer-instances 2", "use 1"),
         ("--experimental-attention-variant gated_delta_net", "linear attention"),
         ("--batch-size 4", "--micro-batch-size"),
         ("--use-checkpoint-args", "another file"),
