@@ -318,6 +318,7 @@ MIXED = {
     "parallel": {"pp": 4, "ep": 8, "zero_stage": 1},
     "schedule": "1f1b",
     "batch": {"sequences": 128, "sequence_length": 4096},
+    "software": {"framework": "none"},
     "recompute": "full",
     "routing": {"expert_load_cv": "10 %"},
     "variation": {"clock_cv": "1 %", "jitter_cv": "1 %"},

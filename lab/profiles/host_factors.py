@@ -86,7 +86,7 @@ def calls_s(family: str, host: Host, recompute: str = "none") -> dict[str, tuple
         communication=Communication(kernels="nccl"),
         recompute=recompute,  # type: ignore[arg-type]
         run=RunPlan(tokens=1024.0),
-        software=Software(kernels="eager"),
+        software=Software(framework="none", kernels="eager"),
     )
     pricer = prepare(scenario).pricer
     kind = next(k for k in pricer.shape.block_kinds if k in ("moe", "dense"))

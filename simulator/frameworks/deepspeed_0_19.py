@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.registry import OF_FSDP, Answer, Release, all_off
+from moesim.simulator.frameworks.registry import OF_FSDP, Answer, Limits, Release, all_off
 
 _RUNTIME = "deepspeed 0.19.8 deepspeed/runtime"
 _MODEL = "bigscience-workshop/Megatron-DeepSpeed@8387ae17 megatron"
@@ -28,4 +28,14 @@ RELEASE = Release(
         "compiled_blocks": Answer(False, f"{_RUNTIME}/engine.py: compile is a call of the user"),
         "dtensor": Answer(False, f"{_MODEL}/mpu/layers.py: its own"),
     },
+    # runtime/pipe/engine.py (1F1B; ZeRO-2 and 3 are refused there), runtime/bf16_optimizer.py
+    Limits(
+        schedules=("1f1b",),
+        zero_stages_in_pipelines=(1, 0),
+        formats=("bf16",),
+        policies=("none", "full", "attention"),
+        modules=False,
+        dispatchers=("nccl",),
+    ),
+    Answer("nccl", "deepspeed 0.19.8 deepspeed/moe/sharded_moe.py: _AllToAll"),
 )

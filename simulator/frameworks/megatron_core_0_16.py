@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.registry import OF_FSDP, Answer, Release, all_off
+from moesim.simulator.frameworks.registry import OF_FSDP, Answer, Limits, Release, all_off
+
+LIMITS = Limits(
+    schedules=("1f1b", "interleaved-1f1b", "interleaved-1f1b-overlapped"),
+    policies=("none", "attention", "selective", "full", "deepseek-v3"),
+    dispatchers=("nccl", "nccl-allgather", "deepep-2025-02", "deepep-2025-04", "hybridep", "uccl-ep"),
+)
+"""Plans that it runs (core/pipeline_parallel/schedules.py, transformer/moe/token_dispatcher.py): it repeats
+modules or layers, not single operators; UCCL's library takes the place of DeepEP's."""
 
 
 def answers(revision: str) -> dict[str, Answer]:
@@ -55,4 +63,11 @@ def answers(revision: str) -> dict[str, Answer]:
     }
 
 
-RELEASE = Release("Megatron core 0.16", answers("core_r0.16.0 (ddc0d6774)"))
+def dispatcher(revision: str) -> Answer:
+    """What its guide tells plans with expert parallelism to use."""
+    place = f"NVIDIA/Megatron-LM@{revision} megatron/core/transformer/moe/README.md"
+    return Answer("nccl", f"{place}: alltoall with expert parallelism; the flag's own default is allgather")
+
+
+REVISION = "core_r0.16.0 (ddc0d6774)"
+RELEASE = Release("Megatron core 0.16", answers(REVISION), LIMITS, dispatcher(REVISION))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.megatron_core_0_16 import answers
+from moesim.simulator.frameworks.megatron_core_0_16 import LIMITS, answers, dispatcher
 from moesim.simulator.frameworks.registry import Release
 
-RELEASE = Release("Megatron core 0.17", answers("core_r0.17.0 (432585d51)"))
+REVISION = "core_r0.17.0 (432585d51)"
+RELEASE = Release("Megatron core 0.17", answers(REVISION), LIMITS, dispatcher(REVISION))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.megatron_core_0_16 import answers
+from moesim.simulator.frameworks.megatron_core_0_16 import LIMITS, answers, dispatcher
 from moesim.simulator.frameworks.registry import Answer, Release
 
 _NEMO = "NVIDIA/NeMo@d2b21556f nemo"
@@ -25,4 +25,9 @@ RELEASE = Release(
         "bucket_parameters": Answer(128 * 1024 * 1024, f"{_OVERLAP}:186: bucket_size"),
         "garbage_collection": Answer("fixed", f"{_RECIPE}:226: GarbageCollectionCallback"),
     },
+    LIMITS._replace(
+        schedules=("1f1b", "interleaved-1f1b"),
+        dispatchers=("nccl", "nccl-allgather", "deepep-2025-02", "deepep-2025-04"),
+    ),
+    dispatcher("core_v0.12.0"),
 )

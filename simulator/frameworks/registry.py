@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import LegalValuesError
 from moesim.hwmodels.validation import nearest
 
 NONE = "none"
-"""The release of a scenario that names no framework."""
+"""No release: an ideal host, and every option that is not stated is off."""
 
 RELEASES = (
     NONE,
@@ -47,12 +47,38 @@ def all_off(source: str, *switches: str) -> dict[str, Answer]:
     return dict.fromkeys(switches, Answer(False, source))
 
 
+class Limits(NamedTuple):
+    """What plans a release runs, by the values of a scenario's keys; None: any."""
+
+    schedules: tuple[str, ...] | None = None
+    """Orders of the micro-batches on several pipeline ranks."""
+    schedule_files: bool = False
+    """Whether it runs a CSV file in PyTorch's notation."""
+    zero_stages: tuple[int, ...] | None = None
+    """Without a pipeline."""
+    zero_stages_in_pipelines: tuple[int, ...] | None = None
+    formats: tuple[str, ...] | None = None
+    """Formats of the GEMMs, with the scales of FP8: `bf16`, `fp8 tensor`, `fp8 tile`, `fp8 mx`, `fp4`."""
+    policies: tuple[str, ...] | None = None
+    """Recompute by policy."""
+    modules: bool = True
+    """Whether it recomputes a list of modules."""
+    dispatchers: tuple[str, ...] | None = None
+    """Values of `communication.kernels`."""
+
+
+ANY_PLAN = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """A trainer release: its answers by switch. Other switches stay as they are without a framework."""
 
     title: str
     answers: Mapping[str, Answer]
+    limits: Limits = ANY_PLAN
+    dispatcher: Answer | None = None
+    """Its value of `communication.kernels` where nobody states one."""
 
     @property
     def switches(self) -> dict[str, Value]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
+    BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
     PositiveInt,
@@ -46,16 +47,17 @@ class StaticExperts(Section):
 
 
 class Software(Section):
-    """Framework behaviour that changes a step; every option is off by default (docs/model.md, section 15).
+    """Framework behaviour that changes a step (docs/model.md, section 15).
 
-    A `framework` answers all switches that are left out or null; a stated switch overrides its answer.
+    The `framework` answers all switches that are left out or null; a stated switch overrides its answer.
+    Dumps have the stated switches only.
     """
 
     framework: str = Field(
         NONE,
-        exclude_if=lambda name: name == NONE,
         description="Trainer release whose behaviour the other keys of this section override, such as "
-        "`megatron-core-0.17` (`simulator/frameworks`); `none`: every option that is not stated is off.",
+        "`megatron-core-0.17` (`simulator/frameworks`); `none`: an ideal host, and every option that is not "
+        "stated is off. Absent: the accelerator's usual trainer that can run the plan.",
     )
     attention: Literal["flash", "flex", "unfused"] = "flash"
     """`flash`: a fused kernel of a library; `flex`: PyTorch's compiled flex_attention, which is slower;
@@ -170,8 +172,9 @@ class Software(Section):
     """Pipeline sends that a rank waits for before it goes on: `schedule`, as the code of the schedule does;
     `edges`, also those of warm-up and flush (interleaved stages of Megatron core without
     `overlap_p2p_comm_warmup_flush`); `all`, every one (Megatron-LM before `overlap_p2p_comm`)."""
-    host: str | None = None
-    """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
+    host: Annotated[str | None, BeforeValidator(lambda name: None if name == NONE else name)] = None
+    """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; `none`: never.
+    Absent: with a framework that of the node, else none."""
     host_slowness: float = Field(1.0, ge=0.01, le=100.0)
     """Factor on all times of the host; the range of the host's file is spread around it."""
     modules: Literal["torch", "transformer-engine", "megatron-core"] = "torch"
@@ -195,18 +198,25 @@ class Software(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _answered_by_framework(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(data, Mapping) or data.get("framework", NONE) == NONE:
+        if not isinstance(data, Mapping):
             return build(data)
         stated = {switch: value for switch, value in data.items() if value is not None}
-        software = build({**release_of(stated.get("framework")).switches, **stated})
+        if stated.get("framework", NONE) == NONE:
+            return build(stated)
+        answers = release_of(stated.get("framework")).switches
+        if not _is_replayed({**answers, **stated}):
+            answers.pop("allocator", None)
+        software = build({**answers, **stated})
         software.model_fields_set.intersection_update(stated)
         return software
 
     @model_serializer(mode="wrap")
     def _as_stated(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = dump(self)
-        if self.framework == NONE or (info.context or {}).get("resolved"):
+        if (info.context or {}).get("resolved"):
             return data
+        if "host" in self.model_fields_set and self.host is None:
+            data["host"] = NONE
         return {switch: value for switch, value in data.items() if switch in self.model_fields_set}
 
     @model_validator(mode="after")
@@ -220,8 +230,7 @@ class Software(Section):
 
     @model_validator(mode="after")
     def _allocations_are_described(self) -> Self:
-        eager = self.kernels == "eager" and self.parameters_copied and self.attention == "flash"
-        if self.allocator != "none" and not (eager and not self.dropout and self.static_experts is None):
+        if self.allocator != "none" and not _is_replayed(dict(self)):
             raise ValueError(
                 f"allocator={self.allocator} replays eager kernels under FSDP2; set kernels: eager, "
                 "parameters_copied: true and attention: flash, without dropout and static_experts, or "
@@ -276,16 +285,12 @@ class Software(Section):
         return max(40_000_000, 1_000_000 * ranks) if self.data_parallel_buckets == "megatron" else None
 
 
+def _is_replayed(switches: Mapping[str, Any]) -> bool:
+    """Whether the allocations of a step with these switches can be replayed."""
+    eager = switches.get("kernels") == "eager" and switches.get("parameters_copied")
+    plain = switches.get("attention", "flash") == "flash" and not switches.get("dropout")
+    return bool(eager and plain and switches.get("static_experts") is None)
+
+
 PLAIN = Software()
 """Fused kernels, and no overlap of collectives."""
-
-
-def without_answers(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `software` without what a dump has of its framework, so that another one answers anew.
-
-    A dump without a framework has every switch; those at their defaults were not stated.
-    """
-    plain = PLAIN.model_dump(mode="json", exclude_none=True)
-    if not plain.keys() <= section.keys():
-        return dict(section)
-    return {switch: value for switch, value in section.items() if plain.get(switch) != value}

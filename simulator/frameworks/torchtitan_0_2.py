@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.frameworks.registry import Answer, Release, all_off
+from moesim.simulator.frameworks.registry import Answer, Limits, Release, all_off
 
 _TITAN = "torchtitan 0.2.2 torchtitan"
 _PARALLEL = f"{_TITAN}/models/llama3/infra/parallelize.py"
@@ -40,4 +40,23 @@ RELEASE = Release(
         "dtensor": Answer(True, f"{_PARALLEL}:173: parallelize_module"),
         "garbage_collection": Answer("fixed", f"{_TITAN}/tools/utils.py: GarbageCollection, by gc_freq"),
     },
+    # distributed/pipeline_parallel.py (schedules of torch), parallelize.py (fully_shard or replicate),
+    # components/quantization, distributed/activation_checkpoint.py, distributed/deepep
+    Limits(
+        schedules=(
+            "gpipe",
+            "1f1b",
+            "interleaved-1f1b",
+            "interleaved-zero-bubble",
+            "zbv",
+            "dualpipev",
+        ),
+        schedule_files=True,
+        zero_stages=(3, 2, 0),
+        formats=("bf16", "fp8 tensor", "fp8 mx"),
+        policies=("none", "op", "full", "attention"),
+        modules=False,
+        dispatchers=("nccl", "deepep-2025-02", "deepep-2025-04", "uccl-ep"),
+    ),
+    Answer("nccl", f"{_CONFIG}: expert_parallel_comm_backend is standard, PyTorch's all-to-all"),
 )

@@ -33,9 +33,12 @@ from moesim.simulator.planner.space import (
     load_space,
     with_defaults,
     with_headroom,
+    with_trainer,
 )
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario, with_overrides
+from moesim.simulator.scenario.framework import FRAMEWORK
 from moesim.simulator.scenario.inputs import inputs_of
+from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.registry import trainer_of
 from moesim.simulator.trainers.trainer import Trainer
@@ -80,10 +83,13 @@ def plan(
         raise InputError("plan takes one space, and several are given")
     space = spaces[0] if spaces else space
     scenario = load_scenario(scenario, [text for text in overrides if not isinstance(text, PlanSpace)])
-    say = rising(progress or no_progress)
+    asked, say = scenario, rising(progress or no_progress)
     wanted, goal = with_headroom(load_space(space), headroom), Goal(objective, top, deadline_days, budget_usd)
     goal.check(scenario)
     framework = None if trainer is None else trainer_of(trainer)
+    if framework is not None and not is_stated(scenario, FRAMEWORK):
+        scenario = scenario.replace(**{FRAMEWORK: framework.release})
+    scenario, trained = with_trainer(scenario, wanted)
     if framework is not None and scenario.fleet is not None:
         raise InputError(
             f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
@@ -103,8 +109,8 @@ def plan(
             searched = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
             searched = _plan_cluster(scenario, wanted, goal, say, pool)
-    kept = (headroom_sentence(wanted, scenario), *kept_as_stated(wanted, scenario))
-    return replace(searched, inputs=inputs_of(scenario), headroom=wanted.headroom, kept=kept)
+    kept = (headroom_sentence(wanted, scenario), *trained, *kept_as_stated(wanted, scenario))
+    return replace(searched, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
 
 
 def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow | None:

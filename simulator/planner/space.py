@@ -17,6 +17,7 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.texts import key_and_text, parse_integers, value_of
 from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.frameworks.registry import NONE
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
 from moesim.simulator.memory.activations import RECOMPUTED
 from moesim.simulator.memory.gpu import FRAMEWORK_BYTES, allocator_slack, highest
@@ -26,6 +27,7 @@ from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.framework import FRAMEWORK, HOST, format_of, runs
 from moesim.simulator.scenario.sections import Eplb
 from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
@@ -276,11 +278,52 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     wanted = {key: getattr(space, key) for key in LISTS}
     if space.placement:
         wanted["placement"] = tuple(map(parse_placement, space.placement))
+    defaults = {
+        key: tuple(v for v in values if is_run(scenario.software.framework, key, v)) or values
+        for key, values in defaults.items()
+    }
     chosen = {key: tuple(dict.fromkeys(wanted[key] or defaults[key])) for key in LISTS}
     for choice in chosen["recompute"]:
         check_recompute(shape, choice)
     _check_sms(max(chosen["sms"]), cluster)
     return Space(**chosen, headroom=space.headroom, sequence_parallel=cuts_sequences(scenario))
+
+
+def is_run(framework: str, key: str, value: Any) -> bool:
+    """Whether a trainer's release runs a value of a key of a space."""
+    if key == "precision":
+        value = format_of(PRECISIONS[value] if isinstance(value, str) else value)
+    return runs(framework, key, value)
+
+
+def with_trainer(scenario: Scenario, wanted: PlanSpace) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario whose trainer a search holds for all its plans, with a sentence on a trainer by rule.
+
+    It is the scenario's own; a trainer by rule gives way to none where the space names what it cannot run.
+    Raises InputError where a stated trainer cannot run a value that the space names.
+    """
+    name = scenario.software.framework
+    foreign = [
+        f"{key}={value}"
+        for key in ("schedule", "zero_stage", "recompute", "precision")
+        for value in getattr(wanted, key) or ()
+        if not is_run(name, key, value)
+    ]
+    if foreign and is_stated(scenario, FRAMEWORK):
+        raise InputError(
+            f"{FRAMEWORK}={name} cannot run {foreign[0]} of the space; leave it out, or state "
+            f"{FRAMEWORK}={NONE}",
+            key=FRAMEWORK,
+        )
+    if foreign:
+        why = f"{FRAMEWORK}={NONE}: {name}, the trainer by rule, cannot run {foreign[0]} of the space"
+        return scenario.replace(**{FRAMEWORK: NONE}), (why,)
+    if is_stated(scenario, FRAMEWORK):
+        return scenario, ()
+    software = scenario.software.model_copy()
+    software.model_fields_set.update(("framework", "host"))
+    said = f"{FRAMEWORK}={name} and {HOST}={software.host or NONE}, by rule, are held for all plans"
+    return scenario.model_copy(update={"software": software}), (said,)
 
 
 def default_precisions(scenario: Scenario, cluster: Cluster) -> tuple[str | Precision, ...]:

@@ -19,6 +19,7 @@ from moesim.simulator.model.attention import MLA
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.framework import check_framework
 from moesim.simulator.schedules import Schedule, awaiting, build, from_csv, validate
 
 # -- overlap checks ----------------------------------------------------------------------------------
@@ -247,6 +248,7 @@ def check_ranges(scenario: Scenario) -> None:
 
 def check_combination(scenario: Scenario, schedule: Schedule, shape: ModelShape, gpus_per_node: int) -> None:
     """Raise InputError for choices that are legal on their own but not together, or not modelled together."""
+    check_framework(scenario)
     check_overlaps(scenario, shape, schedule, gpus_per_node)
     kernels, ep = scenario.communication.kernels, scenario.parallel.ep
     check_kernels(kernels, ep, shape, schedule.name, schedule.paired)

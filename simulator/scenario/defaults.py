@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, Field, PositiveInt
 
@@ -31,7 +31,17 @@ from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.registry import NONE, release_of
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario.framework import (
+    FRAMEWORK,
+    HOST,
+    FrameworkChoice,
+    usual_framework,
+    usual_host,
+)
 from moesim.simulator.scenario.parallel import ParallelPlan, PlanDefault, expert_tp_of, sequence_parallel_of
+
+if TYPE_CHECKING:
+    from moesim.simulator.scenario.stated import Fillable
 
 FILE = "data/defaults.yaml"
 
@@ -72,8 +82,8 @@ class Chosen:
     default: Default
 
 
-Rule = Callable[[ModelShape, Sequence[Cluster], ParallelPlan], Chosen]
-"""Chooses a key from the model, the clusters and the plan."""
+Rule = Callable[["Fillable", ModelShape, Sequence[Cluster]], Chosen]
+"""Chooses a key of a scenario, whose earlier keys are chosen, from its model and clusters."""
 
 
 class _Precision(Frozen):
@@ -124,6 +134,7 @@ class _Spread(SourcedFraction):
 
 class _Defaults(Frozen):
     precision: _Precision
+    frameworks: tuple[FrameworkChoice, ...]
     nodes: dict[str, _NodeChoice]
     networks: tuple[_NetworkChoice, ...]
     prices: _Prices
@@ -284,6 +295,11 @@ def framework_defaults(software: Software) -> list[Default]:
     return chosen
 
 
+def is_answer(item: Default) -> bool:
+    """Whether a default is one of the many answers of a framework."""
+    return item.key.partition(".")[0] == "software" and item.key not in (FRAMEWORK, HOST)
+
+
 # -- the other keys ------------------------------------------------------------------------------------
 
 
@@ -294,12 +310,12 @@ def profile_of(accelerator: Accelerator) -> tuple[str, str]:
     return name, f"the best profile of {accelerator.name}, {level} in BF16 or FP8 ({rule})"
 
 
-def _name(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
+def _name(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     parts = "+".join(f"{m.n_gpus}x{m.accelerator.name.removesuffix('-sxm')}" for m in machines)
     return _chosen("name", f"{shape.name}-{parts}", "model, GPUs and accelerator", "derived", "the scenario")
 
 
-def _profile(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
+def _profile(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     default = profile_default(machines[0], "profile")
     return Chosen(default.value, default)
 
@@ -310,7 +326,7 @@ def profile_default(machine: Cluster, key: str) -> Default:
     return Default(key=key, value=name, why=why, kind="derived", source=load_profile(name).description)
 
 
-def _precision(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
+def _precision(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     source = _data().precision.trained_in_fp8.get(shape.name)
     without = [m.accelerator.name for m in machines if "fp8" not in m.accelerator.peak]
     if source is None:
@@ -331,20 +347,49 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
     return SMS, "as DeepSeek-V3 trained"
 
 
-def kernels_of(machines: Sequence[Cluster]) -> tuple[str, str]:
-    """(dispatcher, reason) of the clusters: DeepEP, in larger NVLink domains Hybrid-EP, elsewhere NCCL.
+def kernels_of(machines: Sequence[Cluster], framework: str = NONE) -> tuple[str, str, str]:
+    """(dispatcher, reason, source) of the clusters: the framework's own.
 
-    Over adapters that DeepEP as released does not run on, such as EFA, it is NCCL too.
+    Without a framework DeepEP, in larger NVLink domains Hybrid-EP, elsewhere NCCL, also over adapters that
+    DeepEP as released does not run on, such as EFA.
     """
+    own, here = release_of(framework).dispatcher, "simulator/dispatchers"
+    if own is not None:
+        return str(own.value), f"what {release_of(framework).title} exchanges rows with unasked", own.source
     for machine in machines:
         if dispatcher(KERNELS).refuses(machine.accelerator) is not None:
-            return "nccl", f"DeepEP does not run on {machine.accelerator.name}"
+            return "nccl", f"DeepEP does not run on {machine.accelerator.name}", here
         if machine.nodes > 1 and (machine.node.adapter or "") not in dispatcher(KERNELS).adapters:
-            return "nccl", f"DeepEP as released does not run over {machine.node.adapter}"
+            return "nccl", f"DeepEP as released does not run over {machine.node.adapter}", here
     for machine in machines:
         if not dispatcher(KERNELS).serves(machine.node, machine.nodes):
-            return "hybridep", f"DeepEP does not serve NVLink domains of {machine.node.n_gpus} GPUs"
-    return KERNELS, "as DeepSeek-V3 trained"
+            return "hybridep", f"DeepEP does not serve NVLink domains of {machine.node.n_gpus} GPUs", here
+    return KERNELS, "as DeepSeek-V3 trained", here
+
+
+def _framework(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    name, why, source = usual_framework(_data().frameworks, scenario, machines)
+    return _chosen(FRAMEWORK, name, why, "assumed", source)
+
+
+def _host(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    node = machines[0].node
+    chip = node.accelerator.name
+    name, why, kind, source = usual_host(node, lambda: load_node(node_of(chip)) if has_node(chip) else None)
+    return Chosen(name, _chosen(HOST, name or NONE, why, kind, source).default)
+
+
+def check_vendor(framework: str, cluster: Cluster) -> None:
+    """Raise InputError for a release on an accelerator whose vendor has no line in the table."""
+    vendor = cluster.accelerator.vendor
+    if framework != NONE and all(line.vendor != vendor for line in _data().frameworks):
+        text = f"{FRAMEWORK}={framework} was not read for {cluster.accelerator.name}; use {FRAMEWORK}={NONE}"
+        raise InputError(text, key=FRAMEWORK)
+
+
+def _kernels(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    name, why, source = kernels_of(machines, scenario.software.framework)
+    return _chosen("communication.kernels", name, why, "derived", source)
 
 
 def spread(key: str, architecture: str | None = None) -> tuple[SourcedFraction, bool]:
@@ -363,7 +408,7 @@ def default_spread(key: str) -> Callable[[], SourcedFraction]:
     return lambda: spread(key)[0]
 
 
-def _load(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
+def _load(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     if shape.moe is None:
         why = "the model has no routed experts"
         even = SourcedFraction(value=0.0, kind="derived", source=why, date="2026-11-22")
@@ -373,7 +418,7 @@ def _load(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) ->
 
 
 def _varied(key: str) -> Rule:
-    def choose(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
+    def choose(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
         kinds = {machine.accelerator.architecture for machine in machines}
         number, here = spread(key, kinds.pop() if len(kinds) == 1 else None)
         why = "taken on this architecture" if here else "carried over to hardware that it was not taken on"
@@ -400,8 +445,8 @@ def _number(key: str, number: SourcedFraction, why: str) -> Chosen:
 
 
 def _of_plan(key: str, rule: Callable[[ParallelPlan, int | None], PlanDefault]) -> Rule:
-    def choose(shape: ModelShape, machines: Sequence[Cluster], plan: ParallelPlan) -> Chosen:
-        value, why, source = rule(plan, shape.moe.expert_ffn if shape.moe else None)
+    def choose(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+        value, why, source = rule(scenario.parallel, shape.moe.expert_ffn if shape.moe else None)
         shown = str(value).lower() if isinstance(value, bool) else value
         return Chosen(value, _chosen(key, shown, why, "published", source).default)
 
@@ -413,16 +458,16 @@ RULES: Mapping[str, Rule] = {
     "precision": _precision,
     "parallel.sequence_parallel": _of_plan("parallel.sequence_parallel", sequence_parallel_of),
     "parallel.expert_tp": _of_plan("parallel.expert_tp", expert_tp_of),
-    "communication.sms": lambda shape, machines, plan: _chosen(
+    FRAMEWORK: _framework,
+    HOST: _host,
+    "communication.sms": lambda scenario, shape, machines: _chosen(
         "communication.sms", *sms_of(machines[0].accelerator), "derived", "hwmodels/data/accelerators"
     ),
-    "communication.kernels": lambda shape, machines, plan: _chosen(
-        "communication.kernels", *kernels_of(machines), "derived", "simulator/dispatchers"
-    ),
+    "communication.kernels": _kernels,
     "routing.expert_load_cv": _load,
     "variation.clock_cv": _varied("variation.clock_cv"),
     "variation.jitter_cv": _varied("variation.jitter_cv"),
-    "run.tokens": lambda shape, machines, plan: _chosen("run.tokens", *tokens_of(shape.name)),
+    "run.tokens": lambda scenario, shape, machines: _chosen("run.tokens", *tokens_of(shape.name)),
     "name": _name,
 }
-"""Keys that may be left out, each with the function that chooses it from model, clusters and plan."""
+"""Keys that may be left out, each with the function that chooses it, in the order of their choice."""

@@ -14,8 +14,10 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import Sourced
 from moesim.simulator.dispatchers.registry import check_known, check_runs, dispatcher
+from moesim.simulator.frameworks.registry import NONE
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.scenario import defaults as rules
+from moesim.simulator.scenario.framework import FRAMEWORK, HOST
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.sections import Communication
 from moesim.simulator.scenario.stated import Fillable, is_stated
@@ -23,11 +25,12 @@ from moesim.simulator.scenario.stated import Fillable, is_stated
 NAMES_A_MACHINE = ("cluster", "cluster.accelerator", "cluster.node", "cluster.node.accelerator")
 """Keys that may bring another accelerator; `fleet` and all keys below it may as well."""
 
-OF_ONE_MACHINE = ("name", "description", "profile", "without_entries", "faults")
+OF_ONE_MACHINE = ("name", "description", "profile", "without_entries", "faults", HOST)
 """Keys that say something about one machine and nothing about another."""
 
 MAY_STAY = (
     "precision",
+    FRAMEWORK,
     "communication.kernels",
     "communication.sms",
     "variation.clock_cv",
@@ -78,12 +81,12 @@ def left_to_rules(before: OnMachine, after: OnMachine, own: Collection[str]) -> 
 
 def _is_choice_of_rule(scenario: OnMachine, key: str) -> bool:
     """Whether the rules would choose the stated value of a key on the scenario's own machines."""
-    if key == "precision":
+    if key == "precision" or (key == FRAMEWORK and scenario.software.framework == NONE):
         return False
     stated: object = scenario
     for part in key.split("."):
         stated = getattr(stated, part)
-    chosen = rules.RULES[key](scenario.shape, scenario.machines, scenario.parallel).value
+    chosen = rules.RULES[key](scenario, scenario.shape, scenario.machines).value
     if isinstance(stated, Sourced) and isinstance(chosen, Sourced):
         return bool(getattr(stated, "value", None) == getattr(chosen, "value", None))
     return bool(stated == chosen)
@@ -95,6 +98,7 @@ def _is_refused(scenario: OnMachine, key: str) -> bool:
     for machine in scenario.machines:
         checks: dict[str, Callable[[Cluster], object]] = {
             "precision": lambda m: check_precision(scenario.recipe, m),
+            FRAMEWORK: lambda m: rules.check_vendor(scenario.software.framework, m),
             "communication.sms": lambda m: check_sms(communication.sms, m),
             "communication.kernels": lambda m: check_kernels(communication.kernels, m),
         }
@@ -134,9 +138,7 @@ def check_machine(scenario: OnMachine, cluster: Cluster, profile: CalibrationPro
         return
     # All problems in one text, with the overrides that mend them together.
     keys = [str(problem.key) for problem in problems]
-    chosen = [
-        f"{key}={rules.RULES[key](scenario.shape, (cluster,), scenario.parallel).value}" for key in keys
-    ]
+    chosen = [f"{key}={rules.RULES[key](scenario, scenario.shape, (cluster,)).value}" for key in keys]
     listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
     raise InputError(
         f"{len(problems)} keys do not fit {cluster.accelerator.name}: {listed}. To leave all of them to the "

@@ -37,7 +37,7 @@ from moesim.hwmodels.summary_text import count, titled
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.common.texts import overridden_key
-from moesim.simulator.frameworks.software import Software, without_answers
+from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision, in_fp32_loss
 from moesim.simulator.model.recompute import RecomputeKey
@@ -221,8 +221,11 @@ class Scenario(Section):
     """How switches spread flows over equal paths (full resolution)."""
     faults: tuple[Fault, ...] = ()
     """What is broken or slow in the cluster (full resolution)."""
-    software: Software = Software()
-    """What the framework does: attention kernels, overlap of collectives."""
+    software: Software = Field(
+        default_factory=Software,
+        description="The trainer's release and host, and what it does in another way. Absent: the usual ones "
+        "of the accelerator.",
+    )
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of every random draw."""
     _base: str | None = PrivateAttr(None)
@@ -453,8 +456,6 @@ def changed_scenario(origin: ScenarioOrigin, changes: Sequence[Change], base: st
     """
     place, data = origin.place or "scenario", dict(origin.data or {})
     for change in changes:
-        if change.key == "software.framework" and isinstance(data.get("software"), Mapping):
-            data["software"] = without_answers(data["software"])
         data = put(data, change.key, change.value, change.place, partial(_resolved, data, place, base))
     scenario = validate_model(Scenario, data, place, base)
     left: tuple[str, ...] = ()

@@ -13,13 +13,17 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.frameworks.registry import NONE
 from moesim.simulator.frameworks.software import Software
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.framework import FRAMEWORK, HOST, with_framework
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.scenario.sections import Fleet
+from moesim.simulator.scenario.sections import Communication, Fleet
 
 
 class Stated(Protocol):
@@ -50,6 +54,22 @@ class Fillable(Stated, Protocol):
         """What the framework does."""
 
     @property
+    def schedule(self) -> str:
+        """The order of the micro-batches."""
+
+    @property
+    def recompute(self) -> Recompute:
+        """What the backward computes again."""
+
+    @property
+    def communication(self) -> Communication:
+        """Communication kernels."""
+
+    @property
+    def recipe(self) -> Precision:
+        """The precision recipe."""
+
+    @property
     def shape(self) -> ModelShape:
         """The model."""
 
@@ -67,27 +87,36 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
     missing = [key for key in rules.RULES if not is_stated(scenario, key)]
     if scenario.fleet is not None and "profile" in missing:
         missing.remove("profile")  # every pool has its own
-    if not missing:
+    if not missing or (missing == [HOST] and scenario.software.framework == NONE):
         return ()
+    chosen = []
     try:
         shape, machines = scenario.shape, scenario.machines
-        choices = [(key, rules.RULES[key](shape, machines, scenario.parallel)) for key in missing]
+        for key in missing:
+            if key != HOST or scenario.software.framework != NONE:
+                one = rules.RULES[key](scenario, shape, machines)
+                _set(scenario, key, one.value)
+                chosen.append((key, one))
     except InputError as error:
         raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
-    for key, chosen in choices:
-        section, _, name = key.rpartition(".")
-        value = chosen.value
-        if section:
-            value = rules.without_mark(getattr(scenario, section), name, value)
-        scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
     # The usual kernel and number of SMs go without saying, and so do options of a plan that splits nothing.
     usual = (("communication.sms", rules.SMS), ("communication.kernels", rules.KERNELS))
     splits_nothing = scenario.parallel.tp == 1 or shape.moe is None
     return tuple(
-        chosen.default
-        for key, chosen in choices
-        if (key, chosen.value) not in usual and not (splits_nothing and key.startswith("parallel."))
+        one.default
+        for key, one in chosen
+        if (key, one.value) not in usual and not (splits_nothing and key.startswith("parallel."))
     )
+
+
+def _set(scenario: Fillable, key: str, value: object) -> None:
+    """Give a key of a scenario under construction a value that still counts as left out."""
+    section, _, name = key.rpartition(".")
+    if key == FRAMEWORK:
+        value = with_framework(scenario.software, str(value))
+    elif section:
+        value = rules.without_mark(getattr(scenario, section), name, value)
+    scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
 
 
 def list_defaults(
@@ -125,7 +154,9 @@ def as_stated(scenario: Fillable, data: dict[str, Any], *, resolved: bool) -> di
         place = data.get(section) if section else data
         if isinstance(place, dict) and not is_stated(scenario, key):
             place.pop(name, None)
-            if not place:
+    if not resolved:
+        for section in {key.rpartition(".")[0] for key in rules.RULES} - {""}:
+            if data.get(section) == {}:
                 data.pop(section)
     return data
 

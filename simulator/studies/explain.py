@@ -26,7 +26,7 @@ from moesim.simulator.predict.fleet import joined_program
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import HostReport
 from moesim.simulator.predict.step import Prepared, PreparedPool
-from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.defaults import Default, is_answer
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.schedules.template import EP_PHASES, SHARDING_PHASES
 from moesim.simulator.studies.compare import causes
@@ -399,7 +399,9 @@ def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> E
             f"{first.source}."
         )
     if result.defaults:
-        keys = ", ".join(item.key for item in result.defaults)
+        told = [item.key for item in result.defaults if not is_answer(item)]
+        answers = len(result.defaults) - len(told)
+        keys = ", ".join(told + ([f"{answers} switches of software"] if answers else []))
         says.append(f"{len(result.defaults)} keys have defaults that nobody stated: {keys}.")
     if result.extrapolated:
         says.append(f"{len(result.extrapolated)} inputs are assumed or extrapolated.")

@@ -194,6 +194,8 @@ def unwritten(scenario: Scenario, written: Collection[str], trainer: str) -> Ite
         section, _, name = key.partition(".")
         part = getattr(scenario, section)
         value = getattr(part, name)
+        if section == "software" and name not in part.model_fields_set:
+            continue  # the trainer's own
         if key not in written and value != type(part).model_fields[name].get_default() and matters(scenario):
             yield f"{key}={_shown(value)}: the export has no setting of {trainer} for it; set it yourself"
 

@@ -72,6 +72,8 @@ class Description(BaseModel):
     project: Project
     versions: _Texts
     """Newest first; the first is the default."""
+    release: dict[str, str]
+    """Version to the release of `software.framework` that prices it."""
     features: _Texts = ("gqa", "mla")
     """Names of `ModelShape.features` that its plans express; plans of models with any other are excluded."""
     search: dict[str, _Texts] = Field(default_factory=dict)
@@ -103,6 +105,8 @@ class Trainer:
     replacements: tuple[Replacement, ...]
     exclusions: tuple[Exclusion, ...]
     writer: Writer
+    release: str
+    """Value of `software.framework` that prices what it does."""
 
     @property
     def label(self) -> str:
@@ -155,17 +159,21 @@ class Trainer:
     ) -> tuple[PartT, tuple[str, ...]]:
         """A section as the trainer runs it; the same object where nothing differs."""
         fields, changed = dict(part), []
+        stated = set(part.model_fields_set)
         for entry in self.replacements:
             place, _, key = entry.key.partition(".")
             matters = values is None or all(holds(c, values[name]) for name, c in entry.where.items())
             if place == section and fields[key] == entry.is_ and matters:
                 fields[key] = entry.by
+                stated.add(key)
                 by, old = (
                     str(value).lower() if isinstance(value, bool) else str(value)
                     for value in (entry.by, entry.is_)
                 )
                 changed.append(f"{entry.key}={by} instead of {old}: {entry.because}")
-        return (type(part).model_validate(fields) if changed else part), tuple(changed)
+        if not changed:
+            return part, ()
+        return type(part).model_validate({key: fields[key] for key in stated}), tuple(changed)
 
 
 @cache
@@ -198,4 +206,7 @@ def build_trainer(name: str, version: str | None, writer: Writer) -> Trainer:
     ]
     exclusions = (*own, *feature_exclusions(data.features))
     replacements = tuple(r for r in data.replacements if not r.versions or chosen in r.versions)
-    return Trainer(name, data.title, chosen, data.project, data.search, replacements, exclusions, writer)
+    release = data.release[chosen]
+    return Trainer(
+        name, data.title, chosen, data.project, data.search, replacements, exclusions, writer, release
+    )

@@ -225,7 +225,7 @@ def test_a_report_gives_the_peaks_of_a_replayed_allocator(run: Run) -> None:
         "model=qwen3-8b", "parallel={zero_stage: 3, microbatch: 1}",
         "batch={sequences: 32, sequence_length: 4096}",
         "precision={linear: bf16, parameters: fp32, loss: fp32}",
-        "software={kernels: eager, parameters_copied: true, allocator: expandable}",
+        "software={framework: none, kernels: eager, parameters_copied: true, allocator: expandable}",
     ]  # fmt: skip
     code, out, err = run("simulate", str(SMALL_SCENARIO), *(word for key in fsdp2 for word in ("--set", key)))
     assert code == 0, err

@@ -121,7 +121,8 @@ def _data(scenario: Scenario) -> dict[str, Any]:
 def build(name: str, data: Mapping[str, Any]) -> Scenario:
     """The scenario of one entry of the sample."""
     model = name.rpartition("-")[0]
-    return Scenario.model_validate({"name": model, "model": MODELS[model], **data})
+    given = {"name": model, "model": MODELS[model], "software": {"framework": "none"}}
+    return Scenario.model_validate({**given, **data})
 
 
 def _draw(generator: random.Random, name: str, model: str | dict[str, Any]) -> Scenario | None:
@@ -155,6 +156,7 @@ def _draw(generator: random.Random, name: str, model: str | dict[str, Any]) -> S
         "precision": choose(["bf16", "bf16", "bf16", _FP8]),
         "parallel": parallel,
         "schedule": schedule,
+        "software": {"framework": "none"},
         "recompute": choose(["none", "attention", "selective", "op", "full"]),
         "batch": {
             "sequences": max(

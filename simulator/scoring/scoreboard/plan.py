@@ -11,6 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.provenance import SourcedFraction
+from moesim.simulator.frameworks.registry import NONE
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import MODULES, Recompute, parse_recompute
@@ -445,13 +446,14 @@ def dispatcher_of(row: OpenRow) -> str:
 
 
 def software_of(row: OpenRow) -> Software:
-    """Behaviour of the framework, from the configurations behind a row.
+    """Behaviour of the framework, from the configurations behind a row, with no release's own answers.
 
     The defaults are fused kernels, collectives of data and context parallelism that hide behind compute, and
     those of tensor parallelism as Transformer Engine runs them without user buffers.
     """
     published = published_of(row)
     usual = {
+        "framework": NONE,
         "weight_gradients": "written" if sharding_of(row).fsdp else "accumulated",
         "parameters_copied": row.zero_or_fsdp.startswith("fsdp2"),
         "overlap_tensor_parallel": "weight-gradient",

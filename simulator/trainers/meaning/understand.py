@@ -44,6 +44,15 @@ from moesim.simulator.trainers.meaning.parallel import (
 )
 from moesim.simulator.trainers.meaning.table import MeaningRow, megatron_table
 
+RELEASES = {
+    "megatron-lm": "megatron-core-0.17",
+    "megatron-bridge": "megatron-bridge-0.4",
+    "nemo": "nemo-25",
+    "torchtitan": "torchtitan-0.2",
+    "deepspeed": "deepspeed-0.19",
+}
+"""Release of `software.framework` of a launch file's trainer."""
+
 KEPT = ("cluster", "fleet", "profile", "variation", "run", "resolution", "spreading", "faults", "seed")
 """Keys of the base that a scenario keeps unless the launch file sets them."""
 
@@ -125,7 +134,8 @@ def understand(
             "give the file that states the plan"
         )
     given.explain_rest()
-    return Understanding(given.keys, tuple(given.rows), launch.notes, scenario_of(given.keys, base, name))
+    scenario = scenario_of(given.keys, base, name, launch.trainer)
+    return Understanding(given.keys, tuple(given.rows), launch.notes, scenario)
 
 
 def _read(
@@ -162,20 +172,25 @@ def _read(
     read_software(given, base, degrees.tp, degrees.cp, like_base)
 
 
-def scenario_of(keys: Mapping[str, Any], base: Scenario, name: str) -> Scenario:
-    """The scenario with `keys` by dotted path, and the base's cluster, profile, prices and run."""
+def scenario_of(keys: Mapping[str, Any], base: Scenario, name: str, trainer: str | None) -> Scenario:
+    """The scenario with `keys` by dotted path, and the base's cluster, profile, prices and run.
+
+    Its framework is the release of the `trainer` of the file, where the file tells it.
+    """
     kept = base.to_dict()
     data: dict[str, Any] = {key: kept[key] for key in KEPT if key in kept}
     data["description"] = f"Imported from {name}"
     for section, stay in (
         ("communication", ("sms", "kernels", "overlap")),
         ("routing", ("expert_load_cv", "load")),
-        ("software", ("host",)),
+        ("software", ("framework", "host")),
     ):
         data[section] = {key: kept[section][key] for key in stay if key in kept.get(section, {})}
     for whole in ("precision", "recompute"):
         if whole in kept:
             data[whole] = kept[whole]
+    if trainer is not None:
+        data["software"]["framework"] = RELEASES[trainer]
     if "cluster" in keys:
         data.pop("fleet", None)
     for key, value in keys.items():

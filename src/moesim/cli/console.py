@@ -357,9 +357,17 @@ def default_lines(result: Result | Estimate | RunReport) -> list[str]:
     """The keys that the scenario left out, one on each line, with their values and the reasons."""
     if not result.defaults:
         return []
-    wide = max(len(item.key) for item in result.defaults)
+    from moesim.simulator.scenario.defaults import is_answer
+
+    alone = [item for item in result.defaults if not is_answer(item)]
+    wide = max(len(item.key) for item in alone or result.defaults)
     lines = [f"defaults, stated by nobody ({len(result.defaults)}):"]
-    return lines + [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in result.defaults]
+    lines += [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in alone]
+    answers: dict[str, list[str]] = {}
+    for item in result.defaults:
+        if is_answer(item):
+            answers.setdefault(item.why, []).append(f"{item.key.removeprefix('software.')} {item.text}")
+    return lines + [f"  software, {why}: {', '.join(texts)}" for why, texts in answers.items()]
 
 
 # -- options -----------------------------------------------------------------------------------------

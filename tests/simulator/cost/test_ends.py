@@ -25,7 +25,13 @@ from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build
 
 DENSE = "llama-3-70b-64xh100"
-FOUR = ("batch.sequences=64", "batch.sequence_length=2048", "parallel.vpp=1", "schedule=1f1b")
+FOUR = (
+    "batch.sequences=64",
+    "batch.sequence_length=2048",
+    "parallel.vpp=1",
+    "schedule=1f1b",
+    "software.framework=none",
+)
 
 
 def prepared(*overrides: str, tied: bool = False) -> Prepared:

@@ -157,7 +157,7 @@ def test_an_import_that_nothing_reads_is_said(run: Run, tmp_path: Path) -> None:
 def test_an_import_that_this_plan_does_not_read_is_said(tmp_path: Path) -> None:
     profile = imported(tmp_path, "all_reduce", 100.0)
     five = moesim.load(EXAMPLE)
-    result = moesim.simulate(five.replace(profile=profile))
+    result = moesim.simulate(five.replace(profile=profile, software={"framework": "none"}))
     assert any("read by all_reduce inside a node: tensor parallelism without" in w for w in result.warnings)
 
 

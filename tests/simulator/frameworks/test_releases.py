@@ -10,7 +10,7 @@ from moesim.simulator.frameworks.registry import NONE, RELEASES, release_of
 from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.scenario import Scenario
 
-SMALL = ("mixtral-8x7b-64xh100", "batch.sequences=64")
+SMALL = ("mixtral-8x7b-64xh100", "batch.sequences=64", "software.framework=none")
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -35,7 +35,7 @@ def test_a_stated_switch_overrides_the_answer_and_null_leaves_it() -> None:
 
 def test_without_a_framework_nothing_is_answered_and_dumps_stay_as_they_were() -> None:
     assert Software(framework=NONE) == PLAIN == Software()
-    assert "framework" not in PLAIN.model_dump() and PLAIN.model_dump()["loss"] == "fused"
+    assert PLAIN.model_dump() == {} and PLAIN.model_dump(context={"resolved": True})["loss"] == "fused"
     assert not any(item.key.startswith("software") for item in moesim.load(*SMALL).defaults)
 
 
@@ -56,12 +56,80 @@ def test_a_release_changes_the_step_and_its_answers_are_defaults_with_sources() 
 
 def test_another_framework_answers_anew_in_a_scenario_that_was_dumped() -> None:
     dumped = moesim.load(*SMALL, "software.router=fused").to_dict()
-    assert dumped["software"]["loss"] == "fused"  # a dump has every switch
+    assert dumped["software"] == {"framework": NONE, "overlap_data_parallel": True, "router": "fused"}
     core = moesim.load(dumped, "software.framework=megatron-core-0.17")
     assert (core.software.loss, core.software.router) == ("chain", "fused")
     assert core.software.model_fields_set == {"framework", "router", "overlap_data_parallel"}
-    stated = moesim.load(*SMALL, "software.loss=fused", "software.framework=megatron-core-0.17")
-    assert stated.software.loss == "fused"
+
+
+# -- the rule ------------------------------------------------------------------------------------------
+
+BARE = {
+    "model": "mixtral-8x7b",
+    "cluster": {"accelerator": "h100-sxm", "nodes": 4},
+    "parallel": {"pp": 4, "ep": 8, "zero_stage": 1},
+    "batch": {"sequences": 32, "sequence_length": 2048},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "release", "host", "kernels"),
+    [
+        ((), "megatron-core-0.17", "xeon-8480c", "nccl"),
+        (("parallel={zero_stage: 3, ep: 8}",), "torchtitan-0.2", "xeon-8480c", "nccl"),
+        (("schedule=zbv",), "torchtitan-0.2", "xeon-8480c", "nccl"),
+        (("schedule=dualpipe",), NONE, None, "deepep-2025-02"),
+        (("cluster.accelerator=gb200", "cluster.nodes=1"), "megatron-core-0.17", "grace-gb200", "nccl"),
+        (("cluster.accelerator=mi300x",), NONE, None, "nccl"),
+        (("software.host=none",), "megatron-core-0.17", None, "nccl"),
+        (("software.host=null",), "megatron-core-0.17", "xeon-8480c", "nccl"),
+        (("software={framework: torchtitan-0.2, attention: flex}",), "torchtitan-0.2", "xeon-8480c", "nccl"),
+    ],
+)
+def test_the_usual_trainer_host_and_dispatcher_are_chosen_and_told(
+    changes: tuple[str, ...], release: str, host: str | None, kernels: str
+) -> None:
+    scenario = moesim.load(BARE, *changes)
+    assert (scenario.software.framework, scenario.software.host) == (release, host)
+    assert scenario.communication.kernels == kernels
+    told = {item.key: item for item in scenario.defaults}
+    stated = "framework" in scenario.to_dict().get("software", {})
+    assert stated or told["software.framework"].value == release
+    if host is not None:
+        assert "times as long" in told["software.host"].why and told["software.host"].source
+    again = moesim.load(scenario.to_dict())
+    assert again.software == scenario.software and again.defaults == scenario.defaults
+
+
+def test_a_rule_says_which_release_could_not_run_the_plan_and_a_stated_one_is_refused() -> None:
+    by_rule = moesim.load(BARE, "schedule=zbv")
+    why = {item.key: item.why for item in by_rule.defaults}["software.framework"]
+    assert "megatron-core-0.17 cannot run the plan: schedule=zbv is not among its 1f1b" in why
+    for overrides, words in (
+        (
+            ("schedule=zbv", "software.framework=megatron-core-0.17"),
+            "nearest: schedule=1f1b, or .*torchtitan",
+        ),
+        (("recompute=op", "software.framework=megatron-core-0.17"), "recompute=op is not among its none"),
+        (("recompute=[moe_act]", "software.framework=torchtitan-0.2"), "no list of modules"),
+        (
+            ("precision=fp8", "software.framework=torchtitan-0.2"),
+            "fp8 tile is not among its bf16, fp8 tensor",
+        ),
+        (("communication.kernels=uccl-ep-low-latency", "software.framework=megatron-core-0.17"), "nccl-allg"),
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            moesim.simulate(BARE, *overrides)
+        assert error.value.nearest
+
+
+def test_a_move_leaves_host_and_trainer_to_the_rules_but_keeps_none() -> None:
+    stated = moesim.load(BARE, "software.framework=megatron-core-0.17", "software.host=xeon-8480c")
+    moved = stated.replace(cluster={"accelerator": "gb200", "nodes": 1})
+    assert (moved.software.framework, moved.software.host) == ("megatron-core-0.17", "grace-gb200")
+    assert stated.replace(cluster="mi300x-2048").software.framework == NONE
+    none = moesim.load(BARE, "software.framework=none").replace(cluster={"accelerator": "gb200", "nodes": 1})
+    assert none.software.framework == NONE and none.to_dict()["software"] == {"framework": NONE}
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:

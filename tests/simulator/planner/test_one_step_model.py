@@ -38,7 +38,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     ),
     "llama-3-8b-eager": (
         SMALL, "model=llama-3-8b", "parallel={pp: 4, zero_stage: 1}", "batch.sequences=128",
-        "software={kernels: eager, attention: unfused}",
+        "software={framework: none, kernels: eager, attention: unfused}",
     ),
 }  # fmt: skip
 SPACE = PlanSpace(

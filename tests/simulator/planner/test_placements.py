@@ -50,7 +50,8 @@ def test_memory_and_time_are_those_of_simulate_whatever_the_framework_does(softw
     dense = [] if model.startswith("qwen") else ["parallel.ep=1", "batch.sequences=32"]
     fp32_loss = "precision={linear: bf16, loss: fp32}"
     scenario = load_scenario(
-        "deepseek-v3-2048xh800", [*SMALL, *dense, f"model={model}", f"software={software}", fp32_loss]
+        "deepseek-v3-2048xh800",
+        [*SMALL, *dense, f"model={model}", f"software={software}", fp32_loss, "software.framework=none"],
     )
     wanted = PlanSpace(
         tp=(1, 2), pp=(1, 2), ep=(1, 8), cp=(1, 2), vpp=(2,), microbatch=(1,), sms=(20,),

@@ -23,8 +23,9 @@ H100_NIC, H100_NVLINK = 50e9, 450e9
 
 
 def scenario(model: str | dict[str, Any], nodes: int, parallel: dict[str, Any], **more: Any) -> Scenario:
-    machine = {"accelerator": "h100-sxm", "nodes": nodes}
-    return Scenario.model_validate({"model": model, "cluster": machine, "parallel": parallel, **more})
+    given = {"model": model, "cluster": {"accelerator": "h100-sxm", "nodes": nodes}, "parallel": parallel}
+    software = {"framework": "none", **more.pop("software", {})}
+    return Scenario.model_validate({**given, "software": software, **more})
 
 
 def check_busy(
@@ -47,7 +48,7 @@ def test_five_lines_by_hand() -> None:
     router 2,048 x 128; 128 experts of 3 x 2,048 x 768, of which a GPU holds 16. Embedding and head: 151,936
     x 2,048 each.
     """
-    result = summarise(run_step(load_scenario("examples/five-lines.yaml")))
+    result = summarise(run_step(load_scenario("examples/five-lines.yaml", ["software.framework=none"])))
     layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 2 * 2048 + 2 * 128 + 2048 * 128
     dense = 48 * layer + 2 * 151936 * 2048 + 2048
     expert = 48 * 16 * 3 * 2048 * 768

@@ -45,6 +45,7 @@ def scenario() -> Scenario:
             "model=qwen3-30b-a3b",
             "parallel={ep: 8, microbatch: 2, zero_stage: 3}",
             "schedule=1f1b",
+            "recompute=none",
             "software.framework=torchtitan-0.2",
             "precision={linear: bf16, parameters: fp32, loss: fp32, gradient_reduce: fp32,"
             " parameter_gather: bf16}",

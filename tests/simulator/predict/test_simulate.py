@@ -270,7 +270,9 @@ def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
     plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 0}"
     overrides = [*NODE, "model=llama-3-8b", plan, "schedule=1f1b", "precision.gradient_reduce=fp32"]
     open_, behind = (
-        prepare(load_scenario(HOME, [*overrides, f"software={{overlap_data_parallel: {flag}}}"]))
+        prepare(
+            load_scenario(HOME, [*overrides, f"software={{framework: none, overlap_data_parallel: {flag}}}"])
+        )
         for flag in ("false", "true")
     )
     gradients, hidden = (p.program.costs.sync[0] for p in (open_, behind))
@@ -294,7 +296,7 @@ def test_collectives_of_data_parallelism_are_slow_beside_compute_where_that_was_
     overrides = [
         "cluster={node: hgx-h200, nodes: 1, network: ft3-ib-400g, name: h200}", "profile=h200-8gpu",
         "precision=bf16", "recompute=selective", "batch={sequences: 8, sequence_length: 256}",
-        "model=llama-3-8b", plan, "schedule=1f1b", "software={overlap_data_parallel: true}",
+        "model=llama-3-8b", plan, "schedule=1f1b", "software={framework: none, overlap_data_parallel: true}",
     ]  # fmt: skip
     prepared, executions, result = predict(load_scenario(HOME, overrides))
     curves = {"nccl.reduce_scatter.beside_compute", "nccl.all_gather.beside_compute"}

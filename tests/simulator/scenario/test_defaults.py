@@ -49,8 +49,12 @@ def test_five_lines_run_and_the_result_lists_what_nobody_stated() -> None:
     assert result.step.lower_bound_s < result.step.time_s < result.step.upper_bound_s
     assert result.run.cost_usd is not None
     told = {item["key"]: item for item in result.to_dict()["defaults"]}
+    own = {key: told.pop(key) for key in list(told) if key.startswith("software")}
+    assert own["software.framework"]["value"] == "megatron-core-0.17"
+    assert own["software.host"]["value"] == "xeon-8480c" and own["software.loss"]["value"] == "chain"
     assert set(told) == {
-        "name", "profile", "precision", "routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv",
+        "communication.kernels", "name", "profile", "precision", "routing.expert_load_cv",
+        "variation.clock_cv", "variation.jitter_cv",
         "run.tokens", "cluster.node", "cluster.network", "cluster.price_per_gpu_hour",
     }  # fmt: skip
     for item in told.values():
@@ -59,7 +63,8 @@ def test_five_lines_run_and_the_result_lists_what_nobody_stated() -> None:
     assert told["profile"]["value"] == result.profile == "h100-layers"
     assert told["variation.clock_cv"]["range"] == [0.0089, 0.0138]
     sentence = next(s for s in moesim.explain(result).sentences if "defaults" in s)
-    assert "10 keys" in sentence and "routing.expert_load_cv" in sentence
+    assert f"{len(told) + len(own)} keys" in sentence and "routing.expert_load_cv" in sentence
+    assert "software.host" in sentence and f"{len(own) - 2} switches of software" in sentence
 
 
 def test_the_scenario_page_shows_these_five_lines() -> None:
@@ -84,6 +89,7 @@ STATED: dict[str, Any] = {
     "variation": {"clock_cv": 0.0, "jitter_cv": 0.0},
     "run": {"tokens": 5e9},
     "communication": {"sms": 8},
+    "software": {"framework": "none"},
 }
 
 
@@ -351,6 +357,7 @@ def definition(schema: dict[str, Any], section: str | None = None) -> dict[str, 
         "variation": "Variation",
         "run": "RunPlan",
         "parallel": "ParallelPlan",
+        "software": "Software",
     }
     found: dict[str, Any] = schema if section is None else schema["$defs"][titles[section]]
     return found

@@ -111,6 +111,7 @@ CHANGES = {
 @pytest.mark.parametrize("trainer", ["megatron", "bridge", "torchtitan", "torchtitan@0.2.2", "deepspeed"])
 def test_no_change_of_a_plan_is_lost_in_an_export(trainer: str) -> None:
     plain = ["parallel.pp=2", "parallel.vpp=1", "schedule=1f1b", "parallel.tp=2", "recompute=none"]
+    plain.append("software.framework=none")
     scenario = load_scenario("mixtral-8x7b-64xh100", [*plain, "parallel.sequence_parallel=true"])
 
     def told(changed: Scenario) -> tuple[str, tuple[str, ...]]:
