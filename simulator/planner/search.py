@@ -36,9 +36,7 @@ from moesim.simulator.planner.space import (
     with_trainer,
 )
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario, with_overrides
-from moesim.simulator.scenario.framework import FRAMEWORK
 from moesim.simulator.scenario.inputs import inputs_of
-from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.registry import trainer_of
 from moesim.simulator.trainers.trainer import Trainer
@@ -87,16 +85,13 @@ def plan(
     wanted, goal = with_headroom(load_space(space), headroom), Goal(objective, top, deadline_days, budget_usd)
     goal.check(scenario)
     framework = None if trainer is None else trainer_of(trainer)
-    if framework is not None and not is_stated(scenario, FRAMEWORK):
-        scenario = scenario.replace(**{FRAMEWORK: framework.release})
-    scenario, trained = with_trainer(scenario, wanted)
+    scenario, trained = with_trainer(scenario, wanted, framework.release if framework else None)
     if framework is not None and scenario.fleet is not None:
         raise InputError(
             f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
         )
     with engine_processes(workers) as pool, without_cyclic_collection():
         if framework is not None:
-            # The best plans that a trainer can run, with the best of all beside them.
             alone = replace(goal, top=1)
             started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
             adapted, replaced = framework.adapted(scenario, any_plan=True)

@@ -296,12 +296,17 @@ def is_run(framework: str, key: str, value: Any) -> bool:
     return runs(framework, key, value)
 
 
-def with_trainer(scenario: Scenario, wanted: PlanSpace) -> tuple[Scenario, tuple[str, ...]]:
+def with_trainer(
+    scenario: Scenario, wanted: PlanSpace, release: str | None = None
+) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario whose trainer a search holds for all its plans, with a sentence on a trainer by rule.
 
-    It is the scenario's own; a trainer by rule gives way to none where the space names what it cannot run.
+    It is the scenario's own, or else the `release` of the trainer that is asked for; a trainer by rule gives
+    way to none where the space names what it cannot run.
     Raises InputError where a stated trainer cannot run a value that the space names.
     """
+    if release is not None and not is_stated(scenario, FRAMEWORK):
+        scenario = scenario.replace(**{FRAMEWORK: release})
     name = scenario.software.framework
     foreign = [
         f"{key}={value}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, PositiveInt
 
@@ -35,13 +35,11 @@ from moesim.simulator.scenario.framework import (
     FRAMEWORK,
     HOST,
     FrameworkChoice,
+    Planned,
     usual_framework,
     usual_host,
 )
 from moesim.simulator.scenario.parallel import ParallelPlan, PlanDefault, expert_tp_of, sequence_parallel_of
-
-if TYPE_CHECKING:
-    from moesim.simulator.scenario.stated import Fillable
 
 FILE = "data/defaults.yaml"
 
@@ -82,7 +80,7 @@ class Chosen:
     default: Default
 
 
-Rule = Callable[["Fillable", ModelShape, Sequence[Cluster]], Chosen]
+Rule = Callable[[Planned, ModelShape, Sequence[Cluster]], Chosen]
 """Chooses a key of a scenario, whose earlier keys are chosen, from its model and clusters."""
 
 
@@ -310,12 +308,12 @@ def profile_of(accelerator: Accelerator) -> tuple[str, str]:
     return name, f"the best profile of {accelerator.name}, {level} in BF16 or FP8 ({rule})"
 
 
-def _name(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _name(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     parts = "+".join(f"{m.n_gpus}x{m.accelerator.name.removesuffix('-sxm')}" for m in machines)
     return _chosen("name", f"{shape.name}-{parts}", "model, GPUs and accelerator", "derived", "the scenario")
 
 
-def _profile(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _profile(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     default = profile_default(machines[0], "profile")
     return Chosen(default.value, default)
 
@@ -326,7 +324,7 @@ def profile_default(machine: Cluster, key: str) -> Default:
     return Default(key=key, value=name, why=why, kind="derived", source=load_profile(name).description)
 
 
-def _precision(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _precision(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     source = _data().precision.trained_in_fp8.get(shape.name)
     without = [m.accelerator.name for m in machines if "fp8" not in m.accelerator.peak]
     if source is None:
@@ -367,12 +365,12 @@ def kernels_of(machines: Sequence[Cluster], framework: str = NONE) -> tuple[str,
     return KERNELS, "as DeepSeek-V3 trained", here
 
 
-def _framework(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _framework(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     name, why, source = usual_framework(_data().frameworks, scenario, machines)
     return _chosen(FRAMEWORK, name, why, "assumed", source)
 
 
-def _host(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _host(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     node = machines[0].node
     chip = node.accelerator.name
     name, why, kind, source = usual_host(node, lambda: load_node(node_of(chip)) if has_node(chip) else None)
@@ -387,7 +385,7 @@ def check_vendor(framework: str, cluster: Cluster) -> None:
         raise InputError(text, key=FRAMEWORK)
 
 
-def _kernels(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _kernels(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     name, why, source = kernels_of(machines, scenario.software.framework)
     return _chosen("communication.kernels", name, why, "derived", source)
 
@@ -408,7 +406,7 @@ def default_spread(key: str) -> Callable[[], SourcedFraction]:
     return lambda: spread(key)[0]
 
 
-def _load(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+def _load(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     if shape.moe is None:
         why = "the model has no routed experts"
         even = SourcedFraction(value=0.0, kind="derived", source=why, date="2026-11-22")
@@ -418,7 +416,7 @@ def _load(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) ->
 
 
 def _varied(key: str) -> Rule:
-    def choose(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    def choose(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
         kinds = {machine.accelerator.architecture for machine in machines}
         number, here = spread(key, kinds.pop() if len(kinds) == 1 else None)
         why = "taken on this architecture" if here else "carried over to hardware that it was not taken on"
@@ -445,7 +443,7 @@ def _number(key: str, number: SourcedFraction, why: str) -> Chosen:
 
 
 def _of_plan(key: str, rule: Callable[[ParallelPlan, int | None], PlanDefault]) -> Rule:
-    def choose(scenario: Fillable, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    def choose(scenario: Planned, shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
         value, why, source = rule(scenario.parallel, shape.moe.expert_ffn if shape.moe else None)
         shown = str(value).lower() if isinstance(value, bool) else value
         return Chosen(value, _chosen(key, shown, why, "published", source).default)

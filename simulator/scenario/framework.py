@@ -6,7 +6,7 @@ The table is `frameworks` in `simulator/data/defaults.yaml` (docs/trainers.md, d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -19,12 +19,53 @@ from moesim.hwmodels.provenance import Kind
 from moesim.simulator.dispatchers.registry import DISPATCHERS
 from moesim.simulator.frameworks.registry import NONE, RELEASES, release_of
 from moesim.simulator.frameworks.software import Software
-
-if TYPE_CHECKING:
-    from moesim.simulator.model.precision import Precision
-    from moesim.simulator.scenario.stated import Fillable
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import Recompute
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 FRAMEWORK, HOST = "software.framework", "software.host"
+
+
+class _Communication(Protocol):
+    @property
+    def kernels(self) -> str:
+        """The dispatcher."""
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        """Names of the stated fields."""
+
+
+class Planned(Protocol):
+    """The parts of a scenario that decide which trainer can run it."""
+
+    @property
+    def fleet(self) -> object:
+        """Several clusters, or None."""
+
+    @property
+    def parallel(self) -> ParallelPlan:
+        """The degrees of parallelism."""
+
+    @property
+    def software(self) -> Software:
+        """What the framework does."""
+
+    @property
+    def schedule(self) -> str:
+        """The order of the micro-batches."""
+
+    @property
+    def recompute(self) -> Recompute:
+        """What the backward computes again."""
+
+    @property
+    def communication(self) -> _Communication:
+        """Communication kernels."""
+
+    @property
+    def recipe(self) -> Precision:
+        """The precision recipe."""
 
 
 class FrameworkChoice(Frozen):
@@ -38,7 +79,7 @@ class FrameworkChoice(Frozen):
     why: str
     source: str
 
-    def fits(self, scenario: Fillable, machines: Sequence[Cluster]) -> bool:
+    def fits(self, scenario: Planned, machines: Sequence[Cluster]) -> bool:
         """Whether the line is about such plans on such accelerators."""
         plan = scenario.parallel
         return (
@@ -49,7 +90,7 @@ class FrameworkChoice(Frozen):
 
 
 def usual_framework(
-    table: Sequence[FrameworkChoice], scenario: Fillable, machines: Sequence[Cluster]
+    table: Sequence[FrameworkChoice], scenario: Planned, machines: Sequence[Cluster]
 ) -> tuple[str, str, str]:
     """(release, reason, source) of a scenario that names none: the first of the table that can run its plan.
 
@@ -99,7 +140,7 @@ Problem = tuple[str, str, tuple[str | int, ...]]
 """Key of a scenario, why a release does not run its value (with the legal ones), and the legal values."""
 
 
-def problems(name: str, scenario: Fillable) -> Iterator[Problem]:
+def problems(name: str, scenario: Planned) -> Iterator[Problem]:
     """What of a scenario's plan a release cannot run, key by key."""
     limits, plan = release_of(name).limits, scenario.parallel
     if plan.pp > 1 and not scenario.schedule.lower().endswith(".csv"):
@@ -147,7 +188,7 @@ def format_of(recipe: Precision) -> str:
     return f"fp8 {recipe.scaling}" if recipe.linear == "fp8" else recipe.linear
 
 
-def check_framework(scenario: Fillable) -> None:
+def check_framework(scenario: Planned) -> None:
     """Raise InputError, with the nearest legal choice, where the named release cannot run the plan."""
     name = scenario.software.framework
     found = None if name == NONE else next(problems(name, scenario), None)

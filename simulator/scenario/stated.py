@@ -14,16 +14,12 @@ from pydantic import BaseModel
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.frameworks.registry import NONE
-from moesim.simulator.frameworks.software import Software
-from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.defaults import Default
-from moesim.simulator.scenario.framework import FRAMEWORK, HOST, with_framework
+from moesim.simulator.scenario.framework import FRAMEWORK, HOST, Planned, with_framework
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
-from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.scenario.sections import Communication, Fleet
+from moesim.simulator.scenario.sections import Fleet
 
 
 class Stated(Protocol):
@@ -34,7 +30,7 @@ class Stated(Protocol):
         """Names of the stated fields."""
 
 
-class Fillable(Stated, Protocol):
+class Fillable(Stated, Planned, Protocol):
     """The parts of a scenario that the rules read."""
 
     @property
@@ -44,30 +40,6 @@ class Fillable(Stated, Protocol):
     @property
     def cluster(self) -> AnyCluster | None:
         """One cluster, or None."""
-
-    @property
-    def parallel(self) -> ParallelPlan:
-        """The degrees of parallelism."""
-
-    @property
-    def software(self) -> Software:
-        """What the framework does."""
-
-    @property
-    def schedule(self) -> str:
-        """The order of the micro-batches."""
-
-    @property
-    def recompute(self) -> Recompute:
-        """What the backward computes again."""
-
-    @property
-    def communication(self) -> Communication:
-        """Communication kernels."""
-
-    @property
-    def recipe(self) -> Precision:
-        """The precision recipe."""
 
     @property
     def shape(self) -> ModelShape:
