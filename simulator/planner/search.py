@@ -18,7 +18,7 @@ from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import VariantSearch
-from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
+from moesim.simulator.planner.engine_stage import placed, rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
@@ -164,6 +164,9 @@ def _plan_cluster(
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
     ranked = len(rows)
     rows, pareto, claims = with_front(alive, rows, goal, pool)
+    if own is not None:
+        own = replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1)
+    rows, own = placed(rows, own, goal, pool)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
@@ -172,7 +175,7 @@ def _plan_cluster(
         ranked=tuple(rows),
         pareto=tuple(pareto),
         refused=refused.rows(),
-        own=None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1),
+        own=own,
         own_rank=None if own is None or reasons else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),

@@ -104,14 +104,17 @@ def print_order(scores: Sequence[OrderScore]) -> None:
         return
     cells = [
         (s.name, str(len(s.families)), f"{s.pairs_right} of {s.pairs}", f"{s.pairs_right / s.pairs:.0%}",
+         str(s.pairs_tied), f"{s.pairs_right - s.tied_right} of {s.pairs - s.pairs_tied}",
          f"{s.best_picked} of {len(s.families)}", percent(s.regret_median), percent(s.regret_worst))
         for s in scores
     ]  # fmt: skip
-    headers = ("order of plans", "families", "pairs right", "share", "best picked", "regret, median", "worst")
-    print_table(headers, cells, right=(1, 2, 3, 4, 5, 6))
+    headers = ("order of plans", "families", "pairs right", "share", "called tied", "right of the rest",
+               "best picked", "regret, median", "worst")  # fmt: skip
+    print_table(headers, cells, right=range(1, 9))
     print_text(
         "family: one model, hardware, GPUs, sequence, batch and precision; pair: two of its plans whose "
-        f"measured steps differ by more than {APART:.0%}; regret: measured step of the plan predicted to be "
+        f"measured steps differ by more than {APART:.0%}; called tied: pairs that the interval of their "
+        "predicted difference does not tell apart; regret: measured step of the plan that is predicted to be "
         f"fastest, over that of the fastest; best picked: a regret of at most {APART:.0%}"
     )
     worst = sorted((f for s in scores for f in s.families if f.regret > APART), key=lambda f: -f.regret)
