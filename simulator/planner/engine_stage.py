@@ -154,16 +154,16 @@ def placed(
     places = places_of([row.margin for row in rows], drawn)
     placed_rows = [replace(row, place=place) for row, place in zip(rows, places, strict=True)]
     for n in range(len(compared)):
-        placed_rows[n] = replace(placed_rows[n], **_bands(rows[n], draws, n))
+        placed_rows[n] = _with_bands(placed_rows[n], draws, n)
     if own is not None and compared:
-        own = replace(own, **_bands(own, draws, len(compared)))
+        own = _with_bands(own, draws, len(compared))
     return placed_rows, own
 
 
-def _bands(row: PlanRow, draws: Mapping[int, FloatArray], number: int) -> dict[str, Band]:
-    """The intervals of a row's step and of its distance from the best, the row 0 of `draws`."""
-    spread = {"spread": Band.of(1.0, draws[number])}
-    return spread | ({"behind": band_of_margin(row.margin, draws[0], draws[number])} if number else {})
+def _with_bands(row: PlanRow, draws: Mapping[int, FloatArray], number: int) -> PlanRow:
+    """The row with the intervals of its step and of its distance from the best, the row 0 of `draws`."""
+    behind = band_of_margin(row.margin, draws[0], draws[number]) if number else None
+    return replace(row, spread=Band.of(1.0, draws[number]), behind=behind)
 
 
 def _key(row: PlanRow) -> tuple[object, ...]:

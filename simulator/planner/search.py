@@ -100,7 +100,7 @@ def plan(
             alone = replace(goal, top=1)
             started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
             adapted, replaced = framework.adapted(scenario, any_plan=True)
-            result = _plan_cluster(adapted, wanted, goal, say, pool, framework)
+            result = plan_cluster(adapted, wanted, goal, say, pool, framework)
             best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
             gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
             reasons = () if best is None else framework.problems_of(best.scenario)
@@ -108,7 +108,7 @@ def plan(
         elif scenario.fleet is not None:
             searched = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
-            searched = _plan_cluster(scenario, wanted, goal, say, pool)
+            searched = plan_cluster(scenario, wanted, goal, say, pool)
     kept = (headroom_sentence(wanted, scenario), *trained, *kept_as_stated(wanted, scenario))
     return replace(searched, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
 
@@ -132,7 +132,7 @@ def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow |
     return min(rows, key=goal.value, default=None)
 
 
-def _plan_cluster(
+def plan_cluster(
     scenario: Scenario,
     wanted: PlanSpace,
     goal: Goal,

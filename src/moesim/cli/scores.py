@@ -20,6 +20,7 @@ from moesim.simulator.scoring.dispatcher_rows import (
     dispatcher_order,
     score_dispatcher_row,
 )
+from moesim.simulator.scoring.expert_gap import expert_gaps, summary
 from moesim.simulator.scoring.order import APART, OrderScore, published_order
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
@@ -122,6 +123,33 @@ def print_order(scores: Sequence[OrderScore]) -> None:
         lines = [(f.name, f.picked, f.best, percent(f.regret)) for f in worst[:MOST_FAMILIES]]
         print_table(("family", "picked", "fastest", "regret"), lines, right=(3,))
     print_text("")
+
+
+def print_gaps(ids: Sequence[str], as_json: bool, workers: int) -> None:
+    """Print what the planner claims over tuned plans, and the share of each key that differs."""
+    with working("searching around tuned plans"):
+        gaps = expert_gaps(ids, workers)
+    if as_json:
+        print_json({"gaps": [gap.model_dump() for gap in gaps], **summary(gaps)})
+        return
+    for gap in gaps:
+        print_text(f"\n{gap.id}: {gap.title}, {gap.trainer}; tuned by {gap.team}")
+        if gap.gain is None:
+            print_text(f"  not searched: {gap.refused}")
+            continue
+        band = "" if gap.behind is None else f" ({percent(gap.behind.p10)} to {percent(gap.behind.p90)})"
+        print_text(f"  tuned   {gap.tuned}: {gap.tuned_s:.3f} s")
+        print_text(f"  planner {gap.winner}: {gap.winner_s:.3f} s, gain {percent(gap.gain)}{band}")
+        for share in gap.shares:
+            print_text(f"    {share}")
+        if gap.remark:
+            print_text(f"  {gap.remark}")
+    found = summary(gaps)
+    if found["plans"]:
+        print_text(
+            f"\n{found['plans']} tuned plans: gain {percent(found['median'])} at the median, "
+            f"{percent(found['worst'])} at most"
+        )
 
 
 def print_dispatched(rows: Sequence[ScoredDispatcherRow]) -> None:
