@@ -156,6 +156,7 @@ def block_operators(
     current_scales: bool = False,
     separate_casts: bool = False,
     own_latents: bool = False,
+    ring_attention: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
@@ -189,6 +190,7 @@ def block_operators(
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
         own_latents=own_latents,
+        pieces=cp if ring_attention else 1,
         fp8_tensor=precision.linear == "fp8" and precision.scaling == "tensor",
         blocks=precision.blocks,
         attention=precision.attention_variant,
