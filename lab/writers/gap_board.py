@@ -94,9 +94,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     rows = lines()
-    for gap in expert_gaps(options.ids, options.workers):
+    for gap in expert_gaps(options.ids, options.workers):  # each is kept as soon as it is known
         rows[gap.id] = line_of(gap)
-    FILE.write_text(text_of(rows), "utf-8")
+        FILE.write_text(text_of(rows), "utf-8")
     print(f"{len(rows)} plans in {FILE.relative_to(ROOT)}")
 
 

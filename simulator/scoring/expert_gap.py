@@ -6,7 +6,7 @@ sides have one model, machine, batch, precision and trainer release, and the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -269,19 +269,20 @@ def _label(scenario: Scenario) -> str:
     )
 
 
-def expert_gaps(ids: Sequence[str] = (), workers: int = 1) -> list[ExpertGap]:
+def expert_gaps(ids: Sequence[str] = (), workers: int = 1) -> Iterator[ExpertGap]:
     """The claims over some tuned plans, by default all. Raises InputError for an id that is not listed."""
     known = {plan.id: plan for plan in tuned_plans()}
     for name in ids:
         if name not in known:
             raise InputError(
-                f"{name!r} is no tuned plan{nearest(name, list(known))}; known: {', '.join(known)}"
+                f"{name[:60]!r} is no tuned plan{nearest(name, list(known))}; known: {', '.join(known)}"
             )
     chosen = [known[name] for name in ids or known]
     if workers == 1:
-        return list(map(gap_of, chosen))
+        yield from map(gap_of, chosen)
+        return
     with worker_pool(workers) as pool:
-        return list(pool.map(gap_of, chosen))
+        yield from pool.map(gap_of, chosen)
 
 
 def summary(gaps: Sequence[ExpertGap]) -> dict[str, float]:

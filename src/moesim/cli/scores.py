@@ -128,7 +128,7 @@ def print_order(scores: Sequence[OrderScore]) -> None:
 def print_gaps(ids: Sequence[str], as_json: bool, workers: int) -> None:
     """Print what the planner claims over tuned plans, and the share of each key that differs."""
     with working("searching around tuned plans"):
-        gaps = expert_gaps(ids, workers)
+        gaps = list(expert_gaps(ids, workers))
     if as_json:
         print_json({"gaps": [gap.model_dump() for gap in gaps], **summary(gaps)})
         return
