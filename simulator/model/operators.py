@@ -163,10 +163,8 @@ def block_operators(
     `tokens` are the rows of the micro-batch in one model replica (one CP rank holds tokens / cp), `sequence`
     the tokens of one sequence, for the causal core attention. `received_rows` are the expert rows that this
     rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
-    routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
-    `unfused_attention` the scores go through memory; the other options are those of `Work`. The result is
-    cached. Raises InputError for an unknown recompute policy, a MoE block without rows, and a TP that does
-    not divide heads or widths.
+    routing), `redundant_experts` the replicas beyond one per expert; other options are `Work`'s. Raises
+    InputError for an unknown policy, a MoE block without rows, and a TP that does not divide heads or widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:

@@ -147,6 +147,7 @@ def placed(
     Plans that the interval of their difference does not tell apart share a place. Rows beyond
     `MOST_COMPARED` have no intervals, and with the objective memory none has: no step pays for memory.
     """
+    own = None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1.0)
     compared = [] if goal.objective == "memory" else list(rows[:MOST_COMPARED])
     asked = [*compared, *([own] if own is not None and compared else [])]
     draws = dict(outcomes(pool, relative_draws, [row.scenario for row in asked]))

@@ -164,8 +164,6 @@ def plan_cluster(
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
     ranked = len(rows)
     rows, pareto, claims = with_front(alive, rows, goal, pool)
-    if own is not None:
-        own = replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1)
     rows, own = placed(rows, own, goal, pool)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)

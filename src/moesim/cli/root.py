@@ -208,9 +208,7 @@ def validate(
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
     if all_rows + (table is not None) + expert_gap > 1:
-        raise InputError(
-            "--all scores the shipped rows, --rows your own, --expert-gap the planner: give one of them"
-        )
+        raise InputError("--all scores shipped rows, --rows your own, --expert-gap the planner: give one")
     if tuned and not expert_gap:
         raise InputError("--tuned chooses plans of --expert-gap; add it")
     if expert_gap:
