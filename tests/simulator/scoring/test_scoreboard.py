@@ -154,7 +154,7 @@ def test_the_step_does_not_depend_on_the_number_of_workers(monkeypatch: pytest.M
 def test_intervals_are_counted_over_the_rows_that_have_one() -> None:
     drawn = np.linspace(0.0, 10.0, 101)
     wide = score_row(ROWS["kort-a100-001"], lambda prepared, executions, result: drawn)
-    assert wide.interval_s == (1.0, 9.0) and len(wide.draws) == 101
+    assert wide.interval_s == pytest.approx((1.0, 9.0)) and len(wide.draws) == 101
     first = score_row(ROWS["kort-a100-001"], None).model_copy(
         update={"published_step_s": 1.0, "predicted_step_s": 1.0}
     )
