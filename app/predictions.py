@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -142,11 +142,6 @@ def interval_by_engine(scenario: Scenario, progress: Progress) -> Result:
 def relative_draws(scenario: Scenario) -> FloatArray:
     """Random draws of the step time, each divided by the predicted step time."""
     return moesim.simulator.studies.compare.relative_draws(scenario)
-
-
-def draws_of_plans(scenarios: Sequence[Scenario]) -> list[FloatArray]:
-    """`relative_draws` of every ranked plan, which share the draws of their common sources."""
-    return [relative_draws(scenario) for scenario in scenarios]
 
 
 def sensitivity(scenario: Scenario) -> Sensitivity:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
@@ -17,15 +16,11 @@ from moesim.app import forms, long_work, page_switch, predictions, state, widget
 from moesim.app.charts import differences as charts
 from moesim.app.texts import escaped, money, written
 from moesim.app.views import headline
-from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.planner.result import PlanResult, PlanRow
+from moesim.simulator.planner.result import PlanResult, PlanRow, place_text
 from moesim.simulator.planner.space import all_precisions
-from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.studies.compare import bands_of_margins
 from moesim.simulator.trainers.registry import TRAINERS, trainer_of
 
 # -- plan table --------------------------------------------------------------------------------------
@@ -38,36 +33,12 @@ GREY = {"light": "color: #6b7280", "dark": "color: #9ca3af"}
 """By theme, each with at least 4.5 to 1 against its page."""
 
 
-def draws(result: PlanResult) -> list[FloatArray] | None:
-    """Random draws of every ranked plan's step time, relative to the predicted one.
-
-    None until they are computed, and for a fleet.
-    """
-    scenarios = [row.scenario for row in result.ranked]
-    if scenarios[0].fleet is not None:
-        return None
-    keys = " ".join(map(state.cache_key, scenarios))
-    try:
-        known: list[FloatArray] | None = long_work.value(
-            "ranked plans",
-            f"draws of plans/{hashlib.sha256(keys.encode()).hexdigest()}",
-            "how sure this is: being computed",
-            predictions.draws_of_plans,
-            scenarios,
-        )
-    except MoesimError as error:
-        st.caption(f"No interval: {escaped(error)}")
-        return None
-    return known
-
-
-def choice(
-    rows: Sequence[PlanRow], name: str, margins: Sequence[Band | None] | None = None
-) -> PlanRow | None:
-    """Draw plans as a table and return the chosen one; `margins`: how sure "behind best" is."""
-    bands = margins or [None] * len(rows)
+def choice(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
+    """Draw plans as a table and return the chosen one."""
+    hidden = ["place"] if rows[0].place is None else []
+    hidden += ["P10 to P90"] if all(row.behind is None for row in rows) else []
     event: Any = st.dataframe(
-        styled(rows, bands, st.context.theme.type or "light"),
+        styled(rows, st.context.theme.type or "light"),
         hide_index=True,
         key=f"table {name}",
         on_select="rerun",
@@ -78,7 +49,7 @@ def choice(
             "step (s)": st.column_config.NumberColumn(format="%.3f"),
             "GiB": st.column_config.NumberColumn(format="%.1f"),
             "behind best": st.column_config.NumberColumn(format="percent"),
-            "P10 to P90": None if margins is None else st.column_config.TextColumn(),
+            **dict.fromkeys(hidden),
             "from": None if all(row.source == "simulated" for row in rows) else st.column_config.TextColumn(),
         },
     )
@@ -86,13 +57,15 @@ def choice(
     return rows[chosen[0]] if chosen and chosen[0] < len(rows) else None
 
 
-def styled(rows: Sequence[PlanRow], bands: Sequence[Band | None], theme: str) -> Styler:
+def styled(rows: Sequence[PlanRow], theme: str) -> Styler:
     """The table, with the distances grey that may as well be none; `theme`: "light" or "dark"."""
+    bands = [row.behind for row in rows]
     sure = [
         "" if band is None else f"{'' if band.has_sign else 'uncertain, '}{band.p10:+.1%} to {band.p90:+.1%}"
         for band in bands
     ]
     columns = {
+        "place": [place_text(row, rows) for row in rows],
         "plan": [row.label for row in rows],
         "step (s)": [row.time_s for row in rows],
         "from": [row.source for row in rows],
@@ -259,7 +232,7 @@ def _space(scenario: Scenario, schedules: Sequence[str], kept: Sequence[str]) ->
 
 
 def _answer(result: PlanResult) -> None:
-    known = _best(result)
+    _best(result)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{result.considered:,}")
     counts[1].metric("Legal and fitting", f"{result.fitting:,}")
@@ -270,10 +243,9 @@ def _answer(result: PlanResult) -> None:
     if result.trainer is not None:
         st.caption(escaped(" ".join((*result.trainer.replaced, *result.trainer.sentences))))
     st.header("The best plans")
-    margins: list[Band | None] = [None] * len(result.ranked)
-    if known is not None and result.objective != "memory":  # no step pays for memory
-        margins = [None, *bands_of_margins([row.margin for row in result.ranked], known)[1:]]
-    row = choice(result.ranked, "ranked", margins)
+    if any(row.place != n for n, row in enumerate(result.ranked, 1)):
+        st.caption("= marks tied plans: P10 to P90 of their difference holds zero.")
+    row = choice(result.ranked, "ranked")
     if row is not None:
         _offer(row, "ranked")
     st.header("Trade-offs")
@@ -309,8 +281,8 @@ def _answer(result: PlanResult) -> None:
         st.caption(escaped(note))
 
 
-def _best(result: PlanResult) -> list[FloatArray] | None:
-    """Draw the best plan, which opens on the page Result, and return the draws of the ranked plans."""
+def _best(result: PlanResult) -> None:
+    """Draw the best plan, which opens on the page Result."""
     best = result.best
     with st.container(border=True, key="best-plan"):
         st.markdown(f"**The best plan:** {escaped(best.label)}, {escaped(best.precision)}")
@@ -325,16 +297,13 @@ def _best(result: PlanResult) -> list[FloatArray] | None:
         last.metric("Memory", f"{in_unit(best.memory_bytes, 'GiB', 'bytes'):.1f} GiB")
         colour, icon = headline.VERDICTS[best.verdict]
         last.caption(f":{colour}-badge[:material/{icon}: {best.verdict}]")
-        with places[0]:
-            known = draws(result)
         for place, (as_text, value) in zip(places, tiles.values(), strict=True):
-            if known is not None and value is not None:
-                low, high = np.quantile(known[0], [0.1, 0.9])  # all are proportional to the step time
+            if best.spread is not None and value is not None:  # all are proportional to the step time
+                low, high = best.spread.p10, best.spread.p90
                 place.caption(f"P10 to P90: {as_text(value * low)} to {as_text(value * high)}")
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
             page_switch.go("result")
-    return known
 
 
 def _point(row: PlanRow) -> tuple[str, float, float]:

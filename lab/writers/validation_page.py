@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.writers.boards import ROWS, board, lines_of, scored_runs
+from lab.writers.gap_board import section as gap_section
 from lab.writers.scoreboard_page import medians, misses_table, score_table
 
 from moesim.simulator.scoring.published import PROFILES, Placement, Row
@@ -71,6 +72,9 @@ def page(rows: Sequence[Row], placements: Sequence[Placement], files: Mapping[Pa
         "",
         *_order([*published_order(open_rows(), scores.rows), *_dispatcher_order()]),
         "",
+        *gap_section(),
+        "## How far off are steps?",
+        "",
         *_summary({score.name: score for score in scores.totals}),
         "",
         "## By machine",
@@ -133,6 +137,7 @@ FILES = {
     "a100.md": "A100, likewise",
     "misses.md": "each group of misses with the mechanism that we believe is missing; growth with the "
     "number of GPUs; intervals",
+    "expert-gap.csv": "the planner beside tuned plans",
     "mechanisms.md": "the medians without one mechanism at a time",
     "home-case.md": "every figure of the home case under three profiles, link loads, full resolution, "
     "placements",
@@ -165,8 +170,6 @@ def _order(scores: Sequence[OrderScore]) -> list[str]:
             f"{max(s.families, key=lambda f: f.regret).name} |"
             for s in scores
         ),
-        "",
-        "## How far off are steps?",
     ]
 
 

@@ -372,6 +372,7 @@ class Pricer(OfJob):
             current_scales=s.software.fp8_scales == "current",
             separate_casts=s.software.fp8_activations == "separate",
             own_latents=layer is not None and bool(own_latents(s, layer.attention)),
+            ring_attention=s.software.ring_attention == "pieces",
         )
         accelerator = self.cluster.accelerator
         operators = {ph: without_timed_parts(ops, accelerator, self.profile) for ph, ops in operators.items()}

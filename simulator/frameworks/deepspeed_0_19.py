@@ -18,6 +18,7 @@ RELEASE = Release(
         "placeholder_gradients": Answer(False, f"{_MODEL}/model: no Transformer Engine"),
         "loss": Answer("chain", f"{_MODEL}/mpu/cross_entropy.py"),
         "end_collectives": Answer(True, f"{_MODEL}/mpu/layers.py"),
+        "ring_attention": Answer("whole", f"{_RUNTIME}/pipe/engine.py: no context parallelism"),
         "overlap_data_parallel": Answer(
             False, f"{_RUNTIME}/zero/config.py:384: overlap_comm, on in ZeRO-3 only"
         ),

@@ -48,6 +48,9 @@ def answers(revision: str) -> dict[str, Answer]:
         ),
         "end_collectives": Answer(True, f"{core}/tensor_parallel/layers.py: VocabParallelEmbedding"),
         "overlap_context_parallel": Answer(True, f"{arguments}: cp_comm_type is p2p"),
+        "ring_attention": Answer(
+            "pieces", f"{te}/attention/dot_product_attention/context_parallel.py: AttnFuncWithCPAndKVP2P"
+        ),
         "overlap_data_parallel": Answer(False, f"{arguments}: overlap_grad_reduce is off"),
         "gradient_sync": Answer(None, f"{reduction}: Megatron-FSDP scatters in every backward"),
         "data_parallel_buckets": Answer("megatron", f"{reduction}/distributed_data_parallel.py: bucket_size"),

@@ -149,6 +149,9 @@ class Software(Section):
     """Tensor-parallel ranks also run the collectives of embedding, head and loss (eq. X30)."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
+    ring_attention: Literal["whole", "pieces"] = "whole"
+    """Core attention under context parallelism: `whole`, one kernel over the sequence; `pieces`, one for each
+    part of keys and values that arrives, whose outputs and gradients kernels of their own join (eq. A9)."""
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the backward that completes them and parameters gathered behind the first
     forward. ZeRO-3 needs no such key inside the step: its collectives always run beside the compute of other

@@ -33,6 +33,10 @@ RELEASE = Release(
         "placeholder_gradients": Answer(False, f"{_TITAN}/models: no Transformer Engine"),
         "loss": Answer("eager", f"{_TITAN}/components/loss.py: cross_entropy of logits in FP32"),
         "overlap_tensor_parallel": Answer("none", f"{_CONFIG}: enable_async_tensor_parallel is off"),
+        "ring_attention": Answer(
+            "pieces",
+            "torch 2.11 distributed/tensor/experimental/_attention.py: _templated_ring_attention",
+        ),
         "overlap_data_parallel": Answer(True, f"{_PARALLEL}: fully_shard, which always overlaps"),
         "gradient_sync": Answer(None, f"{_TITAN}/train.py: reductions stay on between micro-batches"),
         "awaited_sends": Answer("schedule", "torch.distributed.pipelining: sends are posted"),

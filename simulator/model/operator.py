@@ -162,6 +162,8 @@ class Work:
     sequence_parallel: bool = True
     """Whether tensor-parallel ranks split the element-wise work, or each does all of it."""
 
+    pieces: int = 1
+    """Parts in which ring attention computes the core; 1 without it."""
     own_latents: bool = False
     """Whether sequence-parallel ranks form the latents of MLA from their own tokens only, and gather them."""
 

@@ -156,16 +156,15 @@ def block_operators(
     current_scales: bool = False,
     separate_casts: bool = False,
     own_latents: bool = False,
+    ring_attention: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
     `tokens` are the rows of the micro-batch in one model replica (one CP rank holds tokens / cp), `sequence`
     the tokens of one sequence, for the causal core attention. `received_rows` are the expert rows that this
     rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
-    routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
-    `unfused_attention` the scores go through memory; the other options are those of `Work`. The result is
-    cached. Raises InputError for an unknown recompute policy, a MoE block without rows, and a TP that does
-    not divide heads or widths.
+    routing), `redundant_experts` the replicas beyond one per expert; other options are `Work`'s. Raises
+    InputError for an unknown policy, a MoE block without rows, and a TP that does not divide heads or widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -189,6 +188,7 @@ def block_operators(
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
         own_latents=own_latents,
+        pieces=cp if ring_attention else 1,
         fp8_tensor=precision.linear == "fp8" and precision.scaling == "tensor",
         blocks=precision.blocks,
         attention=precision.attention_variant,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TypeAlias
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.planner.candidate_search import VariantSearch
@@ -15,7 +16,9 @@ from moesim.simulator.planner.candidates import GIB
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, front
 from moesim.simulator.planner.processes import outcomes
 from moesim.simulator.planner.result import PlanRow, PlanStep, precision_name, scenario_of, simulate_plan
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.compare import band_of_margin, places_of, relative_draws
 
 FRONT = 0.5
 """Share of the time of this part after which the front is known; on one core as long as six simulations."""
@@ -130,6 +133,38 @@ def with_front(
                 ranked = goal.ranked([*ranked, row])[: goal.top]
     kept = [replace(row, margin=goal.value(row) / best - 1.0) for row in kept]
     return ranked, sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label)), tried
+
+
+MOST_COMPARED = 10
+"""Ranked plans of which a search computes intervals, which takes about a second each."""
+
+
+def placed(
+    rows: Sequence[PlanRow], own: PlanRow | None, goal: Goal, pool: Executor | None
+) -> tuple[list[PlanRow], PlanRow | None]:
+    """Ranked rows and the scenario's own, with places and the intervals of how far they are behind the best.
+
+    Plans that the interval of their difference does not tell apart share a place. Rows beyond
+    `MOST_COMPARED` have no intervals, and with the objective memory none has: no step pays for memory.
+    """
+    own = None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1.0)
+    compared = [] if goal.objective == "memory" else list(rows[:MOST_COMPARED])
+    asked = [*compared, *([own] if own is not None and compared else [])]
+    draws = dict(outcomes(pool, relative_draws, [row.scenario for row in asked]))
+    drawn = [draws.get(n) if n < len(compared) else None for n in range(len(rows))]
+    places = places_of([row.margin for row in rows], drawn)
+    placed_rows = [replace(row, place=place) for row, place in zip(rows, places, strict=True)]
+    for n in range(len(compared)):
+        placed_rows[n] = _with_bands(placed_rows[n], draws, n)
+    if own is not None and compared:
+        own = _with_bands(own, draws, len(compared))
+    return placed_rows, own
+
+
+def _with_bands(row: PlanRow, draws: Mapping[int, FloatArray], number: int) -> PlanRow:
+    """The row with the intervals of its step and of its distance from the best, the row 0 of `draws`."""
+    behind = band_of_margin(row.margin, draws[0], draws[number]) if number else None
+    return replace(row, spread=Band.of(1.0, draws[number]), behind=behind)
 
 
 def _key(row: PlanRow) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from moesim.simulator.predict.placement import fullest_of, memory_of
 from moesim.simulator.predict.pools import pool_results
 from moesim.simulator.predict.result_parts import MemoryResult, PoolResult
 from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.scenario.sections import Stages
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 MOST_PLANS = 4
 """Ranked plans that a printed search shows."""
 
-PLAN_COLUMNS = ("plan", "step (s)", "from", "behind", "memory (GiB)", "days", "cost")
+PLAN_COLUMNS = ("place", "plan", "step (s)", "from", "behind", "memory (GiB)", "days", "cost")
 
 Source = Literal["simulated", "closed form"]
 
@@ -94,6 +95,12 @@ class PlanRow:
     scenario: Scenario = field(repr=False, compare=False)
     pools: tuple[PoolResult, ...] = ()
     """The simulated step of each pool of a fleet; empty for a single cluster."""
+    place: int | None = None
+    """Place among the ranked plans, which tied plans share: no sign of their difference (eq. U2) is sure."""
+    spread: Band | None = None
+    """Step time over the predicted one; None where no interval was computed."""
+    behind: Band | None = None
+    """`margin` with its interval, from draws that both plans share; None where there is no interval."""
 
     @property
     def verdict(self) -> Verdict:
@@ -126,6 +133,9 @@ class PlanRow:
         plain["layers"] = list(self.layers)
         if plain.pop("pools"):
             plain["pools"] = [pool.model_dump(mode="json") for pool in self.pools]
+        for key in ("spread", "behind"):
+            band: Band | None = getattr(self, key)
+            plain[key] = None if band is None else band.model_dump()
         plain |= {"headroom_bytes": self.headroom_bytes, "verdict": self.verdict}
         plain["scenario"] = self.scenario.model_dump(mode="json", exclude_none=True)
         return plain
@@ -263,13 +273,13 @@ class PlanResult:
             *([] if inputs is None else [f"{inputs.name}:", *inputs.lines(plan=False)]),
             f"plans by {self.objective}: {self.considered:,} considered, {self.legal:,} legal, "
             f"{self.fitting:,} fit, {self.simulated:,} simulated",
-            *table_lines([list(PLAN_COLUMNS), *map(_cells, self.ranked)], MOST_PLANS),
+            *table_lines([list(PLAN_COLUMNS), *self._table()], MOST_PLANS),
         ]
         if self.trainer is not None:
             lines.append(f"  {self.trainer.trainer}: {next(iter(self.trainer.sentences), 'searched alone')}")
         if self.own is not None:
             rank = "" if self.own_rank is None else f" (rank {self.own_rank})"
-            lines.append(f"  the scenario's own plan{rank}: {_row_text(self.own)}")
+            lines.append(f"  the scenario's own plan{rank}: {_row_text(self.own)}{tied_text(self.own)}")
         if self.rivals:
             lines.append(f"  {self.rivals:,} further families are within the error of the closed form")
         lines += [f"  {sentence}" for sentence in self.kept]
@@ -278,7 +288,10 @@ class PlanResult:
 
     def _repr_html_(self) -> str:
         """The ranked plans as a table, for notebooks."""
-        return html_table([dict(zip(PLAN_COLUMNS, _cells(row), strict=True)) for row in self.ranked])
+        return html_table([dict(zip(PLAN_COLUMNS, cells, strict=True)) for cells in self._table()])
+
+    def _table(self) -> list[list[str]]:
+        return [_cells(row, self.ranked) for row in self.ranked]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values without wall times, so that equal inputs give equal values."""
@@ -316,9 +329,20 @@ def step_text(seconds: float) -> str:
     return f"{seconds:#.4g}".rstrip(".") if seconds < 1e4 else f"{seconds:.0f}"
 
 
+def place_text(row: PlanRow, rows: Sequence[PlanRow]) -> str:
+    """The place of a row among others, with "=" where it shares the place: such plans are tied."""
+    shared = sum(other.place == row.place for other in rows) > 1
+    return "" if row.place is None else f"{row.place}{'=' if shared else ''}"
+
+
+def tied_text(row: PlanRow) -> str:
+    """What says that a plan cannot be told apart from the best; empty where it can, or nobody knows."""
+    return ", tied with the best" if row.behind is not None and not row.behind.has_sign else ""
+
+
 def _row_text(row: PlanRow) -> str:
     """One plan in a line: step time with its source, memory, duration and cost."""
-    figures = dict(zip(PLAN_COLUMNS, _cells(row), strict=True))
+    figures = dict(zip(PLAN_COLUMNS, _cells(row, (row,)), strict=True))
     return (
         f"{figures['plan']}, {row.recompute}, {row.precision}, {row.sms} SMs, ZeRO {row.zero_stage}: "
         f"{figures['step (s)']} s ({row.source}), {figures['memory (GiB)']} GiB, {figures['days']} days, "
@@ -326,9 +350,10 @@ def _row_text(row: PlanRow) -> str:
     )
 
 
-def _cells(row: PlanRow) -> list[str]:
-    """The cells of a plan below `PLAN_COLUMNS`."""
+def _cells(row: PlanRow, rows: Sequence[PlanRow]) -> list[str]:
+    """The cells of a plan of `rows` below `PLAN_COLUMNS`."""
     return [
+        place_text(row, rows),
         row.label,
         step_text(row.time_s),
         row.source,

@@ -18,7 +18,7 @@ from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import VariantSearch
-from moesim.simulator.planner.engine_stage import rank, simulate_own, simulated, with_front
+from moesim.simulator.planner.engine_stage import placed, rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
@@ -95,7 +95,7 @@ def plan(
             alone = replace(goal, top=1)
             started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
             adapted, replaced = framework.adapted(scenario, any_plan=True)
-            result = _plan_cluster(adapted, wanted, goal, say, pool, framework)
+            result = plan_cluster(adapted, wanted, goal, say, pool, framework)
             best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
             gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
             reasons = () if best is None else framework.problems_of(best.scenario)
@@ -103,7 +103,7 @@ def plan(
         elif scenario.fleet is not None:
             searched = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
-            searched = _plan_cluster(scenario, wanted, goal, say, pool)
+            searched = plan_cluster(scenario, wanted, goal, say, pool)
     kept = (headroom_sentence(wanted, scenario), *trained, *kept_as_stated(wanted, scenario))
     return replace(searched, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
 
@@ -127,7 +127,7 @@ def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow |
     return min(rows, key=goal.value, default=None)
 
 
-def _plan_cluster(
+def plan_cluster(
     scenario: Scenario,
     wanted: PlanSpace,
     goal: Goal,
@@ -159,6 +159,7 @@ def _plan_cluster(
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
     ranked = len(rows)
     rows, pareto, claims = with_front(alive, rows, goal, pool)
+    rows, own = placed(rows, own, goal, pool)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
@@ -167,7 +168,7 @@ def _plan_cluster(
         ranked=tuple(rows),
         pareto=tuple(pareto),
         refused=refused.rows(),
-        own=None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1),
+        own=own,
         own_rank=None if own is None or reasons else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
+import numpy as np
+
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 from moesim.simulator.scoring.scoreboard.score import ScoredRow
+from moesim.simulator.studies.compare import band_of_margin
 
 APART = 0.05
 """Two plans are a pair where their measured steps differ by more than this share of the shorter one."""
@@ -28,11 +31,22 @@ class TimedPlan:
     plan: Hashable
     measured_s: float
     predicted_s: float
+    draws: tuple[float, ...] = ()
+    """Draws of the predicted step over it (`ScoredRow.draws`); empty where nobody drew."""
+
+    def is_tied_with(self, other: TimedPlan) -> bool:
+        """Whether the two predicted steps cannot be told apart (docs/model.md, eq. U8)."""
+        if not (self.draws and other.draws):
+            return self.predicted_s == other.predicted_s
+        drawn = np.array(other.draws), np.array(self.draws)
+        return not band_of_margin(self.predicted_s / other.predicted_s - 1.0, *drawn).has_sign
 
 
 class FamilyOrder(Frozen):
     """The order of one family's plans.
 
+    `pairs_tied`: pairs whose predicted steps cannot be told apart, and `tied_right` those of them that are in
+    the right order nevertheless, so that of the other pairs pairs_right - tied_right are right.
     `picked` is the plan with the shortest predicted step; `regret` is its measured step over that of `best`,
     the fastest, minus 1.
     """
@@ -41,6 +55,8 @@ class FamilyOrder(Frozen):
     plans: int
     pairs: int
     pairs_right: int
+    pairs_tied: int
+    tied_right: int
     picked: str
     best: str
     regret: float
@@ -53,6 +69,8 @@ class OrderScore(Frozen):
     families: tuple[FamilyOrder, ...]
     pairs: int
     pairs_right: int
+    pairs_tied: int
+    tied_right: int
     best_picked: int
     regret_median: float
     regret_worst: float
@@ -71,11 +89,14 @@ def family_order(plans: Sequence[TimedPlan]) -> FamilyOrder | None:
     if not pairs:
         return None
     picked = min(kept, key=lambda p: (p.predicted_s, p.id))
+    tied = [a.predicted_s < b.predicted_s for a, b in pairs if b.is_tied_with(a)]
     return FamilyOrder(
         name=" ".join(map(str, kept[0].family)) if isinstance(kept[0].family, tuple) else str(kept[0].family),
         plans=len(kept),
         pairs=len(pairs),
         pairs_right=sum(a.predicted_s < b.predicted_s for a, b in pairs),
+        pairs_tied=len(tied),
+        tied_right=sum(tied),
         picked=picked.id,
         best=kept[0].id,
         regret=picked.measured_s / kept[0].measured_s - 1.0,
@@ -95,6 +116,8 @@ def order_score(name: str, plans: Iterable[TimedPlan]) -> OrderScore | None:
         families=families,
         pairs=sum(f.pairs for f in families),
         pairs_right=sum(f.pairs_right for f in families),
+        pairs_tied=sum(f.pairs_tied for f in families),
+        tied_right=sum(f.tied_right for f in families),
         best_picked=sum(f.regret <= APART for f in families),
         regret_median=median(f.regret for f in families),
         regret_worst=max(f.regret for f in families),
@@ -113,7 +136,7 @@ def timed_plan(row: OpenRow, scored: ScoredRow) -> TimedPlan | None:
         row.tp, row.pp, row.vpp, row.cp, row.ep, row.mbs, row.zero_or_fsdp, row.recompute, row.schedule,
         scored.predicted_step_s,
     )  # fmt: skip
-    return TimedPlan(row.id, family, plan, scored.published_step_s, scored.predicted_step_s)
+    return TimedPlan(row.id, family, plan, scored.published_step_s, scored.predicted_step_s, scored.draws)
 
 
 ORDER_SETS: Mapping[str, Callable[[OpenRow], bool]] = {

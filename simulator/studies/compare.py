@@ -23,7 +23,7 @@ from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.studies.effects import entry_effects
+from moesim.simulator.studies.effects import draws_s, entry_effects, generator_of
 from moesim.simulator.studies.uncertainty import samples_of
 
 # -- differing keys ----------------------------------------------------------------------------------
@@ -217,7 +217,8 @@ def relative_draws(scenario: Scenario) -> FloatArray:
     Two scenarios share the draws of every source that they have in common (docs/model.md, eq. U2), so their
     difference is less uncertain than either. Raises InputError for an illegal scenario and for a fleet.
     """
-    return predicted_with_draws(scenario)[1]
+    step = run_step(scenario)
+    return np.asarray(draws_s(step.time_s, entry_effects(step.prepared, step.executions)) / step.time_s)
 
 
 def predicted_with_draws(scenario: Scenario) -> tuple[Result, FloatArray]:
@@ -253,16 +254,36 @@ def bands_of_changes(
     }
 
 
-def bands_of_margins(margins: Sequence[float], draws: Sequence[FloatArray]) -> list[Band]:
-    """Intervals of how far plans are behind the first one, relative to it, in anything paid by the step.
+PLAN_ERROR = 0.02
+"""Standard deviation of the relative error of a plan's step that other plans do not share (eq. U8).
 
-    The draws are those of `relative_draws`; the first plan's own distance has no width.
+It is assumed (0.01 to 0.05): already the steps of one run spread by 1.5 to 2.2 %
+(data/published/own-runs-measured.csv), and plans take different kernels, messages and orders."""
+
+
+def band_of_margin(margin: float, first: FloatArray, own: FloatArray) -> Band:
+    """Interval of how far a plan is behind another, relative to it, in anything paid by the step (eq. U8).
+
+    `first` and `own` are the `relative_draws` of the other plan and of the plan.
     """
-    first = (1.0 + margins[0]) * draws[0]
-    return [
-        Band.of((1.0 + margin) / (1.0 + margins[0]) - 1.0, (1.0 + margin) * own / first - 1.0)
-        for margin, own in zip(margins, draws, strict=True)
-    ]
+    apart = 2**0.5 * PLAN_ERROR * generator_of("two plans", 0).standard_normal(len(own))
+    return Band.of(margin, (1.0 + margin) * own / first * (1.0 + apart) - 1.0)
+
+
+def places_of(margins: Sequence[float], draws: Sequence[FloatArray | None]) -> list[int]:
+    """Places of plans in the order of their margins, from 1; plans that cannot be told apart share one.
+
+    A plan is told apart from the first of the place before it where the interval of their difference
+    (`band_of_margin`) leaves zero out, or where either has no draws.
+    """
+    places, leader = [1] if margins else [], 0
+    for number in range(1, len(margins)):
+        first, own = draws[leader], draws[number]
+        behind = (1.0 + margins[number]) / (1.0 + margins[leader]) - 1.0
+        if first is None or own is None or band_of_margin(behind, first, own).has_sign:
+            leader = number
+        places.append(leader + 1)
+    return places
 
 
 def _powered(result: Result) -> dict[str, tuple[float, int]]:

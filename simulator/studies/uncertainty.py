@@ -384,9 +384,18 @@ def step_interval(prepared: Prepared, executions: Sequence[Execution], result: R
 
     It is computed to first order along the critical path, without another simulation.
     """
-    drawn = draws_s(result.step.time_s, entry_effects(prepared, executions))
+    return interval_of(step_draws_s(prepared, executions, result))
+
+
+def interval_of(drawn: FloatArray) -> tuple[float, float]:
+    """(P10, P90) of draws."""
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def step_draws_s(prepared: Prepared, executions: Sequence[Execution], result: Result) -> FloatArray:
+    """Draws of the step time (s) of a finished prediction; predictions share those of common sources."""
+    return draws_s(result.step.time_s, entry_effects(prepared, executions))
 
 
 def with_uncertainty(

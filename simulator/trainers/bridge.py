@@ -85,6 +85,9 @@ def bridge_problems(plan: PlanFacts, version: str = REVISION) -> Iterator[str]:
         yield "recompute=op: Megatron-Core recomputes modules or layers, not operators"
     if plan.recompute == "deepseek-v3":
         yield "recompute=deepseek-v3: no attention output in 12 bits (E5M6); nearest: selective"
+    graphed = {"attention", "router", "experts"}.intersection(plan.software.cuda_graphs)
+    if plan.recompute == "full" and graphed:
+        yield "recompute=full: Megatron-Core repeats layers under CUDA graphs only with one of the whole step"
     if p.tp > 1 and plan.shape.moe is not None and not p.sequence_parallel:
         yield "tensor parallelism of experts needs parallel.sequence_parallel: true"
     known = {

@@ -172,8 +172,28 @@ def kernel_variant(w: Work, sizes: HeadSizes, reach: Reach) -> str:
 
 
 def _shape(w: Work, sizes: HeadSizes, reach: Reach, heads: int) -> GemmShape:
-    """Shape of the scores; its columns are the most keys of a query, at which the rate is read."""
-    return GemmShape(w.tokens, reach.widest(w.sequence), sizes.qk_head_dim, heads)
+    """Shape of the scores; its columns are the most keys of a query, at which the rate is read.
+
+    A piece of ring attention has the keys of one rank.
+    """
+    keys = min(reach.widest(w.sequence), max(1, w.sequence // w.pieces))
+    return GemmShape(w.tokens, keys, sizes.qk_head_dim, heads)
+
+
+def joined_pieces(w: Work, name: str, d: Direction, elements: float) -> list[Operator]:
+    """Kernels that join what the pieces of ring attention computed (eq. A9); none without pieces.
+
+    The first piece is copied and every other one added in BF16; the last rank adds whole tensors. Read in
+    NVIDIA/TransformerEngine@d0067d0d `pytorch/attention/dot_product_attention/context_parallel.py`
+    (`flash_attn_fwd_out_correction`, with one kernel for its log-sum-exp; `dq.copy_`, `dq.add_`).
+    """
+    if w.pieces == 1:
+        return []
+    more, own = w.pieces - 1, elements * BF16
+    launches = 1 + 2 * more if d == "F" else 3 * w.pieces  # backward: queries, keys and values
+    return [
+        move(name, "elementwise", d, own * (1 + 2 * more), own * w.pieces, variant="add", launches=launches)
+    ]
 
 
 def core_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operator]:
@@ -198,8 +218,10 @@ def core_forward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operato
         bytes_written=w.tokens * heads * v * BF16,
         gemm=_shape(w, sizes, reach, heads),
         variant=kernel_variant(w, sizes, reach),
+        launches=w.pieces,
     )
-    return [*operand_casts(w, "attention.cast", "F", queries + keys_values), core]
+    joined = joined_pieces(w, "attention.join", "F", w.tokens * heads * v)
+    return [*operand_casts(w, "attention.cast", "F", queries + keys_values), core, *joined]
 
 
 def operand_casts(w: Work, name: str, d: Direction, elements: float) -> list[Operator]:
@@ -253,12 +275,14 @@ def core_backward(w: Work, sizes: HeadSizes, reach: Reach = FULL) -> list[Operat
         bytes_written=q * FP32 + kv * BF16,
         gemm=_shape(w, sizes, reach, heads),
         variant=kernel_variant(w, sizes, reach),
+        launches=w.pieces,
     )
     return [
         *operand_casts(w, "attention.cast_gradient", "I", v),
         move("attention.backward_pre", "attention_pre_post", "I", 2 * v * BF16, q * FP32, variant="pre"),
         core,
         move("attention.backward_post", "attention_pre_post", "I", q * FP32, q * BF16, variant="post"),
+        *joined_pieces(w, "attention.join_gradients", "I", q + kv),
     ]
 
 

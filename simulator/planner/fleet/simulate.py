@@ -211,7 +211,10 @@ def _simulated(
             rows.append(_billed(row, study.pools, usd))
     rows = [row for row in rows if row.time_s <= study.most_s]
     rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
-    return [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
+    return [
+        replace(row, margin=row.time_s / rows[0].time_s - 1.0, place=place)
+        for place, row in enumerate(rows, 1)
+    ]
 
 
 def _scenario_of(base: Scenario, study: FleetSearch, plan: FleetPlan) -> Scenario:

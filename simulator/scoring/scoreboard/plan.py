@@ -458,6 +458,7 @@ def software_of(row: OpenRow) -> Software:
         "parameters_copied": row.zero_or_fsdp.startswith("fsdp2"),
         "overlap_tensor_parallel": "weight-gradient",
         "overlap_context_parallel": True,
+        "ring_attention": "pieces",
         "overlap_data_parallel": True,
     }
     always = {

@@ -292,6 +292,7 @@ def plan(
 
 def _print(result: PlanResult) -> None:
     from moesim.simulator.planner.causes import difference
+    from moesim.simulator.planner.result import place_text, tied_text
 
     if result.inputs is not None:
         print_text("\n".join([result.inputs.name, *result.inputs.lines(plan=False)]))
@@ -317,13 +318,15 @@ def _print(result: PlanResult) -> None:
     for sentence in result.kept:
         print_text(sentence)
     print_text("")
-    rows = [_cells(row) for row in result.ranked]
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
-    print_table(headers, rows, right=range(3, 10))
+    rows = [(place_text(row, result.ranked), *_cells(row)) for row in result.ranked]
+    print_table(("", *headers), rows, right=(0, *range(4, 11)))
+    if any(row.place != n for n, row in enumerate(result.ranked, 1)):
+        print_text("= : tied, as the 80 % interval of the difference of their steps holds zero")
     if result.own is not None:
         place = f"place {result.own_rank} by closed form"
         place = "not among those that were estimated" if result.own_rank is None else place
-        print_text(f"\nthe scenario's own plan, {place}")
+        print_text(f"\nthe scenario's own plan, {place}{tied_text(result.own)}")
         print_table(headers, [_cells(result.own)], right=range(3, 10))
         print_text("\nseconds that it takes more than the best, by mechanism")
         gaps = difference(result.own.causes_s, result.best.causes_s)

@@ -192,15 +192,30 @@ def validate(
             "--rows", metavar="FILE", help="Score your own measurements: a CSV (docs/validation.md)."
         ),
     ] = None,
+    expert_gap: Annotated[
+        bool,
+        typer.Option("--expert-gap", help="Print what the planner claims over plans that teams tuned."),
+    ] = False,
+    tuned: Annotated[
+        list[str] | None,
+        typer.Option("--tuned", metavar="ID", help="A plan of --expert-gap; repeatable. Absent: all."),
+    ] = None,
     workers: Annotated[
-        int, typer.Option(help="Processes of --all and --rows (not for reports).", min=1, max=256)
+        int, typer.Option(help="Processes of --all, --rows and --expert-gap.", min=1, max=256)
     ] = 2,
 ) -> None:
     """Compare published figures with predicted ones."""
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
-    if all_rows and table is not None:
-        raise InputError("--all scores the shipped rows, --rows your own: give one of them")
+    if all_rows + (table is not None) + expert_gap > 1:
+        raise InputError("--all scores shipped rows, --rows your own, --expert-gap the planner: give one")
+    if tuned and not expert_gap:
+        raise InputError("--tuned chooses plans of --expert-gap; add it")
+    if expert_gap:
+        from moesim.cli.scores import print_gaps
+
+        print_gaps(tuned or [], as_json, workers)
+        return
     if all_rows or table is not None:
         from moesim.cli.scores import score_file, scoreboard
 

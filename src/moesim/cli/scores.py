@@ -20,6 +20,7 @@ from moesim.simulator.scoring.dispatcher_rows import (
     dispatcher_order,
     score_dispatcher_row,
 )
+from moesim.simulator.scoring.expert_gap import expert_gaps, summary
 from moesim.simulator.scoring.order import APART, OrderScore, published_order
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
@@ -104,14 +105,17 @@ def print_order(scores: Sequence[OrderScore]) -> None:
         return
     cells = [
         (s.name, str(len(s.families)), f"{s.pairs_right} of {s.pairs}", f"{s.pairs_right / s.pairs:.0%}",
+         str(s.pairs_tied), f"{s.pairs_right - s.tied_right} of {s.pairs - s.pairs_tied}",
          f"{s.best_picked} of {len(s.families)}", percent(s.regret_median), percent(s.regret_worst))
         for s in scores
     ]  # fmt: skip
-    headers = ("order of plans", "families", "pairs right", "share", "best picked", "regret, median", "worst")
-    print_table(headers, cells, right=(1, 2, 3, 4, 5, 6))
+    headers = ("order of plans", "families", "pairs right", "share", "called tied", "right of the rest",
+               "best picked", "regret, median", "worst")  # fmt: skip
+    print_table(headers, cells, right=range(1, 9))
     print_text(
         "family: one model, hardware, GPUs, sequence, batch and precision; pair: two of its plans whose "
-        f"measured steps differ by more than {APART:.0%}; regret: measured step of the plan predicted to be "
+        f"measured steps differ by more than {APART:.0%}; called tied: pairs that the interval of their "
+        "predicted difference does not tell apart; regret: measured step of the plan that is predicted to be "
         f"fastest, over that of the fastest; best picked: a regret of at most {APART:.0%}"
     )
     worst = sorted((f for s in scores for f in s.families if f.regret > APART), key=lambda f: -f.regret)
@@ -119,6 +123,33 @@ def print_order(scores: Sequence[OrderScore]) -> None:
         lines = [(f.name, f.picked, f.best, percent(f.regret)) for f in worst[:MOST_FAMILIES]]
         print_table(("family", "picked", "fastest", "regret"), lines, right=(3,))
     print_text("")
+
+
+def print_gaps(ids: Sequence[str], as_json: bool, workers: int) -> None:
+    """Print what the planner claims over tuned plans, and the share of each key that differs."""
+    with working("searching around tuned plans"):
+        gaps = list(expert_gaps(ids, workers))
+    if as_json:
+        print_json({"gaps": [gap.model_dump() for gap in gaps], **summary(gaps)})
+        return
+    for gap in gaps:
+        print_text(f"\n{gap.id}: {gap.title}, {gap.trainer}; tuned by {gap.team}")
+        if gap.gain is None:
+            print_text(f"  not searched: {gap.refused}")
+            continue
+        band = "" if gap.behind is None else f" ({percent(gap.behind.p10)} to {percent(gap.behind.p90)})"
+        print_text(f"  tuned   {gap.tuned}: {gap.tuned_s:.3f} s")
+        print_text(f"  planner {gap.winner}: {gap.winner_s:.3f} s, gain {percent(gap.gain)}{band}")
+        for share in gap.shares:
+            print_text(f"    {share}")
+        if gap.remark:
+            print_text(f"  {gap.remark}")
+    found = summary(gaps)
+    if found["plans"]:
+        print_text(
+            f"\n{found['plans']} tuned plans: gain {percent(found['median'])} at the median, "
+            f"{percent(found['worst'])} at most"
+        )
 
 
 def print_dispatched(rows: Sequence[ScoredDispatcherRow]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -137,3 +138,20 @@ def test_heads_that_were_not_measured_are_said(dim: int) -> None:
     assert bool(notes) == (dim == 512)
     bare = profile.model_copy(update={"curves": tuple(full)})
     assert [note for note in price(core, bare).assumptions if "other heads" in note]
+
+
+def test_ring_attention_reads_its_rate_at_a_piece_and_joins_the_pieces() -> None:
+    whole = Work(
+        hidden=4096, fp8=False, tokens=4096.0, sequence=8192, tp=1, ep=1, rows=0.0, received_tokens=0.0,
+        recompute="none",
+    )  # fmt: skip
+    sizes, pieces = HeadSizes(32, 8, 128, 128), replace(whole, pieces=4)
+    core, joined = core_forward(pieces, sizes)
+    assert [op.name for op in core_forward(whole, sizes)] == ["attention"]
+    assert core.gemm is not None and core.gemm.n == 2048 and core.launches == 4
+    assert core.flop == core_forward(whole, sizes)[0].flop
+    out = 4096 * 32 * 128 * 2.0
+    assert (joined.bytes_read, joined.bytes_written, joined.launches) == (7 * out, 4 * out, 7)
+    backward = core_backward(pieces, sizes)[-1]
+    assert backward.bytes_written == 4 * (out + 4096 * 8 * 256 * 2.0)
+    assert price(core).seconds > price(core_forward(whole, sizes)[0]).seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moesim.cli import main
@@ -43,6 +44,16 @@ def test_right_predictions_have_no_regret_and_equal_ones_are_not_right() -> None
     assert right.regret_worst == 0.0
     equal = family_order(_plans("1 2", "3 3"))
     assert equal is not None and equal.pairs_right == 0
+
+
+def test_pairs_called_tied_are_counted_apart() -> None:
+    drawn = tuple(np.linspace(0.9, 1.1, 101))
+    steps = [(1.0, 1.0), (1.2, 0.99), (1.5, 1.4)]
+    plans = [TimedPlan(str(n), "f", n, *step, drawn) for n, step in enumerate(steps)]
+    order = family_order(plans)
+    # The first two are predicted 1 % apart, in the wrong order; the third is behind both.
+    assert order is not None and (order.pairs, order.pairs_right) == (3, 2)
+    assert (order.pairs_tied, order.tied_right) == (1, 0)
 
 
 def test_repeats_of_a_plan_count_once_and_a_family_without_a_pair_is_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
@@ -133,7 +134,7 @@ def test_full_recompute_sends_tokens_again() -> None:
 
 
 def test_a_sample_is_predicted_between_its_bounds() -> None:
-    board = score_all([ROWS[id_] for id_ in SAMPLE], interval=None)
+    board = score_all([ROWS[id_] for id_ in SAMPLE], draw=None)
     assert [r.id for r in board.rows] == list(SAMPLE)
     for row in board.rows:
         assert row.predicted_step_s and row.lower_bound_s and row.upper_bound_s
@@ -147,12 +148,13 @@ def test_a_sample_is_predicted_between_its_bounds() -> None:
 def test_the_step_does_not_depend_on_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moesim.simulator.scoring.scoreboard.score.worker_pool", ThreadPoolExecutor)
     few = [ROWS[id_] for id_ in SAMPLE[:2]]
-    assert score_all(few, workers=2, interval=None) == score_all(few, interval=None)
+    assert score_all(few, workers=2, draw=None) == score_all(few, draw=None)
 
 
 def test_intervals_are_counted_over_the_rows_that_have_one() -> None:
-    wide = score_row(ROWS["kort-a100-001"], lambda prepared, executions, result: (0.0, 1e9))
-    assert wide.interval_s == (0.0, 1e9)
+    drawn = np.linspace(0.0, 10.0, 101)
+    wide = score_row(ROWS["kort-a100-001"], lambda prepared, executions, result: drawn)
+    assert wide.interval_s == pytest.approx((1.0, 9.0)) and len(wide.draws) == 101
     first = score_row(ROWS["kort-a100-001"], None).model_copy(
         update={"published_step_s": 1.0, "predicted_step_s": 1.0}
     )

@@ -221,7 +221,7 @@ def test_refusals_are_counted_by_reason_family_and_kind() -> None:
         changed("dgxc-001", id="b", mbs=0),
         changed("mbridge-039", id="c", precision="fp6"),
     ]
-    board = score_all(rows, interval=None)
+    board = score_all(rows, draw=None)
     assert [(r.reason, r.family, r.arch, r.rows) for r in board.refusals] == [
         ("the micro-batch is not stated", "Hopper", "dense", 2),
         ("precision 'fp6' is not known", "Blackwell", "dense", 1),

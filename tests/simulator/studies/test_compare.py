@@ -19,14 +19,15 @@ from moesim.simulator.studies import compare as module
 from moesim.simulator.studies.compare import (
     Comparison,
     Neighbour,
+    band_of_margin,
     bands_of_changes,
     bands_of_draws,
-    bands_of_margins,
     change_bands,
     changes,
     compare,
     differences,
     neighbours,
+    places_of,
     relative_draws,
 )
 from moesim.simulator.studies.curves import faster_links
@@ -119,14 +120,22 @@ def test_intervals_from_draws_are_those_of_the_prediction(small: Scenario) -> No
         assert found[name].model_dump() == pytest.approx(band.model_dump(), rel=1e-9)
 
 
-def test_the_distance_from_the_best_plan_is_surer_than_either_step() -> None:
-    shared, own = np.linspace(0.8, 1.2, 1001), np.linspace(-0.01, 0.01, 1001)[::-1]
-    first, second = bands_of_margins([0.0, 0.05], [shared, shared + own])
-    assert (first.p10, first.p50, first.p90) == pytest.approx((0.0, 0.0, 0.0), abs=1e-12)
-    assert second.predicted == pytest.approx(0.05)
-    assert 0.03 < second.p10 < second.p50 < second.p90 < 0.07
-    assert second.has_sign
-    assert not bands_of_margins([0.0, 0.005], [shared, shared + own])[1].has_sign
+SHARED = np.linspace(0.8, 1.2, 1001)
+OWN = np.linspace(-0.01, 0.01, 1001)[::-1]
+
+
+def test_the_distance_from_another_plan_is_surer_than_either_step() -> None:
+    band = band_of_margin(0.05, SHARED, SHARED + OWN)
+    assert band.predicted == 0.05
+    assert 0.0 < band.p10 < 0.02 < band.p50 < 0.08 < band.p90 < 0.1  # 5 % +- 1.28 * 2.8 %
+
+
+def test_plans_share_a_place_until_their_difference_has_a_sign() -> None:
+    same = [SHARED] * 5
+    # 3 % behind the best is tied with it; 5 % is not, and 8 % is tied with that plan.
+    assert places_of([0.0, 0.03, 0.05, 0.08, 0.3], same) == [1, 1, 3, 3, 5]
+    assert places_of([0.0, 0.001, 0.002], [SHARED, None, SHARED]) == [1, 2, 3]
+    assert places_of([], []) == []
 
 
 # -- figures of studies: differences ---------------------------------------------------------------

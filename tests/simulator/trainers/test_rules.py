@@ -78,6 +78,7 @@ def test_versions_and_names() -> None:
         (["precision=fp8", "parallel.zero_stage=0"], "distributed optimizer"),
         (["precision=fp8"], "sends tokens in BF16"),
         (["communication.sms=19"], "even number of SMs"),
+        (["recompute=full", "software.cuda_graphs=[router]"], "one graph holds the whole step"),
         (["routing.eplb={redundant_experts: 64}"], "experts in order"),
         (
             ["schedule=interleaved-1f1b", "parallel.vpp=2", "batch.sequences=1024"],
