@@ -96,11 +96,9 @@ def tuned_plans() -> tuple[TunedPlan, ...]:
 
 
 def scenario_of(tuned: TunedPlan) -> Scenario:
-    """The scenario of a tuned plan, as its trainer runs it. Raises InputError for an unknown id."""
+    """The scenario of a tuned plan. Raises InputError for an unknown id."""
     row = next((row for row in open_rows() if row.id == tuned.id), None)
-    scenario = load_scenario(tuned.id) if row is None else prepared_row(row).scenario
-    trainer = trainer_named(tuned.trainer)
-    return scenario if trainer is None else trainer.adapted(scenario, any_plan=True)[0]
+    return load_scenario(tuned.id) if row is None else prepared_row(row).scenario
 
 
 def trainer_named(name: str) -> Trainer | None:
@@ -236,6 +234,8 @@ def gap_of(tuned: TunedPlan) -> ExpertGap:
     common = {"id": tuned.id, "trainer": tuned.trainer, "team": tuned.team, "remark": tuned.remark}
     try:
         own, trainer = scenario_of(tuned), trainer_named(tuned.trainer)
+        if trainer is not None:  # both sides as the trainer runs them
+            own = trainer.adapted(own, any_plan=True)[0]
         machine = own.machine
         title = (
             f"{own.shape.name}, {machine.n_gpus} {machine.accelerator.name}, {own.recipe.linear}, "
