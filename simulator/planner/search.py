@@ -234,11 +234,7 @@ def _notes(searches: list[VariantSearch], goal: Goal, own: PlanStep | str) -> li
     return notes
 
 
-RISK = (
-    "what keeps users from it is not priced: queues and chunks are tuned for the published numbers, and "
-    "fewer channels have fewer sends in flight, so congestion and late ranks of a large network stay exposed "
-    "longer than on the idle nodes of the measured curves"
-)
+RISK = "not priced: fewer channels have fewer sends in flight when a large network is congested or ranks are late"
 """What a saving of communication SMs risks and the prices do not contain."""
 
 

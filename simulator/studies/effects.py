@@ -15,6 +15,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import load_host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.cost.cost_table import cost_table
@@ -209,6 +210,12 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
     return compile_program(priced, variation, program.link_map, program.group)
 
 
+def _sms(cluster: Cluster) -> int:
+    """SMs of the accelerator; 0 where engines move the data, so that no law is a formula of them."""
+    units = cluster.accelerator.compute_units
+    return units.n if units else 0
+
+
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
     cluster, profile = prepared.cluster, prepared.profile
     if source.id == HOST:
@@ -216,7 +223,7 @@ def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
     elif source.id.startswith(CLUSTER):
         pricer = prepared.pricer.at_rates(cluster=shifted_cluster(cluster, source.id, change))
     else:
-        other = shifted(profile, source.id, change, cluster.accelerator.n_sms)
+        other = shifted(profile, source.id, change, _sms(cluster))
         pricer = prepared.pricer.at_rates(profile=other)
     return cost_table(pricer, prepared.schedule, prepared.stages)
 
@@ -249,7 +256,7 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
             scenario = scenario.model_copy(update={"cluster": cluster})
             continue
         for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
-            profile = shifted(profile, entry, change, cluster.accelerator.n_sms)
+            profile = shifted(profile, entry, change, _sms(cluster))
     return replace(prepared.job, scenario=scenario, profile=profile, cluster=cluster)
 
 

@@ -24,7 +24,7 @@ SMALL = Path(__file__).parents[2] / "golden" / "scenario-small.yaml"
 """Mixtral 8x22B: 8 experts, top 2, 56 layers, EP8 on nodes of 8."""
 
 HOME = "deepseek-v3-2048xh800"
-QWEN = ("model=qwen3-30b-a3b", "batch.sequences=16", "recompute=selective")
+QWEN = ("model=qwen3-30b-a3b", "batch.sequences=16", "recompute=selective", "stages.layers=[12, 12, 12, 12]")
 
 
 def small(*overrides: str) -> Prepared:

@@ -51,6 +51,7 @@ def test_a_search_finds_a_plan_that_fits_and_beats_the_stated_one(name: str) -> 
         "schedule": "1f1b",
         "recompute": "full",
         "batch": {"sequences": 256, "sequence_length": 4096},
+        "software": {"framework": "none"},
     }
     scenario = Scenario.model_validate(data)
     space = moesim.PlanSpace(
