@@ -234,7 +234,7 @@ def _notes(searches: list[VariantSearch], goal: Goal, own: PlanStep | str) -> li
     return notes
 
 
-RISK = "not priced: fewer channels have fewer sends in flight when a large network is congested or ranks are late"
+RISK = "not priced: fewer channels have fewer sends in flight on a congested network or beside late ranks"
 """What a saving of communication SMs risks and the prices do not contain."""
 
 
