@@ -18,9 +18,9 @@ from lab.writers.frozen_page import ROOT, FrozenPage
 
 from moesim.simulator.predict.driver import predict
 
-PAGE = ROOT / "lab" / "lab" / "docs" / "own-runs.md"
+PAGE = ROOT / "lab" / "docs" / "own-runs.md"
 RESULTS = "2026-11-22-h200-x2-train-runs.json"
-NOTES_PAGE = ROOT / "lab" / "lab" / "docs" / "own-runs-notes.md"
+NOTES_PAGE = ROOT / "lab" / "docs" / "own-runs-notes.md"
 GIB = 2.0**30
 NOTES = {
     "2026-11-22 20:39": (
