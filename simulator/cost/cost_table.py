@@ -154,7 +154,8 @@ def shared_beside_transfers(
     scenario = pricer.scenario
     if not scenario.communication.overlap_shared_experts or not pricer.shape.block(kind).routed:
         return {}
-    free = 1.0 - scenario.communication.sms / (pricer.cluster.accelerator.n_sms or 1)
+    sms = scenario.communication.sms  # none on accelerators whose engines move the data
+    free = 1.0 - sms / pricer.cluster.accelerator.n_sms if sms else 1.0
     room = {
         phase: free * (moved.launch_s + moved.payload_s)
         for (own, phase, mode), moved in transfer.items()

@@ -191,18 +191,18 @@ def format_of(recipe: Precision) -> str:
 def check_framework(scenario: Planned) -> None:
     """Raise InputError, with the nearest legal choice, where the named release cannot run the plan."""
     name = scenario.software.framework
-    found = None if name == NONE else next(problems(name, scenario), None)
-    if found is None:
+    problem = None if name == NONE else next(problems(name, scenario), None)
+    if problem is None:
         return
-    key, why, legal = found
-    runs = [
+    key, why, legal = problem
+    able = [
         other
         for other in RELEASES
         if other not in (name, NONE) and next(problems(other, scenario), None) is None
     ]
     raise InputError(
         f"{FRAMEWORK}={name} cannot run the plan: {why}; nearest: {key}={legal[0] if legal else 'null'}, or "
-        f"{FRAMEWORK}={runs[0] if runs else NONE}",
+        f"{FRAMEWORK}={able[0] if able else NONE}",
         key=key,
         nearest=legal,
     )
