@@ -125,7 +125,7 @@ def main() -> None:
             CalibrationProfile(
                 name="h200-eager", accelerator="h200-sxm", also_for=("h100-sxm",), software=software, evidence=evidence,
                 description="PyTorch's operators between GEMMs and at the end of a step, measured on one H200; for software.kernels eager.",
-                include=("h200-clamped-experts",),
+                include=("h200-clamped-experts", "h200-clamps"),
             ),
             heads,
         ),

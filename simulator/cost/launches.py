@@ -241,6 +241,11 @@ def _pass(
             launches.append(Launch(times.call_s(exchange, forward), device_s))
     if drains:
         launches = [Launch(times.call_s("counts", True), 0.0), *launches[read:], *launches[:read]]
+    elif held := next((n for n, launch in enumerate(launches, 1) if launch.reads), 0):
+        drains, launches = (
+            True,
+            [*launches[held:], *launches[: held - 1]],
+        )  # from one read to the next block's
     return launches, drains
 
 
@@ -399,11 +404,11 @@ def _phase_launches(
     traced = traces_checkpoint(pricer.shape.block(kind), software)
     flex = not dispatcher(pricer.scenario.communication.kernels).by_library
     for op, seconds in zip(operators, alone, strict=True):
-        launches += device_reads(op, software)
         part: GraphPart = "attention" if phase.startswith("attn") else "experts"
         if op.cls in ("gate_gemm", "topk"):
             part = "router"
         unseen = part in software.cuda_graphs or (traced and op.recompute)
+        launches += device_reads(op, software) if part not in software.cuda_graphs else []
         calls = () if unseen else calls_of(op, software.modules)
         if flex:
             calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
@@ -422,10 +427,13 @@ def device_reads(op: Operator, software: Software) -> list[Launch]:
 
     Biases of experts that are repeated by row take three: `repeat_interleave` checks its counts and reads
     their sum, and the last offset becomes a Python number (torchtitan 0.2.2
-    torchtitan/models/gpt_oss/model/moe.py, `_run_experts_grouped_mm`).
+    torchtitan/models/gpt_oss/model/moe.py, `_run_experts_grouped_mm`). Megatron core copies the offset of its
+    clamped activation from pageable memory, and the copy waits for the stream (NVIDIA/Megatron-LM@d7288711b
+    megatron/core/fusions/fused_bias_geglu.py, `torch.tensor(linear_offset, device=input.device)`; behind
+    15 ms of work it took the host 13 ms, lab/results/2026-11-26-h100-megatron-clamped.json.xz).
     """
     repeated = software.expert_biases == "repeated" and op.name in (
         "experts.gate_up.bias",
         "experts.down.bias",
     )
-    return [Launch(0.0, 0.0, reads=True)] if repeated else []
+    return [Launch(0.0, 0.0, reads=True)] if repeated or op.variant == "clamps_forward" else []

@@ -8,8 +8,8 @@ the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from moesim.simulator.model.operator import Operator, Phase
@@ -68,13 +68,30 @@ another."""
 NOT_RUN = frozenset({"experts.weight_gradient", "residual_scale", "residual_scale.backward"})
 """Kernels of DeepSeek's profile that torchtitan's code lacks. The weighted sum's backward has the gradients
 of routing weights; residual branches are added without a factor."""
-HALVES, HALVES_BACKWARD = (11.0, 9.0), (15.0, 15.0)
-"""Bytes read and written per element by RoPE that rotates halves in BF16 (torchtitan 0.2.2
-`models/qwen3/model/model.py` and `models/gpt_oss/model/model.py`, `apply_rotary_emb`). Forward: two products
-(2 + 2 each), a negation of one half (1 + 1), a join of the halves (2 + 2) and a sum (4 + 2). Backward: two
-products, the negation, each half copied into zeros (1 + 1 and 2 each), and two sums. Llama 3, Llama 4 and
-DeepSeek-V3 multiply complex numbers instead (`ROPE`)."""
-HALVES_KERNELS, HALVES_BACKWARD_KERNELS = 5, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """RoPE that rotates halves in BF16: bytes read and written per element, and kernels, each way."""
+
+    forward: tuple[float, float]
+    backward: tuple[float, float]
+    kernels: tuple[int, int]
+    variant: str
+
+
+HALVES = Halves((11.0, 9.0), (15.0, 15.0), (5, 9), "eager_halves")
+"""torchtitan 0.2.2 `models/qwen3/model/model.py` and `models/gpt_oss/model/model.py`, `apply_rotary_emb`.
+Forward: two products (2 + 2 each), a negation of one half (1 + 1), a join of the halves (2 + 2) and a sum
+(4 + 2). Backward: two products, the negation, each half copied into zeros (1 + 1 and 2 each), and two sums.
+Llama 3, Llama 4 and DeepSeek-V3 multiply complex numbers instead (`ROPE`)."""
+SCALED = Halves((13.0, 11.0), (15.0, 13.0), (12, 7), "scaled_halves")
+"""NVIDIA/Megatron-LM@d7288711b megatron/core/models/common/embeddings/rope_utils.py
+`_apply_rotary_pos_emb_bshd`: as above, then a join with the part that does not turn, which is empty, and six
+kernels for the small tables. Backward: two products, the negation, a join of both halves, zeros for the empty
+part, and two sums."""
+HAS_SINKS = frozenset({"attention.sinks.backward"})
+"""Operators by which gpt-oss is known."""
 
 
 HEAD_NORMS = frozenset({"qk_norm", "qk_norm.backward"})
@@ -82,26 +99,23 @@ HEAD_NORMS = frozenset({"qk_norm", "qk_norm.backward"})
 they have rates of their own."""
 
 
-def rotates_halves(operators: Operators) -> bool:
-    """Whether torchtitan's code of a layer rotates halves.
+def rotates_halves(operators: Operators, known_by: Collection[str]) -> bool:
+    """Whether a framework's code rotates halves in the models that have one of the operators `known_by`.
 
-    Its Qwen3, which norms queries and keys, and its gpt_oss, which has sinks, do.
+    torchtitan's Qwen3, which norms queries and keys, and gpt_oss, which has sinks, do.
     """
-    names = {op.name for ops in operators.values() for op in ops}
-    return bool(names & {"qk_norm", "attention.sinks.backward"})
+    return not {op.name for ops in operators.values() for op in ops}.isdisjoint(known_by)
 
 
-def in_halves(op: Operator) -> tuple[Operator, ...]:
+def in_halves(op: Operator, halves: Halves) -> tuple[Operator, ...]:
     """RoPE by halves in the place of a fused kernel."""
     if op.cls != "rope":
         return (op,)
-    elements = op.bytes_written / BF16
-    (read, written), kernels = (HALVES_BACKWARD, HALVES_BACKWARD_KERNELS)
-    variant = "eager_halves_backward"
-    if not op.name.endswith(".backward"):
-        (read, written), kernels, variant = HALVES, HALVES_KERNELS, "eager_halves"
+    elements, back = op.bytes_written / BF16, op.name.endswith(".backward")
+    read, written = halves.backward if back else halves.forward
     size = {"bytes_read": elements * read, "bytes_written": elements * written}
-    return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
+    variant = halves.variant + "_backward" * back
+    return (replace(op, **size, launches=halves.kernels[back], variant=variant),)  # type: ignore[arg-type]
 
 
 def eager(op: Operator) -> tuple[Operator, ...]:

@@ -29,7 +29,12 @@ def answers(revision: str) -> dict[str, Answer]:
         "router": Answer("chain", f"{config}: moe_router_fusion is off"),
         "pad_expert_rows": Answer(True, f"{config}: moe_router_padding_for_fp8 is off, so experts.py pads"),
         "expert_kernels": Answer("separate", f"{moe}/experts.py: TEGroupedMLP.forward"),
-        "expert_biases": Answer("split", f"{moe}/experts.py: _apply_bias"),
+        "expert_biases": Answer(
+            "split", f"{moe}/experts.py: _apply_bias; {core}/fusions/fused_bias_geglu.py"
+        ),
+        "scaled_rotary": Answer(
+            "halves", f"{core}/models/common/embeddings/rope_utils.py: a scale is not in the fused kernel"
+        ),
         "kernels": Answer("fused", f"{core}/fusions"),
         "gradient_sums": Answer(False, f"{core}/transformer/attention.py: linear_qkv is one layer"),
         **all_off(f"{reduction}/param_and_grad_buffer.py: its own buffers", *OF_FSDP),

@@ -8,7 +8,7 @@ from moesim.simulator.frameworks.registry import Answer, Release
 _NEMO = "NVIDIA/NeMo@d2b21556f nemo"
 _OVERLAP = f"{_NEMO}/lightning/pytorch/callbacks/megatron_comm_overlap.py"
 _RECIPE = f"{_NEMO}/collections/llm/recipes/llama3_70b.py"
-_LATER = ("expert_biases", "gradient_sync", "pad_expert_rows", "placeholder_gradients")
+_LATER = ("expert_biases", "gradient_sync", "pad_expert_rows", "placeholder_gradients", "scaled_rotary")
 """Answers of later releases of Megatron core whose code 0.12 does not have."""
 
 RELEASE = Release(

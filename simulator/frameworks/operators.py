@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from moesim.simulator.frameworks.eager import (
+    HALVES,
+    HAS_SINKS,
+    SCALED,
     Operators,
     accumulated_by_autograd,
     added_gradients,
@@ -43,12 +46,13 @@ def apply_framework(
     *,
     whole_gradients: bool = False,
     microbatches: int = 1,
+    wide_weights: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
     replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
-    added up before they are reduced. `microbatches`: those of a step.
+    added up before they are reduced. `microbatches`: those of a step. `wide_weights`: FP32 routing weights.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -65,7 +69,14 @@ def apply_framework(
         adapted = each(adapted, partial(routed_by, router=software.router))
     has_biases = any(op.name == "experts.down.bias" for op in adapted.get("mlp F", ()))
     if software.expert_biases != "fused" and has_biases:
-        adapted = each(adapted, partial(split_biases, how=software.expert_biases))
+        if software.expert_biases == "split":
+            adapted = each(adapted, partial(clamped_activation, clamped=CLAMPED["split"]))
+        how = "split-wide" if software.expert_biases == "split" and wide_weights else software.expert_biases
+        widths = {op.name: op.gemm.n for op in adapted["mlp F"] if op.gemm}
+        first = widths["experts.gate_up"] / (widths["experts.gate_up"] + widths["experts.down"])
+        adapted = each(adapted, partial(split_biases, how=how, first=first))
+    if software.scaled_rotary == "halves" and rotates_halves(adapted, HAS_SINKS):
+        adapted = each(adapted, partial(in_halves, halves=SCALED))
     if software.flat_parameters and zero_stage == 3:
         adapted = flat_gradients(
             adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce], divided=software.gradients_divided
@@ -75,15 +86,15 @@ def apply_framework(
     if software.kernels == "eager" or software.compiled_blocks:
         adapted = each(adapted, one_grouped_kernel)
     if software.kernels == "eager":
-        if rotates_halves(adapted):
-            adapted = each(adapted, in_halves)
+        if rotates_halves(adapted, {"qk_norm", *HAS_SINKS}):
+            adapted = each(adapted, partial(in_halves, halves=HALVES))
         adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
         adapted = each(adapted, eager)
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"
             adapted = each(adapted, partial(with_sum, joined_experts=joined))
         if software.expert_biases == "repeated":
-            adapted = each(adapted, clamped_activation)
+            adapted = each(adapted, partial(clamped_activation, clamped=CLAMPED["repeated"]))
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage, whole_gradients=whole_gradients)
         if software.single_groups_copied and zero_stage == 3:
@@ -186,6 +197,7 @@ class SplitBias:
     backward_bytes: float
     forward_kernels: int
     backward_kernels: int
+    variant: str = "add"
 
 
 SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
@@ -193,7 +205,11 @@ SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
     # it (4 + 2) and joins (2 + 2); backward joins the parts' gradients (2 + 2), multiplies them by weights
     # and by biases and sums both products (2 x 6). NVIDIA/Megatron-LM@core_v0.15.0
     # megatron/core/transformer/moe/experts.py:823 `_apply_bias`.
-    "split": {"down": SplitBias(12.0, 16.0, 2, 4)},
+    "split": {"down": SplitBias(12.0, 16.0, 2, 5, "split")},
+    # With FP32 weights forward writes and adds FP32 (4, 2 + 4 + 4), joins (4 + 4) and casts (4 + 2); backward
+    # casts (2 + 4), casts the rows' gradient (4 + 2) and joins it (2 + 2), and multiplies and sums twice
+    # (4 + 4 + 4 each).
+    "split-wide": {"down": SplitBias(28.0, 40.0, 2, 7, "split_wide")},
     # Automodel adds both, the second with FP32 weights: product (4), sum (6 + 4), join (4 + 4) and cast
     # (4 + 2) forward; backward casts to FP32 (2 + 4) and back (4 + 2), joins (2 + 2), one product and its sum
     # (12): the weights of its gate for benchmarks are constants without a gradient (`FakeBalancedGate`).
@@ -210,54 +226,86 @@ SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
 """Projections whose bias is added outside the GEMM, by `software.expert_biases`."""
 
 
-CLAMPED_FORWARD, CLAMPED_BACKWARD = (22.0, 14.0), (58.0, 42.0)
-"""Bytes read and written per element of the experts' intermediate rows by torchtitan's clamped SwiGLU (same
-file, `swiglu`). Forward: two clamps of every second column (4 + 2 each), two scalings, a sigmoid (2 + 2
-each) and two products (4 + 2 each). Backward: four products (16 + 8), gradients of sigmoid (4 + 2) and
-scaling (2 + 2), comparisons and choices of both clamps (20 + 8), a sum (4 + 2), both slices into zeroed
-buffers (4 + 16) and their sum (8 + 4)."""
-CLAMPED_FORWARD_KERNELS, CLAMPED_BACKWARD_KERNELS = 7, 18
-EAGER_FORWARD_BYTES, EAGER_BACKWARD_BYTES = 10.0, 18.0
-"""Bytes per such element of eager SwiGLU (`simulator/frameworks/eager.py`)."""
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """A clamped SwiGLU in single operators: bytes read and written per element of the experts' intermediate
+    rows, kernels, variants of the measured rates, and bytes that the operator in its place moves, forward and
+    backward; with `weights`, its backward also sums the gradients of routing weights."""
+
+    forward: tuple[float, float]
+    backward: tuple[float, float]
+    kernels: tuple[int, int]
+    variants: tuple[str, str]
+    instead_of: tuple[float, float]
+    weights: bool = False
 
 
-def clamped_activation(op: Operator) -> tuple[Operator, ...]:
-    """Torchtitan's clamped SwiGLU of routed experts, a kernel for every operator, for the eager one."""
+CLAMPED: dict[str, Clamped] = {
+    # torchtitan 0.2.2 `models/gpt_oss/model/moe.py`, `swiglu`. Forward: two clamps of every second column
+    # (4 + 2 each), two scalings, a sigmoid (2 + 2 each), two products (4 + 2 each). Backward: four products
+    # (16 + 8), gradients of sigmoid (4 + 2) and scaling (2 + 2), comparisons and choices of both clamps
+    # (20 + 8), a sum (4 + 2), both slices into zeroed buffers (4 + 16) and their sum (8 + 4). It stands in
+    # the place of eager SwiGLU (`eager.py`).
+    "repeated": Clamped(
+        (22.0, 14.0), (58.0, 42.0), (7, 18), ("clamped_forward", "clamped_backward"), (10.0, 18.0)
+    ),
+    # NVIDIA/Megatron-LM@d7288711b megatron/core/fusions/fused_bias_geglu.py `weighted_bias_quick_geglu_impl`
+    # (the same in 0d8e0714c and 458c8d0ec): two clamps and a join (4 + 4 each), and the compiled activation
+    # (4 + 2). Backward: the compiled kernels (6 + 4 and 6), comparisons and choices of both clamps (14 + 8),
+    # and the join of both gradients (4 + 4). Both fused kernels in its place move 6 and 12.
+    "split": Clamped(
+        (12.0, 10.0), (30.0, 16.0), (4, 11), ("clamps_forward", "clamps_backward"), (6.0, 12.0), weights=True
+    ),
+}  # fmt: skip
+"""The activation of models with biases of experts (gpt_oss alone), by `software.expert_biases`."""
+
+
+def clamped_activation(op: Operator, clamped: Clamped) -> tuple[Operator, ...]:
+    """Return what runs in the place of the activation of routed experts."""
     base = op.name.removesuffix(".recompute")
+    if base == "experts.weight_gradient" and clamped.weights:
+        return ()
     if base not in ("experts.swiglu", "experts.swiglu.backward"):
         return (op,)
-    (read, written), of_eager, kernels, variant = (
-        (CLAMPED_BACKWARD, EAGER_BACKWARD_BYTES, CLAMPED_BACKWARD_KERNELS, "clamped_backward")
-        if base.endswith("backward")
-        else (CLAMPED_FORWARD, EAGER_FORWARD_BYTES, CLAMPED_FORWARD_KERNELS, "clamped_forward")
-    )
-    elements = (op.bytes_read + op.bytes_written) / of_eager
+    back = base.endswith("backward")
+    read, written = clamped.backward if back else clamped.forward
+    elements = (op.bytes_read + op.bytes_written) / clamped.instead_of[back]
     size = {"bytes_read": elements * read, "bytes_written": elements * written}
+    kernels, variant = clamped.kernels[back], clamped.variants[back]
     return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
 
 
-def split_biases(op: Operator, how: str) -> tuple[Operator, ...]:
+def split_biases(op: Operator, how: str, first: float = 1.0) -> tuple[Operator, ...]:
     """Add the biases of experts by `how`, a key of `SPLIT_BIASES`, in a block that has such biases.
 
     Bytes per element were counted in the code: rows are split by expert, each part gets its bias, times the
-    weights of its tokens, and the parts are joined again.
+    weights of its tokens, and the parts are joined again. `first`: share of the first projection in the sums
+    that are the biases' gradients; Megatron core's bytes hold the second's.
     """
     base = op.name.removesuffix(".recompute")
     if base == "experts.down.bias":
         return ()
     if base == "experts.bias.wgrad" and how == "repeated":
         return (replace(op, variant="index_add"),)
+    if base == "experts.bias.wgrad" and how.removesuffix("-wide") == "split":
+        return (replace(op, bytes_read=op.bytes_read * first),)
     for projection, bias in SPLIT_BIASES[how].items():
         if base == f"experts.{projection}":
-            return op, _added(op, projection, bias.forward_bytes, bias.forward_kernels, how != "repeated")
+            by_expert = how != "repeated"
+            return op, _added(
+                op, projection, bias.forward_bytes, bias.forward_kernels, bias.variant, by_expert
+            )
         if not bias.backward_kernels:
             continue
         if base == f"experts.{projection}.dgrad":
-            return _added(op, projection, bias.backward_bytes, bias.backward_kernels), op
+            variant = bias.variant + ("_backward" if bias.variant != "add" else "")
+            return _added(op, projection, bias.backward_bytes, bias.backward_kernels, variant), op
     return (op,)
 
 
-def _added(gemm: Operator, projection: str, size: float, kernels: int, by_expert: bool = True) -> Operator:
+def _added(
+    gemm: Operator, projection: str, size: float, kernels: int, variant: str, by_expert: bool = True
+) -> Operator:
     """The kernels around a grouped GEMM; rows and columns are those of the projection's output."""
     assert gemm.gemm is not None
     shape = gemm.gemm
@@ -268,7 +316,7 @@ def _added(gemm: Operator, projection: str, size: float, kernels: int, by_expert
         name = f"experts.{projection}.bias.backward"
     op = move(
         name, "elementwise", gemm.direction, half, half,
-        variant="add", launches=kernels * (shape.groups if by_expert else 1), per_received_row=True,
+        variant=variant, launches=kernels * (shape.groups if by_expert else 1), per_received_row=True,
     )  # fmt: skip
     return replace(op, recompute=gemm.recompute)
 

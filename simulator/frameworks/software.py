@@ -92,10 +92,14 @@ class Software(Section):
     `use_transformer_engine_op_fuser`), for block-scaled FP8 on Blackwell."""
     expert_biases: Literal["fused", "split", "split-fp32", "repeated"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
-    `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);
+    `split`, rows are split by expert for the bias of the second projection and joined again, the activation
+    is clamped in single operators, and its offset, a new tensor, holds the host (Megatron core);
     `split-fp32`, for both projections, and with weights in FP32 (NeMo Automodel); `repeated`, biases are
     repeated by row, and with `kernels: eager` the activation between them is clamped in single operators
     (torchtitan's gpt_oss)."""
+    scaled_rotary: Literal["fused", "halves"] = "fused"
+    """Rotary embedding that YaRN scales (gpt-oss): one kernel, or `halves`, in single operators (Megatron
+    core, whose fused kernel takes no scale)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     gradient_sums: bool = False

@@ -17,6 +17,7 @@ RELEASE = Release(
         ),
         "router": Answer("chain", f"{_TITAN}/models/moe/moe.py: TokenChoiceTopKRouter"),
         "expert_biases": Answer("fused", f"{_TITAN}/models/moe/moe.py: none but in gpt_oss (`repeated`)"),
+        "scaled_rotary": Answer("fused", f"{_TITAN}/models/gpt_oss: halves, which `kernels: eager` counts"),
         "kernels": Answer("eager", f"{_CONFIG}: compile.enable is off"),
         "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
         "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),

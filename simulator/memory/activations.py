@@ -76,9 +76,10 @@ def _kept_by_op(
     yield from feed_forward.kept_by_op(shape.hidden)
 
 
-CLAMPED_ELEMENTS = 3
-"""BF16 elements that torchtitan's clamped SwiGLU keeps beyond those of eager SwiGLU, for each element of its
-output: the clamped gate, its sigmoid, their product and the raised second factor, less the SiLU."""
+CLAMPED_ELEMENTS = {"repeated": 3, "split": 2}
+"""BF16 elements that a clamped SwiGLU keeps beyond eager or fused SwiGLU, for each element of its output, by
+`software.expert_biases`. torchtitan: the clamped gate, its sigmoid, their product and the raised second
+factor, less the SiLU. Megatron core: both clamped branches, beside those that its clamps read."""
 
 
 def activation_bytes(
@@ -119,10 +120,13 @@ def activation_bytes(
     )
     if software.dtensor and plan.tp > 1 and policy == "op" and block.layer is not None:
         kept += tokens * row_bytes(block.layer.halves * shape.hidden, "bf16") / cut["tokens"]
-    clamps = software.expert_biases == "repeated" and software.kernels == "eager" and policy == "none"
-    if clamps and block.routed and shape.moe is not None:
-        clamped = CLAMPED_ELEMENTS * shape.moe.routed_rows * shape.moe.expert_ffn
-        kept += tokens * row_bytes(clamped, "bf16") / plan.tp
+    clamped = CLAMPED_ELEMENTS.get(software.expert_biases, 0) if block.routed else 0
+    again = policy != "none" if isinstance(policy, str) else not {"moe_act", "moe"}.isdisjoint(policy)
+    if software.expert_biases == "repeated" and software.kernels != "eager":
+        clamped = 0
+    if clamped and not again and shape.moe is not None and shape.moe.expert_bias:
+        elements = clamped * shape.moe.routed_rows * shape.moe.expert_ffn
+        kept += tokens * row_bytes(elements, "bf16") / plan.tp
     if software.dropout:
         # The embedding has a mask, and a layer one behind each half. Policies that recompute pointwise work
         # draw those of a layer again from the generator's saved state.

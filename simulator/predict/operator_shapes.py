@@ -12,7 +12,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, HALVES_BACKWARD, ROW_BYTES
+from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, ROW_BYTES
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
@@ -30,8 +30,8 @@ ELEMENT_BYTES = {
     "norm/eager_head_forward": 4.0,
     "norm/eager_head_backward": 6.0,
     "rope/eager": 20.0,
-    "rope/eager_halves": sum(HALVES),
-    "rope/eager_halves_backward": sum(HALVES_BACKWARD),
+    "rope/eager_halves": sum(HALVES.forward),
+    "rope/eager_halves_backward": sum(HALVES.backward),
     "swiglu/eager_forward": 10.0,
     "swiglu/eager_backward": 18.0,
     "topk/eager_forward": 48.0,

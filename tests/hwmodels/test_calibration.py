@@ -130,9 +130,9 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        # Both since 2026-11-26, when they got `efa-kernels` and `h200-eager` was measured anew.
-        ("h800-trace", "3c2e47410c89b321368a1e783e3473de85ccf63b8096a277a317b70ec4b2bd47"),
-        ("h200-8gpu", "929b2cb009f107813caa14795daf53a2ca983deadc762a8ad54b05d02308b6b7"),
+        # Both since 2026-11-26, when they got the shares and rates of gpt-oss's clamps.
+        ("h800-trace", "5dc11ba51f58b688cf590ccef3936268c7381aca573ed049db7966663b9003b3"),
+        ("h200-8gpu", "99f04dcae0c374fe6e73426d527ec89eb962257e3353ad8d63c377a21eded820"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

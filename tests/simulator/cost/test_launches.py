@@ -233,12 +233,36 @@ def test_a_read_holds_the_host_until_the_device_is_done() -> None:
     assert launch_stall_s(read) == pytest.approx(1.0 + 2.0)  # it comes 2 s after the first has ended
 
 
-def test_only_biases_that_are_repeated_by_row_read_the_device() -> None:
+def test_repeated_biases_and_megatrons_clamped_activation_read_the_device() -> None:
     bias = Operator("experts.down.bias", "elementwise", "F", "bf16", variant="add")
     assert [one.reads for one in device_reads(bias, Software(expert_biases="repeated"))] == [True]
     assert device_reads(bias, Software(expert_biases="split")) == []
+    clamps = Operator("experts.swiglu", "swiglu", "F", "bf16", variant="clamps_forward")
+    assert [one.reads for one in device_reads(clamps, Software(expert_biases="split"))] == [True]
     norm = Operator("ffn_norm", "norm", "F", "bf16")
     assert device_reads(norm, Software(expert_biases="repeated")) == []
+
+
+def test_a_read_in_a_backward_that_repeats_the_activation_drains_the_queue() -> None:
+    def backward(*changes: str) -> PassLaunches:
+        pricer = prepare(
+            moesim.load(
+                {
+                    "model": "gpt-oss-20b",
+                    "cluster": {"accelerator": "h100-sxm", "nodes": 1},
+                    "parallel": {"ep": 8, "zero_stage": 1},
+                    "batch": {"sequences": 8, "sequence_length": 4096},
+                    "software": {"framework": "megatron-core-0.17"},
+                },
+                *changes,
+            )
+        ).pricer
+        return pass_launches(pricer, load_host("xeon-8480c"), pricer.shape.main_layer_kind, {}, {})[1]
+
+    assert not backward("recompute=none").drains
+    again = backward("recompute=[moe_act]")
+    assert again.drains and not any(one.reads for one in again.launches)
+    assert not backward("recompute=[moe_act]", "software.expert_biases=fused").drains
 
 
 # -- pipelines, and what Megatron core adds by module ---------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import fsum
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 
@@ -44,8 +46,9 @@ def phases(shape: ModelShape, recipe: Precision, **options: bool) -> Phases:
     return {str(phase): ops for phase, ops in found.items()}
 
 
-def adapted(shape: ModelShape, software: Software) -> Phases:
-    found = apply_framework(phases(shape, BF16), software, BF16, 1, 0.0, 0.0)  # type: ignore[arg-type]
+def adapted(shape: ModelShape, software: Software, wide_weights: bool = False) -> Phases:
+    plain: Any = phases(shape, BF16)
+    found = apply_framework(plain, software, BF16, 1, 0.0, 0.0, wide_weights=wide_weights)
     return {str(phase): ops for phase, ops in found.items()}
 
 
@@ -84,16 +87,54 @@ def test_a_scale_of_the_tensor_itself_reads_it_once_more_before_every_cast() -> 
     assert moved(current) - moved(delayed) == pytest.approx(norm_fed + experts_and_others)
 
 
-@pytest.mark.parametrize(("how", "up", "down"), [("split", 0.0, 28.0), ("split-fp32", 14.0, 56.0)])
-def test_biases_added_by_expert_split_and_join_the_rows(how: str, up: float, down: float) -> None:
-    plain, split = phases(GPT_OSS, BF16), adapted(GPT_OSS, Software(expert_biases=how))
+@pytest.mark.parametrize(
+    ("how", "wide", "up", "down", "activation"),
+    [
+        ("split", False, 0.0, 28.0 - 2.0, 22 - 6 + 46 - 12 - 4),  # Megatron core: clamps in single operators
+        ("split", True, 0.0, 68.0 - 2.0, 22 - 6 + 46 - 12 - 4),
+        ("split-fp32", False, 14.0, 56.0, 0),
+    ],
+)
+def test_biases_added_by_expert_split_and_join_the_rows(
+    how: str, wide: bool, up: float, down: float, activation: float
+) -> None:
+    plain, split = phases(GPT_OSS, BF16), adapted(GPT_OSS, Software(expert_biases=how), wide_weights=wide)
     h = f = 2880
-    removed = moved(plain, "experts.down.bias")
+    weights = (
+        4.0 * ROWS * (activation > 0)
+    )  # gradients of routing weights, written by the activation's kernel
+    removed = moved(plain, "experts.down.bias") + weights
     assert removed > 0.0
-    assert moved(split) - moved(plain) + removed == pytest.approx(ROWS * (up * 2 * f + down * h))
+    assert moved(split) - moved(plain) + removed == pytest.approx(
+        ROWS * (up * 2 * f + down * h + activation * f)
+    )
     by_expert = [op for op in split["mlp F"] if op.name == "experts.down.bias"]
     assert [op.launches for op in by_expert] == [2 * 4]  # four experts of this GPU
     assert adapted(QWEN, Software(expert_biases=how)) == phases(QWEN, BF16)
+
+
+def test_a_clamped_activation_keeps_its_clamped_branches_unless_it_is_repeated() -> None:
+    def kept(shape: ModelShape, recompute: Recompute, how: str) -> float:
+        plan, software = ParallelPlan(ep=8), Software(expert_biases=how)
+        return activation_bytes(shape, shape.main_layer_kind, BF16, recompute, plan, TOKENS, software)
+
+    routed = TOKENS * 4 * 2880
+    assert kept(GPT_OSS, "none", "split") - kept(GPT_OSS, "none", "fused") == 2 * 2 * routed
+    for recompute in (("moe_act",), "full"):
+        assert kept(GPT_OSS, recompute, "split") == kept(GPT_OSS, recompute, "fused")
+    assert kept(QWEN, "none", "split") == kept(QWEN, "none", "fused")
+
+
+def test_megatron_rotates_halves_where_yarn_scales_them() -> None:
+    software = Software(scaled_rotary="halves")
+    turned = [op for ops in adapted(GPT_OSS, software).values() for op in ops if op.cls == "rope"]
+    elements = {"rope_q": TOKENS * 64 * 64, "rope_k": TOKENS * 8 * 64}
+    for op in turned:
+        back = op.name.endswith(".backward")
+        whole = elements[op.name.removesuffix(".backward")] * (28 if back else 24)
+        assert (op.bytes_read + op.bytes_written, op.launches) == (whole, 7 if back else 12)
+    assert len(turned) == 4
+    assert adapted(QWEN, software) == phases(QWEN, BF16)
 
 
 def test_repeated_biases_are_added_by_row_and_the_activation_is_clamped() -> None:
