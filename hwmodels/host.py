@@ -52,6 +52,7 @@ CallKind = Literal[
     "megatron shared expert",  # the same of a shared expert
     "megatron tensor",  # a tensor-parallel collective with its linear layer's Python
     "megatron checkpoint",  # a routed layer that Megatron core checkpoints whole
+    "megatron module",  # a module that it checkpoints by itself
     "megatron parameter",  # hook of a parameter's gradient in Megatron core's buckets
     "megatron micro-batch",  # what its schedule without a pipeline adds to a micro-batch
     "megatron action",  # what its pipeline schedules add to a forward or a backward

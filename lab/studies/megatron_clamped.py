@@ -1,6 +1,6 @@
 """Times what Megatron core runs around gpt-oss's attention and experts beside fused kernels, on one GPU.
 
-    python -m lab.studies.megatron_clamped --out DIR
+    python -m lab.studies.megatron_clamped --out DIR [--part sync checkpoints pieces gemms]
 
 The pieces are retyped from NVIDIA/Megatron-LM@d7288711b (the same code in 0d8e0714c, the Megatron core of NeMo
 25.11): `rope_utils.py` `_apply_rotary_pos_emb_bshd`, which YaRN's scale keeps from the fused kernel;
@@ -8,7 +8,8 @@ The pieces are retyped from NVIDIA/Megatron-LM@d7288711b (the same code in 0d8e0
 and the GEMMs of `TEGroupedMLP` as Transformer Engine runs them, one cuBLAS call an expert on four streams.
 Times of pieces are sums of the profiler's kernel durations, each piece behind a kernel that overwrites L2;
 times of GEMMs are CUDA events. `sync` is how long the host stays in `torch.tensor(1.0, device="cuda")` behind
-queued work. It needs torch alone.
+queued work; `checkpoints` is the host's time of modules that are checkpointed by themselves
+(`tensor_parallel/random.py`, `CheckpointWithoutOutput`). It needs torch alone.
 """
 
 from __future__ import annotations
@@ -240,6 +241,99 @@ def gemms() -> list[dict[str, Any]]:
     return rows
 
 
+# --- checkpoints of modules -----------------------------------------------------------------------
+
+
+def rng_states() -> tuple[Any, ...]:
+    """`_get_all_rng_states`, with two named states as Megatron core's tracker holds."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state("cuda"), dict(TRACKED)
+
+
+TRACKED: dict[str, torch.Tensor] = {}
+
+
+def set_rng_states(cpu: torch.Tensor, cuda: torch.Tensor, tracked: dict[str, torch.Tensor]) -> None:
+    """`_set_all_rng_states`."""
+    torch.set_rng_state(cpu)
+    torch.cuda.default_generators[torch.cuda.current_device()].set_state(cuda)
+    TRACKED.update(tracked)
+
+
+class Without(torch.autograd.Function):
+    """`CheckpointWithoutOutputFunction`."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Call, holder: Any, *args: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = run(*args)
+        ctx.save_for_backward(*(a.detach().requires_grad_(a.requires_grad) for a in args))
+        holder.ctx = ctx
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        torch.autograd.backward(ctx.outputs, grad)
+        return None, None, *(a.grad for a in ctx.inputs)
+
+
+class CheckpointWithoutOutput:
+    """Megatron core's `tensor_parallel/random.py`, without FP8 and CUDA graphs."""
+
+    def checkpoint(self, run: Call, *args: torch.Tensor) -> torch.Tensor:
+        self.run, self.states = run, rng_states()
+        self.out = Without.apply(run, self, *args)
+        return self.out
+
+    def recompute(self, _: torch.Tensor) -> None:
+        current = rng_states()
+        set_rng_states(*self.states)
+        inputs = tuple(t.detach().requires_grad_(t.requires_grad) for t in self.ctx.saved_tensors)
+        with torch.enable_grad():
+            again = self.run(*inputs)
+        set_rng_states(*current)
+        self.out.untyped_storage().resize_(again.untyped_storage().nbytes())
+        with torch.no_grad():
+            self.out.untyped_storage().copy_(again.untyped_storage())
+        self.ctx.outputs, self.ctx.inputs = again, inputs
+
+    def discard(self, hook: torch.Tensor) -> None:
+        self.out.untyped_storage().resize_(0)
+        hook.register_hook(self.recompute)
+
+
+def checkpoints() -> dict[str, float]:
+    """Host microseconds of a norm and an activation before a GEMM, plain and checkpointed by themselves."""
+    TRACKED.update({name: torch.cuda.get_rng_state() for name in ("model-parallel-rng", "expert-parallel-rng")})
+    x, w, g = random(64, 1, 256, grad=True), random(256, 256, grad=True), random(256, grad=True)
+    modules: dict[str, Call] = {
+        "norm": lambda t: torch.nn.functional.rms_norm(t, (256,), g),
+        "silu": torch.nn.functional.silu,
+    }
+    found = {"pointwise": host_us(lambda: torch.nn.functional.silu(x))}
+    for name, module in modules.items():
+        for how in ("plain", "checkpoint"):
+
+            def forward(module: Call = module, how: str = how) -> torch.Tensor:
+                if how == "plain":
+                    return torch.nn.functional.linear(module(x), w)
+                own = CheckpointWithoutOutput()
+                out = torch.nn.functional.linear(own.checkpoint(module, x), w)
+                own.discard(out)
+                return out
+
+            found[f"{name} {how} forward"] = host_us(forward)
+            times = []
+            for _ in range(60):
+                out = forward()
+                grad = torch.ones_like(out)
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                out.backward(grad)
+                times.append(1e6 * (time.perf_counter() - begin))
+            found[f"{name} {how} backward"] = statistics.median(times)
+    return found
+
+
 def synchronises() -> dict[str, float]:
     """Milliseconds on the host of the offset's tensor behind queued work, and of the queue itself."""
     a = random(8192, 8192)
@@ -264,7 +358,9 @@ def main() -> None:
     """Measure and write megatron_clamped.json after every part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    parser.add_argument("--part", nargs="*", default=[])
+    options = parser.parse_args()
+    out, chosen = options.out, options.part
     query = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
     smi = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     about = {
@@ -272,20 +368,16 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "command": " ".join(sys.argv),
     }  # fmt: skip
     data: dict[str, Any] = {"about": about}
-    for name, part in (("sync", synchronises), ("pieces", pieces), ("gemms", gemms)):
+    parts: dict[str, Call] = {
+        "sync": synchronises, "checkpoints": checkpoints, "pieces": pieces, "gemms": gemms,
+    }  # fmt: skip
+    for name in (n for n in parts if not chosen or n in chosen):
+        part = parts[name]
         data[name] = part()
         about[f"gpu after {name}"] = subprocess.run(smi, capture_output=True, text=True).stdout.strip()
         (out / "megatron_clamped.json").write_text(json.dumps(data, indent=1))
         print(name, "done", flush=True)
-    for row in data["pieces"]:
-        f, b = row["forward"], row["backward"]
-        known = {k: v for k, v in row.items() if k in ("piece", "batch", "heads", "experts", "weights")}
-        print(*known.values(), f"F {f['us']:.0f} us {f['launches']:.0f} launches host {row['forward_host_us']:.0f};"
-              f" B {b['us']:.0f} us {b['launches']:.0f} host {row['backward_host_us']:.0f}")
-    for row in data["gemms"]:
-        print(row["gemm"], row["rows"], row["what"], f"{row['us']:.0f} us one stream {row['one_stream_us']:.0f} {row['tflops']:.0f} TF/s")
-    print(data["sync"], about)
-
+    print(json.dumps({k: v for k, v in data.items() if k not in ("pieces", "gemms")}, indent=1))
 
 if __name__ == "__main__":
     main()

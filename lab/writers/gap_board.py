@@ -21,9 +21,10 @@ COLUMNS = ("id", "title", "trainer", "tuned", "tuned_s", "winner", "winner_s", "
 
 
 def line_of(gap: ExpertGap) -> dict[str, str]:
-    """One line of the file; a plan that was not searched has its reason in place of the shares."""
+    """One line of the file; a plan without a claim has its reason in place of the shares."""
     if gap.tuned_s is None or gap.winner_s is None or gap.gain is None:
-        return {"id": gap.id, "title": gap.title, "trainer": gap.trainer, "shares": gap.refused}
+        known = {} if gap.tuned_s is None else {"tuned": gap.tuned, "tuned_s": f"{gap.tuned_s:.4f}"}
+        return {"id": gap.id, "title": gap.title, "trainer": gap.trainer, **known, "shares": gap.refused}
     band = gap.behind
     return {
         "id": gap.id, "title": gap.title, "trainer": gap.trainer, "tuned": gap.tuned,
@@ -54,6 +55,7 @@ def section() -> list[str]:
     """The section of docs/validation.md."""
     teams = {plan.id: plan for plan in tuned_plans()}
     rows = [row for row in lines().values() if row["gain"]]
+    left = [row for row in lines().values() if not row["gain"]]
     gains = [ExpertGap(id="", title="", trainer="", team="", remark="", gain=float(r["gain"])) for r in rows]
     total = summary(gains)
     cells = [
@@ -72,13 +74,15 @@ def section() -> list[str]:
         "`moesim validate",
         "--expert-gap` prints it anew, `python -m lab.writers.gap_board` stores it.",
         "",
-        f"{total['plans']} plans: the claim is {total['median']:.1%} at the median and {total['worst']:.1%} at most."
+        f"{total['plans']} plans: the claim is {total['median']:.1%} at the median and {total['worst']:.1%} at most. "
+        f"{len(left)} more have no claim."
         if rows
         else "No plan was searched yet.",
         "",
         "| plan | job | tuned by | tuned | winner | claim | by which keys |",
         "|---|---|---|---|---|---|---|",
         *cells,
+        *(f"| {r['id']} | {r['title']} | {teams[r['id']].team} | {r['tuned']} |  |  | {r['shares']} |" for r in left),
         "",
         *(f"- `{plan.id}`: {plan.remark}." for plan in teams.values() if plan.remark),
         *([""] if any(plan.remark for plan in teams.values()) else []),

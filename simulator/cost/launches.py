@@ -222,7 +222,7 @@ def _pass(
     launches: list[Launch] = []
     around = Launch(around_block_s(pricer, block, times, forward), 0.0)
     inner = feed_forward_checkpoints(block, scenario.recompute)
-    inner_s = inner * times.call_s("checkpoint", forward)
+    inner_s = inner * times.call_s(module_checkpoint(software), forward)
     extra = times.call_s(policy, forward) if policy else 0.0
     read = 0  # launches before the host reads the counts
     for phase in FORWARD if forward else BACKWARD:
@@ -334,6 +334,11 @@ def block_family(block: BlockShape, software: Software) -> BlockFamily:
     return "routed" if block.routed else "dense"
 
 
+def module_checkpoint(software: Software) -> CallKind:
+    """The call that checkpoints a module by itself."""
+    return "megatron module" if software.modules == "megatron-core" else "checkpoint"
+
+
 def traces_checkpoint(block: BlockShape, software: Software) -> bool:
     """Whether the compiler takes a block's checkpoint into its graphs, so that no policy runs on the host.
 
@@ -370,7 +375,9 @@ def around_block_s(pricer: Pricer, block: BlockShape, times: HostTimes, forward:
     if measured_checkpoint(block, recompute, software) is None and not traced:
         outer = checkpoints(block, recompute) - feed_forward_checkpoints(block, recompute)
         again = block.routed and recompute == "full" and software.modules == "megatron-core"
-        seconds += outer * times.call_s("megatron checkpoint" if again else "checkpoint", forward)
+        of_layer: CallKind = "megatron checkpoint" if again else "checkpoint"
+        own = of_layer if isinstance(recompute, str) else module_checkpoint(software)
+        seconds += outer * times.call_s(own, forward)
     if plan.zero_stage and software.parameters_copied:
         held: CallKind = "fsdp" if plan.zero_stage == 3 else "fsdp kept"
         seconds += (1 + (block.routed and plan.ep > 1)) * times.call_s(held, forward)

@@ -13,6 +13,7 @@ from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import gib
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.common.processes import without_cyclic_collection, worker_pool
 from moesim.simulator.model.recompute import parse_recompute, recompute_label
@@ -38,6 +39,9 @@ ROUNDS = 3
 
 SIMULATED = 3
 """Families of plans that the engine simulates in each search; the closed form alone is not sure enough."""
+
+INCOMPARABLE = "not comparable"
+"""Begins the reason of a claim over a plan whose own memory is not predicted right."""
 
 OF_TENSOR = ("sequence_parallel",)
 """Keys of a plan that follow its degree of tensor parallelism."""
@@ -230,7 +234,7 @@ def _between(tuned: Scenario, winner: Scenario, changed: Iterable[str]) -> Scena
 
 
 def gap_of(tuned: TunedPlan) -> ExpertGap:
-    """What the planner claims over one tuned plan; a plan that cannot be searched gets the reason."""
+    """What the planner claims over one tuned plan, or why there is no claim."""
     common = {"id": tuned.id, "trainer": tuned.trainer, "team": tuned.team, "remark": tuned.remark}
     try:
         own, trainer = scenario_of(tuned), trainer_named(tuned.trainer)
@@ -241,10 +245,17 @@ def gap_of(tuned: TunedPlan) -> ExpertGap:
             f"{own.shape.name}, {machine.n_gpus} {machine.accelerator.name}, {own.recipe.linear}, "
             f"{own.batch.sequences} x {own.batch.sequence_length}"
         )
-        best, own_s = winner_of(own, trainer), run_step(own).time_s
+        step = run_step(own)
+        said = {"title": title, "tuned": _label(own), "tuned_s": step.time_s}
+        own_s, memory = step.time_s, step.prepared.memory
+        if not memory.fits:
+            sizes = f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB"
+            return ExpertGap(
+                **common, **said, refused=f"{INCOMPARABLE}: it ran and is predicted not to fit ({sizes})"
+            )
+        best = winner_of(own, trainer)
     except (InputError, InfeasibleError) as error:
         return ExpertGap(**common, title=tuned.id, refused=str(error))
-    said = {"title": title, "tuned": _label(own), "tuned_s": own_s}
     if best is None:
         return ExpertGap(**common, **said, winner=_label(own), winner_s=own_s, gain=0.0)
     gain = own_s / best.time_s - 1.0

@@ -50,6 +50,8 @@ class Published(Frozen):
     shard_optimizer_over_groups: bool | None = None
     sequence_parallel: bool | None = None
     mbs: PositiveInt | None = None
+    run_mbs: PositiveInt | None = None
+    """Micro-batch in the place of a table's that contradicts the table's other columns."""
     vpp: PositiveInt | None = None
     ep: PositiveInt | None = None
     expert_tp: PositiveInt | None = None
@@ -181,15 +183,21 @@ def differs_from(row: OpenRow) -> tuple[str, ...]:
     """Notes on where a table's plan differs from its configuration's; the table's plan is priced."""
     published = published_of(row)
     plans = (
-        ("micro-batch", row.mbs, published.mbs),
+        ("micro-batch", row.mbs, None if published.run_mbs else published.mbs),
         ("virtual stages", row.vpp, published.vpp),
         ("expert-parallel degree", row.ep, published.ep),
     )
-    return tuple(
+    found = [
         f"the table has {what} {stated}, the configuration of its release {other}: priced with the table's"
         for what, stated, other in plans
         if stated and other and stated != other
-    )
+    ]
+    if published.run_mbs:
+        found.append(
+            f"the table's micro-batch {row.mbs} contradicts its accumulation and global batch: priced with "
+            f"{published.run_mbs}, its release's"
+        )
+    return tuple(found)
 
 
 @lru_cache(maxsize=1)

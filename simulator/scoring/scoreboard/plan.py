@@ -372,7 +372,7 @@ def plan_of(row: OpenRow) -> ParallelPlan:
         ep=row.ep or published.ep or 1,
         cp=row.cp,
         vpp=row.vpp,
-        microbatch=row.mbs,
+        microbatch=published.run_mbs or row.mbs,
         zero_stage=zero,
         shard_group=None if group == row.n_gpus // row.pp else group,
         # Where a table names the replicas of a shard, they hold its optimizer states too.

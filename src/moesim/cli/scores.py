@@ -135,7 +135,7 @@ def print_gaps(ids: Sequence[str], as_json: bool, workers: int) -> None:
     for gap in gaps:
         print_text(f"\n{gap.id}: {gap.title}, {gap.trainer}; tuned by {gap.team}")
         if gap.gain is None:
-            print_text(f"  not searched: {gap.refused}")
+            print_text(f"  {gap.refused}" if gap.tuned else f"  not searched: {gap.refused}")
             continue
         band = "" if gap.behind is None else f" ({percent(gap.behind.p10)} to {percent(gap.behind.p90)})"
         print_text(f"  tuned   {gap.tuned}: {gap.tuned_s:.3f} s")

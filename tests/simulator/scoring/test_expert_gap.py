@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from lab.writers.gap_board import line_of
 
 import moesim
 from moesim.cli import main
@@ -86,6 +89,20 @@ def test_a_small_claim_end_to_end(small: Scenario, monkeypatch: pytest.MonkeyPat
     assert gap.gain == pytest.approx(gap.tuned_s / gap.winner_s - 1.0) and gap.gain >= 0.0
     assert gap.tuned == "TP2 PP2 MBS1 ZeRO-1 none"
     assert sum(share.saved for share in gap.shares) == pytest.approx(1.0 - gap.winner_s / gap.tuned_s)
+
+
+def test_a_tuned_plan_that_is_predicted_not_to_fit_is_not_comparable(
+    small: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = small.overridden("batch.sequence_length=131072", "parallel.microbatch=2")
+    monkeypatch.setattr(expert_gap, "scenario_of", lambda tuned: large)
+    monkeypatch.setattr(expert_gap, "winner_of", lambda *_: pytest.fail("nothing to compare with"))
+    gap = gap_of(TunedPlan(id="large", trainer="megatron@0.20", team="us"))
+    assert gap.gain is None and gap.tuned_s is not None and gap.tuned.startswith("TP2 PP2 MBS2")
+    assert re.match(r"not comparable: it ran and is predicted not to fit \([\d.]+ of 80.0 GiB\)", gap.refused)
+    line = line_of(gap)
+    assert (line["tuned"], line["shares"], line.get("gain")) == (gap.tuned, gap.refused, None)
+    assert summary([gap]) == {"plans": 0}
 
 
 def test_the_summary_leaves_out_what_was_not_searched() -> None:

@@ -23,6 +23,7 @@ from moesim.simulator.scoring.scoreboard.plan import (
     expert_tp_of,
     hardware_of,
     left_out,
+    plan_of,
     machine_of,
     policies_of,
     recompute_of,
@@ -153,6 +154,10 @@ def test_what_is_stated_and_not_expressed_is_said_with_the_row() -> None:
     plan = scenario_of(ROWS["dgxc-066"], "none").parallel
     assert (plan.shard_group, plan.shard_optimizer_over_groups) == (128, False)
     assert left_out(ROWS["dgxc-001"]) == ()
+    # A table that contradicts itself gives way to its release's configuration, others do not.
+    assert (ROWS["mbridge-100"].mbs, plan_of(ROWS["mbridge-100"]).microbatch) == (4, 1)
+    assert any("contradicts its accumulation" in note for note in left_out(ROWS["mbridge-100"]))
+    assert plan_of(ROWS["mbridge-077"]).microbatch == ROWS["mbridge-077"].mbs == 2
     stated = [s for row in ROWS.values() for s in settings_of(row) if s.here == LEFT_OUT]
     assert {s.note for s in stated} == {note for row in ROWS.values() for note in left_out_of(row)}
 
