@@ -67,14 +67,8 @@ def apply_framework(
         adapted = each(adapted, padded_rows)
     if software.router != "chain":
         adapted = each(adapted, partial(routed_by, router=software.router))
-    has_biases = any(op.name == "experts.down.bias" for op in adapted.get("mlp F", ()))
-    if software.expert_biases != "fused" and has_biases:
-        if software.expert_biases == "split":
-            adapted = each(adapted, partial(clamped_activation, clamped=CLAMPED["split"]))
-        how = "split-wide" if software.expert_biases == "split" and wide_weights else software.expert_biases
-        widths = {op.name: op.gemm.n for op in adapted["mlp F"] if op.gemm}
-        first = widths["experts.gate_up"] / (widths["experts.gate_up"] + widths["experts.down"])
-        adapted = each(adapted, partial(split_biases, how=how, first=first))
+    if software.expert_biases != "fused":
+        adapted = biased_experts(adapted, software.expert_biases, wide_weights)
     if software.scaled_rotary == "halves" and rotates_halves(adapted, HAS_SINKS):
         adapted = each(adapted, partial(in_halves, halves=SCALED))
     if software.flat_parameters and zero_stage == 3:
@@ -273,6 +267,18 @@ def clamped_activation(op: Operator, clamped: Clamped) -> tuple[Operator, ...]:
     size = {"bytes_read": elements * read, "bytes_written": elements * written}
     kernels, variant = clamped.kernels[back], clamped.variants[back]
     return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
+
+
+def biased_experts(operators: Operators, how: str, wide_weights: bool) -> dict[Phase, tuple[Operator, ...]]:
+    """What a framework runs around experts with biases; blocks without such experts stay as they are."""
+    widths = {op.name: op.gemm.n for op in operators.get("mlp F", ()) if op.gemm}
+    if not any(op.name == "experts.down.bias" for op in operators.get("mlp F", ())):
+        return dict(operators)
+    if how == "split":
+        operators = each(operators, partial(clamped_activation, clamped=CLAMPED[how]))
+        how = "split-wide" if wide_weights else how
+    first = widths["experts.gate_up"] / (widths["experts.gate_up"] + widths["experts.down"])
+    return each(operators, partial(split_biases, how=how, first=first))
 
 
 def split_biases(op: Operator, how: str, first: float = 1.0) -> tuple[Operator, ...]:
