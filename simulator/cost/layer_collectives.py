@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import fsum, sqrt
 from typing import NamedTuple
 
@@ -122,6 +123,10 @@ class LayerCollectives:
                 exposed[first], exposed[second], forward, backward = self._half_layer(part, core, *tensor)
                 moved[first] += [price.moved(TENSOR) for price in forward]
                 moved[second] += [price.moved(TENSOR) for price in backward]
+        joined = self._joined() if block.is_mtp and plan.tp > 1 and scenario.software.end_collectives else {}
+        for phase, own in joined.items():
+            exposed[phase] += sum_s(own)
+            moved[phase] += [price.moved(TENSOR) for price in own]
         again = repeated_communication(block, scenario.recompute)
         if again.feed_forward:
             exposed["mlp I"] += exposed["mlp F"]
@@ -136,7 +141,7 @@ class LayerCollectives:
         exposed["attn I"] += again.context * behind[0]
         moved["attn F"].append(context.moved(CONTEXT))
         moved["attn I"] += [context.moved(CONTEXT)] * (1 + again.context)
-        priced = [*tensor, context]
+        priced = [*tensor, context, *chain(*joined.values())]
         if block.routed:
             rows = self._rows()
             priced.append(rows)
@@ -236,6 +241,24 @@ class LayerCollectives:
             )
         backward = [gather, *columns, *(inputs if gathered_again else []), *gradients]
         return *exposed, [*inputs, scatter], backward
+
+    def _joined(self) -> dict[Phase, list[CostedSeconds]]:
+        """Collectives around an MTP module's embedding and projection, which nothing hides (eq. X35).
+
+        The gather of the stored input for the weight gradient hides behind the input gradient. Source:
+        NVIDIA/Megatron-LM@377af02ad megatron/core/transformer/multi_token_prediction.py:899 to 928.
+        """
+        hidden = self.pricer.shape.hidden
+        joined, gradient = self._tensor_bytes(2 * hidden)
+        rows = gradient / 2.0
+        gather, both = self._ring("all_gather", rows), self._ring("all_reduce", rows)
+        if not self.pricer.scenario.parallel.sequence_parallel:
+            return {"attn F": [both, gather], "attn I": [self._ring("all_reduce", gradient)]}
+        scatter = self._ring("reduce_scatter", rows)
+        return {
+            "attn F": [scatter, self._ring("all_gather", joined), gather],
+            "attn I": [gather, self._ring("reduce_scatter", gradient), gather],
+        }
 
     def _with_pieces(self, moved: HalfCollectives) -> HalfCollectives:
         """Add what pieces cost of the gather and scatter of a micro-batch's activations (eq. X6)."""

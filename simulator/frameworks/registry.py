@@ -19,6 +19,7 @@ RELEASES = (
     "megatron-core-0.16",
     "megatron-core-0.17",
     "megatron-bridge-0.4",
+    "megatron-bridge-0.6",
     "nemo-25",
     "deepspeed-0.19",
 )

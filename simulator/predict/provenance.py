@@ -112,12 +112,15 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     host = load_host(prepared.scenario.path(name))
     rows: list[tuple[str, float, str, CompiledBlock | HostCall | InBlock | SourcedFraction]] = []
     if host.factor is not None:
-        rows.append(("factor", host.factor.value, "1", host.factor))
+        rows.append(("factor", host.factor.value, "count", host.factor))
     measured = host.measured()
-    rows += [(f"in_block.{family}", ratio.forward, "1", ratio) for family, ratio in measured.in_block.items()]
+    rows += [
+        (f"in_block.{family}", ratio.forward, "count", ratio) for family, ratio in measured.in_block.items()
+    ]
     if prepared.scenario.software.compiled_blocks:
         rows += [
-            (f"compiled.{family}", ratio.forward, "1", ratio) for family, ratio in measured.compiled.items()
+            (f"compiled.{family}", ratio.forward, "count", ratio)
+            for family, ratio in measured.compiled.items()
         ]
     rows += [(kind, call.forward, "s", call) for kind, call in (measured.calls | host.calls).items()]
     return [_entry(f"host.{host.name}.{part}", value, unit, entry) for part, value, unit, entry in rows]

@@ -5,7 +5,7 @@ They read `simulator/data/defaults.yaml` and the shipped profiles and offers whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -36,6 +36,7 @@ from moesim.simulator.scenario.framework import (
     HOST,
     FrameworkChoice,
     Planned,
+    Recipe,
     usual_framework,
     usual_host,
 )
@@ -133,6 +134,7 @@ class _Spread(SourcedFraction):
 class _Defaults(Frozen):
     precision: _Precision
     frameworks: tuple[FrameworkChoice, ...]
+    recipes: tuple[Recipe, ...]
     nodes: dict[str, _NodeChoice]
     networks: tuple[_NetworkChoice, ...]
     prices: _Prices
@@ -269,8 +271,30 @@ def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> l
 # -- the framework --------------------------------------------------------------------------------------
 
 
-def framework_defaults(software: Software) -> list[Default]:
-    """List what the named framework answers for switches that are not stated, and what is assumed of it."""
+def recipe_choices(scenario: Planned, machines: Sequence[Cluster]) -> list[Chosen]:
+    """Switches that the named release's own recipe turns on for such a plan, without the stated ones."""
+    recipe = next((line for line in _data().recipes if line.fits(scenario, machines)), None)
+    if recipe is None:
+        return []
+    chip, title = machines[0].accelerator.name, release_of(recipe.release).title
+    why = f"what the own recipes of {title} turn on for routed models on {chip} with {recipe.kernels}"
+    chosen = []
+    for switch in sorted(recipe.switches.model_fields_set - scenario.software.model_fields_set):
+        value = getattr(recipe.switches, switch)
+        parts = value.model_dump().items() if isinstance(value, BaseModel) else ()
+        text = ", ".join(f"{k} {v:g}" for k, v in parts) or " ".join(
+            [value] if isinstance(value, str) else value
+        )
+        told = _chosen(f"software.{switch}", text, why, "published", recipe.source).default
+        chosen.append(Chosen(value, told))
+    return chosen
+
+
+def framework_defaults(software: Software, told: Collection[str] = ()) -> list[Default]:
+    """List what the named framework answers for switches that are not stated, and what is assumed of it.
+
+    `told`: keys whose defaults are listed already, those of its recipe.
+    """
     if software.framework == NONE:
         return []
     release, stated = release_of(software.framework), software.model_fields_set
@@ -283,7 +307,7 @@ def framework_defaults(software: Software) -> list[Default]:
             source=source,
         )
         for switch, (value, source) in release.answers.items()
-        if switch not in stated
+        if switch not in stated and f"software.{switch}" not in told
     ]
     assumed = release.assumed(switch for switch in Software.model_fields if switch not in stated)
     if assumed:

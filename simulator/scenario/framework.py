@@ -134,6 +134,31 @@ def _contradiction(software: Software, name: str) -> str | None:
     return None
 
 
+class Recipe(Frozen):
+    """A line of the table `recipes`: switches that a release's own recipes of routed models turn on."""
+
+    release: str
+    accelerators: tuple[str, ...]
+    kernels: str
+    """The dispatcher."""
+    formats: tuple[str, ...] = ()
+    """Formats of the GEMMs as `format_of` writes them; empty: any."""
+    switches: Software
+    source: str
+
+    def fits(self, scenario: Planned, machines: Sequence[Cluster]) -> bool:
+        """Whether the recipe runs such a plan; layers recomputed whole exclude partial graphs."""
+        return (
+            scenario.software.framework == self.release
+            and scenario.fleet is None
+            and scenario.parallel.ep > 1
+            and scenario.recompute != "full"
+            and scenario.communication.kernels == self.kernels
+            and all(machine.accelerator.name in self.accelerators for machine in machines)
+            and (not self.formats or format_of(scenario.recipe) in self.formats)
+        )
+
+
 # -- plans that a release cannot run ---------------------------------------------------------------------
 
 Problem = tuple[str, str, tuple[str | int, ...]]

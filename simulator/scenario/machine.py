@@ -63,15 +63,17 @@ def may_change_machine(key: str) -> bool:
 def left_to_rules(before: OnMachine, after: OnMachine, own: Collection[str]) -> tuple[str, ...]:
     """Stated keys that `after`, a scenario moved from the machines of `before`, leaves to the rules.
 
-    `own`: the keys that the user states together with the move, which stay as they are. On the same
-    accelerators nothing is left. On others these are the keys of one machine (`OF_ONE_MACHINE`), and those of
-    `MAY_STAY` whose value the new accelerator does not have or the rules would have chosen on the old one.
+    `own`: the keys that the user states together with the move, which stay as they are, as do the sections
+    that hold them. On the same accelerators nothing is left. On others these are the keys of one machine
+    (`OF_ONE_MACHINE`), and those of `MAY_STAY` whose value the new accelerator does not have or the rules
+    would have chosen on the old one.
     A stated precision stays wherever the accelerator has its formats.
     """
     old, new = before.machines, after.machines
     if {m.accelerator.name for m in new} <= {m.accelerator.name for m in old}:
         return ()
-    stated = [key for key in (*OF_ONE_MACHINE, *MAY_STAY) if is_stated(after, key) and key not in own]
+    kept = {".".join(parts[: n + 1]) for parts in (key.split(".") for key in own) for n in range(len(parts))}
+    stated = [key for key in (*OF_ONE_MACHINE, *MAY_STAY) if is_stated(after, key) and key not in kept]
     return tuple(
         key
         for key in stated

@@ -59,7 +59,7 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
     missing = [key for key in rules.RULES if not is_stated(scenario, key)]
     if scenario.fleet is not None and "profile" in missing:
         missing.remove("profile")  # every pool has its own
-    if not missing or (missing == [HOST] and scenario.software.framework == NONE):
+    if missing in ([], [HOST]) and scenario.software.framework == NONE:
         return ()
     chosen = []
     try:
@@ -69,6 +69,9 @@ def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
                 one = rules.RULES[key](scenario, shape, machines)
                 _set(scenario, key, one.value)
                 chosen.append((key, one))
+        for one in rules.recipe_choices(scenario, machines) if shape.moe else ():
+            _set(scenario, one.default.key, one.value)
+            chosen.append((one.default.key, one))
     except InputError as error:
         raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
     # The usual kernel and number of SMs go without saying, and so do options of a plan that splits nothing.
@@ -109,7 +112,7 @@ def list_defaults(
     for number, pool in enumerate(pools):
         if pool.profile is None and not is_stated(scenario, "profile"):
             defaults.append(rules.profile_default(machines[number], f"fleet.pools.{number}.profile"))
-    return (*defaults, *rules.framework_defaults(scenario.software))
+    return (*defaults, *rules.framework_defaults(scenario.software, {item.key for item in defaults}))
 
 
 def as_stated(scenario: Fillable, data: dict[str, Any], *, resolved: bool) -> dict[str, Any]:

@@ -193,3 +193,18 @@ def test_no_generic_prior_hides_behind_a_wider_one() -> None:
         for cls in prior.used_for:
             assert (cls, prior.of, prior.dtype) not in seen and (cls, prior.of, None) not in seen, prior.id
             seen.add((cls, prior.of, prior.dtype))
+
+
+@pytest.mark.parametrize("name", ["gb200", "gb300", "b200"])
+def test_cudnn_of_2025_replaces_the_attention_of_later_releases(name: str) -> None:
+    def first(profile: str, use: str) -> tuple[str, dict[float, float]]:
+        curve = next(c for c in load_profile(profile).curves if use in c.used_for)
+        return curve.id, dict(curve.curve.points)
+
+    for half, low, high in (("forward", 0.8, 1.2), ("backward", 0.75, 1.2)):
+        (old_id, old), (_, new) = (
+            first(profile, f"attention_{half}/128") for profile in (f"{name}-cudnn-2025", f"{name}-layers")
+        )
+        assert old_id == f"{name}-cudnn-2025.{half}_128"
+        assert low < old[8192.0] / new[8192.0] < high
+        assert (old[8192.0] < new[8192.0]) == (name != "b200")  # which keeps a planner's rates

@@ -13,13 +13,14 @@ from moesim.simulator.cost.data_parallel import (
     sharded_block,
 )
 from moesim.simulator.cost.end_of_step import rank_step_end, step_end
-from moesim.simulator.cost.layer_collectives import amax_exposed_s
+from moesim.simulator.cost.layer_collectives import LayerCollectives, amax_exposed_s
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
 from moesim.simulator.cost.pricing import Pricer, operators_key
 from moesim.simulator.cost.table import PhaseCost
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.memory.gpu import RankChunks
 from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.step import Prepared, prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build
@@ -239,3 +240,29 @@ def test_plans_that_add_up_gradients_share_operators_only_with_as_many_micro_bat
     assert key() != key("parallel.pp=4")  # 32 micro-batches and 64
     assert key() == key("parallel.pp=4", "batch.sequences=32")
     assert key("parallel.zero_stage=1") == key("parallel.zero_stage=1", "parallel.pp=4")
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_an_mtp_module_gathers_and_scatters_around_its_projection(split: bool) -> None:
+    def inside(ends: bool, kind: BlockKind = "mtp") -> dict[Phase, float]:
+        scenario = load_scenario(
+            "deepseek-v3-2048xh800",
+            ("parallel.tp=2", f"parallel.sequence_parallel={split}", f"software.end_collectives={ends}"),
+        )
+        return LayerCollectives(Pricer(resolve(scenario)), kind).inside({}).exposed
+
+    with_ends, without = inside(True), inside(False)
+    assert inside(True, "moe") == inside(False, "moe") == without
+    pricer = Pricer(resolve(load_scenario("deepseek-v3-2048xh800", ("parallel.tp=2",))))
+    rows = pricer.tokens * pricer.shape.hidden * 2.0
+
+    def ring(operation: RingOperation, size: float) -> float:
+        return ring_price(operation, size, 2, 2, pricer.links, pricer.profile).seconds
+
+    backward = (
+        2.0 * ring("all_gather", rows) + ring("reduce_scatter", 2.0 * rows)
+        if split
+        else ring("all_reduce", 2.0 * rows)
+    )
+    assert with_ends["attn I"] - without["attn I"] == pytest.approx(backward)
+    assert with_ends["attn F"] - without["attn F"] > ring("all_gather", rows)

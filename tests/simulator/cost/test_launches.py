@@ -9,6 +9,7 @@ import pytest
 import moesim
 from moesim.hwmodels import InputError, load_host
 from moesim.hwmodels.host import CallKind
+from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.launches import (
@@ -366,3 +367,10 @@ def test_megatron_counts_latent_attention_and_shared_experts() -> None:
     for op, kind in ((norm, "megatron latent attention"), (activation, "megatron shared expert")):
         assert calls_of(op, "megatron-core")[0] == (kind, 1.0, True)
         assert kind not in {call.kind for call in calls_of(op, "transformer-engine")}
+
+
+def test_the_evidence_of_a_host_has_units_that_can_be_written() -> None:
+    result = moesim.simulate(small_experts(128, 1, host="epyc-7742"))
+    hosts = [entry for entry in result.provenance if entry.path.startswith("host.epyc-7742")]
+    assert {entry.unit for entry in hosts} <= DIMENSIONS.keys()
+    assert any(entry.path.endswith(".factor") for entry in hosts)

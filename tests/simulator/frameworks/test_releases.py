@@ -140,3 +140,49 @@ def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
         moesim.load(*SMALL, "software.framework=5")
     with pytest.raises(InputError, match="unknown key"):
         moesim.load(*SMALL, "software={framework: nemo-25, los: chain}")
+
+
+# -- recipes -------------------------------------------------------------------------------------------
+
+ROUTED = {
+    "model": "qwen3-30b-a3b",
+    "cluster": {"accelerator": "gb200", "nodes": 1},
+    "parallel": {"ep": 8, "zero_stage": 1},
+    "batch": {"sequences": 64, "sequence_length": 1024},
+    "communication": {"kernels": "hybridep"},
+    "software": {"framework": "megatron-bridge-0.6"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "graphs", "router"),
+    [
+        (("precision=fp8", "precision.scaling=mx"), ("all",), "fused"),
+        ((), ("attention", "router"), "fused"),
+        (("software.framework=megatron-bridge-0.4",), ("attention", "router"), "fused"),
+        (("software.framework=megatron-core-0.17",), (), "chain"),
+        (("cluster.accelerator=b300-sxm", "cluster.nodes=8"), (), "chain"),
+        (("communication.kernels=nccl",), (), "chain"),
+        (("recompute=full",), (), "chain"),
+        (("parallel.ep=1",), (), "chain"),
+        (("software.cuda_graphs=[]",), (), "fused"),
+        (("software.router=chain",), ("attention", "router"), "chain"),
+    ],
+)
+def test_a_release_turns_on_what_its_recipes_of_such_plans_do_unless_it_is_stated(
+    changes: tuple[str, ...], graphs: tuple[str, ...], router: str
+) -> None:
+    scenario = moesim.load(ROUTED, *changes)
+    assert (scenario.software.cuda_graphs, scenario.software.router) == (graphs, router)
+    told = [item for item in scenario.defaults if item.key == "software.cuda_graphs"]
+    assert [item.value for item in told] == ([" ".join(graphs)] if graphs else [])
+    assert sum(item.key == "software.router" for item in scenario.defaults) == (
+        "router" not in scenario.to_dict()["software"]
+    )
+    assert moesim.load(scenario.to_dict()).software == scenario.software
+
+
+def test_experts_in_a_graph_of_the_whole_step_have_buffers_of_a_fixed_size() -> None:
+    software = moesim.load(ROUTED, "precision=fp8", "precision.scaling=mx").software
+    assert software.static_experts is not None and software.static_experts.capacity == 1.5
+    assert software.model_dump() == {"framework": "megatron-bridge-0.6"}

@@ -123,3 +123,9 @@ def test_what_stands_in_a_file_stays_stated_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
     assert price_source(load_scenario(str(path), ["parallel.ep=32"])) == price_source(moesim.load(HOME))
+
+
+def test_a_part_of_a_section_that_is_stated_with_the_move_is_refused_and_not_dropped() -> None:
+    moved = moesim.load("mixtral-8x7b-64xh100", "cluster=h200-8", "precision.linear=fp4")
+    with pytest.raises(InputError, match=r"precision.linear=fp4: the tensor cores of h200-sxm do not"):
+        resolve(moved)

@@ -100,6 +100,7 @@ def test_contradicting_configurations_are_refused(monkeypatch: pytest.MonkeyPatc
         ("dgxc-011", "gradients", "bf16"),
         ("dgxc-123", "tied_embeddings", False),
         ("dgxc-137", "loss", "fused"),
+        ("mbridge-081", "profile", "gb200-cudnn-2025"),  # NeMo 25.11: cuDNN 9.13
         ("dgxc-137", "cuda_graphs", ("attention", "router", "experts")),
         ("automodel-006", "recompute", "none"),  # activation_checkpointing false
         ("automodel-006", "zero_stage", 3),  # reshard_after_forward true
@@ -111,6 +112,7 @@ def test_contradicting_configurations_are_refused(monkeypatch: pytest.MonkeyPatc
         ("dgxc-175", "recompute", ("mla_up_proj",)),
         ("mbridge-127", "recompute", ("mla_up_proj", "mlp")),
         ("mbridge-127", "overlap_data_parallel", False),
+        ("mbridge-008", "profile", None),  # NeMo 26.08
         ("mbridge-101", "fp8_scales", "current"),
         ("mbridge-112", "fp8_scales", "mx"),  # MXFP8
         ("dgxc-129", "fp8_scales", "delayed"),
