@@ -242,7 +242,7 @@ def _pass(
     software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
-    reads_counts = software.static_experts is None
+    reads_counts = software.static_experts is None and software.expert_reads != "none"
     drains = routed and reads_counts and (plan.ep > 1 or software.modules != "torch")
     again = repeated_communication(block, scenario.recompute, software.op_keeps_transfers)
     drains = drains and (forward or again.experts)
@@ -268,6 +268,8 @@ def _pass(
             moved = transfer.get((kind, phase, "alone"))
             device_s = 0.0 if moved is None else moved.launch_s + moved.payload_s
             launches.append(Launch(times.call_s(exchange, forward), device_s))
+        if phase == "combine F" and drains and software.expert_reads == "selection":
+            launches.append(Launch(times.call_s("index", True), 0.0, reads=True))
     if drains:
         launches = [Launch(times.call_s("counts", True), 0.0), *launches[read:], *launches[:read]]
     return launches, drains
@@ -301,7 +303,8 @@ def pair_launches(pricer: Pricer, host: Host, kind: BlockKind, compute: Compute)
             launches.append(Launch(around_s, 0.0))
         if phase == FEED_FORWARD[forward]:
             launches.append(Launch(inner * times.call_s("checkpoint", forward), 0.0))
-        if phase == "dispatch F" and routed and scenario.software.static_experts is None:
+        reads = scenario.software.static_experts is None and scenario.software.expert_reads != "none"
+        if phase == "dispatch F" and routed and reads:
             launches.append(Launch(times.call_s("counts", True), 0.0, after=routing))
         price = compute.get((kind, phase, "alone"), NO_COMPUTE)
         launches += _phase_launches(pricer, times, kind, phase, price, 0.0)

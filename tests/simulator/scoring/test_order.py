@@ -81,7 +81,7 @@ def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
 
 
 def test_a_row_over_efa_runs_what_its_recipe_sets_and_its_script_leaves() -> None:
-    """Layers of every stage, recompute and formats of Megatron-Bridge 0.4.2's recipes; none for other tables."""
+    """Layers of every stage, recompute and formats of Megatron-Bridge 0.4.2; none for tables of others."""
     rows = {row.id: row for row in dispatcher_rows()}
     small = rows["q30-64-ep16-nccl-alltoall-mb4-off"]
     assert scenario_of(small).recompute == "full" and "its recipe turns on" in left_out(small)[0]
