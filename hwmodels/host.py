@@ -33,6 +33,7 @@ CallKind = Literal[
     "module product",  # linear layer of a module library such as Transformer Engine
     "module attention",
     "module expert",  # each further expert inside a grouped layer of such a library
+    "module cast",  # each expert's rows cast to FP8 with their own current scale
     "checkpoint",  # a checkpointed function inside a block
     "recomputed",  # extra cost of every call in a block that is checkpointed whole
     "selective",  # extra cost of every call in a block that is checkpointed by operator

@@ -60,10 +60,13 @@ class Launch:
     device_s: float
     reads: bool = False
     """Whether the host first reads a result of all work before it, which empties the queue again."""
+    after: int | None = None
+    """The launch of the pass whose result the host reads first, while the device goes on with later ones."""
 
 
-Part = Literal["F", "B", "I", "W"]
-"""A forward, a whole backward, or its parts for inputs and for weights where a schedule splits it."""
+Part = Literal["F", "B", "I", "W", "FB"]
+"""A forward, a whole backward, its parts for inputs and for weights where a schedule splits it, or a pair of
+both whose launches one thread makes in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def launch_stall_s(one: PassLaunches) -> float:
     holds the host until the device is done.
     """
     device = fsum(launch.device_s for launch in one.launches)
+    if one.part == "FB":
+        return one.waits_s + max(0.0, _pair_s(one.launches) - device)
     if not one.drains:
         return one.waits_s + max(0.0, fsum(launch.host_s for launch in one.launches) - device)
     clock = done = 0.0
@@ -100,6 +105,24 @@ def launch_stall_s(one: PassLaunches) -> float:
         clock = (max(clock, done) if launch.reads else clock) + launch.host_s
         done = max(done, clock) + launch.device_s
     return one.waits_s + done - device
+
+
+PAIRS = 4
+"""Pairs in a row after which one takes as long as the next."""
+
+
+def _pair_s(launches: Sequence[Launch]) -> float:
+    """Seconds from the end of a pair's work to that of the next, where the host never empties the queue."""
+    clock = done = before = 0.0
+    for _ in range(PAIRS):
+        before, ends = done, []
+        for launch in launches:
+            if launch.after is not None:
+                clock = max(clock, ends[launch.after])
+            clock += launch.host_s
+            done = max(done, clock) + launch.device_s
+            ends.append(done)
+    return done - before
 
 
 # -- launches ----------------------------------------------------------------------------------------
@@ -148,7 +171,11 @@ def launch_stalls(
     out: dict[PhaseKey, PhaseCost] = {}
     for paired in (False, True):
         chosen = [mode for mode in modes if (mode != "alone") == paired]
-        passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer) if chosen else ()
+        passes: Sequence[PassLaunches] = ()
+        if chosen and paired and software.modules == "megatron-core":
+            passes = (pair_launches(pricer, host, kind, compute),)
+        elif chosen:
+            passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer)
         for launches in passes:
             wait_s = launch_stall_s(launches)
             for mode in chosen:
@@ -164,7 +191,9 @@ def launch_stalls(
 
 
 def _compute_of_part(compute: Compute, kind: BlockKind, mode: Mode, part: Part) -> dict[PhaseKey, PhaseCost]:
-    own = compute_of_pass(compute, kind, mode, part == "F")
+    own = compute_of_pass(compute, kind, mode, part in ("F", "FB"))
+    if part == "FB":
+        return own | compute_of_pass(compute, kind, mode, False)
     if part in ("F", "B"):
         return own
     return {key: cost for key, cost in own.items() if key[1].endswith(" W") == (part == "W")}
@@ -213,7 +242,7 @@ def _pass(
     software, plan, block = scenario.software, scenario.parallel, pricer.shape.block(kind)
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
-    reads_counts = software.static_experts is None
+    reads_counts = software.static_experts is None and software.expert_reads != "none"
     drains = routed and reads_counts and (plan.ep > 1 or software.modules != "torch")
     again = repeated_communication(block, scenario.recompute, software.op_keeps_transfers)
     drains = drains and (forward or again.experts)
@@ -239,6 +268,8 @@ def _pass(
             moved = transfer.get((kind, phase, "alone"))
             device_s = 0.0 if moved is None else moved.launch_s + moved.payload_s
             launches.append(Launch(times.call_s(exchange, forward), device_s))
+        if phase == "combine F" and drains and software.expert_reads == "selection":
+            launches.append(Launch(times.call_s("index", True), 0.0, reads=True))
     if drains:
         launches = [Launch(times.call_s("counts", True), 0.0), *launches[read:], *launches[:read]]
     elif held := next((n for n, launch in enumerate(launches, 1) if launch.reads), 0):
@@ -247,6 +278,46 @@ def _pass(
             [*launches[held:], *launches[: held - 1]],
         )  # from one read to the next block's
     return launches, drains
+
+
+PAIR: tuple[Phase, ...] = (
+    "combine B", "attn F", "mlp I", "dispatch F", "mlp W", "dispatch B", "mlp F", "combine F", "attn I",
+    "attn W",
+)  # fmt: skip
+"""Order in which Megatron core launches a pair (NVIDIA/Megatron-LM@core_v0.17.1
+megatron/core/models/common/model_chunk_schedule_plan.py, `TransformerLayerSchedulePlan.run`)."""
+
+
+def pair_launches(pricer: Pricer, host: Host, kind: BlockKind, compute: Compute) -> PassLaunches:
+    """Launches of a forward and a backward of a block that Megatron core interleaves (eq. L7).
+
+    The host reads the token counts behind the forward's router, on a stream of their own, and the device goes
+    on with the backward's experts meanwhile. A dense block reads nothing.
+    """
+    scenario, block = pricer.scenario, pricer.shape.block(kind)
+    times, action = host_times(pricer, host, block), action_of(pricer, block)
+    inner = feed_forward_checkpoints(block, scenario.recompute)
+    routed = "gate" in {op.name for op in pricer.operators(kind).get("attn F", ())}
+    launches: list[Launch] = []
+    routing = 0
+    for phase in PAIR:
+        forward = phase.endswith(" F")
+        if phase == BLOCK_BEGINS[forward]:
+            around_s = around_block_s(pricer, block, times, forward)
+            around_s += action.per_block * times.call_s(action.kind, forward) if action else 0.0
+            launches.append(Launch(around_s, 0.0))
+        if phase == FEED_FORWARD[forward]:
+            launches.append(Launch(inner * times.call_s("checkpoint", forward), 0.0))
+        reads = scenario.software.static_experts is None and scenario.software.expert_reads != "none"
+        if phase == "dispatch F" and routed and reads:
+            launches.append(Launch(times.call_s("counts", True), 0.0, after=routing))
+        price = compute.get((kind, phase, "alone"), NO_COMPUTE)
+        launches += _phase_launches(pricer, times, kind, phase, price, 0.0)
+        if phase in EP_PHASES and routed:
+            launches.append(Launch(times.call_s("collective", forward), 0.0))
+        if phase == "attn F":
+            routing = len(launches) - 1
+    return PassLaunches(tuple(launches), part="FB")
 
 
 def _split(

@@ -83,6 +83,10 @@ class Software(Section):
     """`chain`: scores, choice and balance loss with a kernel for every operation (DeepSeek's trace);
     `fused`: Transformer Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice
     of experts, without a GEMM."""
+    expert_reads: Literal["counts", "selection", "none"] = "counts"
+    """What the host reads from the device in the forward of routed experts: `counts`, of rows, behind the
+    router; `selection`, sizes of PyTorch's `masked_select` there and behind the combine (Megatron core
+    without `moe_permute_fusion`); `none`, rows are padded to a capacity (Megatron core from 0.11)."""
     pad_expert_rows: bool = False
     """In FP8, rows of experts are copied to pad every expert's to a multiple of 16 or 32, and back (Megatron
     core without `moe_router_padding_for_fp8`)."""

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from moesim.hwmodels.host import CallKind
 from moesim.simulator.model.operator import CORE_ATTENTION, GEMM_CLASSES, SCAN_CLASSES, Operator
+from moesim.simulator.model.primitives import AMAX_LAUNCHES
 
 Modules = Literal["torch", "transformer-engine", "megatron-core"]
 """What the host calls: PyTorch's own operators, modules of Transformer Engine, or these in Megatron core."""
@@ -135,4 +136,8 @@ def _module(op: Operator) -> tuple[tuple[CallKind, float], ...]:
         return (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add"))))
     if op.cls == "permute":
         return (("norm", 1.0),)  # a kernel of its own behind an autograd function, like a norm
+    if op.variant == "amax" and op.per_received_row:
+        return (("module cast", op.launches / AMAX_LAUNCHES),)
+    if op.variant == "tensor" and op.per_received_row and op.launches > 1:
+        return ()  # of experts, counted with their largest elements
     return (("pointwise", float(op.launches)),)

@@ -94,21 +94,32 @@ def _casts_input(w: Work, name: str) -> bool:
     return name in UNFUSED_INPUTS or (w.separate_casts and name.endswith(".down"))
 
 
-def one_scale_cast(
-    w: Work, name: str, d: Direction, m: float, n: float, variant: str = "tensor", *, per_row: bool = False
-) -> list[Operator]:
-    """Cast of [m, n] with one scale; a current scale needs the largest element first, which reads the tensor.
+AMAX_LAUNCHES = 3
+"""Kernels of a current scale: one zeroes the largest element, one finds it, one derives the scale
+(NVIDIA/TransformerEngine@v2.9 `common/recipe/current_scaling.cu`)."""
 
-    Transformer Engine computes it with a kernel of its own and the scale from it with another
-    (NVIDIA/TransformerEngine `csrc/quantizer.cpp`, `nvte_compute_amax` and `nvte_compute_scale_from_amax`).
+
+def one_scale_cast(
+    w: Work, name: str, d: Direction, m: float, n: float, variant: str = "tensor", *, groups: int = 0
+) -> list[Operator]:
+    """Cast of [m, n] with one scale, or one for each of `groups` experts; current scales read it once more.
+
+    Experts with delayed scales share a kernel, those with current ones have kernels of their own, from 2.7 to
+    2.18 (NVIDIA/TransformerEngine `pytorch/csrc/extensions/cast.cpp`, `multi_tensor_quantize_impl`).
     """
-    out = [cast(name, d, m, n, variant, per_row=per_row)]
+    out = cast(name, d, m, n, variant, per_row=groups > 0)
     if not w.current_scales:
-        return out
-    largest = move(
-        f"{name}.amax", "cast", d, m * n * BF16, 0.0, variant="amax", launches=2, per_received_row=per_row
+        return [out]
+    each = max(1, groups)
+    largest = replace(
+        out,
+        name=f"{name}.amax",
+        dtype="bf16",
+        bytes_written=0.0,
+        variant="amax",
+        launches=AMAX_LAUNCHES * each,
     )
-    return [largest, *out]
+    return [largest, replace(out, launches=each)]
 
 
 _CAST_BYTES: dict[str, tuple[float, float]] = {

@@ -7,9 +7,10 @@ The shipped rows are those that awsome-distributed-ai published for B300 and H10
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
@@ -17,6 +18,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B, INTERLEAVED_OVERLAPPED, ONE_F_ONE_B
 from moesim.simulator.scoring import file_records, published_records
@@ -35,9 +37,40 @@ NODES = {
 }
 """Our node for an accelerator and its fabric."""
 UNSTATED, BALANCED = "on, kind not stated", "forced balance"
-RECOMPUTE = {"none": "none", "selective": "selective", "full": "full", UNSTATED: "full"}
-"""A kind that is not stated is full, what Megatron's recipes for these models turn on."""
-FRAMEWORKS = {"0.16": "megatron-core-0.16", "0.17": "megatron-core-0.17"}
+RECOMPUTE = {"none": "none", "selective": ["core_attn"], "full": "full", UNSTATED: "full"}
+"""Megatron core's selective recompute without a list of modules repeats the core attention
+(NVIDIA/Megatron-LM@core_v0.17.1 megatron/core/transformer/transformer_config.py:1373). A kind that is not
+stated is full, as in the recipe of the only rows with one (`Recipe`)."""
+FRAMEWORKS = {
+    "Megatron-Bridge 0.4": "megatron-bridge-0.4",
+    "Megatron Core 0.17": "megatron-core-0.17",
+    "Megatron Core 0.16": "megatron-core-0.16",
+}
+"""Our release for words of the column `software`; the first that occurs counts."""
+
+
+class Recipe(NamedTuple):
+    """What a recipe of Megatron-Bridge 0.4 sets beyond its release, where the campaign left it."""
+
+    recompute: str = "none"
+    """That of a row without overlap whose switch RECOMPUTE was empty, which the table calls none."""
+    precision: Mapping[str, str] = MappingProxyType({})
+    ends_as_layers: bool = False
+    """Whether embedding and head count as a layer each, without virtual stages."""
+    of_rank: int = 0
+    """Layers of every rank but the last, which has the rest; 0: as many on all."""
+
+
+_LOW = MappingProxyType({"gradients": "bf16", "gradient_reduce": "bf16", "moments": "bf16"})
+RECIPES = {
+    "qwen3-30b-a3b": Recipe(recompute="full"),
+    "qwen3-235b-a22b": Recipe(ends_as_layers=True),
+    "deepseek-v3": Recipe(precision=_LOW, of_rank=8),
+}
+"""Recipes of the campaign (NVIDIA-NeMo/Megatron-Bridge@v0.4.2 src/megatron/bridge/recipes,
+`qwen/qwen3_moe.py`, `deepseek/deepseek_v3.py`). Its scripts (awslabs/awsome-distributed-ai, megatron-bridge,
+`bench_qwen3_pretrain.py`, `bench_dsv3_pretrain.py`) set recompute only where RECOMPUTE names a kind, and
+with expert overlap turn recompute and `delay_wgrad_compute` off."""
 COLUMNS = frozenset({"dispatcher", "iteration_s", "fabric", "ep_overlap"})
 """Columns that tell this table from others."""
 
@@ -108,8 +141,7 @@ def dispatcher_rows(file: Path | None = None) -> tuple[DispatcherRow, ...]:
 
 def scenario_of(row: DispatcherRow) -> Scenario:
     """The scenario of a row, on the trainer release that it names. Raises InputError for an unknown one."""
-    release = re.search(r"Megatron Core (\d+\.\d+)", row.software)
-    framework = FRAMEWORKS.get(release[1]) if release else None
+    framework = next((name for words, name in FRAMEWORKS.items() if words in row.software), None)
     if framework is None:
         raise InputError(f"{row.id}: no trainer release for {row.software!r}; known: {', '.join(FRAMEWORKS)}")
     if row.n_gpus % row.gpus_per_node:
@@ -142,6 +174,8 @@ def scenario_of(row: DispatcherRow) -> Scenario:
         "software": {"framework": framework},
         "run": {"tokens": float(row.global_batch * row.sequence)},
     }  # fmt: skip
+    if (recipe := recipe_of(row)) is not None:
+        fields |= _as_recipe(row, recipe)
     if row.layers is not None:
         fields["model"] = load_model(row.model).model_dump() | {"n_layers": row.layers}
     scenario = load_scenario(fields)
@@ -153,8 +187,35 @@ def scenario_of(row: DispatcherRow) -> Scenario:
     return scenario
 
 
+def recipe_of(row: DispatcherRow) -> Recipe | None:
+    """The recipe behind a row of the campaign; None for rows of others and models without one here."""
+    return RECIPES.get(row.model) if row.campaign and "Megatron-Bridge 0.4" in row.software else None
+
+
+def _as_recipe(row: DispatcherRow, recipe: Recipe) -> dict[str, Any]:
+    """Fields of a scenario that a recipe decides."""
+    fields: dict[str, Any] = {
+        "software": {"framework": "megatron-bridge-0.4", "loss": "fused"},
+        "communication": {"kernels": KERNELS[row.dispatcher], "delay_weight_gradients": False},
+    }
+    if row.precision in PRECISIONS:
+        fields["precision"] = PRECISIONS[row.precision].model_dump() | dict(recipe.precision)
+    if row.recompute == "none" and row.ep_overlap == "off":
+        fields["recompute"] = recipe.recompute
+    layers, stages = row.layers or load_model(row.model).n_layers, row.pp * row.vpp
+    ends = int(recipe.ends_as_layers and row.vpp == 1)
+    each = recipe.of_rank // row.vpp or (layers + 2 * ends) // stages
+    last = layers - each * (stages - 1) + ends
+    if row.pp > 1 and 0 < last <= each:
+        fields["stages"] = {"layers": (each - ends, *(each,) * (stages - 2), last)}
+    return fields
+
+
 def left_out(row: DispatcherRow) -> tuple[str, ...]:
     """What a row states and its prediction does not express."""
+    recipe = recipe_of(row)
+    if recipe and recipe.recompute != "none" and (row.recompute, row.ep_overlap) == ("none", "off"):
+        return (f"no recompute, which its recipe turns on and no switch off: priced as {recipe.recompute}",)
     return ("recompute of a kind that is not stated: priced as full",) if row.recompute == UNSTATED else ()
 
 

@@ -99,9 +99,10 @@ def _grouped(x: ExpertWork, name: str, d: Direction, n: int, k: int) -> list[Ope
     """
     w, rows, e = x.work, x.rows, x.local_experts
     cast_name, suffix = (f"{name}.cast", "") if d == "F" else (f"{name}.cast_gradient", ".dgrad")
-    by_itself = block_cast if w.blocks else one_scale_cast if w.fp8_tensor else None
+    casts = block_cast(w, cast_name, d, rows, k, per_row=True)
+    casts += one_scale_cast(w, cast_name, d, rows, k, groups=e) if w.fp8_tensor else []
     return [
-        *(by_itself(w, cast_name, d, rows, k, per_row=True) if by_itself else []),
+        *casts,
         *weight_scales(w, name, d, n, k, e),
         gemm(
             name + suffix, d, rows, n, k, w.linear,

@@ -179,25 +179,37 @@ def left_out_of(row: OpenRow) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s.note for s in settings_of(row) if s.here == LEFT_OUT))
 
 
-def differs_from(row: OpenRow) -> tuple[str, ...]:
-    """Notes on where a table's plan differs from its configuration's; the table's plan is priced."""
-    published = published_of(row)
-    plans = (
-        ("micro-batch", row.mbs, None if published.run_mbs else published.mbs),
-        ("virtual stages", row.vpp, published.vpp),
-        ("expert-parallel degree", row.ep, published.ep),
-    )
+PLAN = {"mbs": "micro-batch", "vpp": "virtual stages", "ep": "expert-parallel degree"}
+"""Columns of a table that a configuration also states."""
+
+
+def _other_plan(row: OpenRow) -> dict[str, int]:
+    """The columns of a table's plan that its configuration has otherwise, with the configuration's values."""
+    pairs = {key: (getattr(row, key), getattr(published_of(row), key)) for key in PLAN}
+    return {key: other for key, (stated, other) in pairs.items() if stated and other and stated != other}
+
+
+def differs_from(row: OpenRow, priced: str = "the table's") -> tuple[str, ...]:
+    """Notes on where a table's plan differs from its configuration's, and which of the two is `priced`."""
+    run = published_of(row).run_mbs
     found = [
-        f"the table has {what} {stated}, the configuration of its release {other}: priced with the table's"
-        for what, stated, other in plans
-        if stated and other and stated != other
+        f"the table has {PLAN[key]} {getattr(row, key)}, the configuration of its release {other}: priced "
+        f"with {priced}"
+        for key, other in _other_plan(row).items()
+        if not (run and key == "mbs")
     ]
-    if published.run_mbs:
+    if run:
         found.append(
             f"the table's micro-batch {row.mbs} contradicts its accumulation and global batch: priced with "
-            f"{published.run_mbs}, its release's"
+            f"{run}, its release's"
         )
     return tuple(found)
+
+
+def as_configured(row: OpenRow) -> OpenRow | None:
+    """A row with its configuration's plan in the place of its table's; None where they do not differ."""
+    other = _other_plan(row)
+    return row.model_copy(update=other) if other else None
 
 
 @lru_cache(maxsize=1)

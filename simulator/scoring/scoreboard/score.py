@@ -20,7 +20,8 @@ from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.predict.driver import Prediction, finish
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step import Prepared, prepare
-from moesim.simulator.scoring.scoreboard.plan import left_out, policies_of, scenario_of
+from moesim.simulator.scoring.scoreboard.configurations import as_configured, differs_from
+from moesim.simulator.scoring.scoreboard.plan import left_out, plan_of, policies_of, scenario_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open_rows
 from moesim.simulator.studies.uncertainty import interval_of, step_draws_s
 
@@ -136,7 +137,19 @@ def predict(row: OpenRow) -> Prediction:
 
 
 def prepared_row(row: OpenRow) -> Prepared:
-    """The scenario of a row with that policy, ready to run. Raises InputError for a row that has none."""
+    """The scenario of a row with that policy, ready to run. Raises InputError for a row that has none.
+
+    A table's plan that no policy makes fit was not run: then the plan of its release's configuration, if that
+    one fits.
+    """
+    prepared, other = _that_fits(row), as_configured(row)
+    if prepared.memory.fits or other is None:
+        return prepared
+    configured = _that_fits(other)
+    return configured if configured.memory.fits else prepared
+
+
+def _that_fits(row: OpenRow) -> Prepared:
     policies = policies_of(row)
     for policy in policies:
         prepared = prepare(scenario_of(row, policy))
@@ -163,6 +176,9 @@ def score_row(row: OpenRow, draw: Draw | None = step_draws_s) -> ScoredRow:
     try:
         prepared, executions, result = predict(row)
         step_s, notes = row.published_step_s, left_out(row)
+        if prepared.scenario.parallel != plan_of(row):
+            notes = tuple(note for note in notes if note not in differs_from(row))
+            notes += differs_from(row, "the configuration's, as the table's does not fit")
     except (InputError, InfeasibleError) as error:
         return ScoredRow(**common, refused=str(error))
     assert step_s is not None  # a row without one is refused

@@ -21,6 +21,7 @@ from moesim.simulator.cost.launches import (
     block_family,
     device_reads,
     launch_stall_s,
+    pair_launches,
     pass_launches,
 )
 from moesim.simulator.cost.plan_costs import PlanCosts
@@ -30,8 +31,8 @@ from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.feed_forward.dense import DenseFFN
-from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.primitives import gemm, move
+from moesim.simulator.model.operator import Operator, Work
+from moesim.simulator.model.primitives import gemm, move, one_scale_cast
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.result_parts import BOUND_SHARE
 from moesim.simulator.predict.step import prepare
@@ -266,6 +267,38 @@ def test_a_read_in_a_backward_that_repeats_the_activation_drains_the_queue() -> 
     assert not backward("recompute=[moe_act]", "software.expert_biases=fused").drains
 
 
+def test_padded_rows_are_not_read_and_selections_are_read_twice() -> None:
+    reads = {}
+    for how in ("counts", "selection", "none"):
+        scenario = small_experts(128, 1, modules="megatron-core", expert_reads=how)
+        reads[how] = pass_launches(Pricer(resolve(scenario)), HOST_OF_RUNS, "moe", {}, {})[0]
+    assert [one.drains for one in reads.values()] == [True, True, False]
+    twice = [launch for launch in reads["selection"].launches if launch.reads]
+    assert twice == [Launch(HOST_OF_RUNS.call_s("index", True, "other"), 0.0, reads=True)]
+    assert len(reads["selection"].launches) == len(reads["counts"].launches) + 1
+
+
+def test_a_pair_waits_for_what_it_reads_while_the_device_goes_on() -> None:
+    first, other, read, last = Launch(1.0, 4.0), Launch(1.0, 4.0), Launch(1.0, 0.0, after=0), Launch(1.0, 1.0)
+    ahead = PassLaunches((first, other, read, last), part="FB")
+    assert launch_stall_s(ahead) == 0.0  # the device has `other` to run while the host reads
+    assert launch_stall_s(replace(ahead, launches=(first, read, last))) == pytest.approx(2.0)
+    slow = replace(ahead, launches=(Launch(6.0, 4.0), Launch(6.0, 4.0)))
+    assert launch_stall_s(slow) == pytest.approx(4.0)  # bound by the host, as eq. L2
+
+
+def test_a_pair_of_megatron_reads_behind_the_router_and_has_both_passes() -> None:
+    scenario = small_experts(128, 1, modules="megatron-core").replace(recompute="none")
+    pricer = Pricer(resolve(scenario))
+    pair = pair_launches(pricer, HOST_OF_RUNS, "moe", {})
+    apart = pass_launches(pricer, HOST_OF_RUNS, "moe", {}, {})
+    assert host_s(pair) == pytest.approx(sum(map(host_s, apart)))
+    (read,) = [launch for launch in pair.launches if launch.after is not None]
+    assert 0 < read.after < pair.launches.index(read)  # type: ignore[operator]
+    dense = pair_launches(pricer, HOST_OF_RUNS, "dense", {})
+    assert all(launch.after is None for launch in dense.launches)
+
+
 # -- pipelines, and what Megatron core adds by module ---------------------------------------------
 
 
@@ -374,3 +407,16 @@ def test_the_evidence_of_a_host_has_units_that_can_be_written() -> None:
     hosts = [entry for entry in result.provenance if entry.path.startswith("host.epyc-7742")]
     assert {entry.unit for entry in hosts} <= DIMENSIONS.keys()
     assert any(entry.path.endswith(".factor") for entry in hosts)
+
+
+def test_each_expert_casts_its_rows_with_a_current_scale_of_its_own() -> None:
+    """Four experts: twelve kernels for their scales and four casts; with delayed scales one cast."""
+    work = Work(8, False, 4.0, 4, 1, 1, 4.0, 4.0, "none", fp8_tensor=True, current_scales=True)
+    largest, cast = one_scale_cast(work, "experts.down.cast", "F", 4.0, 8.0, groups=4)
+    assert (largest.launches, cast.launches) == (12, 4)
+    assert calls_of(largest, "megatron-core") == (("module cast", 4.0, True),)
+    assert calls_of(cast, "megatron-core") == ()
+    delayed = one_scale_cast(
+        replace(work, current_scales=False), "experts.down.cast", "F", 4.0, 8.0, groups=4
+    )
+    assert [op.launches for op in delayed] == [1]

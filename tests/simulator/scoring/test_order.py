@@ -66,7 +66,7 @@ def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
     rows = {row.id: row for row in dispatcher_rows()}
     assert len(rows) == 23
     one = scenario_of(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
-    assert one.software.framework == "megatron-core-0.17"
+    assert one.software.framework == "megatron-bridge-0.4" and one.software.loss == "fused"
     assert one.model != "qwen3-235b-a22b" and one.schedule == "interleaved-1f1b-overlapped"
     assert one.machine.node.name == "aws-p6-b300" and one.machine.network.name == "efa-v4-400g"
     assert not left_out(rows["q235-64-ep16-nccl-alltoall-mb4-on"])
@@ -78,6 +78,20 @@ def test_a_row_over_efa_runs_on_the_release_that_it_names() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             scenario_of(rows["q30-64-ep16-nccl-alltoall-mb4-off"].model_copy(update={key: value}))
+
+
+def test_a_row_over_efa_runs_what_its_recipe_sets_and_its_script_leaves() -> None:
+    """Layers of every stage, recompute and formats of Megatron-Bridge 0.4.2; none for tables of others."""
+    rows = {row.id: row for row in dispatcher_rows()}
+    small = rows["q30-64-ep16-nccl-alltoall-mb4-off"]
+    assert scenario_of(small).recompute == "full" and "its recipe turns on" in left_out(small)[0]
+    other = small.model_copy(update={"campaign": ""})
+    assert scenario_of(other).recompute == "none" and not left_out(other)
+    large, paired = (scenario_of(rows[f"q235-64-ep16-nccl-alltoall-mb4-{x}"]) for x in ("off", "on"))
+    assert large.recompute == ("core_attn",) and large.stages.layers == (23, 24, 24, 23)
+    assert paired.stages.layers == (12,) * 8 and not paired.communication.delay_weight_gradients
+    deep = scenario_of(rows["dsv3-256-deepep-uccl-mb4-off"])
+    assert deep.stages.layers == (*(8,) * 7, 5) and deep.recipe.gradient_reduce == "bf16"
 
 
 def test_dispatchers_alone_differ_in_nothing_else() -> None:

@@ -11,7 +11,9 @@ from moesim.simulator.scoring.scoreboard import OpenRow, open_rows
 from moesim.simulator.scoring.scoreboard.configurations import (
     LEFT_OUT,
     Published,
+    as_configured,
     behind_rows,
+    differs_from,
     left_out_of,
     published_of,
     read_settings,
@@ -35,6 +37,7 @@ from moesim.simulator.scoring.scoreboard.score import (
     Board,
     ScoredRow,
     by_group,
+    prepared_row,
     reason_of,
     refusals,
     score_all,
@@ -388,3 +391,14 @@ def test_the_table_prints_both_statistics_refusals_and_what_does_not_fit(
     assert "mean of group medians" in text and "scored 2 of 3 rows" in text
     assert "1 Hopper dense why" in text and "1 of 1 do not fit" in text
     assert "90.0 80 no" in text and "1 why not" in text
+
+
+def test_a_tables_plan_that_does_not_fit_gives_way_to_the_configurations() -> None:
+    """Micro-batch 2 on 24 virtual stages does not fit; the release's 1 on 12 does, and the row says so."""
+    row = ROWS["mbridge-101"]
+    assert [d.split(":")[1] for d in differs_from(row)] == [" priced with the table's"] * 2
+    configured = as_configured(row)
+    assert configured is not None and (configured.mbs, configured.vpp) == (1, 12)
+    assert as_configured(configured) is None
+    assert prepared_row(row).scenario.parallel == plan_of(configured)
+    assert prepared_row(ROWS["mbridge-078"]).scenario.parallel == plan_of(ROWS["mbridge-078"])  # it fits
