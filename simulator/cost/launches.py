@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Literal, NamedTuple
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
+from moesim.hwmodels.provenance import SourcedSeconds
 from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import (
@@ -71,13 +73,15 @@ class PassLaunches:
     """The launches of one block's forward, backward or part of a split backward, in order.
 
     `drains`: the host reads a result from the device before the first launch, which empties the queue.
-    `waits_s`: host seconds with an empty queue, which nothing hides.
+    `waits_s`: host seconds with an empty queue, which nothing hides. `blocking`: each launch waits for the
+    kernel before it.
     """
 
     launches: tuple[Launch, ...]
     drains: bool = False
     part: Part = "F"
     waits_s: float = 0.0
+    blocking: bool = False
 
 
 def host_seconds(calls: Iterable[Calls], host: HostTimes, extra_s: float = 0.0) -> float:
@@ -86,13 +90,15 @@ def host_seconds(calls: Iterable[Calls], host: HostTimes, extra_s: float = 0.0) 
 
 
 def launch_stall_s(one: PassLaunches) -> float:
-    """Eq. L2 and L3: seconds in which the device is idle because the next launch has not arrived.
+    """Eq. L2, L3 and L7: seconds in which the device is idle because the next launch has not arrived.
 
     Without a drained queue the host is ahead by whole blocks, and only the sums matter. After a drained queue
     the device restarts with the first launch, and no work can start before its own launch. A further read
     holds the host until the device is done.
     """
     device = fsum(launch.device_s for launch in one.launches)
+    if one.blocking:
+        return one.waits_s + fsum(launch.host_s for launch in one.launches)
     if not one.drains:
         return one.waits_s + max(0.0, fsum(launch.host_s for launch in one.launches) - device)
     clock = done = 0.0
@@ -122,6 +128,12 @@ BESIDE_POLLING = 0.6
 Marr et al., Intel Technology Journal 6(1), 2002)."""
 FLEX: dict[CallKind, CallKind] = {"megatron dispatcher": "megatron flex"}
 """Calls of Megatron core that differ where kernels of their own dispatch, not NCCL."""
+BLOCKED_S = SourcedSeconds(
+    value=6e-6,
+    kind="measured",
+    source="TODO",
+    date="2026-11-26",
+)
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -134,6 +146,12 @@ def launch_stalls(
     Raises InputError for an unknown host.
     """
     software = pricer.scenario.software
+    if software.host is None and software.launch_blocking:
+        raise InputError(
+            "software.launch_blocking=true without a host: what the host takes to launch each kernel is not "
+            "known; name one in software.host (`moesim hardware`), or set launch_blocking: false",
+            key="software.host",
+        )
     if software.host is None or "all" in software.cuda_graphs:
         return {}
     host = load_host(pricer.scenario.path(software.host))
@@ -188,7 +206,8 @@ def pass_launches(
         waits_s = around.host_s if around and action and action.drains else 0.0
         if around and not waits_s:
             launches.insert(1 if drains else 0, around)
-        passes.append(PassLaunches(tuple(launches), drains, "F" if forward else "B", waits_s))
+        blocking = pricer.scenario.software.launch_blocking
+        passes.append(PassLaunches(tuple(launches), drains, "F" if forward else "B", waits_s, blocking))
     if action is None or not action.split:
         return tuple(passes)
     return (passes[0], *_split(pricer, times, kind, passes[1], compute))
@@ -256,8 +275,8 @@ def _split(
     share = 1.0 - device_s / total if total else 1.0  # of the device's time, left for the first part
     inputs = tuple(replace(launch, device_s=launch.device_s * share) for launch in whole.launches)
     return (
-        PassLaunches(inputs, whole.drains, "I", whole.waits_s),
-        PassLaunches((Launch(weights, device_s),), False, "W"),
+        PassLaunches(inputs, whole.drains, "I", whole.waits_s, whole.blocking),
+        PassLaunches((Launch(weights, device_s),), False, "W", 0.0, whole.blocking),
     )
 
 
@@ -407,7 +426,10 @@ def _phase_launches(
         calls = () if unseen else calls_of(op, software.modules)
         if flex:
             calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
-        launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
+        host_s = host_seconds(calls, times, extra_s)
+        if software.launch_blocking:
+            host_s += BLOCKED_S.value * fsum(c.times for c in calls)
+        launches.append(Launch(host_s, seconds * factor))
     if price.exposed_s > 0.0:
         own = plan.tp > 1 and not software.dtensor
         seconds = times.call_s("collective", True)

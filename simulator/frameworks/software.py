@@ -178,6 +178,9 @@ class Software(Section):
     host: Annotated[str | None, BeforeValidator(lambda name: None if name == NONE else name)] = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; `none`: never.
     Absent: with a framework that of the node, else none."""
+    launch_blocking: bool = False
+    """`CUDA_LAUNCH_BLOCKING=1`: the host waits for each kernel before it launches the next, so that its time
+    adds to that of every kernel and nothing runs beside anything else."""
     host_slowness: float = Field(1.0, ge=0.01, le=100.0)
     """Factor on all times of the host; the range of the host's file is spread around it."""
     modules: Literal["torch", "transformer-engine", "megatron-core"] = "torch"
@@ -228,6 +231,16 @@ class Software(Section):
             raise ValueError(
                 f"compiled_blocks with kernels={self.kernels} and modules={self.modules} is not what "
                 "torch.compile makes; set kernels: fused and modules: torch, or compiled_blocks: false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _blocked_launches_hide_nothing(self) -> Self:
+        beside = [key for key in HIDING if getattr(self, key) not in (False, "none", ())]
+        if self.launch_blocking and beside:
+            raise ValueError(
+                f"launch_blocking=true with {beside[0]}={getattr(self, beside[0])}: kernels run one by one and "
+                f"nothing runs beside them; turn {', '.join(beside)} off, or set launch_blocking: false"
             )
         return self
 
@@ -295,5 +308,7 @@ def _is_replayed(switches: Mapping[str, Any]) -> bool:
     return bool(eager and plain and switches.get("static_experts") is None)
 
 
+HIDING = ("overlap_data_parallel", "overlap_tensor_parallel", "overlap_context_parallel", "cuda_graphs")
+"""Switches that hide transfers or launches behind kernels."""
 PLAIN = Software()
 """Fused kernels, and no overlap of collectives."""
