@@ -33,6 +33,8 @@ CallKind = Literal[
     "module product",  # linear layer of a module library such as Transformer Engine
     "module attention",
     "module expert",  # each further expert inside a grouped layer of such a library
+    "part",  # view and copy of one rank's part of a collective over a list of tensors
+    "blocked",  # return of a launch that waits for its kernel, behind the kernel's end
     "checkpoint",  # a checkpointed function inside a block
     "recomputed",  # extra cost of every call in a block that is checkpointed whole
     "selective",  # extra cost of every call in a block that is checkpointed by operator

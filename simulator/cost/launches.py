@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
-from moesim.hwmodels.provenance import SourcedSeconds
+from moesim.simulator.cost.data_parallel import parts_of
 from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import (
@@ -128,12 +128,6 @@ BESIDE_POLLING = 0.6
 Marr et al., Intel Technology Journal 6(1), 2002)."""
 FLEX: dict[CallKind, CallKind] = {"megatron dispatcher": "megatron flex"}
 """Calls of Megatron core that differ where kernels of their own dispatch, not NCCL."""
-BLOCKED_S = SourcedSeconds(
-    value=6e-6,
-    kind="measured",
-    source="TODO",
-    date="2026-11-26",
-)
 COLLECTIVES_PER_HALF = 2
 """Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
@@ -206,6 +200,10 @@ def pass_launches(
         waits_s = around.host_s if around and action and action.drains else 0.0
         if around and not waits_s:
             launches.insert(1 if drains else 0, around)
+        of_pass: tuple[Phase, ...] = ("gather F",) if forward else ("gather B", "scatter W")
+        if pricer.scenario.parallel.zero_stage == 3:
+            copies = fsum(parts_of(pricer, kind, phase).copies for phase in of_pass)
+            waits_s += copies * times.call_s("part", forward)
         blocking = pricer.scenario.software.launch_blocking
         passes.append(PassLaunches(tuple(launches), drains, "F" if forward else "B", waits_s, blocking))
     if action is None or not action.split:
@@ -428,7 +426,7 @@ def _phase_launches(
             calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
         host_s = host_seconds(calls, times, extra_s)
         if software.launch_blocking:
-            host_s += BLOCKED_S.value * fsum(c.times for c in calls)
+            host_s += times.call_s("blocked", True) * fsum(c.times for c in calls)
         launches.append(Launch(host_s, seconds * factor))
     if price.exposed_s > 0.0:
         own = plan.tp > 1 and not software.dtensor

@@ -113,6 +113,11 @@ class Software(Section):
     (`expandable_segments:True`, which torchtitan's `run_train.sh` sets). It needs eager kernels and FSDP2."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
+    parameter_gathers: Literal["block", "matrix", "matrix-ahead"] = "block"
+    """With ZeRO-3: `block`, collectives of whole blocks beside the compute of others; `matrix`, DeepSpeed's
+    before 0.6: compute waits for the gather of each matrix and for the scatter of each gradient, as lists of
+    one view a rank, which torch copies one by one; `matrix-ahead`: matrices of at most a billion parameters,
+    which it gathers beside the matrix before (`stage3_max_live_parameters`)."""
     gradients_divided: bool = False
     """FSDP1 divides the gradients of a unit by a part of the number of ranks before it reduces them."""
     layer_kernels: str = "plain"
@@ -239,8 +244,8 @@ class Software(Section):
         beside = [key for key in HIDING if getattr(self, key) not in (False, "none", ())]
         if self.launch_blocking and beside:
             raise ValueError(
-                f"launch_blocking=true with {beside[0]}={getattr(self, beside[0])}: kernels run one by one and "
-                f"nothing runs beside them; turn {', '.join(beside)} off, or set launch_blocking: false"
+                f"launch_blocking=true with {beside[0]}={getattr(self, beside[0])}: kernels run one by "
+                f"one, and nothing beside them; turn {', '.join(beside)} off, or set launch_blocking: false"
             )
         return self
 
@@ -253,6 +258,16 @@ class Software(Section):
                 "allocator: none"
             )
         return self
+
+    @property
+    def hides_zero_3(self) -> bool:
+        """Whether all collectives of ZeRO-3 run beside the compute of other blocks."""
+        return self.parameter_gathers == "block" and not self.launch_blocking
+
+    @property
+    def gathers_wait(self) -> bool:
+        """Whether a gather of ZeRO-3 begins when the compute before it has ended."""
+        return self.parameter_gathers == "matrix" or self.launch_blocking
 
     @property
     def fsdp(self) -> bool:

@@ -53,7 +53,7 @@ class GradientSync(NamedTuple):
         in_backward = plan.zero_stage >= 2 and accumulates and not software.keeps_whole_gradients(plan.pp)
         return cls(
             in_backward,
-            (plan.zero_stage == 3 and not software.launch_blocking) or software.overlap_data_parallel,
+            software.hides_zero_3 if plan.zero_stage == 3 else software.overlap_data_parallel,
             in_backward and plan.shard_group is not None and not plan.shard_optimizer_over_groups,
             in_backward or plan.zero_stage == 3,
         )
