@@ -60,7 +60,15 @@ class GradientSync(NamedTuple):
 
 
 def check_gradient_sync(plan: ParallelPlan, software: Software) -> None:
-    """Raise InputError where `software.gradient_sync` contradicts the ZeRO stage or the framework."""
+    """Raise InputError where switches of sharding contradict the ZeRO stage or the framework."""
+    if software.parameter_gathers != "block" and plan.zero_stage != 3:
+        raise InputError(
+            f"software.parameter_gathers={software.parameter_gathers} with "
+            f"parallel.zero_stage={plan.zero_stage}: only ZeRO-3 gathers parameters inside the "
+            "step; leave the key out or use zero_stage 3",
+            key="software.parameter_gathers",
+            nearest=("block",),
+        )
     chosen, key = software.gradient_sync, "software.gradient_sync"
     if chosen is None:
         return
