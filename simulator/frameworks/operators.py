@@ -51,6 +51,8 @@ def apply_framework(
     added up before they are reduced. `microbatches`: those of a step.
     """
     adapted = dict(operators)
+    if software.recompute_stops_early:
+        adapted = {phase: tuple(op for op in ops if op.name != UNSAVED) for phase, ops in adapted.items()}
     if software.weight_gradients != "accumulated":
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
         if software.weight_gradients == "written" and not zero_stage:
@@ -90,6 +92,9 @@ def apply_framework(
             adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted
 
+
+UNSAVED = "ffn.down.recompute"
+"""The last GEMM of a recomputed layer, whose result no backward needs."""
 
 # -- the router ----------------------------------------------------------------------------------------
 

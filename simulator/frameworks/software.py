@@ -113,6 +113,10 @@ class Software(Section):
     (`expandable_segments:True`, which torchtitan's `run_train.sh` sets). It needs eager kernels and FSDP2."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
+    recompute_stops_early: bool = False
+    """With the recompute policy `full`, a dense layer that runs again stops when all that its backward needs
+    is there, before its last GEMM (`torch.utils.checkpoint` without re-entry from torch 2.1 on, unless
+    `set_checkpoint_early_stop(False)`, which torchtitan says; Megatron's and DeepSpeed's run it whole)."""
     parameter_gathers: Literal["block", "matrix", "matrix-ahead"] = "block"
     """With ZeRO-3: `block`, collectives of whole blocks beside the compute of others; `matrix`, DeepSpeed's
     before 0.6: compute waits for the gather of each matrix and for the scatter of each gradient, as lists of
