@@ -60,6 +60,15 @@ def test_first_and_last_rank_add_up_the_gradients_of_a_table_that_they_share() -
     )
 
 
+def test_a_recompute_that_stops_early_leaves_out_its_last_gemm() -> None:
+    whole, early = (
+        [op.name for ops in prepared("recompute=full", key).pricer.operators("dense").values() for op in ops]
+        for key in ("software.recompute_stops_early=false", "software.recompute_stops_early=true")
+    )
+    assert [name for name in whole if name not in early] == ["ffn.down.recompute"]
+    assert len(whole) == len(early) + 1
+
+
 def test_an_all_reduce_of_gradients_costs_both_rings() -> None:
     held = RankChunks((("dense", "dense"),))
     exposed = "software.overlap_data_parallel=false"

@@ -252,7 +252,8 @@ def test_a_blocked_step_takes_the_calls_and_returns_of_its_host() -> None:
     assert free.host_s == 0.0
     calls = [c for op in steps[0].pricer.operators("dense")["mlp F"] for c in calls_of(op, "torch")]
     assert blocked.host_s > len(calls) * load_host("epyc-7742").call_s("blocked", True)
-    assert blocked.seconds - free.seconds > 0.9 * blocked.host_s
+    # The waits leave power for a higher clock, which gives a part of them back.
+    assert 0.5 * blocked.host_s < blocked.seconds - free.seconds < blocked.host_s
 
 
 def test_blocked_launches_hide_nothing_and_need_a_host() -> None:
