@@ -34,7 +34,7 @@ from moesim.simulator.schedules.template import EP_PHASES
 # -- host --------------------------------------------------------------------------------------------
 # Computes launch stalls, the waits of compute for the host, by pass (pure).
 #
-# The equations are L1 to L6 of docs/model.md.
+# The equations are L1 to L7 of docs/model.md.
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class RateTables:
         table = lookup.table
         ratio = self._sustained.ratio_of(table, "gemm", table.dtype)
         unaligned = None if self._family(op) else self._variant_prior(op, "gemm_rate")
-        if unaligned is not None:  # eq. C51
+        if unaligned is not None:  # eq. C53
             fraction, also_reads = fraction * unaligned.fraction, (*also_reads, unaligned.id)
             assumed = f"{op.variant}: {unaligned.fraction:.0%} of the rates of {table.id}"
         assumed = "; ".join(filter(None, (assumed, self._sustained.missing(table, "gemm", table.dtype))))

@@ -350,7 +350,7 @@ def test_joined_weight_gradients_hold_the_transfer_back() -> None:
 
 
 def test_gathers_that_wait_follow_the_block_before_and_hold_their_own() -> None:
-    gathered = DENSE | {"gather F"}
+    gathered: frozenset[Phase] = DENSE | {"gather F"}
     ahead, waiting = (build_template("F", [gathered] * 2, gathers_wait=wait) for wait in (False, True))
     at = at_of(waiting)
     last, first = at[0, 0, "mlp F"], at[0, 1, "attn F"]
