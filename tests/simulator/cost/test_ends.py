@@ -218,7 +218,7 @@ def test_matrices_are_gathered_one_by_one_with_a_copy_for_every_rank() -> None:
     # Four matrices; a recomputed forward and its backward need all of them, but the last one twice at once.
     assert [part.collectives for part in parts] == [4, 7, 4 + 2]
     assert [part.copies for part in parts] == [4 * ranks, 7 * ranks, 6 * ranks]
-    h, ffn = alone.shape.hidden, alone.shape.block("dense").layer.feed_forward.width
+    h, ffn = alone.shape.hidden, 14336
     total = h * (h + h // 2 + h + 3 * ffn)  # queries, keys and values, output, feed-forward
     assert parts[1].times == pytest.approx(2.0 - h * ffn / total)
     assert parts_of(whole, "dense", "gather B") == (1, 1.0, 0.0)
