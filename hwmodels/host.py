@@ -34,6 +34,8 @@ CallKind = Literal[
     "module attention",
     "module expert",  # each further expert inside a grouped layer of such a library
     "module cast",  # each expert's rows cast to FP8 with their own current scale
+    "part",  # view and copy of one rank's part of a collective over a list of tensors
+    "blocked",  # return of a launch that waits for its kernel, behind the kernel's end
     "checkpoint",  # a checkpointed function inside a block
     "recomputed",  # extra cost of every call in a block that is checkpointed whole
     "selective",  # extra cost of every call in a block that is checkpointed by operator

@@ -65,8 +65,8 @@ def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> 
     )
     send_bytes, send_s, across = pipeline_send(pricer, schedule)
     ends = step_end(pricer, schedule, stages)
-    waits = not pricer.gradient_sync.hidden
-    return CostTable(compute, transfer, send_bytes, send_s, ends, across, waits)
+    waits = not pricer.gradient_sync.hidden, pricer.scenario.software.gathers_wait
+    return CostTable(compute, transfer, send_bytes, send_s, ends, across, *waits)
 
 
 def block_prices(

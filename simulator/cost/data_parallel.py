@@ -271,7 +271,10 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
     alone_s: dict[Phase, float] = {}
     copied = pricer.compute(gather_copies(pricer, kind), "alone")
     for phase, name, size in phases:
-        transfers[phase], alone_s[phase] = _collective(pricer, kind, name, size, hidden)
+        parts = parts_of(pricer, kind, phase)
+        transfers[phase], alone_s[phase] = _collective(
+            pricer, kind, name, size * parts.times, hidden, pieces=parts.collectives
+        )
         if name == "all_gather" and copied.seconds:
             transfers[phase] = _behind_copy(transfers[phase], copied)
             alone_s[phase] += copied.seconds
@@ -290,6 +293,37 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
             one.evidence | more.evidence,
         )
     return ShardedBlock(transfers, alone_s, hidden)
+
+
+class Parts(NamedTuple):
+    """Collectives in which a block's parameters travel, how often all of its bytes do, and copies by rank."""
+
+    collectives: int = 1
+    times: float = 1.0
+    copies: float = 0.0
+
+
+def parts_of(pricer: Pricer, kind: BlockKind, phase: Phase) -> Parts:
+    """Eq. X35: parts of a gather or scatter where `software.parameter_gathers` is by matrix; else one.
+
+    Each matrix is gathered alone: for the forward, again for a recomputed one, and behind that again for the
+    backward, but for the last, which is still there. Vectors stay on every GPU, but their gradients are
+    scattered. A collective takes a list with a view for each rank, made in Python, which torch copies from
+    or to one flat buffer. Source: microsoft/DeepSpeed@v0.4.0 deepspeed/runtime/zero,
+    partition_parameters.py:813 and :948, stage3.py:521; pytorch/pytorch@v1.8.0 ProcessGroupNCCL.cpp.
+    """
+    software, shape = pricer.scenario.software, pricer.shape
+    if software.parameter_gathers == "block":
+        return Parts()
+    operators = (op for ops in pricer.operators(kind).values() for op in ops if op.direction == "W")
+    sizes = [op.gemm.m * op.gemm.n * op.gemm.groups for op in operators if op.gemm is not None] or [1.0]
+    count, times = len(sizes), 1.0
+    layer = shape.block(kind).layer is not None
+    if phase == "gather B" and layer and pricer.scenario.recompute == "full":
+        count, times = 2 * count - 1, 2.0 - sizes[0] / fsum(sizes)
+    if phase == "scatter W" and layer:
+        count += count * shape.ffn_bias + 2 * (1 + (shape.norm == "layernorm"))
+    return Parts(count, times, count * shard_rings(pricer)[0].ranks)
 
 
 def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
@@ -329,6 +363,7 @@ def _collective(
     size: float,
     hidden: bool,
     shares: tuple[float, float] | None = None,
+    pieces: int = 1,
 ) -> tuple[TransferCost, float]:
     """A collective of a block's (dense, expert) parameters inside the step, and its seconds alone.
 
@@ -342,7 +377,7 @@ def _collective(
     )
     moved = [busiest_bytes(name, n, *ring) for n, ring in zip((dense, expert), over, strict=True)]
     nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
-    alone = priced = data_parallel(pricer, name, dense, expert, 1, over=over)
+    alone = priced = data_parallel(pricer, name, dense, expert, 1, Pieces(pieces, pieces), over)
     if hidden:
         priced += overlap_delay(name, dense, *over[0], pricer.links, pricer.profile)
     links, seconds = pricer.links, priced.seconds

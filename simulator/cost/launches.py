@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Literal, NamedTuple
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
+from moesim.simulator.cost.data_parallel import parts_of
 from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import (
@@ -32,7 +34,7 @@ from moesim.simulator.schedules.template import EP_PHASES
 # -- host --------------------------------------------------------------------------------------------
 # Computes launch stalls, the waits of compute for the host, by pass (pure).
 #
-# The equations are L1 to L6 of docs/model.md.
+# The equations are L1 to L8 of docs/model.md.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,15 @@ class PassLaunches:
     """The launches of one block's forward, backward or part of a split backward, in order.
 
     `drains`: the host reads a result from the device before the first launch, which empties the queue.
-    `waits_s`: host seconds with an empty queue, which nothing hides.
+    `waits_s`: host seconds with an empty queue, which nothing hides. `blocking`: each launch waits for the
+    kernel before it.
     """
 
     launches: tuple[Launch, ...]
     drains: bool = False
     part: Part = "F"
     waits_s: float = 0.0
+    blocking: bool = False
 
 
 def host_seconds(calls: Iterable[Calls], host: HostTimes, extra_s: float = 0.0) -> float:
@@ -89,13 +93,15 @@ def host_seconds(calls: Iterable[Calls], host: HostTimes, extra_s: float = 0.0) 
 
 
 def launch_stall_s(one: PassLaunches) -> float:
-    """Eq. L2 and L3: seconds in which the device is idle because the next launch has not arrived.
+    """Eq. L2, L3, L7 and L8: seconds in which the device is idle because the next launch has not arrived.
 
     Without a drained queue the host is ahead by whole blocks, and only the sums matter. After a drained queue
     the device restarts with the first launch, and no work can start before its own launch. A further read
     holds the host until the device is done.
     """
     device = fsum(launch.device_s for launch in one.launches)
+    if one.blocking:
+        return one.waits_s + fsum(launch.host_s for launch in one.launches)
     if one.part == "FB":
         return one.waits_s + max(0.0, _pair_s(one.launches) - device)
     if not one.drains:
@@ -157,6 +163,12 @@ def launch_stalls(
     Raises InputError for an unknown host.
     """
     software = pricer.scenario.software
+    if software.host is None and software.launch_blocking:
+        raise InputError(
+            "software.launch_blocking=true without a host: what the host takes to launch each kernel is not "
+            "known; name one in software.host (`moesim hardware`), or set launch_blocking: false",
+            key="software.host",
+        )
     if software.host is None or "all" in software.cuda_graphs:
         return {}
     host = load_host(pricer.scenario.path(software.host))
@@ -217,7 +229,12 @@ def pass_launches(
         waits_s = around.host_s if around and action and action.drains else 0.0
         if around and not waits_s:
             launches.insert(1 if drains else 0, around)
-        passes.append(PassLaunches(tuple(launches), drains, "F" if forward else "B", waits_s))
+        of_pass: tuple[Phase, ...] = ("gather F",) if forward else ("gather B", "scatter W")
+        if pricer.scenario.parallel.zero_stage == 3:
+            copies = fsum(parts_of(pricer, kind, phase).copies for phase in of_pass)
+            waits_s += copies * times.call_s("part", forward)
+        blocking = pricer.scenario.software.launch_blocking
+        passes.append(PassLaunches(tuple(launches), drains, "F" if forward else "B", waits_s, blocking))
     if action is None or not action.split:
         return tuple(passes)
     return (passes[0], *_split(pricer, times, kind, passes[1], compute))
@@ -332,8 +349,8 @@ def _split(
     share = 1.0 - device_s / total if total else 1.0  # of the device's time, left for the first part
     inputs = tuple(replace(launch, device_s=launch.device_s * share) for launch in whole.launches)
     return (
-        PassLaunches(inputs, whole.drains, "I", whole.waits_s),
-        PassLaunches((Launch(weights, device_s),), False, "W"),
+        PassLaunches(inputs, whole.drains, "I", whole.waits_s, whole.blocking),
+        PassLaunches((Launch(weights, device_s),), False, "W", 0.0, whole.blocking),
     )
 
 
@@ -490,7 +507,10 @@ def _phase_launches(
         calls = () if unseen else calls_of(op, software.modules)
         if flex:
             calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
-        launches.append(Launch(host_seconds(calls, times, extra_s), seconds * factor))
+        host_s = host_seconds(calls, times, extra_s)
+        if software.launch_blocking:
+            host_s += times.call_s("blocked", True) * fsum(c.times for c in calls)
+        launches.append(Launch(host_s, seconds * factor))
     if price.exposed_s > 0.0:
         own = plan.tp > 1 and not software.dtensor
         seconds = times.call_s("collective", True)

@@ -298,7 +298,9 @@ class PlanCosts(OfJob):
                 inside = step() if sends else self._once_for(kind, compute, about, step)
                 compute |= inside[0]
                 transfer |= inside[1]
-        return CostTable(compute, transfer, 0.0, 0.0, (), scatters_wait=not sync.hidden)
+        return CostTable(
+            compute, transfer, 0.0, 0.0, (), True, not sync.hidden, self.scenario.software.gathers_wait
+        )
 
     def transfers(
         self, plan: ParallelPlan, recipe: Precision, sms: int, mode: Mode

@@ -114,6 +114,10 @@ class RateTables:
         reading = lookup.read(shape)
         table = lookup.table
         ratio = self._sustained.ratio_of(table, "gemm", table.dtype)
+        unaligned = None if self._family(op) else self._variant_prior(op, "gemm_rate")
+        if unaligned is not None:  # eq. C53
+            fraction, also_reads = fraction * unaligned.fraction, (*also_reads, unaligned.id)
+            assumed = f"{op.variant}: {unaligned.fraction:.0%} of the rates of {table.id}"
         assumed = "; ".join(filter(None, (assumed, self._sustained.missing(table, "gemm", table.dtype))))
         compute_s = op.flop / (reading.flop_per_s * fraction)
         adds = self._find_curve("wgrad_gemm", "accumulate", None) if op.accumulated_bytes else None
@@ -121,11 +125,8 @@ class RateTables:
             compute_s += self._transfers[adds.id].read(op.accumulated_bytes).seconds
             also_reads = (*also_reads, adds.id)
         # A rate from another shape must not be faster than the memory traffic of this shape.
-        memory_s = (
-            operator_bytes(op) / self._hbm_bytes_per_s
-            if reading.interpolated or reading.extrapolated
-            else 0.0
-        )
+        own_shape = not (reading.interpolated or reading.extrapolated)
+        memory_s = 0.0 if own_shape else operator_bytes(op) / self._hbm_bytes_per_s
         return Basis(
             max(compute_s, memory_s),
             "compute" if compute_s >= memory_s else "memory",
@@ -249,10 +250,10 @@ class RateTables:
 
     # --- assumptions ---
 
-    def _variant_prior(self, op: Operator) -> Prior | None:
-        """The prior of a core attention's own kernels, whatever its heads."""
+    def _variant_prior(self, op: Operator, of: str = "tensor_peak") -> Prior | None:
+        """The prior of a variant's own kernels, whatever the heads of a core attention."""
         base = "_".join(part for part in op.variant.split("_") if not part.isdigit())
-        return self._prior_for(f"{op.cls}/{base}", op, "tensor_peak") if base else None
+        return self._prior_for(f"{op.cls}/{base}", op, of) if base else None
 
     def _prior(self, op: Operator, *of: str) -> Prior | None:
         if op.cls in ATTENTION_CLASSES:

@@ -145,6 +145,8 @@ class CostTable:
     """Whether a pipeline hop uses the NICs; inside a node it uses the scale-up ports."""
     scatters_wait: bool = False
     """Whether compute outside of overlapped pairs waits for the gradient scatters of its blocks."""
+    gathers_wait: bool = False
+    """Whether parameter gathers wait for the compute before them, too."""
     _blends: dict[tuple[BlockKind, Phase, float], PhaseCost] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -151,7 +151,8 @@ class _Compiler:
     def _part(self, kind: ActionKind, forward: int, backward: int) -> _TemplatePart:
         sides = (forward, backward)
         sets = [[self.phases[k] for k in self.blocks[s]] if s >= 0 else [] for s in sides]
-        template = build_template(kind, sets[0], sets[1], self.order, scatters_wait=self.costs.scatters_wait)
+        waits = {"scatters_wait": self.costs.scatters_wait, "gathers_wait": self.costs.gathers_wait}
+        template = build_template(kind, sets[0], sets[1], self.order, **waits)
         key = (
             Same(template),
             tuple(self._side_key(stage, template.on_two_streams) if stage >= 0 else None for stage in sides),

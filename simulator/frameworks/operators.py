@@ -55,6 +55,8 @@ def apply_framework(
     added up before they are reduced. `microbatches`: those of a step. `wide_weights`: FP32 routing weights.
     """
     adapted = dict(operators)
+    if software.recompute_stops_early:
+        adapted = {phase: tuple(op for op in ops if op.name != UNSAVED) for phase, ops in adapted.items()}
     if software.weight_gradients != "accumulated":
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
         if software.weight_gradients == "written" and not zero_stage:
@@ -95,6 +97,9 @@ def apply_framework(
             adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted
 
+
+UNSAVED = "ffn.down.recompute"
+"""The last GEMM of a recomputed layer, whose result no backward needs."""
 
 # -- the router ----------------------------------------------------------------------------------------
 

@@ -121,6 +121,15 @@ class Software(Section):
     (`expandable_segments:True`, which torchtitan's `run_train.sh` sets). It needs eager kernels and FSDP2."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
+    recompute_stops_early: bool = False
+    """With the recompute policy `full`, a dense layer that runs again stops when all that its backward needs
+    is there, before its last GEMM (`torch.utils.checkpoint` without re-entry from torch 2.1 on, unless
+    `set_checkpoint_early_stop(False)`, which torchtitan says; Megatron's and DeepSpeed's run it whole)."""
+    parameter_gathers: Literal["block", "matrix", "matrix-ahead"] = "block"
+    """With ZeRO-3: `block`, collectives of whole blocks beside the compute of others; `matrix`, DeepSpeed's
+    before 0.6: compute waits for the gather of each matrix and for the scatter of each gradient, as lists of
+    one view a rank, which torch copies one by one; `matrix-ahead`: matrices of at most a billion parameters,
+    which it gathers beside the matrix before (`stage3_max_live_parameters`)."""
     gradients_divided: bool = False
     """FSDP1 divides the gradients of a unit by a part of the number of ranks before it reduces them."""
     layer_kernels: str = "plain"
@@ -186,6 +195,9 @@ class Software(Section):
     host: Annotated[str | None, BeforeValidator(lambda name: None if name == NONE else name)] = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; `none`: never.
     Absent: with a framework that of the node, else none."""
+    launch_blocking: bool = False
+    """`CUDA_LAUNCH_BLOCKING=1`: the host waits for each kernel before it launches the next, so that its time
+    adds to that of every kernel and nothing runs beside anything else."""
     host_slowness: float = Field(1.0, ge=0.01, le=100.0)
     """Factor on all times of the host; the range of the host's file is spread around it."""
     modules: Literal["torch", "transformer-engine", "megatron-core"] = "torch"
@@ -240,6 +252,16 @@ class Software(Section):
         return self
 
     @model_validator(mode="after")
+    def _blocked_launches_hide_nothing(self) -> Self:
+        beside = [key for key in HIDING if getattr(self, key) not in (False, "none", ())]
+        if self.launch_blocking and beside:
+            raise ValueError(
+                f"launch_blocking=true with {beside[0]}={getattr(self, beside[0])}: kernels run one by "
+                f"one, and nothing beside them; turn {', '.join(beside)} off, or set launch_blocking: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _allocations_are_described(self) -> Self:
         if self.allocator != "none" and not _is_replayed(dict(self)):
             raise ValueError(
@@ -248,6 +270,16 @@ class Software(Section):
                 "allocator: none"
             )
         return self
+
+    @property
+    def hides_zero_3(self) -> bool:
+        """Whether all collectives of ZeRO-3 run beside the compute of other blocks."""
+        return self.parameter_gathers == "block" and not self.launch_blocking
+
+    @property
+    def gathers_wait(self) -> bool:
+        """Whether a gather of ZeRO-3 begins when the compute before it has ended."""
+        return self.parameter_gathers == "matrix" or self.launch_blocking
 
     @property
     def fsdp(self) -> bool:
@@ -303,5 +335,7 @@ def _is_replayed(switches: Mapping[str, Any]) -> bool:
     return bool(eager and plain and switches.get("static_experts") is None)
 
 
+HIDING = ("overlap_data_parallel", "overlap_tensor_parallel", "overlap_context_parallel", "cuda_graphs")
+"""Switches that hide transfers or launches behind kernels."""
 PLAIN = Software()
 """Fused kernels, and no overlap of collectives."""

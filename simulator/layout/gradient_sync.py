@@ -53,14 +53,22 @@ class GradientSync(NamedTuple):
         in_backward = plan.zero_stage >= 2 and accumulates and not software.keeps_whole_gradients(plan.pp)
         return cls(
             in_backward,
-            plan.zero_stage == 3 or software.overlap_data_parallel,
+            software.hides_zero_3 if plan.zero_stage == 3 else software.overlap_data_parallel,
             in_backward and plan.shard_group is not None and not plan.shard_optimizer_over_groups,
             in_backward or plan.zero_stage == 3,
         )
 
 
 def check_gradient_sync(plan: ParallelPlan, software: Software) -> None:
-    """Raise InputError where `software.gradient_sync` contradicts the ZeRO stage or the framework."""
+    """Raise InputError where switches of sharding contradict the ZeRO stage or the framework."""
+    if software.parameter_gathers != "block" and plan.zero_stage != 3:
+        raise InputError(
+            f"software.parameter_gathers={software.parameter_gathers} with "
+            f"parallel.zero_stage={plan.zero_stage}: only ZeRO-3 gathers parameters inside the "
+            "step; leave the key out or use zero_stage 3",
+            key="software.parameter_gathers",
+            nearest=("block",),
+        )
     chosen, key = software.gradient_sync, "software.gradient_sync"
     if chosen is None:
         return

@@ -110,10 +110,16 @@ class ActionBook:
 
     def _template(self, kind: ActionKind, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]) -> Template:
         forward, backward = (tuple(self._phases_of(k) for k in side) for side in sides)
-        key = (kind, forward, backward, self.tables[0].scatters_wait)
+        scatters_wait, gathers_wait = self.tables[0].scatters_wait, self.tables[0].gathers_wait
+        key = (kind, forward, backward, scatters_wait, gathers_wait)
         if key not in self.templates:
             self.templates[key] = build_template(
-                kind, forward, backward, self.order, scatters_wait=self.tables[0].scatters_wait
+                kind,
+                forward,
+                backward,
+                self.order,
+                scatters_wait=scatters_wait,
+                gathers_wait=gathers_wait,
             )
         return self.templates[key]
 

@@ -322,11 +322,13 @@ def build_template(
     order: OverlapOrder | None = None,
     *,
     scatters_wait: bool = False,
+    gathers_wait: bool = False,
 ) -> Template:
     """Return the task template of an action.
 
     Actions outside of pairs run serially: every task waits for the one before it, except ZeRO-3's parameter
-    gathers, which run one block ahead, and gradient scatters, for which no task waits unless `scatters_wait`.
+    gathers, which run one block ahead unless `gathers_wait`, and gradient scatters, for which no task waits
+    unless `scatters_wait`.
     Both run in order on a stream of their own, beside compute and expert-parallel transfers; an action ends
     when they have ended. In an overlapped pair, and in a backward without a partner where `order` says so and
     which gathers no parameters, two streams run concurrently in `order`, and only data dependencies join
@@ -343,13 +345,13 @@ def build_template(
 
     def made() -> Template:
         if used is None:
-            return _serial(kind, forward if kind == "F" else backward, scatters_wait)
+            return _serial(kind, forward if kind == "F" else backward, scatters_wait, gathers_wait)
         if kind == "B":
             return pair_template(kind, (), backward, used)
         kept = [have if kind == "F&B" else have - {*WEIGHT_OF, SCATTER} for have in backward]
         return pair_template(kind, forward, kept, used)
 
-    return _TEMPLATES.get((kind, tuple(forward), tuple(backward), used, scatters_wait), made)
+    return _TEMPLATES.get((kind, tuple(forward), tuple(backward), used, scatters_wait, gathers_wait), made)
 
 
 _TEMPLATES: BoundedCache[Template] = BoundedCache(100_000, lambda template: len(template.tasks) + 1)
@@ -364,7 +366,7 @@ _SERIAL: dict[str, tuple[Phase, ...]] = {
 }
 
 
-def _serial(kind: ActionKind, blocks: BlockPhases, scatters_wait: bool) -> Template:
+def _serial(kind: ActionKind, blocks: BlockPhases, scatters_wait: bool, gathers_wait: bool) -> Template:
     order = list(range(len(blocks)) if kind == "F" else range(len(blocks) - 1, -1, -1))
     gather = next((phase for phase in _SERIAL[kind] if phase.startswith("gather")), None)
     side = 0 if kind == "F" else 1
@@ -382,9 +384,10 @@ def _serial(kind: ActionKind, blocks: BlockPhases, scatters_wait: bool) -> Templ
 
     chain: int | None = None
     out: int | None = None
-    prefetch(0, None)
+    if not gathers_wait:
+        prefetch(0, None)
     for position, block in enumerate(order):
-        prefetch(position + 1, chain)
+        prefetch(position if gathers_wait else position + 1, chain)
         for phase in (p for p in _SERIAL[kind] if p in blocks[block] and p not in SHARDING_PHASES):
             chain = add(phase, block, chain, gathered.get(block))
             out = chain if kind == "F" or phase in INPUT_CHAIN else out

@@ -76,6 +76,8 @@ FULL = Reach()
 # two batched GEMMs, a fused scale-mask-softmax and a dropout, over the whole square of scores. A window
 # or chunk masks the square and saves nothing.
 
+ALIGNED_ELEMENTS = 8
+"""Elements of 16 bits in the 16 bytes to which rows must be aligned for a library's fast kernels."""
 MASK_BYTES = 1.0
 """Bytes of one element's dropout mask."""
 
@@ -139,6 +141,7 @@ def _gemm(
     thin = rows * width * BF16
     flop = 2.0 * _scores(w, sizes) * width
     n, k = (w.sequence, width) if writes else (width, w.sequence)
+    aligned = width % ALIGNED_ELEMENTS == 0
     return Operator(
         name,
         "gemm",
@@ -149,6 +152,7 @@ def _gemm(
         bytes_read=(2 * thin if writes else thin) + reads * BF16,
         bytes_written=writes * BF16 if writes else thin,
         gemm=GemmShape(rows, n, k, max(1, round(rows / w.sequence))),
+        variant="" if aligned else "unaligned_sum" if writes else "unaligned_width",
     )
 
 

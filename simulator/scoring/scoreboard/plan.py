@@ -154,10 +154,13 @@ LIMITS = {"H100-SXM": 700, HBM2E: 500}
 """Power limit (W) of an accelerator's description."""
 
 JEAN_ZAY_NIC = {
-    "value": 6.25e9,
-    "kind": "published",
-    "source": "bigscience-workshop/bigscience README: 4 Omni-Path links of 100 Gb/s for 8 GPUs",
-    "date": "2022-03",
+    "value": 3.19e9,
+    "kind": "derived",
+    "source": "bigscience-workshop/bigscience@9e64edec experiments/bandwidth/all_reduce_bench-a100-n4.txt: "
+    "NCCL 2.10.3 on 4 nodes of 8 A100 moves 40.8 Gb/s through one of a node's 4 Omni-Path adapters, by way "
+    "of host memory (V100 nodes: 42.4 Gb/s an adapter); half of that for each of an adapter's two GPUs, over "
+    "the 0.8 of this rate that prices take",
+    "date": "2022-01-28",
 }
 A100_40GB = {
     "value": 1.555e12,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from moesim.hwmodels import InputError
 from moesim.simulator.cost.cost_table import block_compute
 from moesim.simulator.cost.data_parallel import (
     Pieces,
     data_parallel,
     gather_copies,
+    parts_of,
     pieces_of,
     sharded_block,
 )
@@ -17,6 +19,7 @@ from moesim.simulator.cost.layer_collectives import LayerCollectives, amax_expos
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
 from moesim.simulator.cost.pricing import Pricer, operators_key
 from moesim.simulator.cost.table import PhaseCost
+from moesim.simulator.layout.gradient_sync import check_gradient_sync
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.memory.gpu import RankChunks
 from moesim.simulator.model.catalogue import load_model
@@ -56,6 +59,15 @@ def test_first_and_last_rank_add_up_the_gradients_of_a_table_that_they_share() -
     assert step_end(untied.pricer, untied.schedule, untied.stages) == step_end(
         same.pricer, same.schedule, same.stages
     )
+
+
+def test_a_recompute_that_stops_early_leaves_out_its_last_gemm() -> None:
+    whole, early = (
+        [op.name for ops in prepared("recompute=full", key).pricer.operators("dense").values() for op in ops]
+        for key in ("software.recompute_stops_early=false", "software.recompute_stops_early=true")
+    )
+    assert [name for name in whole if name not in early] == ["ffn.down.recompute"]
+    assert len(whole) == len(early) + 1
 
 
 def test_an_all_reduce_of_gradients_costs_both_rings() -> None:
@@ -195,6 +207,28 @@ def test_a_gather_of_fsdp2_waits_for_the_copy_of_the_shards_that_it_sends() -> N
     for phase in ("gather F", "gather B"):
         assert with_copy[phase].payload_s - without[phase].payload_s == pytest.approx(seconds)
     assert with_copy["scatter W"].payload_s == without["scatter W"].payload_s
+
+
+def test_matrices_are_gathered_one_by_one_with_a_copy_for_every_rank() -> None:
+    alone, whole = (
+        pricer("null", "parallel.zero_stage=3", f"software.parameter_gathers={how}", "recompute=full")
+        for how in ("matrix", "block")
+    )
+    parts = [parts_of(alone, "dense", phase) for phase in ("gather F", "gather B", "scatter W")]
+    ranks = alone.layout.dp * alone.scenario.parallel.cp
+    # Four matrices; a recomputed forward and its backward need all of them, but the last one twice at once.
+    assert [part.collectives for part in parts] == [4, 7, 4 + 2]
+    assert [part.copies for part in parts] == [4 * ranks, 7 * ranks, 6 * ranks]
+    h, ffn = alone.shape.hidden, 14336
+    total = h * (h + h // 2 + h + 3 * ffn)  # queries, keys and values, output, feed-forward
+    assert parts[1].times == pytest.approx(2.0 - h * ffn / total)
+    assert parts_of(whole, "dense", "gather B") == (1, 1.0, 0.0)
+    ring, block = (sharded_block(p, "dense") for p in (alone, whole))
+    assert block.hidden and not ring.hidden
+    assert ring.transfers["gather F"].payload_s > block.transfers["gather F"].payload_s  # four latencies
+    plan = alone.scenario.parallel.model_copy(update={"zero_stage": 1})
+    with pytest.raises(InputError, match=r"parameter_gathers=matrix with parallel\.zero_stage=1"):
+        check_gradient_sync(plan, alone.scenario.software)
 
 
 def test_groups_reduce_over_each_other_once_a_step() -> None:

@@ -82,3 +82,15 @@ def test_one_scale_without_a_table_is_priced_as_a_forward_product() -> None:
     product = gemm("x", "F", 4096, 7168, 4096, "fp8")
     same = seconds(weight, "h100-from-h200", "h100-sxm"), seconds(product, "h100-from-h200", "h100-sxm")
     assert same[0] == pytest.approx(same[1])
+
+
+def test_heads_without_alignment_run_at_their_measured_share() -> None:
+    rows = packed.read("2026-11-26-h100-blocking-and-alignment.json")["rows"]
+    rate = {row[2]: row[3] for row in rows if row[:2] == ["bmm", "bfloat16"]}
+    even = [(rate[104][n] + rate[112][n]) / 2 for n in range(6)]
+    scores = gemm("attention.scores", "F", 65536, 2048, 216, "bf16")
+    aligned = seconds(scores, "a100-layers", "a100-sxm")
+    for variant, columns in (("unaligned_sum", (0, 2)), ("unaligned_width", (1, 3, 4, 5))):
+        share = median(rate[108][n] / even[n] for n in columns)
+        took = seconds(replace(scores, variant=variant), "a100-layers", "a100-sxm")
+        assert aligned / took == pytest.approx(share, rel=0.05)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 import moesim
 from moesim.hwmodels import InputError, load_host
 from moesim.hwmodels.host import CallKind
 from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.cost_table import block_prices, cost_table
 from moesim.simulator.cost.launches import (
     HostTimes,
     Launch,
@@ -38,7 +39,7 @@ from moesim.simulator.predict.result_parts import BOUND_SHARE
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard import open_rows
-from moesim.simulator.scoring.scoreboard.plan import launching_of
+from moesim.simulator.scoring.scoreboard.plan import launching_of, scenario_of
 from moesim.simulator.scoring.scoreboard.runs import runs, scenario_of_run
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.sources import HOST
@@ -233,6 +234,36 @@ def test_a_read_holds_the_host_until_the_device_is_done() -> None:
     assert launch_stall_s(ahead) == pytest.approx(1.0)  # the second launch comes while the first runs
     read = PassLaunches((long, Launch(0.0, 0.0, reads=True), short), drains=True)
     assert launch_stall_s(read) == pytest.approx(1.0 + 2.0)  # it comes 2 s after the first has ended
+
+
+def test_blocked_launches_add_the_host_to_every_kernel() -> None:
+    launches = (Launch(3 * US, 10 * US), Launch(8 * US, 1 * US))
+    assert launch_stall_s(PassLaunches(launches)) == 0.0  # a full queue hides both
+    assert launch_stall_s(PassLaunches(launches, blocking=True)) == pytest.approx(11 * US)
+
+
+def test_a_blocked_step_takes_the_calls_and_returns_of_its_host() -> None:
+    row = next(r for r in open_rows() if r.id == "bloom-088")
+    scenario = scenario_of(row, "full")
+    assert scenario.software.launch_blocking
+    queued = scenario.software.model_copy(update={"launch_blocking": False})
+    steps = [prepare(s) for s in (scenario, scenario.model_copy(update={"software": queued}))]
+    blocked, free = (
+        block_prices(p.pricer, {"dense"}, ("alone",))[0]["dense", "mlp F", "alone"] for p in steps
+    )
+    assert free.host_s == 0.0
+    calls = [c for op in steps[0].pricer.operators("dense")["mlp F"] for c in calls_of(op, "torch")]
+    assert blocked.host_s > len(calls) * load_host("epyc-7742").call_s("blocked", True)
+    # The waits leave power for a higher clock, which gives a part of them back.
+    assert 0.5 * blocked.host_s < blocked.seconds - free.seconds < blocked.host_s
+
+
+def test_blocked_launches_hide_nothing_and_need_a_host() -> None:
+    with pytest.raises(ValidationError, match="launch_blocking=true with overlap_data_parallel=True"):
+        Software(launch_blocking=True, overlap_data_parallel=True)
+    scenario = small_experts(4096, 1, host=None, launch_blocking=True)
+    with pytest.raises(InputError, match=r"launch_blocking=true without a host: .* name one"):
+        prepare(scenario)
 
 
 def test_repeated_biases_and_megatrons_clamped_activation_read_the_device() -> None:

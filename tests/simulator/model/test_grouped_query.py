@@ -99,6 +99,20 @@ def test_scores_in_memory_are_the_whole_square_and_count_the_window() -> None:
     assert counted[1] / counted[0] == pytest.approx((512 - 512**2 / 8192) / 2048)
 
 
+def test_gemms_of_heads_that_are_no_multiple_of_8_say_where_the_head_stands() -> None:
+    def variants(width: int) -> dict[str, str]:
+        ops = operators(
+            plain_model({"kind": "gqa", **PLAIN, "head_dim": width}), "dense", unfused_attention=True
+        )
+        return {op.name: op.variant for op in ops if op.gemm is not None and "attention." in op.name}
+
+    assert set(variants(64).values()) == {""}
+    uneven = variants(108)
+    assert {uneven[name] for name in ("attention.scores", "attention.values.dscores")} == {"unaligned_sum"}
+    others = {"attention.values", "attention.values.dv", "attention.scores.dq", "attention.scores.dk"}
+    assert {uneven[name] for name in others} == {"unaligned_width"}
+
+
 def test_key_is_value_has_no_projection_of_values_but_keeps_them() -> None:
     plain = plain_model({"kind": "gqa", **PLAIN, "qk_norm": True})
     shared = plain_model({"kind": "gqa", **PLAIN, "qk_norm": True, "key_is_value": True})

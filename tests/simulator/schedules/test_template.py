@@ -347,3 +347,13 @@ def test_joined_weight_gradients_hold_the_transfer_back() -> None:
                 "compute": ["attn F", "mlp I", "mlp F", "mlp W", "attn I", "attn W"],
             }
         )
+
+
+def test_gathers_that_wait_follow_the_block_before_and_hold_their_own() -> None:
+    gathered: frozenset[Phase] = DENSE | {"gather F"}
+    ahead, waiting = (build_template("F", [gathered] * 2, gathers_wait=wait) for wait in (False, True))
+    at = at_of(waiting)
+    last, first = at[0, 0, "mlp F"], at[0, 1, "attn F"]
+    assert waiting.tasks[at[0, 1, "gather F"]].deps == (last,)
+    assert waiting.tasks[first].deps == tuple(sorted((last, at[0, 1, "gather F"])))
+    assert last not in ahead.tasks[at_of(ahead)[0, 1, "gather F"]].deps

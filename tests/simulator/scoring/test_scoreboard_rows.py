@@ -127,6 +127,10 @@ def test_contradicting_configurations_are_refused(monkeypatch: pytest.MonkeyPatc
         ("mbridge-127", "mtp", 1),
         ("bloom-001", "weight_gradients", "added"),
         ("bloom-088", "weight_gradients", "added-fp32"),
+        ("bloom-088", "launch_blocking", True),
+        ("sc21-a100-011", "parameter_gathers", "matrix-ahead"),  # matrices below a billion parameters
+        ("sc21-a100-014", "parameter_gathers", "matrix"),
+        ("sc21-a100-010", "parameter_gathers", "block"),
     ],
 )  # fmt: skip
 def test_configurations_are_taken_whole(id_: str, field: str, value: object) -> None:
@@ -318,6 +322,13 @@ def test_power_and_memory_variants_have_descriptions_of_their_own() -> None:
     assert any("500 W" in note for note in left_out(row))
     assert hardware_of(changed("dgxc-001", notes="500 W")) == HBM2E
     assert hardware_of(changed("dgxc-001", notes="700 W")) == "H100-SXM"
+
+
+def test_nodes_of_jean_zay_have_what_their_own_test_measured() -> None:
+    bloom, selene = (machine_of(ROWS[id_])[0].node for id_ in ("bloom-088", "sc21-a100-010"))
+    # Two GPUs share an adapter, which moves 40.8 Gb/s; prices take 0.8 of the figure.
+    assert 0.8 * 2 * bloom.scale_out_bytes_per_s == pytest.approx(40.8e9 / 8, rel=0.01)
+    assert selene.scale_out_bytes_per_s == 25e9
 
 
 # -- statistics -------------------------------------------------------------------------------------------
