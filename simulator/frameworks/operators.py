@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from moesim.simulator.frameworks.eager import (
+    ONE_COPY_ROW_BYTES,
+    ROW_BYTES,
     Operators,
     accumulated_by_autograd,
     added_gradients,
@@ -17,6 +19,7 @@ from moesim.simulator.frameworks.eager import (
     copies_of_single_groups,
     each,
     eager,
+    eager_rows,
     flat_gradients,
     in_halves,
     joined_by_cat,
@@ -43,12 +46,14 @@ def apply_framework(
     *,
     whole_gradients: bool = False,
     microbatches: int = 1,
+    one_copy: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
     replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
-    added up before they are reduced. `microbatches`: those of a step.
+    added up before they are reduced. `microbatches`: those of a step. `one_copy`: a dispatcher
+    sends one copy of a token to a rank, and adds up what comes back.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -74,11 +79,14 @@ def apply_framework(
         adapted = each(adapted, partial(passes_of_loss, how=software.loss))
     if software.kernels == "eager" or software.compiled_blocks:
         adapted = each(adapted, one_grouped_kernel)
+    rows = ONE_COPY_ROW_BYTES if one_copy else ROW_BYTES
+    if software.kernels == "fused" and software.expert_rows == "eager":
+        adapted = each(adapted, partial(eager_rows, bytes_of_rows=rows))
     if software.kernels == "eager":
         if rotates_halves(adapted):
             adapted = each(adapted, in_halves)
         adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
-        adapted = each(adapted, eager)
+        adapted = each(adapted, partial(eager, bytes_of_rows=rows))
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"
             adapted = each(adapted, partial(with_sum, joined_experts=joined))

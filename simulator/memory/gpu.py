@@ -9,7 +9,7 @@ from math import fsum
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction
+from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction, SourcedSeconds
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import dispatcher
@@ -17,7 +17,7 @@ from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.stages import Block, StageAssignment, blocks_with_parameters
 from moesim.simulator.memory.activations import activation_bytes
-from moesim.simulator.memory.allocator import AllocatorBytes
+from moesim.simulator.memory.allocator import LARGE_SEGMENT_BYTES, AllocatorBytes
 from moesim.simulator.memory.rank_bytes import (
     Amount,
     HeldStage,
@@ -136,8 +136,11 @@ reserve."""
 
 
 def allocator_slack(software: Software, zero_stage: int) -> SourcedFraction:
-    """The slack of the allocator under a framework's way of holding parameters and gradients (eq. M10)."""
-    come_and_go = zero_stage == 3 or software.fsdp
+    """The slack of the allocator under a framework's way of holding parameters and gradients (eq. M10).
+
+    Under ZeRO-0 and 1 no FSDP gathers or scatters, whatever the trainer does in other plans.
+    """
+    come_and_go = zero_stage == 3 or (software.fsdp and zero_stage > 1)
     return FSDP_SLACK if come_and_go else BUFFERS_SLACK
 
 
@@ -149,6 +152,30 @@ def most_reserved(by_kind: Mapping[str, Amount], slack: Amount) -> Amount:
     """
     tensors = total_of(n for kind, n in by_kind.items() if kind not in ("framework", "communication_buffers"))
     return tensors * (1.0 + slack) + by_kind["communication_buffers"] + highest(FRAMEWORK_BYTES)
+
+
+RETRY_CALLS = SourcedSeconds(
+    value=60e-6,
+    kind="assumed",
+    source="cudaFree and cudaMalloc of a segment: jvoltci.github.io/mosaic (custom allocators), about 10 "
+    "and 50 us; jiahuanglin.xyz (system_ml, lesson 15), 30 to 200 us for cudaMalloc",
+    date="2026-11-26",
+    between=(40e-6, 300e-6),
+    note="without the work that the device has queued when cudaFree waits for it",
+)
+"""Time to give a segment back to the driver and to take another."""
+
+
+def retries_s(cached_bytes: float, microbatches: int) -> float:
+    """Most seconds that an allocator at its limit adds to a step (docs/model.md, eq. M48).
+
+    When the driver refuses a segment, PyTorch frees all cached ones and asks again (`num_alloc_retries`;
+    pytorch/pytorch@v2.11.0 `c10/cuda/CUDACachingAllocator.cpp`, `malloc`). `cached_bytes`: what may be
+    reserved beyond the bytes in use. At most each micro-batch meets the limit once, and all that is cached
+    lies in segments of 20 MiB.
+    """
+    segments = max(cached_bytes, 0.0) / LARGE_SEGMENT_BYTES
+    return microbatches * segments * highest(RETRY_CALLS)
 
 
 def lowest(number: Sourced) -> float:
