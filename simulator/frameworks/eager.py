@@ -60,8 +60,8 @@ ONE_COPY_ROW_BYTES = {
     "experts.reduce_gradient": 8.0,  # sums over indices into a zeroed buffer
 }
 """The same where a library, such as DeepEP, sends one copy of a token to a rank and adds up what comes back
-(`distributed/deepep/deepep.py`, `_permute_tokens` and `_unpermute_tokens`); zeroed buffers hold a row for each
-routed row at most."""
+(`distributed/deepep/deepep.py`, `_permute_tokens` and `_unpermute_tokens`); zeroed buffers hold as many rows
+as are routed at most."""
 
 GATE_FORWARD_CALLS, GATE_BACKWARD_CALLS = 16, 5
 """Eager operators from the router's logits to sorted rows (cast to FP32, scores, bias, top-k, gather, scale,
