@@ -213,7 +213,7 @@ def test_rows_of_experts_are_eager_where_the_rest_of_a_layer_is_compiled() -> No
 
 
 def test_eager_kernels_on_blackwell_follow_from_two_memories_beside_the_same_sms() -> None:
-    """1 / rate = s / SMs + m / bandwidth, solved on H100 and H200 (eq. H3)."""
+    """1 / rate = s / SMs + m / bandwidth, solved on H100 and H200 (eq. H4)."""
     cards = [
         {use: c for c in load_profile(n).curves for use in c.used_for} for n in ("h200-eager", "h100-eager")
     ]
