@@ -51,9 +51,8 @@ def apply_framework(
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
-    added up before they are reduced. `microbatches`: those of a step. `one_copy`: a dispatcher
-    sends one copy of a token to a rank, and adds up what comes back.
+    replicas. `whole_gradients`: gradients of the `microbatches` of a step are added up before they are
+    reduced. `one_copy`: a dispatcher sends a token once to a rank, and adds up what comes back.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
