@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import fsum
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def rows(kernels: str, one_copy: bool = False, **more: object) -> dict[str, floa
 
 def test_rows_of_experts_are_eager_where_the_rest_of_a_layer_is_compiled() -> None:
     """torchtitan compiles the grouped GEMMs and their activation, but not what permutes and sums rows."""
-    compiled = {"compiled_blocks": True, "expert_rows": "eager"}
+    compiled: dict[str, Any] = {"compiled_blocks": True, "expert_rows": "eager"}
     eager, mixed, fused = rows("eager"), rows("fused", **compiled), rows("fused", compiled_blocks=True)
     names = [f"experts.{what}" for what in ("expand", "reduce", "expand_gradient", "reduce_gradient")]
     assert [mixed[n] for n in names] == [eager[n] for n in names] == pytest.approx([12.0, 20.0, 18.0, 16.0])

@@ -297,7 +297,7 @@ def test_compiled_blocks_keep_what_two_gpus_kept() -> None:
     software = Software(parameters_copied=True, compiled_blocks=True, expert_rows="eager")
     kept = {
         kind: activation_bytes(
-            ModelShape.model_validate(layers[kind]), kind, PRECISIONS["bf16"], "none",  # type: ignore[arg-type]
+            ModelShape.model_validate(layers[kind]), kind, PRECISIONS["bf16"], "none",
             ParallelPlan(microbatch=1, zero_stage=3), 128, software,
         ) / 128
         for kind in layers
