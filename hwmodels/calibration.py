@@ -170,7 +170,7 @@ class Law(Entry):
 
 
 class Prior(Entry):
-    """An assumed fraction of a datasheet figure, for operators that no measurement covers."""
+    """A fraction of a datasheet figure, for what no measurement covers (docs/model.md, eqs. H2 and H4)."""
 
     used_for: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["fp4", "fp8", "bf16", "fp32"] | None = None

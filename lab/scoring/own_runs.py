@@ -135,7 +135,7 @@ def prediction(name: str, *overrides: str) -> PredictedRun:
     active, reserved = memory.active_bytes, memory.reserved_bytes
     if active is None or reserved is None:  # flex_attention: its allocations are not replayed
         active = memory.total_bytes - FRAMEWORK_BYTES.value
-        reserved = active * (1.0 + FSDP_SLACK.value)
+        reserved = active + FSDP_SLACK.value * memory.by_kind_bytes["optimizer"]
     return PredictedRun(step, active, reserved)
 
 

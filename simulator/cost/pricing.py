@@ -399,8 +399,7 @@ class Pricer(OfJob):
         adapted = apply_framework(
             operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole,
             microbatches=self.microbatches if _adds_up(plan, s) else 1,
-            # Kernels of a dispatcher's own take FP32 weights (Megatron core token_dispatcher.py).
-            wide_weights=plan.ep > 1 and not dispatcher(s.communication.kernels).by_library,
+            own_kernels=plan.ep > 1 and not dispatcher(s.communication.kernels).by_library,
         )  # fmt: skip
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software

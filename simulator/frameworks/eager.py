@@ -51,6 +51,18 @@ ROW_BYTES = {
 }
 """Bytes that eager operators move per element of a routed row; half of them are read."""
 
+ONE_COPY_ROW_BYTES = {
+    "experts.expand": 4.0,  # gathers received tokens into groups
+    # multiplies rows by their scores, sums them by index into a zeroed buffer
+    "experts.reduce": 12.0,
+    # gathers twice: gradients of the rows, and with the kept rows those of the scores
+    "experts.expand_gradient": 12.0,
+    "experts.reduce_gradient": 8.0,  # sums over indices into a zeroed buffer
+}
+"""The same where a library, such as DeepEP, sends one copy of a token to a rank and adds up what comes back
+(`distributed/deepep/deepep.py`, `_permute_tokens` and `_unpermute_tokens`); zeroed buffers hold as many rows
+as are routed at most."""
+
 GATE_FORWARD_CALLS, GATE_BACKWARD_CALLS = 16, 5
 """Eager operators from the router's logits to sorted rows (cast to FP32, scores, bias, top-k, gather, scale,
 two histograms, sort, its scores, token numbers, copy of the counts to the host), and of their backward."""
@@ -118,15 +130,26 @@ def in_halves(op: Operator, halves: Halves) -> tuple[Operator, ...]:
     return (replace(op, **size, launches=halves.kernels[back], variant=variant),)  # type: ignore[arg-type]
 
 
-def eager(op: Operator) -> tuple[Operator, ...]:
+def eager_rows(op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES) -> tuple[Operator, ...]:
+    """Eager kernels for the rows of experts alone, where the rest of a layer is compiled.
+
+    torchtitan 0.2.2 compiles the router, the shared experts and the grouped GEMMs with their activation, but
+    neither `MoE.forward` nor what permutes rows (`models/llama4/infra/parallelize.py:613`).
+    """
+    base = op.name.removesuffix(".recompute")
+    outside = base in bytes_of_rows or base in ("experts.weight_gradient", "shared.down")
+    return eager(op, bytes_of_rows) if outside else (op,)
+
+
+def eager(op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES) -> tuple[Operator, ...]:
     """An eager kernel in the place of a fused one: its bytes, launches and variant."""
     base = op.name.removesuffix(".recompute")
     if base in NOT_RUN:
         return ()
-    if base in ROW_BYTES:
+    if base in bytes_of_rows:
         # A fused expand writes, and a fused reduce reads, every routed row once, in BF16.
         whole = op.bytes_written if "expand" in base else op.bytes_read
-        half = whole / BF16 * ROW_BYTES[base] / 2
+        half = whole / BF16 * bytes_of_rows[base] / 2
         variant = base.removeprefix("experts.")
         return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
     factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches

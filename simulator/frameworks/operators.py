@@ -12,6 +12,8 @@ from functools import partial
 from moesim.simulator.frameworks.eager import (
     HALVES,
     HAS_SINKS,
+    ONE_COPY_ROW_BYTES,
+    ROW_BYTES,
     SCALED,
     Operators,
     accumulated_by_autograd,
@@ -20,6 +22,7 @@ from moesim.simulator.frameworks.eager import (
     copies_of_single_groups,
     each,
     eager,
+    eager_rows,
     flat_gradients,
     in_halves,
     joined_by_cat,
@@ -46,13 +49,14 @@ def apply_framework(
     *,
     whole_gradients: bool = False,
     microbatches: int = 1,
-    wide_weights: bool = False,
+    own_kernels: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
-    added up before they are reduced. `microbatches`: those of a step. `wide_weights`: FP32 routing weights.
+    replicas; the groups of the others have one member. `whole_gradients`: gradients of the `microbatches` of a
+    step are added up before they are reduced. `own_kernels`: a dispatcher with kernels of its own sends a token
+    once to a rank, adds up what comes back and takes FP32 routing weights (Megatron core token_dispatcher.py).
     """
     adapted = dict(operators)
     if software.recompute_stops_early:
@@ -70,7 +74,7 @@ def apply_framework(
     if software.router != "chain":
         adapted = each(adapted, partial(routed_by, router=software.router))
     if software.expert_biases != "fused":
-        adapted = biased_experts(adapted, software.expert_biases, wide_weights)
+        adapted = biased_experts(adapted, software.expert_biases, own_kernels)
     if software.scaled_rotary == "halves" and rotates_halves(adapted, HAS_SINKS):
         adapted = each(adapted, partial(in_halves, halves=SCALED))
     if software.flat_parameters and zero_stage == 3:
@@ -81,11 +85,14 @@ def apply_framework(
         adapted = each(adapted, partial(passes_of_loss, how=software.loss))
     if software.kernels == "eager" or software.compiled_blocks:
         adapted = each(adapted, one_grouped_kernel)
+    rows = ONE_COPY_ROW_BYTES if own_kernels else ROW_BYTES
+    if software.kernels == "fused" and software.expert_rows == "eager":
+        adapted = each(adapted, partial(eager_rows, bytes_of_rows=rows))
     if software.kernels == "eager":
         if rotates_halves(adapted, {"qk_norm", *HAS_SINKS}):
             adapted = each(adapted, partial(in_halves, halves=HALVES))
         adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
-        adapted = each(adapted, eager)
+        adapted = each(adapted, partial(eager, bytes_of_rows=rows))
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"
             adapted = each(adapted, partial(with_sum, joined_experts=joined))
@@ -274,14 +281,14 @@ def clamped_activation(op: Operator, clamped: Clamped) -> tuple[Operator, ...]:
     return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
 
 
-def biased_experts(operators: Operators, how: str, wide_weights: bool) -> dict[Phase, tuple[Operator, ...]]:
+def biased_experts(operators: Operators, how: str, own_kernels: bool) -> dict[Phase, tuple[Operator, ...]]:
     """What a framework runs around experts with biases; blocks without such experts stay as they are."""
     widths = {op.name: op.gemm.n for op in operators.get("mlp F", ()) if op.gemm}
     if not any(op.name == "experts.down.bias" for op in operators.get("mlp F", ())):
         return dict(operators)
     if how == "split":
         operators = each(operators, partial(clamped_activation, clamped=CLAMPED[how]))
-        how = "split-wide" if wide_weights else how
+        how = "split-wide" if own_kernels else how
     first = widths["experts.gate_up"] / (widths["experts.gate_up"] + widths["experts.down"])
     return each(operators, partial(split_biases, how=how, first=first))
 

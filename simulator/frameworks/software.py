@@ -106,6 +106,9 @@ class Software(Section):
     core, whose fused kernel takes no scale)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
+    expert_rows: Literal["fused", "eager"] = "fused"
+    """With `kernels: fused`, those that gather, group and sum the rows of experts: `eager`, PyTorch's
+    operators, and the rows of the weighted sum are kept (torchtitan compiles all of a layer but them)."""
     gradient_sums: bool = False
     """With `kernels: eager`: queries, keys and values, and gate and up, are linear layers of their own, whose
     input gradients autograd adds (torchtitan)."""

@@ -19,6 +19,7 @@ RELEASE = Release(
         "expert_biases": Answer("fused", f"{_TITAN}/models/moe/moe.py: none but in gpt_oss (`repeated`)"),
         "scaled_rotary": Answer("fused", f"{_TITAN}/models/gpt_oss: halves, which `kernels: eager` counts"),
         "kernels": Answer("eager", f"{_CONFIG}: compile.enable is off"),
+        "expert_rows": Answer("eager", f"{_TITAN}/models/llama4/infra/parallelize.py:613: apply_compile"),
         "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
         "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),
         "parameters_copied": Answer(True, f"{_PARALLEL}: fully_shard of every block"),

@@ -135,8 +135,8 @@ def activation_bytes(
         kept += tokens * MASK_BYTES * shape.hidden * masks / cut["tokens"]
     if block.is_head:
         kept -= tokens * _not_kept_by_loss(shape, precision, software, plan.pp > 1) / plan.tp
-    if software.kernels == "eager":
-        kept += tokens * _eager_bytes(shape, block, policy) / plan.tp
+    if "eager" in (software.kernels, software.expert_rows):
+        kept += tokens * _eager_bytes(shape, block, policy, rows=software.kernels == "fused") / plan.tp
     repeated = "scores" in RECOMPUTED[policy] if isinstance(policy, str) else "core_attn" in policy
     if unfused and block.layer is not None and not repeated:
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
@@ -163,13 +163,16 @@ def _not_kept_by_loss(shape: ModelShape, precision: Precision, software: Softwar
     return row_bytes(shape.vocab, precision.head) + row_bytes(shape.vocab, "fp32")
 
 
-def _eager_bytes(shape: ModelShape, block: BlockShape, policy: Recompute) -> float:
-    """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8)."""
+def _eager_bytes(shape: ModelShape, block: BlockShape, policy: Recompute, *, rows: bool) -> float:
+    """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8).
+
+    `rows`: only those of the experts' rows are eager.
+    """
     repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
     if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
         return 0.0
     narrow, wide = block.layer.feed_forward.eager_elements(shape.hidden, repeated)
-    return row_bytes(narrow, "bf16") + row_bytes(wide, "fp32")
+    return (0.0 if rows else row_bytes(narrow, "bf16")) + row_bytes(wide, "fp32")
 
 
 def working_bytes(

@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields
 from math import fsum
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+import numpy as np
+
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction
+from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction, SourcedSeconds
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.dispatchers.protocol import Call
 from moesim.simulator.dispatchers.registry import dispatcher
@@ -17,7 +19,7 @@ from moesim.simulator.frameworks.software import PLAIN, Software
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.stages import Block, StageAssignment, blocks_with_parameters
 from moesim.simulator.memory.activations import activation_bytes
-from moesim.simulator.memory.allocator import AllocatorBytes
+from moesim.simulator.memory.allocator import LARGE_SEGMENT_BYTES, AllocatorBytes
 from moesim.simulator.memory.rank_bytes import (
     Amount,
     HeldStage,
@@ -88,17 +90,21 @@ FRAMEWORK_BYTES = SourcedBytes(
     note="from a context and one communicator to a dozen communicators with their buffers",
 )
 """Bytes that a process holds outside the allocator of its tensors."""
-FSDP_SLACK = SourcedFraction(
-    value=0.19,
+FSDP_SLACK = Sourced(
+    value=1.01,
     kind="measured",
-    source="simulator/data/published/h200-runs.csv: reserved over active bytes less 1 at the peak of five "
-    "torchtitan runs on 8x NVIDIA H200 (driver 580.159.04, torch 2.11.0), median; least and most of the five",
+    source="simulator/data/published/h200-runs.csv: bytes reserved beyond the active ones over those of the "
+    "optimizer states at the peak of five torchtitan runs on 8x NVIDIA H200 (driver 580.159.04, torch "
+    "2.11.0), median; least and most of the five",
     date="2026-11-20",
-    between=(0.13, 0.37),
-    note="none of the runs was short of memory: an allocator gives cached blocks back before it fails",
+    between=(0.74, 1.32),
+    note="0.88 to 1.13 in two FSDP2 runs on 2x H100 and three on 2x H200, which were not used; none of the "
+    "runs was short of memory: an allocator gives cached blocks back before it fails",
 )
-"""Bytes that the allocator reserves beyond those in use, over those in use, where parameters or gradients
-come and go within a step: ZeRO-3, FSDP1 and FSDP2."""
+"""Bytes that the allocator reserves beyond those in use, over those of the optimizer states, where parameters
+or gradients come and go within a step: ZeRO-3, FSDP1 and FSDP2. Shards of gradients and copies for
+collectives lie in pools of their own streams; both have the size of the parameters that a GPU keeps, however
+many activations lie beside them."""
 BUFFERS_SLACK = SourcedFraction(
     value=0.13,
     kind="published",
@@ -135,20 +141,50 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 reserve."""
 
 
-def allocator_slack(software: Software, zero_stage: int) -> SourcedFraction:
-    """The slack of the allocator under a framework's way of holding parameters and gradients (eq. M10)."""
-    come_and_go = zero_stage == 3 or software.fsdp
+def allocator_slack(software: Software, zero_stage: int) -> Sourced:
+    """The slack of the allocator under a framework's way of holding parameters and gradients (eq. M10).
+
+    Under ZeRO-0 and 1 no FSDP gathers or scatters, whatever the trainer does in other plans.
+    """
+    come_and_go = zero_stage == 3 or (software.fsdp and zero_stage > 1)
     return FSDP_SLACK if come_and_go else BUFFERS_SLACK
 
 
-def most_reserved(by_kind: Mapping[str, Amount], slack: Amount) -> Amount:
+def most_reserved(by_kind: Mapping[str, Amount], slack: Amount, of_states: Amount) -> Amount:
     """Most bytes that a process may take on a GPU (docs/model.md, eq. M10); numbers or arrays.
 
-    `slack`: most of what the allocator reserves beyond the tensors, over these. Communication buffers have
-    none: they are allocated once, outside the allocator of tensors.
+    `slack`: most of what the allocator reserves beyond the tensors, over these, or where `of_states` is 1
+    (else 0) over optimizer states or gradients, whichever are more. Communication buffers have none: they
+    are allocated once, outside the allocator of tensors.
     """
     tensors = total_of(n for kind, n in by_kind.items() if kind not in ("framework", "communication_buffers"))
-    return tensors * (1.0 + slack) + by_kind["communication_buffers"] + highest(FRAMEWORK_BYTES)
+    states = np.maximum(by_kind["optimizer"], by_kind["gradients"])
+    beyond = slack * (tensors + of_states * (states - tensors))
+    return tensors + beyond + by_kind["communication_buffers"] + highest(FRAMEWORK_BYTES)
+
+
+RETRY_CALLS = SourcedSeconds(
+    value=60e-6,
+    kind="assumed",
+    source="cudaFree and cudaMalloc of a segment: jvoltci.github.io/mosaic (custom allocators), about 10 "
+    "and 50 us; jiahuanglin.xyz (system_ml, lesson 15), 30 to 200 us for cudaMalloc",
+    date="2026-11-26",
+    between=(40e-6, 300e-6),
+    note="without the work that the device has queued when cudaFree waits for it",
+)
+"""Time to give a segment back to the driver and to take another."""
+
+
+def retries_s(cached_bytes: float, microbatches: int) -> float:
+    """Most seconds that an allocator at its limit adds to a step (docs/model.md, eq. M48).
+
+    When the driver refuses a segment, PyTorch frees all cached ones and asks again (`num_alloc_retries`;
+    pytorch/pytorch@v2.11.0 `c10/cuda/CUDACachingAllocator.cpp`, `malloc`). `cached_bytes`: what may be
+    reserved beyond the bytes in use. At most each micro-batch meets the limit once, and all that is cached
+    lies in segments of 20 MiB.
+    """
+    segments = max(cached_bytes, 0.0) / LARGE_SEGMENT_BYTES
+    return microbatches * segments * highest(RETRY_CALLS)
 
 
 def lowest(number: Sourced) -> float:
@@ -210,7 +246,7 @@ class RankMemory:
         """Bytes of all kinds together."""
         return fsum(self.by_kind().values())
 
-    def range(self, slack: SourcedFraction, replay: AllocatorBytes | None = None) -> tuple[float, float]:
+    def range(self, slack: Sourced, replay: AllocatorBytes | None = None) -> tuple[float, float]:
         """Lowest and highest bytes that the process may take on the device (docs/model.md, eq. M10).
 
         The lowest takes the low end of the framework's range and an allocator without slack; the highest is
@@ -218,7 +254,9 @@ class RankMemory:
         """
         if replay is None:
             used = self.total - self.framework
-            return used + lowest(FRAMEWORK_BYTES), float(most_reserved(self.by_kind(), highest(slack)))
+            return used + lowest(FRAMEWORK_BYTES), float(
+                most_reserved(self.by_kind(), highest(slack), float(slack is FSDP_SLACK))
+            )
         reserved = replay.reserved * (1.0 + highest(slack)) + highest(FRAMEWORK_BYTES)
         return replay.active + lowest(FRAMEWORK_BYTES), reserved
 
@@ -237,7 +275,7 @@ class MemoryReport:
     """Sentences about extrapolated inputs."""
     allocator: AllocatorBytes | None = None
     """Peaks of PyTorch's allocator on the fullest rank, where its steps were replayed (eq. M43)."""
-    slack: SourcedFraction = BUFFERS_SLACK
+    slack: Sourced = BUFFERS_SLACK
     """Slack of the allocator under the plan's framework (eq. M10)."""
     replay_error: SourcedFraction | None = None
     """Error of the reserved bytes in `allocator`."""

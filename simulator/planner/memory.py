@@ -15,6 +15,7 @@ from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.memory.activations import activation_bytes
 from moesim.simulator.memory.gpu import (
     FRAMEWORK_BYTES,
+    FSDP_SLACK,
     RankStages,
     allocator_slack,
     expert_group,
@@ -86,11 +87,12 @@ class MemoryBook:
         plans = self._plans[replicas]
         whole = (len(frames), *inner_axes(self.space))
         software, stages = self.scenario.software, self.space.zero_stage
-        slack = np.array([highest(allocator_slack(software, stage)) for stage in stages])
+        slacks = [allocator_slack(software, stage) for stage in stages]
+        slack, of_states = np.array([(highest(s), s is FSDP_SLACK) for s in slacks], float).T
         used, reserved = np.zeros(whole), np.zeros(whole)
         for stages_of_rank, moments in _different_ranks(frames, pattern, assignment):
             by_kind = rank_bytes(plans, rank_terms(plans, stages_of_rank), moments)
-            total, most = total_of(by_kind.values()), most_reserved(by_kind, slack)
+            total, most = total_of(by_kind.values()), most_reserved(by_kind, slack, of_states)
             fuller = total > used
             used, reserved = np.where(fuller, total, used), np.where(fuller, most, reserved)
         return FullestRank(used, reserved)

@@ -174,9 +174,9 @@ def headroom_sentence(space: PlanSpace, scenario: Scenario) -> str:
         risk = "plans at risk are admitted" if space.headroom == 0.0 else "plans may still be at risk"
         return f"head-room: the bytes in use leave {space.headroom:.0%} of the memory free; {risk}"
     own, sharded = (highest(allocator_slack(scenario.software, stage)) for stage in (0, 3))
-    more = "" if own == sharded else f" ({sharded:.0%} with zero_stage 3)"
     return (
-        f"head-room: no plan is at risk; an allocator may reserve up to {own:.0%} beyond the tensors{more}, "
+        f"head-room: no plan is at risk; an allocator may reserve up to {own:.0%} beyond the tensors (with "
+        f"zero_stage 3 or FSDP, {sharded:.0%} of the optimizer states), "
         f"a framework {highest(FRAMEWORK_BYTES) / 1e9:.0f} GB; --headroom 0 admits plans at risk"
     )
 

@@ -93,7 +93,8 @@ class MemoryResult(Finite):
         )
         return (
             f"at risk: its tensors fit, but framework and allocator may take up to {most} of {has}; an "
-            "allocator at its limit frees and takes memory in every step, which is slow, or fails"
+            "allocator at its limit frees and takes memory in every step, which is slow (the interval of the "
+            "step allows for it), or fails"
         )
 
     @property

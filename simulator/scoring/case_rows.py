@@ -97,10 +97,12 @@ def score_cases(file: Path) -> list[ScoredCase]:
         scenario = load_scenario(path, [f"software.framework={framework}", *overrides])
         return simulate(scenario), own_rates(scenario)
 
-    return [_scored(row, predicted) for row in rows]
+    known = frozenset(path.stem for path in file.parent.glob("*.yaml"))
+    return [_scored(row, predicted, known) for row in rows]
 
 
-def _scored(row: CaseRow, predicted: Callable[..., tuple[Result, str]]) -> ScoredCase:
+def _scored(row: CaseRow, predicted: Callable[..., tuple[Result, str]], known: frozenset[str]) -> ScoredCase:
+    """Score a row; a ratio is to the case `...-nccl` beside it, or without one to the same plan on NCCL."""
     case = {"scenario": row.scenario, "metric": row.metric, "reported": f"{row.value} {row.unit}".strip()}
     if row.scored == "no":
         return ScoredCase(**case, refused=f"not scored: {row.remark or 'the table says so'}")
@@ -114,7 +116,10 @@ def _scored(row: CaseRow, predicted: Callable[..., tuple[Result, str]]) -> Score
             verdict = result.memory.verdict
             return ScoredCase(**case, predicted=verdict, right=verdict == row.value)
         if row.metric == RATIO:
-            plain, _ = predicted(row.scenario, row.framework, "communication.kernels=nccl")
+            other = f"{row.scenario.rpartition('-')[0]}-nccl"
+            stated = other in known
+            name, change = (other, ()) if stated else (row.scenario, ("communication.kernels=nccl",))
+            plain, _ = predicted(name, row.framework, *change)
             value = plain.step.time_s / result.step.time_s
         else:
             value = SPEEDS.get(row.metric, _allocated)(result)

@@ -26,6 +26,7 @@ from moesim.simulator.engine.program import PricedSchedule, Program
 from moesim.simulator.engine.records import Execution, last_group, step_time_s
 from moesim.simulator.layout.expert_load import popularity_of
 from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.memory.gpu import retries_s
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step import Prepared, run_step
@@ -37,6 +38,7 @@ from moesim.simulator.studies.sources import (
     JITTER,
     MAX_VIO,
     MODEL_ERROR,
+    RETRIES,
     SESSION,
     SPREADS,
     Source,
@@ -134,10 +136,11 @@ def entry_effects(
     common = [
         _session_effect(profile, used, found),
         *(_spread_effect(prepared, path, last.program, key) for key in SPREADS),
+        _retries_effect(prepared),
     ]
     found += [effect for effect in common if effect is not None]
     found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
-    first = [_run_exactly(prepared, executions, effect, used) for effect in found[:exact]]
+    first = [e if e.source is RETRIES else _run_exactly(prepared, executions, e, used) for e in found[:exact]]
     return (*first, *found[exact:])
 
 
@@ -157,6 +160,17 @@ def _session_effect(
     moved = [effect for effect in effects if effect.source.id in bound]
     seconds = [fsum(float(e.at_change(np.array(c))) for e in moved) for c in (low, high)]
     return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
+
+
+def _retries_effect(prepared: Prepared) -> EntryEffect | None:
+    """Seconds of an allocator at its limit, where a plan is at risk (eq. M48)."""
+    memory = prepared.memory
+    if memory.verdict != "at risk":
+        return None
+    cached = memory.range_bytes[1] - memory.total_bytes
+    most = retries_s(cached, max(pool.schedule.microbatches for pool in prepared.pools))
+    low, high = RETRIES.points()
+    return EntryEffect(RETRIES, (low, high), (low * most, high * most))
 
 
 def _spread_effect(
@@ -243,6 +257,8 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
     """The job with sources shifted by relative changes, by id; `used`: entries that a session may shift."""
     scenario, profile, cluster = prepared.scenario, prepared.profile, prepared.cluster
     for id_, change in changes.items():
+        if id_ == RETRIES.id:  # no engine run has it
+            continue
         if id_ in SPREADS:
             number = _spread_of(scenario, id_)
             if number is not None:

@@ -143,6 +143,12 @@ def model_error(relative: float) -> Source:
     return Source(LEFT_OUT, "normal", -relative, relative, "what the model leaves out, assumed")
 
 
+RETRIES = Source(
+    "memory.retries", "triangular", 0.0, 1.0, "an allocator at its limit frees and takes memory again, as a "
+    "share of the most that this takes"
+)  # fmt: skip
+
+
 def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
     """One source for each of the profile's `NUMBERS` that states a range."""
     return tuple(

@@ -35,7 +35,7 @@ from moesim.simulator.studies.effects import (
     range_effects,
     seed_deviation_s,
 )
-from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR, QUANTILE_90, model_error
+from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR, QUANTILE_90, RETRIES, model_error
 from moesim.simulator.studies.whole_run import with_uncertain_run
 
 # -- engine draws ------------------------------------------------------------------------------------
@@ -149,7 +149,8 @@ def engine_steps_s(
     finally:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
-    return seconds
+    beside = [effect.draw_s(draws, seed) for effect in effects if effect.source is RETRIES]
+    return np.asarray(sum(beside, start=seconds))
 
 
 def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:

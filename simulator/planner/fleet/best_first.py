@@ -188,8 +188,9 @@ class FleetSearch:
                 continue
             stages = None if full else self._stages(pools, node, zero)
             if stages is None:
-                # A lower ZeRO stage uses at least as much memory, but below 3 its allocator has less slack.
-                full = full or stage < 3 or self.space.headroom is not None
+                # A lower ZeRO stage uses at least as much memory; without FSDP its allocator has less slack.
+                least = 2 if self.scenario.software.fsdp else 3
+                full = full or stage < least or self.space.headroom is not None
                 reason = FULL if self.space.headroom == 0.0 else FULL_OR_NO_HEADROOM
                 self.refused.add(reason, 1, f"{self._label(node)} zero_stage={stage}")
             else:

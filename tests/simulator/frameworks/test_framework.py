@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import fsum
+from statistics import median
+from typing import Any
 
+import numpy as np
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
@@ -183,3 +186,49 @@ def test_the_profiles_of_h100_hold_eager_operators_that_were_measured_on_one(nam
     ):
         curve = next(curve for curve in profile.curves if use in curve.used_for)
         assert (curve.kind, curve.conditions.device) == ("measured", "NVIDIA H100 80GB HBM3"), use
+
+
+MIXTRAL = load_model("mixtral-8x7b")
+
+
+def rows(kernels: str, one_copy: bool = False, **more: object) -> dict[str, float]:
+    """Bytes by kernel of the rows of experts, over the elements of the rows."""
+    software = Software.model_validate({"kernels": kernels, **more})
+    plain = block_operators(MIXTRAL, "moe", RECIPE, tokens=4096, sequence=4096, received_rows=8192.0)
+    found = apply_framework(plain, software, RECIPE, 3, 0.0, 0.0, own_kernels=one_copy)
+    elements = 4096 * 2 * MIXTRAL.hidden
+    ops = [op for part in found.values() for op in part if op.cls == "permute"]
+    return {op.name: (op.bytes_read + op.bytes_written) / elements for op in ops}
+
+
+def test_rows_of_experts_are_eager_where_the_rest_of_a_layer_is_compiled() -> None:
+    """torchtitan compiles the grouped GEMMs and their activation, but not what permutes and sums rows."""
+    compiled: dict[str, Any] = {"compiled_blocks": True, "expert_rows": "eager"}
+    eager, mixed, fused = rows("eager"), rows("fused", **compiled), rows("fused", compiled_blocks=True)
+    names = [f"experts.{what}" for what in ("expand", "reduce", "expand_gradient", "reduce_gradient")]
+    assert [mixed[n] for n in names] == [eager[n] for n in names] == pytest.approx([12.0, 20.0, 18.0, 16.0])
+    assert all(fused[n] < 8.0 for n in names)
+    assert [rows("fused", one_copy=True, **compiled)[n] for n in names] == pytest.approx(
+        [4.0, 12.0, 12.0, 8.0]
+    )
+
+
+def test_eager_kernels_on_blackwell_follow_from_two_memories_beside_the_same_sms() -> None:
+    """1 / rate = s / SMs + m / bandwidth, solved on H100 and H200 (eq. H4)."""
+    cards = [
+        {use: c for c in load_profile(n).curves for use in c.used_for} for n in ("h200-eager", "h100-eager")
+    ]
+    priors = {
+        p.used_for[0]: p for p in load_profile("b200-layers").priors if p.id.startswith("blackwell-eager")
+    }
+    assert set(priors) == set(cards[0]) & set(cards[1])
+    for use, prior in priors.items():
+        both = [[q[:2] for q in card[use].points] for card in cards]
+        least, most = both[1][0][0], both[1][-1][0]
+        sizes = [x for x, _ in both[0] if least <= x <= most]
+        sizes = [x for x in sizes if x >= median(sizes)]
+        h200, h100 = (median(np.interp(sizes, *zip(*points, strict=True))) for points in both)
+        memory = min(max((1 / h100 - 1 / h200) / (1 / 3350 - 1 / 4800), 0.0), 4800 / h200)
+        rate = 1 / ((1 / h200 - memory / 4800) * 132 / 148 + memory / 8000)
+        assert prior.fraction == pytest.approx(rate / 8000, rel=0.01), use
+        assert prior.low <= prior.fraction <= prior.high

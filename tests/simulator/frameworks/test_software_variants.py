@@ -48,7 +48,7 @@ def phases(shape: ModelShape, recipe: Precision, **options: bool) -> Phases:
 
 def adapted(shape: ModelShape, software: Software, wide_weights: bool = False) -> Phases:
     plain: Any = phases(shape, BF16)
-    found = apply_framework(plain, software, BF16, 1, 0.0, 0.0, wide_weights=wide_weights)
+    found = apply_framework(plain, software, BF16, 1, 0.0, 0.0, own_kernels=wide_weights)
     return {str(phase): ops for phase, ops in found.items()}
 
 

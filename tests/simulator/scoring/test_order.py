@@ -133,6 +133,18 @@ def test_cases_score_speed_memory_and_verdict(tmp_path: Path, capsys: pytest.Cap
     assert "verdicts on memory: 1 of 1" in capsys.readouterr().out
 
 
+def test_a_ratio_is_to_the_case_beside_it_where_there_is_one(tmp_path: Path) -> None:
+    """The other run may differ in more than the dispatcher, as two trainers do."""
+    table = tmp_path / "measured.csv"
+    table.write_text(
+        "scenario,source,framework,metric,value,unit,scored,remark\none-deepep,s,none,ratio_to_nccl,1,,yes,\n"
+    )
+    (tmp_path / "one-deepep.yaml").write_text(CASE)
+    assert score_cases(table)[0].predicted == "1"
+    (tmp_path / "one-nccl.yaml").write_text(CASE.replace("sequence_length: 2048", "sequence_length: 4096"))
+    assert float(score_cases(table)[0].predicted) > 1.5
+
+
 def test_a_case_whose_rates_come_from_its_own_run_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
