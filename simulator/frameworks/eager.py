@@ -51,6 +51,11 @@ ROW_BYTES = {
 }
 """Bytes that eager operators move per element of a routed row; half of them are read."""
 
+PADDING, PADDING_ROWS, INDEX_BYTES = "eager_padding", 8, 8.0
+"""Gradients of padding. Every expert of a rank adds eight rows of padding (torchtitan 0.2.2
+`models/moe/utils.py`, TOKEN_GROUP_ALIGN_SIZE_M), which have one index, so that `index_put_` adds their
+gradients one after the other; bytes are those of the indices."""
+
 GATE_FORWARD_CALLS, GATE_BACKWARD_CALLS = 16, 5
 """Eager operators from the router's logits to sorted rows (cast to FP32, scores, bias, top-k, gather, scale,
 two histograms, sort, its scores, token numbers, copy of the counts to the host), and of their backward."""
@@ -104,8 +109,11 @@ def in_halves(op: Operator) -> tuple[Operator, ...]:
     return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
 
 
-def eager(op: Operator) -> tuple[Operator, ...]:
-    """An eager kernel in the place of a fused one: its bytes, launches and variant."""
+def eager(op: Operator, experts: int = 0, choices: float = 0.0) -> tuple[Operator, ...]:
+    """An eager kernel in the place of a fused one: its bytes, launches and variant.
+
+    `experts`: those of this rank; `choices`: of a token.
+    """
     base = op.name.removesuffix(".recompute")
     if base in NOT_RUN:
         return ()
@@ -114,7 +122,12 @@ def eager(op: Operator) -> tuple[Operator, ...]:
         whole = op.bytes_written if "expand" in base else op.bytes_read
         half = whole / BF16 * ROW_BYTES[base] / 2
         variant = base.removeprefix("experts.")
-        return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
+        size = {"bytes_read": half, "bytes_written": half, "choices": choices}
+        moved = replace(op, variant=f"eager_{variant}", **size)  # type: ignore[arg-type]
+        if base != "experts.reduce_gradient":
+            return (moved,)
+        indices = INDEX_BYTES * PADDING_ROWS * experts
+        return moved, move("experts.padding_gradient", "permute", "I", indices, 0.0, variant=PADDING)
     factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches
     if op.variant.startswith("eager"):
         return (op,)  # what names the eager kernel itself

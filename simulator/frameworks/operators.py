@@ -43,12 +43,13 @@ def apply_framework(
     *,
     whole_gradients: bool = False,
     microbatches: int = 1,
+    choices: float = 0.0,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
     replicas; the groups of the others have one member. `whole_gradients`: gradients of the micro-batches are
-    added up before they are reduced. `microbatches`: those of a step.
+    added up before they are reduced. `microbatches`: those of a step. `choices`: experts of a token.
     """
     adapted = dict(operators)
     if software.weight_gradients != "accumulated":
@@ -78,7 +79,7 @@ def apply_framework(
         if rotates_halves(adapted):
             adapted = each(adapted, in_halves)
         adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
-        adapted = each(adapted, eager)
+        adapted = each(adapted, partial(eager, experts=_local_experts(adapted), choices=choices))
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"
             adapted = each(adapted, partial(with_sum, joined_experts=joined))
@@ -89,6 +90,12 @@ def apply_framework(
         if software.single_groups_copied and zero_stage == 3:
             adapted = copies_of_single_groups(adapted, parameters - sharded, recipe)
     return adapted
+
+
+def _local_experts(operators: Operators) -> int:
+    """Experts of a rank, the groups of its grouped GEMMs; 0 in a block without them."""
+    found = (op.gemm.groups for op in operators.get("mlp F", ()) if op.name == "experts.gate_up" and op.gemm)
+    return next(found, 0)
 
 
 # -- the router ----------------------------------------------------------------------------------------
