@@ -132,7 +132,7 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     [
         # Both since 2026-11-26, when they got `efa-kernels` and `h200-eager` was measured anew.
         ("h800-trace", "3c2e47410c89b321368a1e783e3473de85ccf63b8096a277a317b70ec4b2bd47"),
-        ("h200-8gpu", "929b2cb009f107813caa14795daf53a2ca983deadc762a8ad54b05d02308b6b7"),
+        ("h200-8gpu", "94262ac0532f1b1a8bbb8c2a15f8a583ee1c7749f2660daaebd7b7a1131b5062"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
