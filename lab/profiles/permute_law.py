@@ -4,13 +4,12 @@
 
 Times are those of `lab/benchmarks/widths.py` on H100. For every use and number of choices a line over the
 bytes that the model counts is fitted; widths 2,880 and 5,120, 1,024 and 16,384 tokens and top-6 are left out
-of the fit and give the errors that are printed, beside those of the curves before (`--before PROFILE`).
+of the fit and give the errors that are printed.
 `operator_curves.py` writes the curves.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,9 +17,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from lab import packed
-from moesim.hwmodels.calibration import Conditions, MeasuredCurve, load_profile
+from moesim.hwmodels.calibration import Conditions, MeasuredCurve
 from moesim.kernels.export import Origin, curve, residual
-from moesim.simulator.cost.measured_rates import TransferCurve
 from moesim.simulator.frameworks.eager import INDEX_BYTES, PADDING_ROWS, ROW_BYTES
 
 RESULT, DATE = "2026-11-26-h100-x2-widths.json", "2026-11-26"
@@ -116,14 +114,11 @@ def padding(name: str, origin: Origin) -> MeasuredCurve:
 
 
 def main() -> None:
-    """Print lines and errors, before and after, of the rows that were left out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", default="h100-eager")
-    before = {use: one for one in load_profile(parser.parse_args().before).curves for use in one.used_for}
+    """Print lines, and errors of the rows that were left out."""
     each = padding_us()
     print(f"padding {each:.3f} us a row")
     for use in USES:
-        errors: dict[str, list[float]] = {"before": [], "after": []}
+        errors = []
         for row in rows(use):
             if not left_out(row):
                 continue
@@ -133,14 +128,10 @@ def main() -> None:
             share = np.log(row["top_k"] / known[0]) / np.log(known[1] / known[0]) if known[0] < known[1] else 0
             after = row["bytes"] / (sizes[0] * (1 - share) + sizes[1] * share)
             after += padded(row) * each if use == PADDED else 0.0
-            errors["after"].append(after / row["us"] - 1)
-            was = TransferCurve(before[f"permute/{use}"]).read(row["bytes"]).seconds * 1e6
-            errors["before"].append(was / row["us"] - 1)
+            errors.append(abs(after / row["us"] - 1))
         for k in lines(use):
             print(f"{use} top-{k}: {line(use, k, each)[0]:.1f} us, {1e-3 / line(use, k, each)[1]:.0f} GB/s")
-        for when, found in errors.items():
-            size = np.abs(found)
-            print(f"  {when}: {len(found)} left out, median {np.median(size):.1%}, worst {size.max():.0%}")
+        print(f"  {len(errors)} left out, median {np.median(errors):.1%}, worst {max(errors):.0%}")
 
 
 if __name__ == "__main__":
