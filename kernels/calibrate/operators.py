@@ -139,14 +139,15 @@ def topk(p: Mapping[str, Any], backward: bool) -> Call:
 def permute(p: Mapping[str, Any], backward: bool) -> Call:
     """Rows of tokens to their experts (expand) and back with weights (reduce), as torchtitan writes both.
 
-    A gradient of the expansion is the backward of the reduction, and the other way round.
+    A gradient of the expansion is the backward of the reduction, and the other way round. Rows of `padding`
+    have one index; a model's step prices them apart (`permute/eager_padding`).
     """
     t = torch()
     tokens, k, hidden, experts = p["tokens"], p["top_k"], p["hidden"], p["experts"]
     rows = tokens * k
     chosen = t.rand(tokens, experts, device="cuda").topk(k, dim=-1)[1]
     order = t.argsort(chosen.view(-1), stable=True)
-    shuffle = t.cat((t.randperm(rows, device="cuda"), t.full((8 * min(experts, 64),), rows, device="cuda")))
+    shuffle = t.cat((t.randperm(rows, device="cuda"), t.full((p.get("padding", 0),), rows, device="cuda")))
     if p["use"] in ("permute/eager_expand", "permute/eager_reduce_gradient"):
 
         def expand(x: Any) -> Any:
@@ -164,6 +165,14 @@ def permute(p: Mapping[str, Any], backward: bool) -> Call:
         return t.bmm(w.view(-1, 1, k), home.view(-1, k, hidden).float()).to(z.dtype).squeeze(1)
 
     return _passes(reduce, _normal(len(shuffle), hidden, grad=True), weights, backward=backward)
+
+
+def padding(p: Mapping[str, Any], backward: bool) -> Call:
+    """Gradients of rows of padding, which are added one after the other because they have one index."""
+    t = torch()
+    target, rows = _normal(2, p["hidden"]), _normal(p["elements"], p["hidden"])
+    index = t.zeros(p["elements"], device="cuda", dtype=t.int64)
+    return lambda: target.index_put_((index,), rows, accumulate=True)
 
 
 def loss(p: Mapping[str, Any], backward: bool) -> Call:
@@ -228,6 +237,7 @@ OF_USE: dict[str, Callable[[Mapping[str, Any], bool], Call]] = {
     "copy/eager_cat": joined,
     "copy/eager_cat_rows": joined_rows,
     "copy/gather_in": gather_in,
+    "permute/eager_padding": padding,
 }
 """What stands for single uses in the place of their class's code."""
 

@@ -95,7 +95,7 @@ def machine() -> dict[str, Any]:
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv"], capture_output=True, text=True, check=False
     )
     return {
-        "command": " ".join(["python -m lab.benchmarks.row_costs", *sys.argv[1:]]),
+        "command": " ".join(["python -m lab.benchmarks." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "nvidia_smi": asked.stdout.strip().splitlines(),
         "nvlink_multicast": "off",

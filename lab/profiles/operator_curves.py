@@ -2,6 +2,7 @@
 
     python -m lab.profiles.operator_curves hwmodels/data/calibration
 
+`eager-permutes`: permutations by choices of a token and rows of padding, measured on H100 (`permute_law.py`).
 `h100-eager` and `h200-eager`: all operators that memory or small kernels limit, at the sizes of three models on one H100, and at those of the
 eight H200 runs on one H200. `h100-eager` also says what GEMMs lose beside NCCL on four H100.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lab import packed
+from lab.profiles import permute_law
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, load_profile
@@ -34,11 +37,25 @@ BESIDE = "2026-11-26-h100-x4-beside-nccl.json"
 DATE = "2026-11-26"
 
 
+PERMUTED = tuple(f"permute/{use}" for use in permute_law.BY_CHOICES)
+PERMUTES = tuple(f"permute/{use}" for use in permute_law.USES)
+
+
 def rows_of(files: Sequence[str]) -> list[TimedRow]:
     """Rows of the operators in some calibrations."""
     lines = (line for file in files for line in packed.text(f"lab/results/{file}.xz").splitlines())
     found = (json.loads(line) for line in lines)
     return [TimedRow.from_json(row, "lab/results") for row in found if row.get("measurement") == NAME]
+
+
+def without_padding(rows: list[TimedRow]) -> list[TimedRow]:
+    """Rows without the time of the rows of padding, which is an operator of its own."""
+    each, out = permute_law.padding_us() * 1e-6, []
+    for row in rows:
+        p = row.parameters
+        padded = permute_law.padded(p) * each if p["use"] == f"permute/{permute_law.PADDED}" else 0.0
+        out.append(replace(row, seconds=row.seconds - padded) if padded else row)
+    return out
 
 
 def latest(before: list[TimedRow], after: list[TimedRow]) -> list[TimedRow]:
@@ -74,6 +91,21 @@ def fitted(rows: list[TimedRow], name: str, accelerator: str, device: str) -> li
         f"moesim calibrate on {device}", DATE, device=device, driver="580.159.04", cuda="13.0", command=command,
         clocks="not pinned, at most 1980 MHz",
     )  # fmt: skip
+    found: list[MeasuredCurve] = []
+    by_choices = [row for row in rows if row.parameters["use"] in PERMUTED]
+    for k in sorted({int(row.parameters["top_k"]) for row in by_choices}):
+        of = [row for row in by_choices if row.parameters["top_k"] == k]
+        found += [chosen(one, k) for one in _fitted(of, name, accelerator, origin)]
+    return found + _fitted([row for row in rows if row.parameters["use"] not in PERMUTED], name, accelerator, origin)
+
+
+def chosen(measured: MeasuredCurve, choices: int) -> MeasuredCurve:
+    """A curve for tokens of so many choices."""
+    conditions = measured.conditions.model_copy(update={"rows_a_token": float(choices)})
+    return measured.model_copy(update={"id": f"{measured.id}.{choices}", "conditions": conditions})
+
+
+def _fitted(rows: list[TimedRow], name: str, accelerator: str, origin: Origin) -> list[MeasuredCurve]:
     found = []
     for measured in curves(Rows(rows, load_accelerator(accelerator), origin, name)):
         curve = measured.model_copy(update={"points": rising(measured.points)})
@@ -105,8 +137,29 @@ def _miss(curve: MeasuredCurve, row: TimedRow) -> float:
 def main() -> None:
     """Write both profiles into a folder."""
     folder = Path(sys.argv[1])
-    own = fitted(latest(rows_of(H100), rows_of(AGAIN)), "h100-eager", "h100-sxm", "NVIDIA H100 80GB HBM3")
-    heads = fitted(rows_of(H200), "h200-eager", "h200-sxm", "NVIDIA H200")
+    measured = [row for row in latest(rows_of(H100), rows_of(AGAIN)) if row.parameters["use"] not in PERMUTES]
+    widths = Origin(
+        "moesim measurement on 2x NVIDIA H100 80GB HBM3", DATE, device="NVIDIA H100 80GB HBM3", driver="580.159.04", cuda="13.0",
+        command="python -m lab.benchmarks.widths --out OUT --seconds 75 --parts permute,rows", clocks="not pinned, at most 1980 MHz",
+    )  # fmt: skip
+    first = [(use, 8) for use in permute_law.BY_CHOICES]
+    first += [(use, k) for use in permute_law.USES if use not in permute_law.BY_CHOICES for k in permute_law.lines(use)]
+    own = permute_law.laws(first, "h100-eager", widths)
+    own += fitted(measured, "h100-eager", "h100-sxm", "NVIDIA H100 80GB HBM3")
+    heads = fitted(without_padding(rows_of(H200)), "h200-eager", "h200-sxm", "NVIDIA H200")
+    fewer = permute_law.laws([(use, k) for use in permute_law.BY_CHOICES for k in permute_law.CHOICES[:-1]], "eager", widths)
+    write_profile(
+        as_profile(
+            CalibrationProfile(
+                name="eager-permutes", accelerator="any", software="torch 2.11.0, CUDA 13.0, driver 580.159.04",
+                description="torchtitan's permutations of few choices and the gradients of padding (part of others).",
+                evidence="Lines over bytes, fitted to widths 1,024 to 7,168 and 512 to 16,384 tokens on H100, cold L2; "
+                "assumed on H200, where the same products of small matrices bound them.",
+            ),
+            [*fewer, permute_law.padding("eager", widths)],
+        ),
+        folder / "eager-permutes.yaml",
+    )  # fmt: skip
     software = "torch 2.11.0, CUDA 13.0, driver 580.159.04"
     evidence = "Single pieces of PyTorch code with a cold L2, at the sizes of the models' own steps. No step was looked at."
     write_profile(
@@ -114,7 +167,7 @@ def main() -> None:
             CalibrationProfile(
                 name="h100-eager", accelerator="any", software=software, evidence=evidence,
                 description="PyTorch's operators between GEMMs and at the end of a step, measured on one H100 (part of others).",
-                lost_beside_nccl=lost_beside(),
+                lost_beside_nccl=lost_beside(), include=("eager-permutes",),
             ),
             own,
         ),
@@ -125,7 +178,7 @@ def main() -> None:
             CalibrationProfile(
                 name="h200-eager", accelerator="h200-sxm", also_for=("h100-sxm",), software=software, evidence=evidence,
                 description="PyTorch's operators between GEMMs and at the end of a step, measured on one H200; for software.kernels eager.",
-                include=("h200-clamped-experts", "h200-clamps"),
+                include=("h200-clamped-experts", "h200-clamps", "eager-permutes"),
             ),
             heads,
         ),

@@ -302,7 +302,8 @@ def _core_seconds(pricer: Pricer, kind: BlockKind, phase: Phase) -> CoreSeconds:
     software, tp = pricer.scenario.software, pricer.scenario.parallel.tp
     if tp == 1 or software.overlap_tensor_parallel not in CUTS_GEMMS or not split:
         return CoreSeconds(gemms, attention)
-    methods = methods_of(software.overlap_tensor_parallel, pricer.scenario.recipe.linear)
+    card, linear = pricer.cluster.accelerator.architecture, pricer.scenario.recipe.linear
+    methods = methods_of(software.overlap_tensor_parallel, linear, card, pricer.shape.hidden)
     half = methods.attention if phase.startswith("attn") else methods.feed_forward
     edges = (_split_gemm(pricer, *split[end], tp, half.scatter.pieces) for end in (0, -1))
     return CoreSeconds(gemms, attention, EdgeGemms(*edges))

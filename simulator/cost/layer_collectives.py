@@ -157,8 +157,13 @@ class LayerCollectives:
         if not evidence:
             return Inside(exposed, {}, NO_EVIDENCE)
         overlap = scenario.software.overlap_tensor_parallel
-        note = methods_note(overlap, scenario.recipe.linear) if plan.tp > 1 else ""
+        note = methods_note(overlap, *self._methods_key()) if plan.tp > 1 else ""
         return Inside.of(exposed, moved, priced, note)
+
+    def _methods_key(self) -> tuple[str, str, int]:
+        """Format of GEMMs, architecture of the GPUs and width of the model."""
+        pricer = self.pricer
+        return pricer.scenario.recipe.linear, pricer.cluster.accelerator.architecture, pricer.shape.hidden
 
     def tensor(self) -> tuple[CostedSeconds, CostedSeconds]:
         """All-gather and reduce-scatter of a micro-batch's activations, or two halves of an all-reduce."""
@@ -216,7 +221,7 @@ class LayerCollectives:
                 gather_s = sum_s(inputs)
                 moved = moved._replace(gather_s=gather_s, stored_s=gather_s, back_scatter_s=sum_s(gradients))
         if overlap in CUTS_GEMMS:
-            methods = methods_of(overlap, recipe.linear)
+            methods = methods_of(overlap, *self._methods_key())
             of_half = methods.attention if isinstance(part, Attention) else methods.feed_forward
             half = HalfOverlap(
                 of_half,

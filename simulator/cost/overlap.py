@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from math import log
 from typing import Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -206,34 +207,70 @@ class EdgeGemms(NamedTuple):
     last: SplitGemm = SplitGemm()
 
 
+class UserBuffers(Frozen):
+    """Transformer Engine's methods in the configurations that recipes publish, one a row."""
+
+    source: Source
+    date: DateText
+    copies: tuple[NonNegativeInt, NonNegativeInt]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int, ...], ...]
+
+    def methods(self, linear: str, architecture: str, hidden: int) -> tuple[TensorOverlapMethods, int]:
+        """Methods of the row of a format and card whose width is nearest, and that width."""
+        card = "Blackwell" if architecture.startswith("Blackwell") else "Hopper"
+        named = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        found = [row for row in named if (row["format"], row["architecture"]) == (linear, card)]
+        row = min(found, key=lambda row: abs(log(int(row["hidden"]) / hidden)))
+
+        def half(scatter: str, first: str) -> HalfMethods:
+            sms = int(str(row[scatter])[1:])
+            ring = str(row[scatter]).startswith("r")
+            return HalfMethods(
+                gather=Method(method="ring"),
+                scatter=Method(method="ring" if ring else "pipeline", sms=sms),
+                stored_input=Method(method="bulk", sms=int(row[f"{first}_input"])),
+                input_gradient=Method(method="bulk", sms=int(row[f"{first}_weight"])),
+            )
+
+        halves = {"attention": half("projection", "qkv"), "feed_forward": half("feed_forward", "fc1")}
+        made = TensorOverlapMethods(source=self.source, date=self.date, copies=self.copies, **halves)
+        return made, int(row["hidden"])
+
+
 @lru_cache(maxsize=1)
-def load_methods() -> dict[str, TensorOverlapMethods]:
-    """The shipped methods by name; raises InputError for a malformed file."""
+def load_methods() -> tuple[UserBuffers, TensorOverlapMethods]:
+    """The shipped methods of Transformer Engine and of PyTorch; raises InputError for a malformed file."""
     text = resources.files("moesim.simulator").joinpath(*FILE.split("/")).read_text("utf-8")
-    return {
-        name: validate_model(TensorOverlapMethods, entry, f"{FILE}: {name}")
-        for name, entry in parse_mapping(text, FILE).items()
-    }
+    entries = parse_mapping(text, FILE)
+    buffers = validate_model(UserBuffers, entries["userbuffers"], f"{FILE}: userbuffers")
+    return buffers, validate_model(TensorOverlapMethods, entries["async"], f"{FILE}: async")
 
 
 AS_FORMAT = {"fp4": "fp8"}
 """Formats of GEMMs for which no configuration of user buffers is published, and whose methods they take."""
 
 
-def methods_of(overlap: str, linear: str) -> TensorOverlapMethods:
-    """Methods of `software.overlap_tensor_parallel` for GEMMs of a format; user buffers differ by format."""
-    return load_methods()[
-        f"userbuffers-{AS_FORMAT.get(linear, linear)}" if overlap == "userbuffers" else overlap
-    ]
+@lru_cache(maxsize=64)
+def methods_of(overlap: str, linear: str, architecture: str, hidden: int) -> TensorOverlapMethods:
+    """Methods of `software.overlap_tensor_parallel`; user buffers differ by format, card and width."""
+    buffers, pieces = load_methods()
+    if overlap != "userbuffers":
+        return pieces
+    return buffers.methods(AS_FORMAT.get(linear, linear), architecture, hidden)[0]
 
 
-def methods_note(overlap: str, linear: str) -> str:
-    """Assumption behind `methods_of`; empty where the methods of the format are published."""
-    if overlap != "userbuffers" or linear not in AS_FORMAT:
+def methods_note(overlap: str, linear: str, architecture: str, hidden: int) -> str:
+    """Assumption behind `methods_of`; empty where the methods of format and width are published."""
+    if overlap != "userbuffers":
+        return ""
+    taken = AS_FORMAT.get(linear, linear)
+    width = load_methods()[0].methods(taken, architecture, hidden)[1]
+    if (taken, width) == (linear, hidden):
         return ""
     return (
-        f"user buffers of Transformer Engine with {linear} GEMMs: no configuration is published; methods, "
-        f"pieces and SMs are those of {AS_FORMAT[linear]}"
+        f"user buffers of Transformer Engine with {linear} GEMMs and rows of {hidden:,}: no configuration is "
+        f"published; methods, pieces and SMs are those of {taken} and {width:,}"
     )
 
 

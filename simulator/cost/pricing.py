@@ -400,6 +400,7 @@ class Pricer(OfJob):
             operators, software, s.recipe, plan.zero_stage, dense + expert, sharded, whole_gradients=whole,
             microbatches=self.microbatches if _adds_up(plan, s) else 1,
             own_kernels=plan.ep > 1 and not dispatcher(s.communication.kernels).by_library,
+            choices=self.shape.moe.top_k if self.shape.moe else 0,
         )  # fmt: skip
         stashed = stashed_bytes(
             self.shape, kind, s.recipe, s.recompute, plan, s.batch.sequence_length, s.software

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -65,9 +66,14 @@ class RateTables:
             if (table.cls, table.variant, table.dtype) not in self._gemm:
                 self._gemm[table.cls, table.variant, table.dtype] = GemmLookup(table, self._sustained)
         self._curves: dict[tuple[str, bool | None], MeasuredCurve] = {}
+        self._by_choices: dict[str, dict[float, MeasuredCurve]] = {}
         for curve in profile.curves:
             for use in curve.used_for:
-                self._curves.setdefault((use, curve.overlapped), curve)
+                choices = curve.conditions.rows_a_token
+                if choices is not None and (use, None) not in self._curves:
+                    self._by_choices.setdefault(use, {}).setdefault(choices, curve)
+                elif choices is None:
+                    self._curves.setdefault((use, curve.overlapped), curve)
         self._transfers = {c.id: TransferCurve(c) for c in profile.curves if c.used_for}
 
     def basis(self, op: Operator, overlapped: bool) -> Basis:
@@ -225,6 +231,9 @@ class RateTables:
     # --- memory-bound ---
 
     def _memory_base(self, op: Operator, overlapped: bool) -> Basis:
+        measured = self._by_choices.get(f"{op.cls}/{op.variant}")
+        if measured:
+            return self._by_choices_base(op, measured)
         curve = self._find_curve(op.cls, op.variant, overlapped)
         if curve is None:
             return self._prior_base(op, "memory_bound")
@@ -238,6 +247,32 @@ class RateTables:
             curve.id,
             0.0,
             extrapolated=reading.extrapolated,
+        )
+
+    def _by_choices_base(self, op: Operator, measured: dict[float, MeasuredCurve]) -> Basis:
+        """Eq. C43: between two measured numbers of choices the rate is linear in their logarithm."""
+        known = sorted(measured)
+        wanted = min(max(op.choices or known[-1], known[0]), known[-1])
+        above = next(k for k in known if k >= wanted)
+        below = max((k for k in known if k <= wanted), default=above)
+        size = operator_bytes(op)
+        readings = [self._transfers[measured[k].id].read(size) for k in (below, above)]
+        share = 0.0 if above == below else math.log(wanted / below) / math.log(above / below)
+        rate = sum(size / r.seconds * w for r, w in zip(readings, (1.0 - share, share), strict=True))
+        nearest = measured[above if share >= 0.5 else below]
+        between = f"{nearest.id}: {op.choices:g} choices of a token, between {below:g} and {above:g}"
+        outside = f"{nearest.id}: measured for {wanted:g} choices of a token, not {op.choices:g}"
+        return Basis(
+            size / rate,
+            "memory",
+            "memory_bound",
+            nearest.conditions,
+            nearest.residual.relative,
+            nearest.id,
+            0.0,
+            interpolated=between if 0.0 < share < 1.0 else "",
+            extrapolated=readings[0].extrapolated or (outside if op.choices > wanted else ""),
+            also_reads=tuple(measured[k].id for k in (below, above) if measured[k] is not nearest),
         )
 
     def _find_curve(self, cls: str, variant: str, overlapped: bool | None) -> MeasuredCurve | None:

@@ -42,8 +42,10 @@ class AllToAll(Dispatcher):
         """The collective, after the small ones that go with the tokens (eq. O6)."""
         time = meter.collective("all_to_all", moved.logical_nvlink_bytes, call)
         launch_s, calls = meter.notify_s(call.nodes), SMALL_CALLS.get(call.phase, 0)
-        if calls and meter.has(SMALL_CALL):
-            launch_s += calls * meter.read(SMALL_CALL, float(call.ranks))[0]
+        own = f"{SMALL_CALL}.{call.ranks}-ranks"
+        small = own if meter.has(own) else SMALL_CALL
+        if calls and meter.has(small):
+            launch_s += calls * meter.read(small, float(call.ranks))[0]
         return TransferTime(launch_s, time.nic_s, time.scale_up_s, meter.fastest_s(moved), time.residual)
 
     def permuted(self, op: Operator, base: str, call: Call) -> tuple[Operator, ...]:

@@ -63,6 +63,11 @@ ONE_COPY_ROW_BYTES = {
 (`distributed/deepep/deepep.py`, `_permute_tokens` and `_unpermute_tokens`); zeroed buffers hold as many rows
 as are routed at most."""
 
+PADDING, PADDING_ROWS, INDEX_BYTES = "eager_padding", 8, 8.0
+"""Gradients of padding. Every expert of a rank adds eight rows of padding (torchtitan 0.2.2
+`models/moe/utils.py`, TOKEN_GROUP_ALIGN_SIZE_M), which have one index, so that `index_put_` adds their
+gradients one after the other; bytes are those of the indices."""
+
 GATE_FORWARD_CALLS, GATE_BACKWARD_CALLS = 16, 5
 """Eager operators from the router's logits to sorted rows (cast to FP32, scores, bias, top-k, gather, scale,
 two histograms, sort, its scores, token numbers, copy of the counts to the host), and of their backward."""
@@ -130,7 +135,9 @@ def in_halves(op: Operator, halves: Halves) -> tuple[Operator, ...]:
     return (replace(op, **size, launches=halves.kernels[back], variant=variant),)  # type: ignore[arg-type]
 
 
-def eager_rows(op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES) -> tuple[Operator, ...]:
+def eager_rows(
+    op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES, experts: int = 0, choices: float = 0.0
+) -> tuple[Operator, ...]:
     """Eager kernels for the rows of experts alone, where the rest of a layer is compiled.
 
     torchtitan 0.2.2 compiles the router, the shared experts and the grouped GEMMs with their activation, but
@@ -138,11 +145,16 @@ def eager_rows(op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES) -> 
     """
     base = op.name.removesuffix(".recompute")
     outside = base in bytes_of_rows or base in ("experts.weight_gradient", "shared.down")
-    return eager(op, bytes_of_rows) if outside else (op,)
+    return eager(op, bytes_of_rows, experts, choices) if outside else (op,)
 
 
-def eager(op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES) -> tuple[Operator, ...]:
-    """An eager kernel in the place of a fused one: its bytes, launches and variant."""
+def eager(
+    op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES, experts: int = 0, choices: float = 0.0
+) -> tuple[Operator, ...]:
+    """An eager kernel in the place of a fused one: its bytes, launches and variant.
+
+    `experts`: those of this rank with padded rows; `choices`: of a token.
+    """
     base = op.name.removesuffix(".recompute")
     if base in NOT_RUN:
         return ()
@@ -151,7 +163,12 @@ def eager(op: Operator, bytes_of_rows: Mapping[str, float] = ROW_BYTES) -> tuple
         whole = op.bytes_written if "expand" in base else op.bytes_read
         half = whole / BF16 * bytes_of_rows[base] / 2
         variant = base.removeprefix("experts.")
-        return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
+        size = {"bytes_read": half, "bytes_written": half, "choices": choices}
+        moved = replace(op, variant=f"eager_{variant}", **size)  # type: ignore[arg-type]
+        if base != "experts.reduce_gradient" or not experts:
+            return (moved,)
+        indices = INDEX_BYTES * PADDING_ROWS * experts
+        return moved, move("experts.padding_gradient", "permute", "I", indices, 0.0, variant=PADDING)
     factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches
     if op.variant.startswith("eager"):
         return (op,)  # what names the eager kernel itself

@@ -50,6 +50,7 @@ def apply_framework(
     whole_gradients: bool = False,
     microbatches: int = 1,
     own_kernels: bool = False,
+    choices: float = 0.0,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
@@ -57,6 +58,7 @@ def apply_framework(
     replicas; the groups of the others have one member. `whole_gradients`: gradients of the `microbatches` of a
     step are added up before they are reduced. `own_kernels`: a dispatcher with kernels of its own sends a token
     once to a rank, adds up what comes back and takes FP32 routing weights (Megatron core token_dispatcher.py).
+    `choices`: experts of a token.
     """
     adapted = dict(operators)
     if software.recompute_stops_early:
@@ -86,13 +88,15 @@ def apply_framework(
     if software.kernels == "eager" or software.compiled_blocks:
         adapted = each(adapted, one_grouped_kernel)
     rows = ONE_COPY_ROW_BYTES if own_kernels else ROW_BYTES
+    padded = 0 if own_kernels else _local_experts(adapted)
+    of_rows = {"bytes_of_rows": rows, "experts": padded, "choices": choices}
     if software.kernels == "fused" and software.expert_rows == "eager":
-        adapted = each(adapted, partial(eager_rows, bytes_of_rows=rows))
+        adapted = each(adapted, partial(eager_rows, **of_rows))
     if software.kernels == "eager":
         if rotates_halves(adapted, {"qk_norm", *HAS_SINKS}):
             adapted = each(adapted, partial(in_halves, halves=HALVES))
         adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
-        adapted = each(adapted, partial(eager, bytes_of_rows=rows))
+        adapted = each(adapted, partial(eager, **of_rows))
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"
             adapted = each(adapted, partial(with_sum, joined_experts=joined))
@@ -107,6 +111,13 @@ def apply_framework(
 
 UNSAVED = "ffn.down.recompute"
 """The last GEMM of a recomputed layer, whose result no backward needs."""
+
+
+def _local_experts(operators: Operators) -> int:
+    """Experts of a rank, the groups of its grouped GEMMs; 0 in a block without them."""
+    found = (op.gemm.groups for op in operators.get("mlp F", ()) if op.name == "experts.gate_up" and op.gemm)
+    return next(found, 0)
+
 
 # -- the router ----------------------------------------------------------------------------------------
 

@@ -117,6 +117,8 @@ class Operator:
     """Number of kernels that this operator represents (a chain of small kernels, or one per expert)."""
     accumulated_bytes: float = 0.0
     """Part of `bytes_read` + `bytes_written` with which a weight gradient updates its FP32 buffer."""
+    choices: float = 0.0
+    """Expert rows of a token, of kernels whose rate depends on them; 0 for all others."""
     uncounted_flop: float = 0.0
     """Part of `flop` that model FLOPs leave out without a recompute policy, such as the scores that the
     backward of flash attention computes again."""

@@ -12,7 +12,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, ROW_BYTES
+from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, INDEX_BYTES, PADDING, ROW_BYTES
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
@@ -51,6 +51,7 @@ ELEMENT_BYTES = {
     "elementwise/tiny": 8.0,
     "elementwise/positions": 16.0,
     "permute/count": 8.0,
+    f"permute/{PADDING}": INDEX_BYTES,
     "optimizer/norm": 4.0,
     "optimizer/adamw": 28.0,
     "optimizer/update": 8.0,
@@ -265,6 +266,8 @@ def _tensor_shape(op: Operator, element_bytes: float, attention: Any, pool: Prep
 
 def _rows_of_experts(op: Operator, name: str, elements: int, moe: MoE, hidden: int) -> Shape:
     """Sizes of what moves rows to and from experts, or counts them."""
+    if op.variant == PADDING:
+        return {"elements": elements, "hidden": hidden}
     if op.variant == "count":
         return {"elements": elements, "experts": moe.experts}
     if elements:

@@ -227,3 +227,14 @@ def test_switches_that_cannot_add_up_are_refused() -> None:
     assert (caught.value.key, caught.value.nearest) == ("communication.in_network", ("none",))
     assert load_cluster("deepseek-h800-2048").accelerator.architecture == "Hopper"
     moesim.check(home, "communication.in_network=all")
+
+
+@pytest.mark.parametrize(("hidden", "top_k", "us"), [(2880, 1, 68.2), (5120, 8, 622.6), (2048, 6, 205.5)])
+def test_two_h100_exchange_rows_of_widths_that_were_left_out_of_the_curve(
+    hidden: int, top_k: int, us: float
+) -> None:
+    """Measured with 4,096 tokens of BF16 (lab/results/2026-11-26-h100-x2-widths.json.xz)."""
+    links, profile = Links(450e9, 1e-6, 50e9, 1e-6, 8), load_profile("h100-products")
+    time, evidence = all_to_all_price(4096.0 * top_k * hidden * 2, 2, 1, links, profile)
+    assert time.scale_up_s * 1e6 == pytest.approx(us, rel=0.06)
+    assert evidence.entries == {"nccl.all_to_all.busbw.2-ranks-1-nodes"}

@@ -56,7 +56,7 @@ def test_copy_engines_lose_compute_only_what_exceeds_the_share_of_the_sms() -> N
 @pytest.mark.parametrize("overlap", ["userbuffers", "async"])
 def test_long_gemms_hide_all_but_the_ends(overlap: str) -> None:
     """GEMMs 100 times as long as the collectives leave copies, the reduction and the SMs that are held."""
-    methods = methods_of(overlap, "bf16")
+    methods = methods_of(overlap, "bf16", "Hopper", 8192)
     moved = HalfCollectives(1.0, 1.0, 1.0, 1.0, 0.0, 0.25, 0.25, reduce_s=0.1, copy_s=0.1)
     half = HalfOverlap(methods.attention, methods.copies, moved, 4, 132, 0.0)
     gemms = EdgeGemms(*(SplitGemm(100.0, 25.0, 25.0) for _ in range(2)))
@@ -87,7 +87,7 @@ def test_fused_operators_expose_what_two_gpus_measured(
     Parts alone, from lab/results/2026-11-22-h200-x2-compiled-blocks.json.xz. Measured: each fused
     operator, without the time that the same GEMM took beside a separate collective.
     """
-    methods = load_methods()["async"]
+    methods = load_methods()[1]
     moved = HalfCollectives(0.0, 0.0, 0.0, 0.0, 0.0, copy_us, copy_us, reduce_s=sum_us, copy_s=buffer_us)
     lost, barrier_us = LOST_BESIDE_NCCL.value, methods.barrier_s * 1e6
     half = HalfOverlap(methods.attention, methods.copies, moved, 2, 132, lost, barrier_us)
@@ -102,9 +102,32 @@ def test_every_format_of_gemms_has_methods_and_those_of_another_format_say_so() 
     formats = get_args(Precision.model_fields["linear"].annotation)
     for overlap in CUTS_GEMMS:
         for linear in formats:
-            own = overlap in load_methods() or f"{overlap}-{linear}" in load_methods()
-            assert methods_of(overlap, linear).attention.gather.method == "ring"
-            assert (methods_note(overlap, linear) == "") == own
+            assert methods_of(overlap, linear, "Blackwell", 8192).attention.gather.method == "ring"
+            own = overlap == "async" or linear != "fp4"
+            assert (methods_note(overlap, linear, "Blackwell", 8192) == "") == own
+
+
+@pytest.mark.parametrize(
+    ("linear", "card", "hidden", "methods"),
+    [
+        (
+            "bf16",
+            "Hopper",
+            16384,
+            ("pipeline", 8, 2, 2),
+        ),  # Llama 3.1 405B: userbuffers_bf16_h100_h16384_tp8_*
+        ("bf16", "Blackwell Ultra", 18432, ("pipeline", 24, 2, 8)),  # Nemotron 340B: ..._b200_h18432_tp8_*
+        ("fp8", "Hopper", 18432, ("ring", 1, 2, 2)),  # none on H100: those of 405B, and a note
+        ("bf16", "Hopper", 12288, ("ring", 1, 2, 4)),  # GPT-3 175B
+    ],
+)
+def test_user_buffers_are_those_of_the_recipe_of_format_card_and_width(
+    linear: str, card: str, hidden: int, methods: tuple[object, ...]
+) -> None:
+    half = methods_of("userbuffers", linear, card, hidden).feed_forward
+    assert half.stored_input is not None
+    assert (half.scatter.method, half.scatter.sms, half.stored_input.sms, half.input_gradient.sms) == methods
+    assert bool(methods_note("userbuffers", linear, card, hidden)) == (card == "Hopper" and hidden == 18432)
 
 
 def test_user_buffers_with_fp4_gemms_are_priced_as_an_assumption() -> None:

@@ -6,8 +6,11 @@ from math import fsum
 
 import pytest
 
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.frameworks.eager import flat_gradients
+from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.frameworks.eager import eager, flat_gradients
 from moesim.simulator.frameworks.kernel_lists import (
     LayerSizes,
     framework_kernels,
@@ -19,6 +22,7 @@ from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.primitives import move
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 GPT = load_model("gpt2")
@@ -49,6 +53,19 @@ def layer(name: str, *features: str, recompute: str = "none") -> list[Operator]:
     )
     found = with_layer_kernels(operators, name, sizes(*features, whole=recompute == "full"))
     return [op for ops in found.values() for op in ops]
+
+
+@pytest.mark.parametrize("experts", (16, 128))
+def test_the_gradients_of_padding_are_added_one_after_the_other(experts: int) -> None:
+    """Eight rows of padding an expert, whose indices have eight bytes (995 ns a row on H100)."""
+    one = move("experts.reduce_gradient", "permute", "I", 4096.0, 1024.0, variant="reduce")
+    moved, padding = eager(one, experts, 4.0)
+    assert (moved.variant, moved.choices, moved.bytes_read) == ("eager_reduce_gradient", 4.0, 16384.0)
+    assert padding.bytes_read == 8 * 8 * experts
+    cost = operator_seconds(
+        padding, load_accelerator("h100-sxm"), load_profile("h100-from-h200"), SmContext(0, False)
+    )
+    assert cost.seconds * 1e9 == pytest.approx(995 * 8 * experts, rel=0.05)
 
 
 def bytes_of(operators: list[Operator], *names: str) -> float:
