@@ -83,7 +83,7 @@ def compare(
     without times.
     """
     notes: list[str] = []
-    one = side_of(measured, rank, step, notes)
+    one = side_of(measured, rank, step, notes, priced=predicted)
     ranks = {r.raw.rank for r in other.ranks}
     same = one.rank.raw.rank if one.rank.raw.rank in ranks else None
     if same is None and len(ranks) > 1:
@@ -164,7 +164,7 @@ def compare_with(
     Raises InputError as `compare` does, and for an illegal scenario or a fleet.
     """
     scenario.machine  # noqa: B018 - refuses a fleet with the remedy
-    one = side_of(trace, rank, step, [])
+    one = side_of(trace, rank, step, [], priced=True)
     executed = run_step(scenario)
     number = one.rank.raw.rank
     shown = number if number < executed.prepared.n_gpus else 0
