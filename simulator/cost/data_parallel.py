@@ -295,8 +295,8 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
 def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
     """The copies of a GPU's shards of a block into the buffer of an FSDP2 all-gather (eq. O34).
 
-    Shards in a wider format are cast into one tensor, which is then copied into the buffer. The copies run on a
-    stream of their own before the collective, which waits for them (torch 2.11 `_fsdp_collectives.py`,
+    Shards in a wider format are cast into one tensor, which is then copied into the buffer. The copies run on
+    a stream of their own before the collective, which waits for them (torch 2.11 `_fsdp_collectives.py`,
     `_get_param_all_gather_inputs` and `all_gather_copy_in`).
     """
     plan, recipe = pricer.scenario.parallel, pricer.scenario.recipe

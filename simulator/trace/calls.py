@@ -218,8 +218,8 @@ _COUNTING = re.compile(r"::(?:sort|argsort|histc|bincount|cumsum)$")
 def chained(kinds: Sequence[str], ops: Sequence[str], backward: Sequence[bool]) -> list[str]:
     """Classes of what runs on a stream, in order, by the chain that each stands in.
 
-    Casts belong to the rotation, the permute or the choice of experts beside them, and sorts of the routing to the choice of
-    experts.
+    Casts belong to the rotation, the permute or the choice of experts beside them, and sorts of the routing
+    to the choice of experts.
     """
     found = [
         "topk" if kind == "permute" and not back and _COUNTING.search(op) else kind

@@ -78,7 +78,10 @@ class StepSide:
 def side_of(
     trace: StepTrace, rank: int | None, step: int | None, notes: list[str], *, priced: bool = False
 ) -> StepSide:
-    """A step of a trace, cut into parts that add up to its wall time; `priced`: by classes as a prediction has them."""
+    """A step of a trace, cut into parts that add up to its wall time.
+
+    `priced`: by classes as a prediction has them.
+    """
     chosen = _rank(trace, rank, notes)
     row = _step(trace, chosen, step, notes)
     start, end = int(row["start_ns"]), int(row["start_ns"]) + int(row["wall_ns"])
@@ -103,6 +106,14 @@ def side_of(
             f"{end - start} (busy {busy}); the trace contradicts itself"
         )
     return StepSide(trace.source, chosen, row, cut, parts, _totals(chosen, cut, late, split), split)
+
+
+def joined(side: StepSide) -> StepSide:
+    """The side with waiting and transfer of a class in one part."""
+    parts: defaultdict[Part, int] = defaultdict(int)
+    for (kind, name), taken in side.parts.items():
+        parts[kind, name.removesuffix(WAITING)] += taken
+    return StepSide(side.label, side.rank, side.step, side.events, dict(parts), side.totals, side.split)
 
 
 def _rank(trace: StepTrace, rank: int | None, notes: list[str]) -> RankTrace:
@@ -172,8 +183,8 @@ _MOVED = ("memcpy_d2d", "fill", "memset")
 def _as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
     """Classes of events as a prediction has them, which prices the kernels of an eager operator as one.
 
-    By stream: casts and sorts belong to the chain that they stand in, copies and fills to the permute beside them, and
-    the sum of a residual to the norm that reads it.
+    By stream: casts and sorts belong to the chain that they stand in, copies and fills to the permute beside
+    them, and the sum of a residual to the norm that reads it.
     """
     classes = events["cls"].astype(np.int64)
     for stream in np.unique(events["stream"]).tolist():
