@@ -71,7 +71,7 @@ def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
     tables = [_normal(1, p["tokens"], 1, p["width"]) for _ in range(2)]
 
     def turned(x: Any) -> Any:
-        first, second = x.chunk(2, dim=-1)
+        first, second = x[..., : p["width"] // 2], x[..., p["width"] // 2 :]  # slices: their backwards fill
         return x * tables[0] + t.cat((-second, first), dim=-1) * tables[1]
 
     return _passes(turned, _normal(1, p["tokens"], p["heads"], p["width"], grad=True), backward=backward)

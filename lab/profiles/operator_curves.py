@@ -3,8 +3,8 @@
     python -m lab.profiles.operator_curves hwmodels/data/calibration
 
 `h100-eager` and `h200-eager`: all operators that memory or small kernels limit, at the sizes of three models on one H100, and at those of the
-eight H200 runs on one H200. `h100-eager` also says what GEMMs lose beside NCCL on four H100. `h100-gemm`: GEMMs on one H100, at the sizes of the
-three models and at those of every calibration, means of the sessions.
+eight H200 runs on one H200. `h100-eager` also says what GEMMs lose beside NCCL on four H100. `h100-gemm`: GEMMs on
+one H100, at the sizes of its models and at those of every calibration, means of the sessions.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ from moesim.simulator.cost.measured_rates import TransferCurve
 from moesim.simulator.frameworks.eager import GROUPED_MM
 
 H100 = tuple(f"2026-11-26-h100-operators-{name}.rows.jsonl" for name in ("q30", "l8b", "ds16"))
-AGAIN = ("2026-11-26-h100-run-operators.rows.jsonl",)
-"""Measured later: packing while the GPU waited for the host's table of blocks before, joins of MLA at the shapes of keys alone."""
+AGAIN = ("2026-11-26-h100-run-operators.rows.jsonl", "2026-11-26-h100-rope-halves.rows.jsonl")
+"""Measured later: packing while the GPU waited for the host's table of blocks before, joins of MLA at the shapes of keys alone, and rotations by
+halves as slices, not as chunks, whose backward joins them."""
 H200 = ("2026-11-26-h200-run-operators.rows.jsonl",)
-GEMMS = (*H100, "2026-11-26-h100-gemm.rows.jsonl")
+GEMMS = (
+    (
+        "h100-gemm", (*H100, "2026-11-26-h100-gemm.rows.jsonl"), "h100-sxm", "NVIDIA H100 80GB HBM3",
+        "moesim calibrate --quick --model lab/scoring/data/h100x2/{q30,l8b,ds16}.yaml; moesim calibrate --only gemm",
+        "not pinned, 1215 to 1980 MHz, median 1425 MHz",
+    ),
+)  # fmt: skip
+"""Profile, rows, accelerator, device, commands and clocks of the GEMMs of one GPU."""
 BESIDE = "2026-11-26-h100-x4-beside-nccl.json"
 DATE = "2026-11-26"
 
@@ -86,49 +94,44 @@ def fitted(rows: list[TimedRow], name: str, accelerator: str, device: str) -> li
     return found
 
 
-def gemms() -> CalibrationProfile:
-    """GEMMs on H100 by class and format; equal shapes of several sessions have the mean of their times."""
-    origin = Origin(
-        "moesim calibrate on NVIDIA H100 80GB HBM3", DATE, device="NVIDIA H100 80GB HBM3", driver="580.159.04", cuda="13.0",
-        command="moesim calibrate --quick --model lab/scoring/data/h100x2/{q30,l8b,ds16}.yaml; moesim calibrate --only gemm",
-        clocks="not pinned, 1215 to 1980 MHz, median 1425 MHz",
-    )  # fmt: skip
+def gemms(name: str, files: Sequence[str], accelerator: str, origin: Origin) -> CalibrationProfile:
+    """GEMMs by class and format; equal shapes of several sessions have the mean of their times."""
     rows = [
         row
-        for row in rows_of(GEMMS, (NAME, "gemm"))
+        for row in rows_of(files, (NAME, "gemm"))
         if row.measurement == "gemm" or "groups" in row.parameters
     ]
-    found = []
-    for one, variant in (
-        (True, ""),
-        (False, GROUPED_MM),
-    ):  # grouped ones are PyTorch's own kernel, which other trainers do not run
-        own = [row for row in rows if row.measurement == "gemm" or (row.parameters["groups"] == 1) == one]
-        made = tables(Rows(own, load_accelerator("h100-sxm"), origin, "h100-gemm"))
-        named = {"variant": variant}
-        found += [
-            t if one else t.model_copy(update=named | {"id": f"{t.id}.{variant}"})
-            for t in made
-            if one or t.cls != "gemm"
+    chip, found = load_accelerator(accelerator), []
+    for variant in ("", GROUPED_MM):  # grouped ones are PyTorch's own kernel, which other trainers do not run
+        own = [
+            row
+            for row in rows
+            if row.measurement == "gemm" or (row.parameters["groups"] == 1) != bool(variant)
         ]
-    measured = Rows(rows, load_accelerator("h100-sxm"), origin, "h100-gemm")
+        for table in tables(Rows(own, chip, origin, name)):
+            if not variant:
+                found.append(table)
+            elif table.cls != "gemm":
+                found.append(table.model_copy(update={"variant": variant, "id": f"{table.id}.{variant}"}))
     for cls, groups in (("gemm", 1), ("grouped_gemm", 8)):
         times: dict[tuple[float, ...], list[float]] = {}
-        for row in measured.of("gemm", kind="product", dtype="fp8", groups=groups):
+        for row in Rows(rows, chip, origin, name).of("gemm", kind="product", dtype="fp8", groups=groups):
             shape = tuple(float(row.parameters[side]) for side in ("m", "n", "k", "groups"))
             times.setdefault(shape, []).append(row.seconds)
+        if not times:
+            continue
         points = [(m, n, k, g, 2 * m * n * k / fmean(of)) for (m, n, k, g), of in times.items()]
         found.append(gemm_table(
-            f"h100-gemm.{cls}_fp8", cls, "fp8", points, sm_aware=True, origin=origin,  # type: ignore[arg-type]
+            f"{name}.{cls}_fp8", cls, "fp8", points, sm_aware=True, origin=origin,  # type: ignore[arg-type]
             what="PyTorch fp8 products, row-wise scales, random inputs beyond L2, graph replay",
             error=residual(0.05, "spread of the sessions, at most"),
             conditions=origin.conditions(compute_sms=132, duty="sustained"),
         ))  # fmt: skip
     return as_profile(
         CalibrationProfile(
-            name="h100-gemm", accelerator="any", software="torch 2.11.0, CUDA 13.0, driver 580.159.04",
-            description="GEMMs of PyTorch at the limit of power, measured on one H100 (part of others).",
-            evidence="Single GEMMs back to back, at the sizes of three models' own steps and of DeepSeek-V3. No step was looked at.",
+            name=name, accelerator="any", software="torch 2.11.0, CUDA 13.0, driver 580.159.04",
+            description=f"GEMMs of PyTorch at the limit of power, measured on one {origin.device} (part of others).",
+            evidence="Single GEMMs back to back, at the sizes of models' own steps and of DeepSeek-V3. No step was looked at.",
         ),
         found,
     )  # fmt: skip
@@ -156,7 +159,11 @@ def _miss(curve: MeasuredCurve, row: TimedRow) -> float:
 def main() -> None:
     """Write the three profiles into a folder."""
     folder = Path(sys.argv[1])
-    write_profile(gemms(), folder / "h100-gemm.yaml")
+    for name, files, accelerator, device, command, clocks in GEMMS:
+        origin = Origin(
+            f"moesim calibrate on {device}", DATE, device=device, driver="580.159.04", cuda="13.0", command=command, clocks=clocks,
+        )  # fmt: skip
+        write_profile(gemms(name, files, accelerator, origin), folder / f"{name}.yaml")
     own = fitted(latest(rows_of(H100), rows_of(AGAIN)), "h100-eager", "h100-sxm", "NVIDIA H100 80GB HBM3")
     heads = fitted(rows_of(H200), "h200-eager", "h200-sxm", "NVIDIA H200")
     software = "torch 2.11.0, CUDA 13.0, driver 580.159.04"

@@ -18,6 +18,7 @@ from moesim.simulator.trace import read
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "simulator" / "data" / "published" / PARTS
+TABLE = ROOT / "lab" / "docs" / "boards" / "parts.md"
 SMALL = 0.01
 """Parts below this share of the traced step are one line of the table."""
 
@@ -64,7 +65,7 @@ def table(scored: Sequence[ScoredParts]) -> str:
             if max(row.traced_ns, row.predicted_ns) < SMALL * one.traced_s * 1e9:
                 small = [small[0] + row.traced_ns, small[1] + row.predicted_ns]
                 continue
-            share = f"{row.difference_ns / row.traced_ns:+.0%}" if row.traced_ns else ""
+            share = f"{row.error:+.0%}" if row.traced_ns else ""
             lines.append(
                 f"| {row.part} | {row.kind} | {row.traced_ns / 1e6:.1f} | {row.predicted_ns / 1e6:.1f} | "
                 f"{row.difference_ns / 1e6:+.1f} | {share} |"

@@ -66,6 +66,11 @@ class PartRow(Frozen):
         """Predicted minus traced."""
         return self.predicted_ns - self.traced_ns
 
+    @property
+    def error(self) -> float:
+        """Predicted / traced - 1; the part must be in the trace."""
+        return self.predicted_ns / self.traced_ns - 1.0
+
 
 class ScoredParts(Frozen):
     """A run's parts, largest first. Errors are predicted / measured - 1; `gap` is over the traced step."""
@@ -89,7 +94,7 @@ class ScoredParts(Frozen):
     def far(self) -> tuple[PartRow, ...]:
         """Parts above 5 % of the traced step that are off by more than 15 %."""
         large = (row for row in self.rows if row.traced_ns > LARGE * self.traced_s * 1e9)
-        return tuple(row for row in large if abs(row.difference_ns) > FAR * row.traced_ns)
+        return tuple(row for row in large if abs(row.error) > FAR)
 
 
 @lru_cache(maxsize=1)

@@ -194,7 +194,8 @@ def _as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
         phases = events["phase"][own].tolist()
         kinds = chained([CLASSES[n] for n in classes[own].tolist()], ops, [p == BACKWARD for p in phases])
         for n, kind in enumerate(kinds):
-            after = kinds[n + 1] if n + 1 < len(kinds) else ""
+            later = (kinds[m] for m in range(n + 1, len(kinds)))
+            after = next((cls for cls in later if cls != "fsdp_copy"), "")
             if kind in _MOVED and "permute" in (kinds[n - 1] if n else "", after):
                 kinds[n] = "permute"
             elif (

@@ -459,6 +459,8 @@ def trace_class(op: Operator, grouped: bool = True) -> str:
         return "grouped_gemm"
     if op.name.startswith("logits."):
         return "cast"
+    if op.variant == "index_add":  # gradients of biases, summed by expert
+        return "permute"
     return _CLASS_OF.get(op.cls, op.cls)
 
 
