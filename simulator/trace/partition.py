@@ -192,7 +192,11 @@ def _as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
         own = own[np.argsort(events["start"][own], kind="stable")]
         ops = [names[n] if n >= 0 else "" for n in events["op"][own].tolist()]
         phases = events["phase"][own].tolist()
-        kinds = chained([CLASSES[n] for n in classes[own].tolist()], ops, [p == BACKWARD for p in phases])
+        kinds = [CLASSES[n] for n in classes[own].tolist()]
+        kept = [kind == "cast" and not op.startswith("aten::") for kind, op in zip(kinds, ops, strict=True)]
+        for n in np.flatnonzero(kept).tolist():
+            kinds[n] = "quantised"  # a price of its own
+        kinds = chained(kinds, ops, [phase == BACKWARD for phase in phases])
         for n, kind in enumerate(kinds):
             later = (kinds[m] for m in range(n + 1, len(kinds)))
             after = next((cls for cls in later if cls != "fsdp_copy"), "")
@@ -202,7 +206,7 @@ def _as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
                 kind == "elementwise" and after == "norm" and phases[n] != BACKWARD and ops[n] == "aten::add"
             ):
                 kinds[n] = "norm"
-        classes[own] = [CLASSES.index(kind) for kind in kinds]
+        classes[own] = [CLASSES.index("cast" if one else kind) for one, kind in zip(kept, kinds, strict=True)]
     return classes
 
 
