@@ -92,7 +92,7 @@ def side_of(
     cut = events[inside].copy()
     cut["start"], cut["end"] = np.maximum(cut["start"], start), np.minimum(cut["end"], end)
     if priced:
-        cut["cls"] = _as_priced(chosen.names, cut)
+        cut["cls"] = as_priced(chosen.names, cut)
     late = np.array([waits.get(n, 0) for n in inside.tolist()], np.int64)
     late = np.clip(late - (cut["start"] - events["start"][inside]), 0, cut["end"] - cut["start"])
     parts = exclusive(cut, late, split)
@@ -180,7 +180,7 @@ def _waits(trace: StepTrace, rank: RankTrace) -> dict[int, int]:
 _MOVED = ("memcpy_d2d", "fill", "memset")
 
 
-def _as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
+def as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
     """Classes of events as a prediction has them, which prices the kernels of an eager operator as one.
 
     By stream: casts and sorts belong to the chain that they stand in, copies and fills to the permute beside
