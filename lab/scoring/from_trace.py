@@ -25,7 +25,7 @@ from moesim.kernels.export import write_profile
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.operator_shapes import operators_of_run
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scoring.parts import TracedRun, scenario_of, traced_runs
+from moesim.simulator.trace.parts import TracedRun, scenario_of, traced_runs
 from moesim.simulator.trace import read
 from moesim.simulator.trace.rates import learn
 from moesim.simulator.trace.read import fingerprints

@@ -44,7 +44,7 @@ from lab.writers.walkthroughs import current_pages as walkthroughs
 
 from moesim.cli import main as command_line
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.scoring.parts import score_all_parts
+from moesim.simulator.trace.parts import score_all_parts
 from moesim.simulator.scoring.published import context_plans, placement_sensitivity, score
 from moesim.simulator.scoring.published_full_resolution import check_full
 from moesim.simulator.scoring.scoreboard.rows import KeptBoard

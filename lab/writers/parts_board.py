@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moesim.simulator.scoring.parts import PARTS, ScoredParts, median_gap, parts_of, traced, traced_runs
+from moesim.simulator.trace.parts import PARTS, ScoredParts, median_gap, parts_of, traced, traced_runs
 from moesim.simulator.trace import read
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from lab.writers.gap_board import section as gap_section
 from lab.writers.parts_board import section as parts_section
 from lab.writers.scoreboard_page import medians, misses_table, score_table
 
-from moesim.simulator.scoring.parts import score_all_parts
+from moesim.simulator.trace.parts import score_all_parts
 from moesim.simulator.scoring.published import PROFILES, Placement, Row
 from moesim.simulator.scoring.published_collectives import ALL_SCORED, score_collectives, summarise
 from moesim.simulator.scoring.dispatcher_rows import dispatcher_order, dispatcher_rows, score_dispatcher_row

@@ -191,7 +191,7 @@ GROUPED_MM = "grouped_mm"
 
 
 def one_grouped_kernel(op: Operator) -> tuple[Operator, ...]:
-    """GEMMs of experts as `torch._grouped_mm` runs them; a weight gradient is one kernel, not one an expert."""
+    """GEMMs of experts as `torch._grouped_mm` runs them; a weight gradient is one kernel too."""
     if op.gemm is None or op.gemm.groups <= 1 or op.cls not in ("gemm", "grouped_gemm", "wgrad_gemm"):
         return (op,)
     launches = 1 if op.cls == "wgrad_gemm" else op.launches

@@ -212,7 +212,8 @@ def validate(
 
     if all_rows + (table is not None) + expert_gap + parts > 1:
         raise InputError(
-            "--all scores shipped rows, --rows your own, --expert-gap the planner, --parts traced runs: give one"
+            "--all scores shipped rows, --rows your own, --expert-gap the planner, --parts traced runs: "
+            "give one"
         )
     if tuned and not expert_gap:
         raise InputError("--tuned chooses plans of --expert-gap; add it")

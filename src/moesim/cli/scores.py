@@ -22,10 +22,10 @@ from moesim.simulator.scoring.dispatcher_rows import (
 )
 from moesim.simulator.scoring.expert_gap import expert_gaps, summary
 from moesim.simulator.scoring.order import APART, OrderScore, published_order
-from moesim.simulator.scoring.parts import FAR, LARGE, median_gap, score_all_parts
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
+from moesim.simulator.trace.parts import FAR, LARGE, median_gap, score_all_parts
 
 GIB = 2.0**30
 MOST_FAMILIES = 10
@@ -115,10 +115,10 @@ def print_parts(as_json: bool) -> None:
     headers = ("run", "hardware", "step", "traced step", "parts, sum", "computing", "large and off")
     print_table(headers, cells, right=range(2, 6))
     print_text(
-        "step: error on the measured step; traced step: on the profiled one, whose host is slower; parts, sum: "
-        "absolute differences of the parts over the traced step, median "
-        f"{median_gap(scored):.1%}; computing: of computing parts alone; large and off: parts above {LARGE:.0%} of "
-        f"the step that are off by more than {FAR:.0%}"
+        "step: error on the measured step; traced step: on the profiled one, whose host is slower; parts, "
+        "sum: absolute differences of the parts over the traced step, median "
+        f"{median_gap(scored):.1%}; computing: of computing parts alone; large and off: parts above "
+        f"{LARGE:.0%} of the step that are off by more than {FAR:.0%}"
     )
 
 

@@ -7,8 +7,10 @@ from math import fsum
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.frameworks.operators import apply_framework
 from moesim.simulator.frameworks.software import Software
+from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
@@ -183,3 +185,20 @@ def test_the_profiles_of_h100_hold_eager_operators_that_were_measured_on_one(nam
     ):
         curve = next(curve for curve in profile.curves if use in curve.used_for)
         assert (curve.kind, curve.conditions.device) == ("measured", "NVIDIA H100 80GB HBM3"), use
+
+
+def test_only_pytorchs_grouped_gemms_read_its_rates() -> None:
+    """`h100-gemm` has them as a variant: eager torchtitan reads it, Megatron's grouped GEMMs do not."""
+    keys = ("cluster.accelerator=h100-sxm", "profile=h100-from-h200", "precision=bf16", "parallel.ep=4")
+    scenario = load_scenario("mixtral-8x7b-64xh100", keys)
+    used = {}
+    for framework in ("torchtitan-0.2", "megatron-core-0.17"):
+        own = scenario.overridden(f"software.framework={framework}")
+        pricer = Pricer(resolve(own))
+        operators, costs = pricer.operators("moe")["mlp F"], pricer.operator_costs("moe", "mlp F", "alone")
+        pairs = zip(operators, costs, strict=True)
+        used[framework] = {
+            cost.curve_ids[0] for op, cost in pairs if op.gemm is not None and op.gemm.groups > 1
+        }
+    assert used["torchtitan-0.2"] == {"h100-gemm.grouped_gemm_bf16.grouped_mm"}
+    assert used["megatron-core-0.17"] and not any("grouped_mm" in name for name in used["megatron-core-0.17"])

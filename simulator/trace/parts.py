@@ -1,7 +1,7 @@
 """Predicted and traced time by class of the runs of which a profiler recorded a step.
 
-`traced-runs.yaml` holds the runs, `traced-parts.csv` the nanoseconds of each part as `moesim trace` cuts the traced step
-(`lab/writers/parts_board.py` writes it). Both steps are cut by one rule, so their parts add up to the steps.
+`traced-runs.yaml` holds the runs, `traced-parts.csv` the nanoseconds of each part as `moesim trace` cuts the
+traced step (`lab/writers/parts_board.py` writes it). Both steps are cut by one rule, so their parts add up.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.scoring.parts import (
+from moesim.simulator.trace.parts import (
     PartRow,
     ScoredParts,
     median_gap,
