@@ -411,8 +411,3 @@ def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.
             root.main(arguments)
         assert end.value.code == root.INTERRUPTED
     assert codes == [root.INTERRUPTED]
-
-
-def test_parts_of_traced_runs_are_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "--parts", "--all"]) == 2
-    assert "give one" in capsys.readouterr().err

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from moesim.cli import scores
 from moesim.simulator.trace.parts import (
     PartRow,
     ScoredParts,
@@ -47,7 +50,9 @@ def test_one_pair_of_the_h800_is_set_beside_its_timeline() -> None:
     assert not {row.part for row in scored.rows if row.predicted_ns} & {"optimizer", "reduce_scatter"}
 
 
-def test_only_large_parts_that_are_off_are_far() -> None:
+def test_only_large_parts_that_are_off_are_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = (
         PartRow(part="gemm", kind="compute", traced_ns=600, predicted_ns=500),
         PartRow(part="norm", kind="compute", traced_ns=360, predicted_ns=400),
@@ -59,3 +64,11 @@ def test_only_large_parts_that_are_off_are_far() -> None:
     )  # fmt: skip
     assert [row.part for row in one.far] == ["gemm"]
     assert median_gap([one]) == 0.18
+    monkeypatch.setattr(scores, "score_all_parts", lambda: iter([one]))
+    scores.print_parts(False)
+    said = capsys.readouterr().out
+    assert (
+        "-16.7 %" in said and "18.0%" in said and said.count("gemm") == 2
+    )  # its row, and among the far ones
+    scores.print_parts(True)
+    assert json.loads(capsys.readouterr().out)[0]["rows"][0]["predicted_ns"] == 500
