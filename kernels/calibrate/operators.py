@@ -71,7 +71,7 @@ def rope_in_halves(p: Mapping[str, Any], backward: bool) -> Call:
     tables = [_normal(1, p["tokens"], 1, p["width"]) for _ in range(2)]
 
     def turned(x: Any) -> Any:
-        first, second = x.chunk(2, dim=-1)
+        first, second = x[..., : p["width"] // 2], x[..., p["width"] // 2 :]  # slices: their backwards fill
         return x * tables[0] + t.cat((-second, first), dim=-1) * tables[1]
 
     return _passes(turned, _normal(1, p["tokens"], p["heads"], p["width"], grad=True), backward=backward)
@@ -402,11 +402,11 @@ def tables(rows: Rows) -> Iterable[GemmTable]:
             found += [
                 (row, row.parameters) for row in rows.of("gemm", kind="product", dtype="bf16", groups=1)
             ]
-        points = {
-            (float(p["m"]), float(p["n"]), float(p["k"]), float(p["groups"])): row.values["flop"]
-            / row.seconds
-            for row, p in found
-        }
+        rates: dict[tuple[float, ...], list[float]] = defaultdict(list)
+        for row, p in found:
+            key = tuple(float(p[side]) for side in ("m", "n", "k", "groups"))
+            rates[key].append(row.values["flop"] / row.seconds)
+        points = {key: statistics.harmonic_mean(of) for key, of in rates.items()}
         if points:
             yield gemm_table(
                 f"{rows.name}.{cls}_bf16",

@@ -4,7 +4,8 @@
 
 `eager-permutes`: permutations by choices of a token and rows of padding, measured on H100 (`permute_law.py`).
 `h100-eager` and `h200-eager`: all operators that memory or small kernels limit, at the sizes of three models on one H100, and at those of the
-eight H200 runs on one H200. `h100-eager` also says what GEMMs lose beside NCCL on four H100.
+eight H200 runs on one H200. `h100-eager` also says what GEMMs lose beside NCCL on four H100. `h100-gemm`: GEMMs on
+one H100, at the sizes of its models and at those of every calibration, means of the sessions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from dataclasses import replace
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from lab import packed
@@ -24,15 +25,25 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, load_profile
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.kernels.calibrate.entries import Rows, as_profile
-from moesim.kernels.calibrate.operators import LAUNCHES_FROM, NAME, _gaps_s, curves
+from moesim.kernels.calibrate.operators import LAUNCHES_FROM, NAME, _gaps_s, curves, tables
 from moesim.kernels.calibrate.protocol import TimedRow
-from moesim.kernels.export import Origin, residual, significant, write_profile
+from moesim.kernels.export import Origin, gemm_table, residual, significant, write_profile
 from moesim.simulator.cost.measured_rates import TransferCurve
+from moesim.simulator.frameworks.eager import GROUPED_MM
 
 H100 = tuple(f"2026-11-26-h100-operators-{name}.rows.jsonl" for name in ("q30", "l8b", "ds16"))
-AGAIN = ("2026-11-26-h100-run-operators.rows.jsonl",)
-"""Measured later: packing while the GPU waited for the host's table of blocks before, joins of MLA at the shapes of keys alone."""
+AGAIN = ("2026-11-26-h100-run-operators.rows.jsonl", "2026-11-26-h100-rope-halves.rows.jsonl")
+"""Measured later: packing while the GPU waited for the host's table of blocks before, joins of MLA at the shapes of keys alone, and rotations by
+halves as slices, not as chunks, whose backward joins them."""
 H200 = ("2026-11-26-h200-run-operators.rows.jsonl",)
+GEMMS = (
+    (
+        "h100-gemm", (*H100, "2026-11-26-h100-gemm.rows.jsonl"), "h100-sxm", "NVIDIA H100 80GB HBM3",
+        "moesim calibrate --quick --model lab/scoring/data/h100x2/{q30,l8b,ds16}.yaml; moesim calibrate --only gemm",
+        "not pinned, 1215 to 1980 MHz, median 1425 MHz",
+    ),
+)  # fmt: skip
+"""Profile, rows, accelerator, device, commands and clocks of the GEMMs of one GPU."""
 BESIDE = "2026-11-26-h100-x4-beside-nccl.json"
 DATE = "2026-11-26"
 
@@ -41,11 +52,11 @@ PERMUTED = tuple(f"permute/{use}" for use in permute_law.BY_CHOICES)
 PERMUTES = tuple(f"permute/{use}" for use in permute_law.USES)
 
 
-def rows_of(files: Sequence[str]) -> list[TimedRow]:
-    """Rows of the operators in some calibrations."""
+def rows_of(files: Sequence[str], measurements: Sequence[str] = (NAME,)) -> list[TimedRow]:
+    """Rows of the operators, or of other measurements, in some calibrations."""
     lines = (line for file in files for line in packed.text(f"lab/results/{file}.xz").splitlines())
     found = (json.loads(line) for line in lines)
-    return [TimedRow.from_json(row, "lab/results") for row in found if row.get("measurement") == NAME]
+    return [TimedRow.from_json(row, "lab/results") for row in found if row.get("measurement") in measurements]
 
 
 def without_padding(rows: list[TimedRow]) -> list[TimedRow]:
@@ -115,6 +126,49 @@ def _fitted(rows: list[TimedRow], name: str, accelerator: str, origin: Origin) -
     return found
 
 
+def gemms(name: str, files: Sequence[str], accelerator: str, origin: Origin) -> CalibrationProfile:
+    """GEMMs by class and format; equal shapes of several sessions have the mean of their times."""
+    rows = [
+        row
+        for row in rows_of(files, (NAME, "gemm"))
+        if row.measurement == "gemm" or "groups" in row.parameters
+    ]
+    chip, found = load_accelerator(accelerator), []
+    for variant in ("", GROUPED_MM):  # grouped ones are PyTorch's own kernel, which other trainers do not run
+        own = [
+            row
+            for row in rows
+            if row.measurement == "gemm" or (row.parameters["groups"] == 1) != bool(variant)
+        ]
+        for table in tables(Rows(own, chip, origin, name)):
+            if not variant:
+                found.append(table)
+            elif table.cls != "gemm":
+                found.append(table.model_copy(update={"variant": variant, "id": f"{table.id}.{variant}"}))
+    for cls, groups in (("gemm", 1), ("grouped_gemm", 8)):
+        times: dict[tuple[float, ...], list[float]] = {}
+        for row in Rows(rows, chip, origin, name).of("gemm", kind="product", dtype="fp8", groups=groups):
+            shape = tuple(float(row.parameters[side]) for side in ("m", "n", "k", "groups"))
+            times.setdefault(shape, []).append(row.seconds)
+        if not times:
+            continue
+        points = [(m, n, k, g, 2 * m * n * k / fmean(of)) for (m, n, k, g), of in times.items()]
+        found.append(gemm_table(
+            f"{name}.{cls}_fp8", cls, "fp8", points, sm_aware=True, origin=origin,  # type: ignore[arg-type]
+            what="PyTorch fp8 products, row-wise scales, random inputs beyond L2, graph replay",
+            error=residual(0.05, "spread of the sessions, at most"),
+            conditions=origin.conditions(compute_sms=132, duty="sustained"),
+        ))  # fmt: skip
+    return as_profile(
+        CalibrationProfile(
+            name=name, accelerator="any", software="torch 2.11.0, CUDA 13.0, driver 580.159.04",
+            description=f"GEMMs of PyTorch at the limit of power, measured on one {origin.device} (part of others).",
+            evidence="Single GEMMs back to back, at the sizes of models' own steps and of DeepSeek-V3. No step was looked at.",
+        ),
+        found,
+    )  # fmt: skip
+
+
 def rising(points: Sequence[tuple[Any, ...]]) -> tuple[tuple[float, float], ...]:
     """(bytes, rate) with the mean time of neighbours where more bytes took less time: tensors of other shapes stand between them."""
     blocks: list[list[float]] = []  # seconds and points
@@ -135,8 +189,13 @@ def _miss(curve: MeasuredCurve, row: TimedRow) -> float:
 
 
 def main() -> None:
-    """Write both profiles into a folder."""
+    """Write the three profiles into a folder."""
     folder = Path(sys.argv[1])
+    for name, files, accelerator, device, command, clocks in GEMMS:
+        origin = Origin(
+            f"moesim calibrate on {device}", DATE, device=device, driver="580.159.04", cuda="13.0", command=command, clocks=clocks,
+        )  # fmt: skip
+        write_profile(gemms(name, files, accelerator, origin), folder / f"{name}.yaml")
     measured = [row for row in latest(rows_of(H100), rows_of(AGAIN)) if row.parameters["use"] not in PERMUTES]
     widths = Origin(
         "moesim measurement on 2x NVIDIA H100 80GB HBM3", DATE, device="NVIDIA H100 80GB HBM3", driver="580.159.04", cuda="13.0",

@@ -2,7 +2,7 @@
 
     python -m lab.scoring.from_trace FOLDER [h200]
 
-FOLDER holds the traces of `traced_parts.RUNS` on H100 or, with `h200`, both ranks of our own runs (`NAME.rank0.json.gz`) and the
+FOLDER holds the traces of `traced-runs.yaml` on H100 or, with `h200`, both ranks of our own runs (`NAME.rank0.json.gz`) and the
 `train_runs.json` of their session. Every profile of one run predicts the others; a run's own is shown in brackets and no score. `shapes` knows the
 trace alone, `scenario` also the scenario of the traced run.
 """
@@ -19,16 +19,20 @@ from typing import NamedTuple
 
 from lab import packed
 from lab.scoring import own_runs
-from lab.scoring.traced_parts import HERE, RUNS
 
 from moesim.kernels.calibrate.from_trace import TraceTable, profile_from_trace
 from moesim.kernels.export import write_profile
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.operator_shapes import operators_of_run
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trace.parts import TracedRun, scenario_of, traced_runs
 from moesim.simulator.trace import read
 from moesim.simulator.trace.rates import learn
 from moesim.simulator.trace.read import fingerprints
+
+
+MICRO = ("q30", "l8b", "ds16")
+"""Runs on H100 for whose models one H100 was calibrated."""
 
 
 class Traced(NamedTuple):
@@ -42,12 +46,13 @@ class Traced(NamedTuple):
 def on_h100(folder: Path) -> dict[str, Traced]:
     """The three runs on two H100."""
 
-    def scenario(name: str, profile: str | None) -> Scenario:
-        return load_scenario(str(HERE / f"{name}.yaml"), [f"profile={profile}"] if profile else [])
+    def scenario(run: TracedRun, profile: str | None) -> Scenario:
+        return scenario_of(run, *([f"profile={profile}"] if profile else []))
 
     return {
-        name: Traced(folder / run.file, lambda profile, name=name: scenario(name, profile), run.measured_s)  # type: ignore[misc]
-        for name, run in RUNS.items()
+        run.name: Traced(folder / run.trace, lambda profile, run=run: scenario(run, profile), run.step_s)  # type: ignore[misc]
+        for run in traced_runs().runs
+        if run.name in MICRO
     }
 
 
@@ -71,7 +76,7 @@ def profiles(runs: dict[str, Traced], folder: Path) -> dict[str, dict[str, str |
     """Profiles by kind and by the run that they come from."""
     found: dict[str, dict[str, str | None]] = {"default": dict.fromkeys(runs)}
     for name, run in runs.items():
-        if name in RUNS:
+        if name in MICRO:
             micro = folder / f"micro-{name}.yaml"
             micro.write_text(packed.text(f"lab/results/2026-11-26-h100-operators-{name}.yaml.xz"))
             found.setdefault("micro", {})[name] = str(micro)
@@ -79,7 +84,9 @@ def profiles(runs: dict[str, Traced], folder: Path) -> dict[str, dict[str, str |
         files, date = fingerprints(run.trace)
         for kind, operators in (("shapes", ()), ("scenario", operators_of_run(scenario, 0))):
             lessons = learn(trace, operators)
-            table = TraceTable(lessons.rows, lessons.facts, lessons.missing, files, date, name if operators else "")
+            table = TraceTable(
+                lessons.rows, lessons.facts, lessons.missing, files, date, name if operators else ""
+            )
             path = folder / f"{kind}-{name}.yaml"
             write_profile(profile_from_trace(table, path.stem, base=str(scenario.profile)), path)
             found.setdefault(kind, {})[name] = str(path)
@@ -96,7 +103,9 @@ def main() -> None:
             for target, run in runs.items():
                 for source, profile in by_run.items():
                     error = predict(run.scenario(profile)).result.step.time_s / run.measured_s - 1
-                    cells.append(f"{source}->{target} " + (f"({error:+.1%})" if source == target else f"{error:+.1%}"))
+                    cells.append(
+                        f"{source}->{target} " + (f"({error:+.1%})" if source == target else f"{error:+.1%}")
+                    )
                     scores += [abs(error)] if source != target else []
             print(f"{kind}: mean {fmean(scores):.2%}; " + ", ".join(cells))
 

@@ -1,6 +1,6 @@
 """Power, clocks and rates of kernels under load on one GPU: a long soak, then classes, mixes and duties.
 
-    python -m lab.studies.power --out DIR [--seconds 430] [--soak 240] [--dry]
+    python -m lab.studies.power --out DIR [--seconds 430] [--soak 240] [--segment 5] [--dry]
 
 NVML is sampled every 50 ms by a process of its own. The parts in order: bursts of the cold card, a soak with
 a mix like a training step's (until clock and temperature are steady), segments on the hot card, bursts of the
@@ -51,10 +51,10 @@ DUTIES = (
 class PowerRun:
     """The state of a run: its clock, samples, result and file."""
 
-    def __init__(self, out: Path, seconds: float, dry: bool) -> None:
+    def __init__(self, out: Path, seconds: float, dry: bool, segment_s: float = SEGMENT_S) -> None:
         """Start the sampler and the device."""
         self.began = time.monotonic()
-        self.out, self.seconds, self.dry = out, seconds, dry
+        self.out, self.seconds, self.dry, self.segment_s = out, seconds, dry, segment_s
         samples = Path(tempfile.mkdtemp()) / "samples.csv"
         self.sampler = power_samples.Sampler(samples, INTERVAL_S)
         self.scale = 0.02 if dry else 1.0
@@ -194,7 +194,7 @@ def segments_of(run: PowerRun, loads: dict[str, list[Load]]) -> dict[str, Callab
 
     def run_parts(parts: list[tuple[Load, int]], gap_s: float = 0.0, host: bool = False) -> dict[str, Any]:
         return segment(
-            run.marks, parts, SEGMENT_S * run.scale, gap_s=gap_s * run.scale, host_gap=host,
+            run.marks, parts, run.segment_s * run.scale, gap_s=gap_s * run.scale, host_gap=host,
             settle_s=SETTLE_S * run.scale,
         )  # fmt: skip
 
@@ -216,6 +216,8 @@ def segments_of(run: PowerRun, loads: dict[str, list[Load]]) -> dict[str, Callab
     }
     for part, period in DUTIES[:4]:
         plan[f"duty {part} of {period} ms"] = duty(small, part, period)
+    for load in loads["pieces"]:
+        plan[load.name] = lambda load=load: run_parts([share(load, 10e-3)])  # type: ignore[misc]
     plan |= {
         "gemm and memory": lambda: run_parts([share(small, 8e-3), *all_memory]),
         "gemm zeros": lambda: run_parts([share(loads["zeros"][0], 10e-3)]),
@@ -240,6 +242,9 @@ def segments_of(run: PowerRun, loads: dict[str, list[Load]]) -> dict[str, Callab
     }
     for part, period in DUTIES[9:]:
         plan[f"duty {part} of {period} ms"] = duty(small, part, period)
+    if loads["pieces"]:
+        rows = [share(load, 4e-3) for load in loads["pieces"] if "permute" in load.name]
+        plan["gemm and rows"] = lambda: run_parts([share(small, 8e-3), *rows])
     plan["mix again"] = lambda: run_parts(loads_of_mix(loads))
     return plan
 
@@ -263,6 +268,7 @@ def make(run: PowerRun) -> dict[str, list[Load]]:
         "small spread": [maker.gemm(*BURST_SHAPES[0], spread=0.02, name="spread 0.02")],
         "fp8": [],
         "few blocks": [],
+        "pieces": [] if run.dry else maker.pieces(),
     }
     try:
         loads["fp8"] = [maker.gemm_fp8(8192, 10240, 6144)]
@@ -283,9 +289,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=430.0)
     parser.add_argument("--soak", type=float, default=240.0)
+    parser.add_argument("--segment", type=float, default=SEGMENT_S)
     parser.add_argument("--dry", action="store_true")
     args = parser.parse_args()
-    run = PowerRun(args.out, args.seconds, args.dry)
+    run = PowerRun(args.out, args.seconds, args.dry, args.segment)
     try:
         loads = make(run)
         gemms = loads["gemm"] + loads["fp8"]
@@ -299,7 +306,7 @@ def main() -> None:
         soak_s = min(args.soak, 0.6 * (run.left() - end)) * run.scale
         run.part("soak", lambda: soak(run, loads_of_mix(loads), soak_s))
         for name, call in segments_of(run, loads).items():
-            if run.left() < end + SEGMENT_S * run.scale:
+            if run.left() < end + run.segment_s * run.scale:
                 run.result["failed"][name] = "no time left"
                 continue
             run.part(name, call)

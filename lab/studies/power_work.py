@@ -21,6 +21,22 @@ SPIN_MHZ = 1700.0
 """Clock by which a gap is turned into cycles; its true length is measured."""
 LONG_SPIN, SHORT_SPIN = 400_000, 100_000
 PIECES = 10
+_ROWS = {"launches": 1, "tokens": 16384, "top_k": 8, "hidden": 2048, "experts": 128}
+PIECES_OF: dict[str, dict[str, Any]] = {
+    "permute reduce": {**_ROWS, "use": "permute/eager_reduce", "bytes": 5368709120.0},
+    "permute expand": {**_ROWS, "use": "permute/eager_expand", "bytes": 3221225472.0},
+    "permute expand gradient": {**_ROWS, "use": "permute/eager_expand_gradient", "bytes": 4831838208.0},
+    "permute reduce gradient": {**_ROWS, "use": "permute/eager_reduce_gradient", "bytes": 4294967296.0},
+    "norms of heads": {
+        "use": "norm/eager_head_forward", "launches": 1, "bytes": 301989888.0, "rows": 589824, "width": 128,
+    },
+    "rope": {
+        "use": "rope/eager_halves", "launches": 5, "bytes": 1342177280.0, "tokens": 16384, "heads": 32, "width": 128,
+    },
+    "adamw": {"use": "optimizer/adamw", "launches": 1, "bytes": 15032385536.0, "elements": 536870912},
+    "packing": {"use": "copy/pack", "launches": 1, "bytes": 1866989568.0, "elements": 311164928, "wide": 1},
+}  # fmt: skip
+"""Operators of Qwen3-30B's step, with their bytes as the simulator counts them."""
 
 
 class Marks:
@@ -165,6 +181,18 @@ class Maker:
             Load("copy", "memory", lambda i: c.copy_(b), 1, 0.0, 4.0 * n),
             Load("rms_norm", "memory", lambda i: F.rms_norm(rows, (6144,), gain), 1, 0.0, 4.0 * n),
         ]
+
+    def pieces(self) -> list[Load]:
+        """Eager operators below the bandwidth of a copy, and near it, as a calibration times them."""
+        from moesim.kernels.calibrate.operators import _piece
+
+        found = []
+        for size, row in PIECES_OF.items():
+            piece = _piece(row)
+            assert piece is not None
+            call = piece(row, str(row["use"]).endswith(("backward", "_gradient")))
+            found.append(Load(size, "pieces", lambda i, call=call: call(), 1, 0.0, float(row["bytes"])))  # type: ignore[misc]
+        return found
 
     def few_blocks(self, blocks: int, words: int) -> Load:
         """A copy by few thread blocks, as kernels of collectives run while nothing computes."""

@@ -42,7 +42,9 @@ def scenarios(accelerator: str) -> list[Scenario]:
     """The runs of this workplace on an accelerator."""
     if accelerator != "h200-sxm":
         return [load_scenario(str(file)) for file in sorted(Path("lab/scoring/data/h100x2").glob("*.yaml"))]
-    return [scenario_of_run(run) for run in runs()] + [own_runs.scenario_of(name) for name in own_runs.measured()]
+    return [scenario_of_run(run) for run in runs()] + [
+        own_runs.scenario_of(name) for name in own_runs.measured()
+    ]
 
 
 def operators(uses: str, accelerator: str) -> list[dict[str, Any]]:
@@ -50,7 +52,9 @@ def operators(uses: str, accelerator: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for scenario in scenarios(accelerator):
         length = scenario.batch.sequence_length
-        for shape in operator_shapes(scenario, (length,) if set(uses.split(",")) & set(GRAPHED) else (length, length // 4)):
+        for shape in operator_shapes(
+            scenario, (length,) if set(uses.split(",")) & set(GRAPHED) else (length, length // 4)
+        ):
             use = str(shape["use"])
             wanted = use in uses.split(",") if uses else use not in GRAPHED
             if wanted and "compiled" not in shape:
@@ -64,7 +68,9 @@ def packs(seconds: float) -> Iterator[dict[str, Any]]:
     for ranks in RANKS:
         for name, sizes in LAYERS.items():
             grads = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
-            padded = [-(-size[0] // ranks) * (g.numel() // size[0]) for size, g in zip(sizes, grads, strict=True)]
+            padded = [
+                -(-size[0] // ranks) * (g.numel() // size[0]) for size, g in zip(sizes, grads, strict=True)
+            ]
             out = torch.empty(ranks, sum(padded), device="cuda", dtype=torch.float32)
             half = torch.empty(ranks, sum(padded), device="cuda", dtype=torch.bfloat16)
             whole = [torch.empty(ranks, own, device="cuda", dtype=torch.bfloat16) for own in padded]

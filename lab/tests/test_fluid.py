@@ -13,6 +13,7 @@ from lab.benchmarks.fluid import FluidReport, max_min_rates, simulate_flows
 from moesim.simulator.engine.link_map import Demand
 from moesim.simulator.engine.simpy.links import LinkPool
 
+
 def simulated(
     start: Sequence[float],
     paths: Sequence[Sequence[int]],

@@ -125,7 +125,11 @@ def test_the_same_seed_draws_the_same_loads() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from([Gate(64, 6), Gate(64, 6, 8, 3, "best"), Gate(64, 6, 8, 3, "top2-sum")]), st.sampled_from([(4, 2), (16, 8), (8, 8)]), st.integers(0, 99))
+@given(
+    st.sampled_from([Gate(64, 6), Gate(64, 6, 8, 3, "best"), Gate(64, 6, 8, 3, "top2-sum")]),
+    st.sampled_from([(4, 2), (16, 8), (8, 8)]),
+    st.integers(0, 99),
+)
 def test_sampled_traffic_is_conserved(gate: Gate, shape: tuple[int, int], seed: int) -> None:
     ep, per_node = shape
     tokens = 40

@@ -27,7 +27,15 @@ from moesim.simulator.scenario.sections import Down, Jitter, NodeLoss, SlowGpu, 
 from moesim.simulator.scenario.sections import Pool
 from moesim.simulator.scenario.outline import ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.scenario.sections import BiasLoad, Capacity, Eplb, HistogramLoad, MaxVioLoad, UniformLoad, ZipfLoad
+from moesim.simulator.scenario.sections import (
+    BiasLoad,
+    Capacity,
+    Eplb,
+    HistogramLoad,
+    MaxVioLoad,
+    UniformLoad,
+    ZipfLoad,
+)
 from moesim.simulator.scenario.run_plan import (
     Checkpoint,
     Price,

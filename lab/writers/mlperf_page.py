@@ -110,7 +110,9 @@ def freezes_text(frozen: tuple[mlperf_frozen.FrozenPrediction, ...]) -> list[str
     ]
 
 
-def _frozen_section(frozen: tuple[mlperf_frozen.FrozenPrediction, ...], now: dict[str, StepInterval]) -> list[str]:
+def _frozen_section(
+    frozen: tuple[mlperf_frozen.FrozenPrediction, ...], now: dict[str, StepInterval]
+) -> list[str]:
     lines = ["## Frozen predictions", "", *freezes_text(frozen), ""]
     for date, text in mlperf_frozen.FREEZES.digests.items():
         block = {line.name: line for line in frozen if line.date == date}

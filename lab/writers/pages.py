@@ -33,6 +33,8 @@ from lab.writers.mlperf_page import page as mlperf_page
 from lab.writers.models_page import page as models_page
 from lab.writers.own_runs_page import PAGE as OWN_RUNS
 from lab.writers.own_runs_page import page as own_runs_page
+from lab.writers.parts_board import TABLE as PARTS
+from lab.writers.parts_board import table as parts_table
 from lab.writers.planner_page import search_all, section
 from lab.writers.planner_page import section_on as searches_on
 from lab.writers.scoreboard_page import board_pages
@@ -42,6 +44,7 @@ from lab.writers.walkthroughs import current_pages as walkthroughs
 
 from moesim.cli import main as command_line
 from moesim.simulator.scenario import load_scenario
+from moesim.simulator.trace.parts import score_all_parts
 from moesim.simulator.scoring.published import context_plans, placement_sensitivity, score
 from moesim.simulator.scoring.published_full_resolution import check_full
 from moesim.simulator.scoring.scoreboard.rows import KeptBoard
@@ -130,6 +133,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         PAGE: validation_page(rows, placements, files),
         HOME_CASE: home_page(rows, placements, context_plans(), check_full()),
         COLLECTIVES: collectives_page(),
+        PARTS: parts_table(list(score_all_parts())),
         **files,
         **board_pages(files, board),
         KEPT_BOARD: kept_board(board),

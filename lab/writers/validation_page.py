@@ -8,8 +8,10 @@ from pathlib import Path
 
 from lab.writers.boards import ROWS, board, lines_of, scored_runs
 from lab.writers.gap_board import section as gap_section
+from lab.writers.parts_board import section as parts_section
 from lab.writers.scoreboard_page import medians, misses_table, score_table
 
+from moesim.simulator.trace.parts import score_all_parts
 from moesim.simulator.scoring.published import PROFILES, Placement, Row
 from moesim.simulator.scoring.published_collectives import ALL_SCORED, score_collectives, summarise
 from moesim.simulator.scoring.dispatcher_rows import dispatcher_order, dispatcher_rows, score_dispatcher_row
@@ -73,6 +75,7 @@ def page(rows: Sequence[Row], placements: Sequence[Placement], files: Mapping[Pa
         *_order([*published_order(open_rows(), scores.rows), *_dispatcher_order()]),
         "",
         *gap_section(),
+        *parts_section(list(score_all_parts())),
         "## How far off are steps?",
         "",
         *_summary({score.name: score for score in scores.totals}),
@@ -138,6 +141,7 @@ FILES = {
     "misses.md": "each group of misses with the mechanism that we believe is missing; growth with the "
     "number of GPUs; intervals",
     "expert-gap.csv": "the planner beside tuned plans",
+    "parts.md": "predicted and traced time by class, of every run with a trace",
     "mechanisms.md": "the medians without one mechanism at a time",
     "home-case.md": "every figure of the home case under three profiles, link loads, full resolution, "
     "placements",

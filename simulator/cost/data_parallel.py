@@ -327,10 +327,11 @@ def parts_of(pricer: Pricer, kind: BlockKind, phase: Phase) -> Parts:
 
 
 def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
-    """The copy of a GPU's shards of a block into the buffer of an FSDP2 all-gather (eq. O34).
+    """The copies of a GPU's shards of a block into the buffer of an FSDP2 all-gather (eq. O34).
 
-    It casts shards in a wider format, and runs on a stream of its own before the collective, which waits for
-    it (torch 2.11 `_fsdp_collectives.py`, `all_gather_copy_in`; `_fsdp_param.py`, `all_gather_inputs`).
+    Shards in a wider format are cast into one tensor, which is then copied into the buffer. The copies run on
+    a stream of their own before the collective, which waits for them (torch 2.11 `_fsdp_collectives.py`,
+    `_get_param_all_gather_inputs` and `all_gather_copy_in`).
     """
     plan, recipe = pricer.scenario.parallel, pricer.scenario.recipe
     if plan.zero_stage != 3 or not pricer.scenario.software.parameters_copied:
@@ -338,10 +339,11 @@ def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
     stored, gathered = (BYTES_PER_ELEMENT[of] for of in (recipe.parameters, recipe.parameter_gather))
     parts = zip(pricer.block_parameters(kind), shard_rings(pricer), strict=True)
     own = fsum(count / ring.ranks for count, ring in parts if ring.ranks > 1)
-    variant = "flat" if stored == gathered else "gather_in"
-    return (
-        (move("fsdp.shard_copy", "copy", "F", own * stored, own * gathered, variant=variant),) if own else ()
-    )
+    if not own:
+        return ()
+    copy = move("fsdp.shard_copy", "copy", "F", own * gathered, own * gathered, variant="flat")
+    cast = move("fsdp.shard_cast", "copy", "F", own * stored, own * gathered, variant="gather_in")
+    return (copy,) if stored == gathered else (cast, copy)
 
 
 def _behind_copy(transfer: TransferCost, copied: PhaseCost) -> TransferCost:

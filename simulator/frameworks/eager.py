@@ -240,10 +240,16 @@ CAT, CAT_ROWS = "eager_cat", "eager_cat_rows"
 rows, which PyTorch joins with vector loads."""
 
 
+GROUPED_MM = "grouped_mm"
+"""Variant of the BF16 GEMMs of all experts that PyTorch's `_grouped_mm` runs as one kernel."""
+
+
 def one_grouped_kernel(op: Operator) -> tuple[Operator, ...]:
-    """A weight gradient of all experts in one kernel, as `torch._grouped_mm` runs it, not one an expert."""
-    grouped = op.cls == "wgrad_gemm" and op.gemm is not None and op.gemm.groups > 1
-    return (replace(op, launches=1),) if grouped else (op,)
+    """GEMMs of experts as `torch._grouped_mm` runs them; a weight gradient is one kernel too."""
+    if op.gemm is None or op.gemm.groups <= 1 or op.cls not in ("gemm", "grouped_gemm", "wgrad_gemm"):
+        return (op,)
+    launches = 1 if op.cls == "wgrad_gemm" else op.launches
+    return (replace(op, launches=launches, variant=op.variant or GROUPED_MM * (op.dtype == "bf16")),)
 
 
 def written(op: Operator) -> tuple[Operator, ...]:

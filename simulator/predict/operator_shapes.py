@@ -12,7 +12,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, HALVES, INDEX_BYTES, PADDING, ROW_BYTES
+from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, GROUPED_MM, HALVES, INDEX_BYTES, PADDING, ROW_BYTES
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
@@ -219,7 +219,7 @@ def _of_latents(op: Operator, attention: object) -> bool:
 
 def _matrix_shape(op: Operator, attention: object) -> Shape:
     """Sizes of a GEMM or a core attention in BF16."""
-    if op.gemm is None or op.dtype != "bf16" or op.variant:
+    if op.gemm is None or op.dtype != "bf16" or op.variant not in ("", GROUPED_MM):
         return {}
     g = op.gemm
     if op.cls in GEMM_CLASSES:

@@ -211,28 +211,38 @@ def gemm_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
     return call.cls, left[0], right[1], left[1], 1
 
 
-_TIED = ("rope", "permute", "topk", "loss")
+_TIED = ("rope", "permute", "topk")
 _COUNTING = re.compile(r"::(?:sort|argsort|histc|bincount|cumsum)$")
 
 
-def give_to_chains(calls: Sequence[TracedCall]) -> None:
-    """Give casts to the chain that they stand in, and sorts of the routing to the choice of experts."""
+def chained(kinds: Sequence[str], ops: Sequence[str], backward: Sequence[bool]) -> list[str]:
+    """Classes of what runs on a stream, in order, by the chain that each stands in.
+
+    Casts belong to the rotation, the permute or the choice of experts beside them, and sorts of the routing
+    to the choice of experts.
+    """
+    found = [
+        "topk" if kind == "permute" and not back and _COUNTING.search(op) else kind
+        for kind, op, back in zip(kinds, ops, backward, strict=True)
+    ]
     n = 0
-    while n < len(calls):
-        if calls[n].cls != "cast":
-            if calls[n].cls == "permute" and not calls[n].backward and _COUNTING.search(calls[n].op):
-                calls[n].cls = "topk"
-            n += 1
-            continue
+    while n < len(found):
         end = n
-        while end < len(calls) and calls[end].cls == "cast":
+        while end < len(found) and found[end] == "cast":
             end += 1
-        near = [calls[n - 1].cls if n else "", calls[end].cls if end < len(calls) else ""]
-        owner = next((cls for cls in near if cls in _TIED), "")
-        if owner and owner != "loss":
-            for call in calls[n:end]:
-                call.cls = owner
-        n = end
+        near = [found[n - 1] if n else "", found[end] if end < len(found) else ""]
+        owner = next((cls for cls in near if cls in (*_TIED, "loss")), "")
+        if owner in _TIED:
+            found[n:end] = [owner] * (end - n)
+        n = end + 1
+    return found
+
+
+def give_to_chains(calls: Sequence[TracedCall]) -> None:
+    """Give the calls of a stream the classes of their chains."""
+    columns = [call.cls for call in calls], [call.op for call in calls], [call.backward for call in calls]
+    for call, cls in zip(calls, chained(*columns), strict=True):
+        call.cls = cls
 
 
 EXPERT_BIAS = "expert_bias"

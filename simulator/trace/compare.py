@@ -6,7 +6,6 @@ difference of the steps in integer nanoseconds.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trace.classes import CLASSES
 from moesim.simulator.trace.events import PHASES
 from moesim.simulator.trace.findings import Finding, find, plan_findings
-from moesim.simulator.trace.partition import NOT_PRICED, WAITING, Part, StepSide, Totals, side_of
+from moesim.simulator.trace.partition import NOT_PRICED, StepSide, Totals, joined, side_of
 from moesim.simulator.trace.predicted import predicted_trace
 from moesim.simulator.trace.read import StepTrace, own_rates, read
 
@@ -83,14 +82,14 @@ def compare(
     without times.
     """
     notes: list[str] = []
-    one = side_of(measured, rank, step, notes)
+    one = side_of(measured, rank, step, notes, priced=predicted)
     ranks = {r.raw.rank for r in other.ranks}
     same = one.rank.raw.rank if one.rank.raw.rank in ranks else None
     if same is None and len(ranks) > 1:
         notes.append(f"{other.source} has no rank {one.rank.raw.rank}")
     two = side_of(other, same, None, notes)
     if one.split != two.split:  # waiting that only one side knows would be a difference of its own
-        one, two = _joined(one), _joined(two)
+        one, two = joined(one), joined(two)
     bars = _bars(one, two)
     assert sum(row["difference_ns"] for row in bars) == one.wall_ns - two.wall_ns
     findings = find(one, two, measured, plan, predicted)
@@ -101,14 +100,6 @@ def compare(
 
 
 # -- two sides ---------------------------------------------------------------------------------------
-
-
-def _joined(side: StepSide) -> StepSide:
-    """The side with waiting and transfer of a class in one part."""
-    parts: defaultdict[Part, int] = defaultdict(int)
-    for (kind, name), taken in side.parts.items():
-        parts[kind, name.removesuffix(WAITING)] += taken
-    return StepSide(side.label, side.rank, side.step, side.events, dict(parts), side.totals, side.split)
 
 
 def _bars(one: StepSide, two: StepSide) -> tuple[dict[str, Any], ...]:
@@ -164,7 +155,7 @@ def compare_with(
     Raises InputError as `compare` does, and for an illegal scenario or a fleet.
     """
     scenario.machine  # noqa: B018 - refuses a fleet with the remedy
-    one = side_of(trace, rank, step, [])
+    one = side_of(trace, rank, step, [], priced=True)
     executed = run_step(scenario)
     number = one.rank.raw.rank
     shown = number if number < executed.prepared.n_gpus else 0

@@ -20,8 +20,9 @@ import numpy as np
 from moesim.hwmodels.arrays import IntArray, RecordArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace import summary
+from moesim.simulator.trace.calls import chained
 from moesim.simulator.trace.classes import CLASSES, COMMUNICATION
-from moesim.simulator.trace.events import PHASES
+from moesim.simulator.trace.events import BACKWARD, PHASES
 from moesim.simulator.trace.read import RankTrace, StepTrace
 
 KINDS = ("compute", "exposed communication", "idle")
@@ -74,8 +75,13 @@ class StepSide:
 # -- one side: its rank and step, cut into parts -----------------------------------------------------
 
 
-def side_of(trace: StepTrace, rank: int | None, step: int | None, notes: list[str]) -> StepSide:
-    """A step of a trace, cut into parts that add up to its wall time."""
+def side_of(
+    trace: StepTrace, rank: int | None, step: int | None, notes: list[str], *, priced: bool = False
+) -> StepSide:
+    """A step of a trace, cut into parts that add up to its wall time.
+
+    `priced`: by classes as a prediction has them.
+    """
     chosen = _rank(trace, rank, notes)
     row = _step(trace, chosen, step, notes)
     start, end = int(row["start_ns"]), int(row["start_ns"]) + int(row["wall_ns"])
@@ -85,6 +91,8 @@ def side_of(trace: StepTrace, rank: int | None, step: int | None, notes: list[st
     split = bool(waits)
     cut = events[inside].copy()
     cut["start"], cut["end"] = np.maximum(cut["start"], start), np.minimum(cut["end"], end)
+    if priced:
+        cut["cls"] = as_priced(chosen.names, cut)
     late = np.array([waits.get(n, 0) for n in inside.tolist()], np.int64)
     late = np.clip(late - (cut["start"] - events["start"][inside]), 0, cut["end"] - cut["start"])
     parts = exclusive(cut, late, split)
@@ -98,6 +106,14 @@ def side_of(trace: StepTrace, rank: int | None, step: int | None, notes: list[st
             f"{end - start} (busy {busy}); the trace contradicts itself"
         )
     return StepSide(trace.source, chosen, row, cut, parts, _totals(chosen, cut, late, split), split)
+
+
+def joined(side: StepSide) -> StepSide:
+    """The side with waiting and transfer of a class in one part."""
+    parts: defaultdict[Part, int] = defaultdict(int)
+    for (kind, name), taken in side.parts.items():
+        parts[kind, name.removesuffix(WAITING)] += taken
+    return StepSide(side.label, side.rank, side.step, side.events, dict(parts), side.totals, side.split)
 
 
 def _rank(trace: StepTrace, rank: int | None, notes: list[str]) -> RankTrace:
@@ -159,6 +175,39 @@ def _waits(trace: StepTrace, rank: RankTrace) -> dict[int, int]:
     return {
         row["event"]: int(found[key]) for row, key in zip(rank.collectives, keys, strict=True) if key in found
     }
+
+
+_MOVED = ("memcpy_d2d", "fill", "memset")
+
+
+def as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
+    """Classes of events as a prediction has them, which prices the kernels of an eager operator as one.
+
+    By stream: casts and sorts belong to the chain that they stand in, copies and fills to the permute beside
+    them, and the sum of a residual to the norm that reads it.
+    """
+    classes = events["cls"].astype(np.int64)
+    for stream in np.unique(events["stream"]).tolist():
+        own = np.flatnonzero((events["stream"] == stream) & ~summary.is_communication(events))
+        own = own[np.argsort(events["start"][own], kind="stable")]
+        ops = [names[n] if n >= 0 else "" for n in events["op"][own].tolist()]
+        phases = events["phase"][own].tolist()
+        kinds = [CLASSES[n] for n in classes[own].tolist()]
+        kept = [kind == "cast" and not op.startswith("aten::") for kind, op in zip(kinds, ops, strict=True)]
+        for n in np.flatnonzero(kept).tolist():
+            kinds[n] = "quantised"  # a price of its own
+        kinds = chained(kinds, ops, [phase == BACKWARD for phase in phases])
+        for n, kind in enumerate(kinds):
+            later = (kinds[m] for m in range(n + 1, len(kinds)))
+            after = next((cls for cls in later if cls != "fsdp_copy"), "")
+            if kind in _MOVED and "permute" in (kinds[n - 1] if n else "", after):
+                kinds[n] = "permute"
+            elif (
+                kind == "elementwise" and after == "norm" and phases[n] != BACKWARD and ops[n] == "aten::add"
+            ):
+                kinds[n] = "norm"
+        classes[own] = [CLASSES.index("cast" if one else kind) for one, kind in zip(kept, kinds, strict=True)]
+    return classes
 
 
 def exclusive(events: RecordArray, waits: IntArray, split: bool) -> dict[Part, int]:

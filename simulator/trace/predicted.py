@@ -17,6 +17,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray, RecordArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost
+from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.evidence import CONTEXT, REPEATED_EXPERTS, TENSOR
 from moesim.simulator.cost.pricing import Pricer
@@ -332,6 +333,12 @@ class _RankBuilder:
         if phase not in EP_PHASES:
             kind = "all_gather" if phase.startswith("gather") else "reduce_scatter"
             comm = self._comm(kind, "shards", sizes["dp"], crossing)
+            copies = gather_copies(self.pricer, task.kind) if kind == "all_gather" else ()
+            for op, cost in zip(copies, self.pricer.operator_prices(copies), strict=True):
+                filled = np.minimum(end, ready + round(cost.seconds * NS))
+                self.parts.add(stream, op.name, trace_class(op), ready, filled, phase=side, layer=layer,
+                               microbatch=micro, task=at)  # fmt: skip
+                ready = filled
         else:
             kind = "ep_dispatch" if phase in ("dispatch F", "combine B") else "ep_combine"
             if self.library:
@@ -425,7 +432,8 @@ class _RankBuilder:
         passed = np.append(0.0, seconds.cumsum()) / max(float(seconds.sum()), 1e-30)
         edges = [begin + round((end - begin) * min(float(share), 1.0)) for share in passed[:-1]] + [end]
         for op, (one, other) in zip(operators, pairwise(edges), strict=True):
-            kind = "clip" if op.name == "optimizer.gradient_norm" or op.variant == "norm" else "optimizer"
+            clips = op.name in ("optimizer.gradient_norm", "gradients.clip") or op.variant == "norm"
+            kind = "clip" if clips else "optimizer"
             self.parts.add(COMPUTE, op.name, kind, np.array([one]), np.array([other]), phase=OPTIMIZER)
 
 
@@ -451,6 +459,8 @@ def trace_class(op: Operator, grouped: bool = True) -> str:
         return "grouped_gemm"
     if op.name.startswith("logits."):
         return "cast"
+    if op.variant == "index_add":  # gradients of biases, summed by expert
+        return "permute"
     return _CLASS_OF.get(op.cls, op.cls)
 
 

@@ -196,6 +196,9 @@ def validate(
         bool,
         typer.Option("--expert-gap", help="Print what the planner claims over plans that teams tuned."),
     ] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Print predicted and traced time by class, of the traced runs.")
+    ] = False,
     tuned: Annotated[
         list[str] | None,
         typer.Option("--tuned", metavar="ID", help="A plan of --expert-gap; repeatable. Absent: all."),
@@ -207,14 +210,22 @@ def validate(
     """Compare published figures with predicted ones."""
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
-    if all_rows + (table is not None) + expert_gap > 1:
-        raise InputError("--all scores shipped rows, --rows your own, --expert-gap the planner: give one")
+    if all_rows + (table is not None) + expert_gap + parts > 1:
+        raise InputError(
+            "--all scores shipped rows, --rows your own, --expert-gap the planner, --parts traced runs: "
+            "give one"
+        )
     if tuned and not expert_gap:
         raise InputError("--tuned chooses plans of --expert-gap; add it")
     if expert_gap:
         from moesim.cli.scores import print_gaps
 
         print_gaps(tuned or [], as_json, workers)
+        return
+    if parts:
+        from moesim.cli.scores import print_parts
+
+        print_parts(as_json)
         return
     if all_rows or table is not None:
         from moesim.cli.scores import score_file, scoreboard

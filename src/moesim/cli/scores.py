@@ -25,6 +25,7 @@ from moesim.simulator.scoring.order import APART, OrderScore, published_order
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
+from moesim.simulator.trace.parts import FAR, LARGE, median_gap, score_all_parts
 
 GIB = 2.0**30
 MOST_FAMILIES = 10
@@ -87,6 +88,38 @@ def score_file(file: Path, as_json: bool, workers: int) -> None:
         return
     print_order(order)
     show()
+
+
+def print_parts(as_json: bool) -> None:
+    """Print predicted and traced time by class of every traced run, then the sums over runs."""
+    with working("predicting the traced runs"):
+        scored = list(score_all_parts())
+    if as_json:
+        print_json([one.model_dump() for one in scored])
+        return
+    for one in scored:
+        shown = [row for row in one.rows if max(row.traced_ns, row.predicted_ns) > 0.01 * one.traced_s * 1e9]
+        cells = [
+            (row.part + ", ".join(("", row.kind)) * (row.kind != "compute"), f"{row.traced_ns / 1e6:.1f}",
+             f"{row.predicted_ns / 1e6:.1f}", f"{row.difference_ns / 1e6:+.1f}",
+             percent(row.error) if row.traced_ns else "")
+            for row in shown
+        ]  # fmt: skip
+        print_text(f"{one.name}: {one.title}, {one.hardware}; parts above 1 % of the traced step, ms")
+        print_table(("part", "traced", "predicted", "difference", ""), cells, right=range(1, 5))
+    cells = [
+        (one.name, one.hardware, percent(one.step_error), percent(one.gap), f"{one.parts_gap:.1%}",
+         f"{one.compute_gap:.1%}", ", ".join(row.part for row in one.far))
+        for one in scored
+    ]  # fmt: skip
+    headers = ("run", "hardware", "step", "traced step", "parts, sum", "computing", "large and off")
+    print_table(headers, cells, right=range(2, 6))
+    print_text(
+        "step: error on the measured step; traced step: on the profiled one, whose host is slower; parts, "
+        "sum: absolute differences of the parts over the traced step, median "
+        f"{median_gap(scored):.1%}; computing: of computing parts alone; large and off: parts above "
+        f"{LARGE:.0%} of the step that are off by more than {FAR:.0%}"
+    )
 
 
 def _dispatched(

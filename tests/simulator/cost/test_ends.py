@@ -203,6 +203,11 @@ def test_a_gather_of_fsdp2_waits_for_the_copy_of_the_shards_that_it_sends() -> N
         sharded_block(p, "dense").transfers
         for p in (fsdp2, pricer("null", "software.parameters_copied=false"))
     )
+    kept = "software.parameters_copied=true", "parallel.zero_stage=3", "precision.parameters=fp32"
+    wide = pricer("null", *kept, "precision.parameter_gather=bf16")
+    cast, again = gather_copies(wide, "dense")  # FP32 shards are cast into one tensor, which is copied
+    assert cast.bytes_read + cast.bytes_written == pytest.approx(6.0 * dense / ranks)
+    assert again.bytes_read + again.bytes_written == pytest.approx(4.0 * dense / ranks)
     seconds = fsdp2.compute((copy,), "alone").seconds
     for phase in ("gather F", "gather B"):
         assert with_copy[phase].payload_s - without[phase].payload_s == pytest.approx(seconds)

@@ -55,6 +55,26 @@ def test_clocks_of_mixes_that_had_no_part_in_the_law(law: PowerLaw, name: str) -
     assert clock * reference == pytest.approx(segment["sm_mhz"], rel=0.02)
 
 
+def test_an_h100s_memory_leaves_more_power_than_an_h200s(law: PowerLaw) -> None:
+    own = load_profile("h100-from-h200").power
+    assert own is not None and own.id == "h100-power.law" and law.id == "h200-power.law"
+    assert load_profile("h100-layers").power == own
+    data = packed.read("2026-11-26-h100-power.json")["segments"]
+    for name, share in (("soak", 0.025), ("mix with a fifth idle", 0.025), ("gemm and rows", 0.025)):
+        segment, seconds = data[name], dict[LoadClass, float]()
+        for cls, row in segment["classes"].items():
+            key: LoadClass = "memory" if cls == "pieces" else cls.split("_")[0]
+            seconds[key] = seconds.get(key, 0.0) + row["seconds"]
+        wait = fsum(seconds.values()) * (1.0 / segment["busy_share"] - 1.0)
+        clock = load_clock(own, lambda clock, s=seconds: s, wait=wait)
+        assert clock * 1357 == pytest.approx(segment["sm_mhz"], rel=share)
+
+    def halves(clock: float) -> dict[LoadClass, float]:
+        return {"gemm": 0.5, "memory": 0.5}
+
+    assert load_clock(own, halves) * 1357 > load_clock(law, halves) * 1460  # MHz beside as much memory work
+
+
 def table(*more: str) -> tuple[Pricer, float, float]:
     """The pricer of a small plan, and its seconds of GEMM-bound and of memory-bound phases of a layer."""
     scenario = load_scenario("llama-3-70b-64xh100", [*OVERRIDES, "cluster.accelerator=h200-sxm", *more])

@@ -198,7 +198,7 @@ def test_shared_experts_hide_behind_transfers_as_far_as_these_last() -> None:
         {
             "model": "deepseek-v2-lite",
             "cluster": {"accelerator": "h100-sxm", "nodes": 2},
-            "parallel": {"ep": 8, "zero_stage": 1},
+            "parallel": {"ep": 8, "zero_stage": 1, "microbatch": 2},
             "schedule": "1f1b",
             "precision": "bf16",
             "batch": {"sequences": 32, "sequence_length": 4096},

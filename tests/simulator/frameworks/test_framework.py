@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.frameworks.operators import apply_framework
 from moesim.simulator.frameworks.software import Software
+from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.operator import Operator
@@ -232,3 +234,20 @@ def test_eager_kernels_on_blackwell_follow_from_two_memories_beside_the_same_sms
         rate = 1 / ((1 / h200 - memory / 4800) * 132 / 148 + memory / 8000)
         assert prior.fraction == pytest.approx(rate / 8000, rel=0.01), use
         assert prior.low <= prior.fraction <= prior.high
+
+
+def test_only_pytorchs_grouped_gemms_read_its_rates() -> None:
+    """`h100-gemm` has them as a variant: eager torchtitan reads it, Megatron's grouped GEMMs do not."""
+    keys = ("cluster.accelerator=h100-sxm", "profile=h100-from-h200", "precision=bf16", "parallel.ep=4")
+    scenario = load_scenario("mixtral-8x7b-64xh100", keys)
+    used = {}
+    for framework in ("torchtitan-0.2", "megatron-core-0.17"):
+        own = scenario.overridden(f"software.framework={framework}")
+        pricer = Pricer(resolve(own))
+        operators, costs = pricer.operators("moe")["mlp F"], pricer.operator_costs("moe", "mlp F", "alone")
+        pairs = zip(operators, costs, strict=True)
+        used[framework] = {
+            cost.curve_ids[0] for op, cost in pairs if op.gemm is not None and op.gemm.groups > 1
+        }
+    assert used["torchtitan-0.2"] == {"h100-gemm.grouped_gemm_bf16.grouped_mm"}
+    assert used["megatron-core-0.17"] and not any("grouped_mm" in name for name in used["megatron-core-0.17"])

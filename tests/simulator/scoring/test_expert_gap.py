@@ -116,7 +116,7 @@ def test_the_summary_leaves_out_what_was_not_searched() -> None:
 def test_unknown_plans_and_contradictions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match=r"'mbridge-1244' is no tuned plan.*mbridge-124"):
         list(expert_gap.expert_gaps(["mbridge-1244"]))
-    for arguments in (["--expert-gap", "--all"], ["--tuned", "mbridge-124"]):
+    for arguments in (["--expert-gap", "--all"], ["--parts", "--expert-gap"], ["--tuned", "mbridge-124"]):
         with pytest.raises(SystemExit) as stopped:
             main(["validate", *arguments])
         assert stopped.value.code == 2

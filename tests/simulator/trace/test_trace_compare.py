@@ -15,10 +15,11 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trace import CLASSES, read
+from moesim.simulator.trace.calls import chained
 from moesim.simulator.trace.compare import compare, compare_with, compared
 from moesim.simulator.trace.compare_output import bars_csv, page, perfetto, write_perfetto
 from moesim.simulator.trace.events import EVENT
-from moesim.simulator.trace.partition import estimated_waiting, exclusive
+from moesim.simulator.trace.partition import as_priced, estimated_waiting, exclusive
 from moesim.simulator.trace.predicted import predicted_trace
 from moesim.simulator.trace.read import fingerprints
 
@@ -139,3 +140,25 @@ def test_settings_beside_a_trace_and_an_unknown_scenario_are_refused(tmp_path: P
         compared(path, path, ["parallel.ep=2"])
     with pytest.raises(InputError, match="deepseek-v4-nowhere"):
         compared(path, "deepseek-v4-nowhere")
+
+
+def test_casts_sorts_and_residuals_belong_to_the_operator_that_a_prediction_prices() -> None:
+    kinds = ["cast", "rope", "cast", "gemm", "permute", "cast", "permute", "cast", "loss"]
+    ops = ["aten::copy_"] * 4 + ["aten::sort", "aten::copy_", "aten::index", "aten::copy_", ""]
+    assert chained(kinds, ops, [False] * 9) == [
+        "rope", "rope", "rope", "gemm", "topk", "topk", "permute", "permute", "loss"
+    ]  # fmt: skip
+    assert chained(["gemm", "cast", "loss"], [""] * 3, [False] * 3)[1] == "cast"
+    assert chained(["permute"], ["aten::sort"], [True]) == ["permute"]
+
+
+def test_what_is_beside_a_prediction_has_its_classes_and_a_trace_alone_its_own(tmp_path: Path) -> None:
+    names = ["elementwise_add", "fused_rms_norm", "direct_copy", "complex_mul"]
+    events, ops = np.zeros(4, EVENT), ["aten::add", "aten::_fused_rms_norm", "aten::copy_", "aten::mul"]
+    for n, cls in enumerate(("elementwise", "norm", "cast", "rope")):
+        events[n]["start"], events[n]["end"], events[n]["cls"] = 10 * n, 10 * n + 10, CLASSES.index(cls)
+        events[n]["op"], events[n]["name"] = n, n + 4
+    table = [*ops, *names]
+    assert [CLASSES[n] for n in as_priced(table, events)] == ["norm", "norm", "rope", "rope"]
+    table[2] = "quantise"  # a cast of its own, as FP8 has
+    assert [CLASSES[n] for n in as_priced(table, events)] == ["norm", "norm", "cast", "rope"]
