@@ -19,6 +19,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import load_host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.pricing import LINK_SHARES
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.critical import Segment, critical_path
@@ -58,9 +59,6 @@ from moesim.simulator.studies.sources import (
 
 Ranges = Mapping[str, tuple[object, object]]
 """Lowest and highest value by scenario key; the scenario's own value is the most likely."""
-
-LINK_SHARES = ("collective.", "p2p.", "engine.")
-"""Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
 
 
 @dataclass(frozen=True, slots=True)

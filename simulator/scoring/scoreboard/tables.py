@@ -156,7 +156,7 @@ def read_row(cells: Mapping[str, str], id_: str, notes: tuple[str, ...] = ()) ->
 
     numbers = {c: _integer(c, text[c], problems) for c in INTEGERS}
     model = model_named(text["model"])
-    values |= {c: take(read_word(c, text[c])) for c in WORDS}
+    values.update({c: take(read_word(c, text[c])) for c in WORDS})
     values["zero_or_fsdp"] = take(_sharding(text["zero_or_fsdp"], numbers, problems))
     values |= {"model": model, "arch": _arch(model, text["arch"], numbers["n_experts"], problems)}
     if values["arch"] == "dense" and values["recompute"] == "selective (layernorm, moe_act)":

@@ -191,7 +191,7 @@ def _headers() -> Mapping[str, str]:
 
 @lru_cache(maxsize=1)
 def _degree_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    pairs = [(name, plain(spelt)) for name, spelt in spellings().degrees.items() for spelt in spelt]
+    pairs = [(name, plain(spelt)) for name, phrases in spellings().degrees.items() for spelt in phrases]
     pairs.sort(key=lambda pair: -len(pair[1]))
     out = []
     for name, spelt in pairs:
@@ -292,5 +292,6 @@ def model_key(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _joined(name: str, ignored: tuple[str, ...] = ()) -> str:
-    words = (word for word in re.findall(r"\d+(?:\.\d+)*|[a-z]+", name.casefold()) if word not in ignored)
+    runs = (word.strip(".") for word in re.findall(r"[0-9.]+|[a-z]+", name.casefold()))
+    words = (word for word in runs if word and word not in ignored)
     return re.sub(r"(?<=[a-z])-(?=[a-z])", "", "-".join(words))
