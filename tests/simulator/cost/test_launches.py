@@ -12,6 +12,7 @@ from moesim.hwmodels.host import CallKind
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.launches import (
+    BESIDE_POLLING,
     HostTimes,
     Launch,
     PassLaunches,
@@ -21,6 +22,7 @@ from moesim.simulator.cost.launches import (
     device_reads,
     launch_stall_s,
     pass_launches,
+    polled_share,
 )
 from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.cost.pricing import Pricer
@@ -35,11 +37,12 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.result_parts import BOUND_SHARE
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoring.dispatcher_rows import dispatcher_rows, scenario_of
 from moesim.simulator.scoring.scoreboard import open_rows
 from moesim.simulator.scoring.scoreboard.plan import launching_of
 from moesim.simulator.scoring.scoreboard.runs import runs, scenario_of_run
-from moesim.simulator.studies.effects import entry_effects
-from moesim.simulator.studies.sources import HOST
+from moesim.simulator.studies.effects import entry_effects, host_sources
+from moesim.simulator.studies.sources import HOST, POLLING, polling_source
 
 US = 1e-6
 
@@ -187,6 +190,15 @@ def test_the_range_of_a_host_enters_the_interval() -> None:
     assert effect.seconds[0] < 0.0 < effect.seconds[1]
     slower = moesim.simulate(small_experts(128, 1, host="grace-gb200", host_slowness=1.0 + effect.at[1]))
     assert slower.step.time_s - result.step.time_s == pytest.approx(effect.seconds[1], rel=0.05)
+
+
+def test_shared_cores_enter_the_interval_from_never_to_always() -> None:
+    row = next(r for r in dispatcher_rows() if r.dispatcher == "deepep-uccl")
+    prepared = prepare(scenario_of(row))
+    mode = 1.0 + polled_share(prepared.pricer) * BESIDE_POLLING
+    [source] = [source for source in host_sources(prepared) if source.id == POLLING]
+    assert (source.low, source.high) == pytest.approx((1.0 / mode - 1.0, 1.6 / mode - 1.0))
+    assert mode > 1.0 and polling_source(0.0, BESIDE_POLLING) is None
 
 
 def test_without_a_host_a_result_has_no_such_field() -> None:
