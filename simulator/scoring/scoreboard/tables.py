@@ -146,7 +146,7 @@ def read_row(cells: Mapping[str, str], id_: str, notes: tuple[str, ...] = ()) ->
     problems: list[str] = []
     remarks = list(notes)
     text = {c: "" if (t := cells.get(c, "").strip()).lower() in UNSTATED else t for c in spellings().columns}
-    values: dict[str, object] = {c: text[c] for c in TEXTS} | {"id": id_}
+    values: dict[str, object] = {**{c: text[c] for c in TEXTS}, "id": id_}
 
     def take(read: Read) -> str:
         remarks.extend(read.notes)
