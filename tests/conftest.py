@@ -10,6 +10,7 @@ import fcntl
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,6 +103,20 @@ def computed_once(name: str, compute: Callable[[], T]) -> T:
             path.write_bytes(pickle.dumps(compute()))
     result: T = pickle.loads(path.read_bytes())
     return result
+
+
+FEW = 2
+"""Ranked plans of a search whose intervals tests compute; they take most of a small search."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_intervals(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fewer intervals of ranked plans, but in the modules that say `ALL_INTERVALS`."""
+    stage = sys.modules.get("moesim.simulator.planner.engine_stage")
+    with pytest.MonkeyPatch.context() as patch:
+        if stage is not None and not getattr(request.module, "ALL_INTERVALS", False):
+            patch.setattr(stage, "MOST_COMPARED", FEW)
+        yield
 
 
 @pytest.fixture

@@ -112,10 +112,15 @@ def data_parallel(
 
     `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those.
     """
-    total, sizes = CostedSeconds(), (dense_bytes, expert_bytes)
-    for size, ring, count in zip(sizes, over or rings(pricer, copies), pieces, strict=True):
-        total += ring_price(operation, size / count, *ring, pricer.links, pricer.profile) * count
-    return total
+    own = over or rings(pricer, copies)
+
+    def price() -> CostedSeconds:
+        total = CostedSeconds()
+        for size, ring, count in zip((dense_bytes, expert_bytes), own, pieces, strict=True):
+            total += ring_price(operation, size / count, *ring, pricer.links, pricer.profile) * count
+        return total
+
+    return pricer.moves((operation, dense_bytes, expert_bytes, own, pieces), price)
 
 
 def slow_down_by_compute(

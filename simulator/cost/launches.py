@@ -491,25 +491,14 @@ def _phase_launches(
 ) -> list[Launch]:
     """Launches of one phase, scaled to the table's seconds; the collectives inside it come last."""
     software, plan = pricer.scenario.software, pricer.scenario.parallel
-    operators = pricer.operators(kind).get(phase, ())
     alone = [cost.seconds for cost in pricer.operator_costs(kind, phase, "alone")]
     total = fsum(alone)
     factor = (price.seconds - price.exposed_s) / total if total else 0.0
     launches = []
-    traced = traces_checkpoint(pricer.shape.block(kind), software)
-    flex = not dispatcher(pricer.scenario.communication.kernels).by_library
-    for op, seconds in zip(operators, alone, strict=True):
-        part: GraphPart = "attention" if phase.startswith("attn") else "experts"
-        if op.cls in ("gate_gemm", "topk"):
-            part = "router"
-        unseen = part in software.cuda_graphs or (traced and op.recompute)
-        launches += device_reads(op, software) if part not in software.cuda_graphs else []
-        calls = () if unseen else calls_of(op, software.modules)
-        if flex:
-            calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
-        host_s = host_seconds(calls, times, extra_s)
-        if software.launch_blocking:
-            host_s += times.call_s("blocked", True) * fsum(c.times for c in calls)
+    key = (kind, phase, extra_s, times.family, times.slowness, times.compiled)
+    calls = pricer.host_calls(key, lambda: _operator_calls(pricer, times, kind, phase, extra_s))
+    for (reads, host_s), seconds in zip(calls, alone, strict=True):
+        launches += reads
         launches.append(Launch(host_s, seconds * factor))
     if price.exposed_s > 0.0:
         own = plan.tp > 1 and not software.dtensor
@@ -518,6 +507,29 @@ def _phase_launches(
             seconds = times.call_s("megatron tensor", phase.endswith(" F"))
         launches.append(Launch(own * COLLECTIVES_PER_HALF * seconds, price.exposed_s))
     return launches
+
+
+def _operator_calls(
+    pricer: Pricer, times: HostTimes, kind: BlockKind, phase: Phase, extra_s: float
+) -> tuple[tuple[list[Launch], float], ...]:
+    """Reads of the device before each operator of a phase, and the host's seconds for its calls."""
+    software, found = pricer.scenario.software, []
+    traced = traces_checkpoint(pricer.shape.block(kind), software)
+    flex = not dispatcher(pricer.scenario.communication.kernels).by_library
+    for op in pricer.operators(kind).get(phase, ()):
+        part: GraphPart = "attention" if phase.startswith("attn") else "experts"
+        if op.cls in ("gate_gemm", "topk"):
+            part = "router"
+        unseen = part in software.cuda_graphs or (traced and op.recompute)
+        calls = () if unseen else calls_of(op, software.modules)
+        if flex:
+            calls = tuple(c._replace(kind=FLEX.get(c.kind, c.kind)) for c in calls)
+        host_s = host_seconds(calls, times, extra_s)
+        if software.launch_blocking:
+            host_s += times.call_s("blocked", True) * fsum(c.times for c in calls)
+        reads = device_reads(op, software) if part not in software.cuda_graphs else []
+        found.append((reads, host_s))
+    return tuple(found)
 
 
 def device_reads(op: Operator, software: Software) -> list[Launch]:

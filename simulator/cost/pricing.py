@@ -144,6 +144,7 @@ def own_latents(scenario: Scenario, part: Attention | FeedForward) -> tuple[int,
 
 L = TypeVar("L", bound=Hashable)
 V = TypeVar("V")
+M = TypeVar("M")
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
 
@@ -157,6 +158,9 @@ class _Shared:
     """Prices beside communication SMs, by their number."""
     parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict)
 
+
+LINK_SHARES = ("collective.", "p2p.", "engine.")
+"""Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
 
 _SHARED: BoundedCache[_Shared] = BoundedCache(512)
 
@@ -178,6 +182,10 @@ class Pricer(OfJob):
     _paired: PhaseMemo = field(default_factory=lambda: PhaseMemo(), repr=False, compare=False)
     """Cached prices beside communication SMs."""
     _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    _moves: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Cached prices of transfers and collectives."""
+    _host_calls: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Cached host seconds of operators; they do not depend on rates."""
     _before: tuple[Pricer, str] | None = field(default=None, repr=False, compare=False)
     """Pricer of the same GPUs before an entry of its profile was shifted, and its id (empty: none was)."""
 
@@ -192,6 +200,37 @@ class Pricer(OfJob):
     def shifted(self) -> bool:
         """Whether it prices another pricer's job at other rates, as intervals do."""
         return self._before is not None
+
+    def moves(self, key: Hashable, price: Callable[[], M]) -> M:
+        """A price of a transfer or collective, once for a key that says what moves.
+
+        After an entry of compute was shifted it is the price from before.
+        """
+        kept = self._moves if self._before is None or not self._keeps_moves else self._before[0]._moves
+        known: M | None = kept.get(key)
+        if known is None:
+            known = self._moves.get(key)
+        if known is None:
+            known = self._moves[key] = price()
+        return known
+
+    def host_calls(self, key: Hashable, count: Callable[[], M]) -> M:
+        """What `count` finds for the calls of operators, once for a key of operators and times."""
+        if key not in self._host_calls:
+            self._host_calls[key] = count()
+        found: M = self._host_calls[key]
+        return found
+
+    @cached_property
+    def _keeps_moves(self) -> bool:
+        """Whether no transfer and no collective stands on what was shifted."""
+        assert self._before is not None
+        before, entry = self._before
+        if entry == "":
+            return before.links == self.links
+        if entry.startswith(LINK_SHARES) or entry not in {e.id for e in self.profile.entries()}:
+            return False
+        return all(entry not in move.evidence.entries for move in before._moves.values())
 
     def _memo(self, mode: Mode) -> PhaseMemo:
         return self._alone if mode == "alone" else self._paired
@@ -211,13 +250,18 @@ class Pricer(OfJob):
             elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
                 before = (self, profile._shifted_from[1])
         job = self.job.with_rates(profile=profile, cluster=cluster)
-        return Pricer(job, self._operators, _before=before)
+        return Pricer(job, self._operators, _host_calls=self._host_calls, _before=before)
 
     def at_host_slowness(self, slowness: float) -> Pricer:
         """Pricer of the same job with another factor on the host's times; the operators' prices stay."""
         software = self.scenario.software.model_copy(update={"host_slowness": slowness})
         scenario = self.scenario.model_copy(update={"software": software})
-        return Pricer(replace(self.job, scenario=scenario), self._operators, _before=(self, ""))
+        return Pricer(
+            replace(self.job, scenario=scenario),
+            self._operators,
+            _host_calls=self._host_calls,
+            _before=(self, ""),
+        )
 
     @property
     def tokens(self) -> int:

@@ -50,6 +50,10 @@ REPEATED: tuple[Phase, Phase] = ("dispatch F", "combine F")
 
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     """Price of one dispatch or combine of a micro-batch; kernels of SMs slow down beside compute."""
+    return pricer.moves(("experts", phase, mode), lambda: _expert_transfer(pricer, phase, mode))
+
+
+def _expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     kind, call = dispatcher(pricer.scenario.communication.kernels), replace(pricer.call, phase=phase)
     recipe = pricer.scenario.recipe
     wire = recipe.dispatch if call.operation == "dispatch" else recipe.combine

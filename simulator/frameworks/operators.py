@@ -55,10 +55,10 @@ def apply_framework(
     """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
     `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
-    replicas; the groups of the others have one member. `whole_gradients`: gradients of the `microbatches` of a
-    step are added up before they are reduced. `own_kernels`: a dispatcher with kernels of its own sends a token
-    once to a rank, adds up what comes back and takes FP32 routing weights (Megatron core token_dispatcher.py).
-    `choices`: experts of a token.
+    replicas; the groups of the others have one member. `whole_gradients`: gradients of the `microbatches` of
+    a step are added up before they are reduced. `own_kernels`: a dispatcher with kernels of its own sends a
+    token once to a rank, adds up what comes back and takes FP32 routing weights (Megatron core
+    token_dispatcher.py). `choices`: experts of a token.
     """
     adapted = dict(operators)
     if software.recompute_stops_early:

@@ -12,7 +12,15 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.data_parallel import gather_copies
 from moesim.simulator.cost.end_of_step import update_operators
 from moesim.simulator.cost.rate_tables import ATTENTION_CLASSES, operator_bytes
-from moesim.simulator.frameworks.eager import CAT, CAT_ROWS, GROUPED_MM, HALVES, INDEX_BYTES, PADDING, ROW_BYTES
+from moesim.simulator.frameworks.eager import (
+    CAT,
+    CAT_ROWS,
+    GROUPED_MM,
+    HALVES,
+    INDEX_BYTES,
+    PADDING,
+    ROW_BYTES,
+)
 from moesim.simulator.memory.gpu import chunks_by_rank
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.softmax import SoftmaxAttention

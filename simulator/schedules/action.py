@@ -106,6 +106,13 @@ Awaited = Literal["schedule", "edges", "all"]
 Placement = Literal["loop", "v", "bidirectional", "custom"]
 
 
+_PAIRED: BoundedCache[bool] = BoundedCache(64)
+
+
+def _has_pairs(ranks: tuple[tuple[Step, ...], ...]) -> bool:
+    return any(isinstance(step, Overlap) for steps in ranks for step in steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Steps of every pipeline rank in execution order.
@@ -157,7 +164,7 @@ class Schedule:
     @property
     def paired(self) -> bool:
         """Whether the schedule has overlapped pairs, or would have them with more micro-batches."""
-        return self.pairs or any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
+        return self.pairs or _PAIRED.get(Same(self.ranks), lambda: _has_pairs(self.ranks))
 
     def awaits(self, rank: int) -> tuple[bool, ...]:
         """Whether the rank waits for its own sends after each of its steps."""

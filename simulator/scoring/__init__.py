@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -37,15 +38,31 @@ MOST_BYTES = 16 << 20
 
 
 def file_records(file: Path) -> list[dict[str, str]]:
-    """The lines of the user's own table (CSV with a header). Raises InputError for a file that is none."""
-    reader = csv.DictReader(io.StringIO(read_text(file, MOST_BYTES, "table of measurements")), strict=True)
+    """The lines of the user's own table (CSV with a header; also with semicolons or tabs between cells).
+
+    Lines without a cell are passed over. Raises InputError for a file that is no such table.
+    """
+    text = read_text(file, MOST_BYTES, "table of measurements")
+    header = text.lstrip().partition("\n")[0]
+    reader = csv.reader(io.StringIO(text), strict=True, delimiter=max(",;\t", key=header.count))
     try:
-        records = list(reader)
+        lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
         raise InputError(f"{file.name}:{reader.line_num}: not CSV ({error})") from None
-    if not records:
+    names = [name.strip() for name in lines[0][1]]
+    while names and not names[-1]:
+        names.pop()
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"{file.name}: two columns are called {twice!r}; every column needs a name of its own"
+        )
+    if len(lines) == 1:
         raise InputError(f"{file.name}: no row below the header; a table of measurements has one line a run")
-    ragged = next((n for n, record in enumerate(records, 2) if None in record or None in record.values()), 0)
-    if ragged:
-        raise InputError(f"{file.name}: row {ragged - 1} has another number of cells than the header")
-    return records
+    for line, cells in lines[1:]:
+        if len(cells) < len(names) or any(cell.strip() for cell in cells[len(names) :]):
+            raise InputError(
+                f"{file.name}:{line}: row {line - 1} has another number of cells than the header "
+                f"({len(cells)}, not {len(names)})"
+            )
+    return [dict(zip(names, cells, strict=False)) for _, cells in lines[1:]]

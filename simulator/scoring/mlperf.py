@@ -59,6 +59,11 @@ def run_named(name: str) -> SubmittedRun:
     raise InputError(f"{FILE}: no run {name!r}{nearest(name, names)}; runs: {', '.join(names)}")
 
 
+def is_run(row: str, gpus: int, sequences: int) -> bool:
+    """Whether a row of the scoreboard is one of the runs, by its id and its size."""
+    return any(run.row == row and (run.gpus, run.sequences) == (gpus, sequences) for run in runs())
+
+
 def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario of a run, with `key=value` overrides as for `load_scenario`.
 

@@ -19,6 +19,8 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import load_host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.launches import BESIDE_POLLING, polled_share
+from moesim.simulator.cost.pricing import LINK_SHARES
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.critical import Segment, critical_path
@@ -38,6 +40,7 @@ from moesim.simulator.studies.sources import (
     JITTER,
     MAX_VIO,
     MODEL_ERROR,
+    POLLING,
     RETRIES,
     SESSION,
     SPREADS,
@@ -48,6 +51,7 @@ from moesim.simulator.studies.sources import (
     model_error,
     number_sources,
     path_weights,
+    polling_source,
     ranged,
     redrawn_response_s,
     response_s,
@@ -60,9 +64,6 @@ from moesim.simulator.studies.sources import (
 
 Ranges = Mapping[str, tuple[object, object]]
 """Lowest and highest value by scenario key; the scenario's own value is the most likely."""
-
-LINK_SHARES = ("collective.", "p2p.", "engine.")
-"""Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def entry_effects(
         *entry_sources(profile, used, architecture, step_evidence(last.program).mean_errors()),
         *number_sources(profile),
         *cluster_sources(prepared.cluster),
-        *_host_sources(prepared.scenario),
+        *host_sources(prepared),
     ):
         low, high = source.points()
         seconds = [response_s(weights, before, _priced(prepared, source, c)) for c in (low, high)]
@@ -144,11 +145,14 @@ def entry_effects(
     return (*first, *found[exact:])
 
 
-def _host_sources(scenario: Scenario) -> tuple[Source, ...]:
-    """The source of the host's times, where the scenario names a host with a range."""
-    name = scenario.software.host
-    source = host_source(load_host(scenario.path(name))) if name is not None else None
-    return () if source is None else (source,)
+def host_sources(prepared: Prepared) -> tuple[Source, ...]:
+    """The sources of the host's times, where the scenario names a host: its range, and polling threads."""
+    name = prepared.scenario.software.host
+    if name is None:
+        return ()
+    found = host_source(load_host(prepared.scenario.path(name)))
+    polling = polling_source(polled_share(prepared.pricer), BESIDE_POLLING)
+    return tuple(source for source in (found, polling) if source is not None)
 
 
 def _session_effect(
@@ -232,7 +236,7 @@ def _sms(cluster: Cluster) -> int:
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
     cluster, profile = prepared.cluster, prepared.profile
-    if source.id == HOST:
+    if source.id in (HOST, POLLING):
         pricer = prepared.pricer.at_host_slowness(prepared.scenario.software.host_slowness * (1.0 + change))
     elif source.id.startswith(CLUSTER):
         pricer = prepared.pricer.at_rates(cluster=shifted_cluster(cluster, source.id, change))
@@ -264,7 +268,7 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
             if number is not None:
                 scenario = scenario.replace(**{id_: number.value * (1.0 + change)})
             continue
-        if id_ == HOST:
+        if id_ in (HOST, POLLING):
             scenario = scenario.replace(**{HOST: scenario.software.host_slowness * (1.0 + change)})
             continue
         if id_.startswith(CLUSTER):

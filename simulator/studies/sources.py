@@ -168,6 +168,22 @@ def host_source(host: Host) -> Source | None:
     return None if number is None else ranged(HOST, number)
 
 
+POLLING = "software.polling"
+"""Id of the source for how often the launching thread shares a core with a thread that polls."""
+
+
+def polling_source(share: float, further: float) -> Source | None:
+    """Host times from a core that nobody shares to one that is always shared, most likely as predicted.
+
+    `share`: assumed share of the time with a shared core; `further`: what a call then takes longer.
+    """
+    if not share:
+        return None
+    mode = 1.0 + share * further
+    meaning = "assumed: how often the launching thread shares a core with polling ones, never to always"
+    return Source(POLLING, "triangular", 1.0 / mode - 1.0, (1.0 + further) / mode - 1.0, meaning)
+
+
 CLUSTER = "cluster."
 """Prefix of the ids of sources that are numbers of the cluster's description."""
 TIMED = ("bytes_per_s", "flop_per_s", "hz", "s")

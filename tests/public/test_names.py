@@ -137,7 +137,10 @@ def test_studies_print_their_first_rows(small: Scenario) -> None:
 
 
 def test_a_plan_search_prints_its_best_plans() -> None:
-    space = moesim.PlanSpace(pp="1,2,4", tp="1", cp="1", vpp="1", ep="8", schedule=("1f1b", "zb-h1"))
+    space = moesim.PlanSpace(
+        pp="1,2", tp="1", cp="1", vpp="1", ep="8", schedule=("1f1b", "zb-h1"), microbatch="1", zero_stage="1",
+        recompute=("full", "selective"),
+    )  # fmt: skip
     found = moesim.plan(str(FIVE_LINES), space)
     text = check_short(found, found.best.label, f"{found.best.time_s:.3f}", "considered", "simulated")
     assert "rank None" not in text

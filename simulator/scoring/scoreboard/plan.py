@@ -11,6 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.validation import nearest
 from moesim.simulator.frameworks.registry import NONE
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.model.precision import Precision
@@ -25,7 +26,7 @@ from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B, INTERLEAVED
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
-from moesim.simulator.scoring.scoreboard.shapes import shape_of
+from moesim.simulator.scoring.scoreboard.shapes import left_out_of_shape, shape_of
 
 KEPT_AFTER_FORWARD = re.compile(r"no reshard|without reshard|not reshard|reshard\w*[ =:]+false", re.I)
 REPLICATED = re.compile(r"shard=(\d+) x dp (\d+)")
@@ -138,6 +139,9 @@ MACHINES: dict[str, RowMachine] = {
     "A100-80GB-SXM": RowMachine("hgx-a100", "ft3-ib-400g", "a100-layers"),
     "A100-40GB-SXM": RowMachine("hgx-a100", "ft3-ib-400g", "a100-layers"),
     "H100-SXM": RowMachine("hgx-h100", "ft3-ib-400g", "h100-products"),
+    "A800-80GB-SXM": RowMachine("hgx-a800", "ft3-ib-400g", "a100-layers"),
+    "H200-SXM": RowMachine("hgx-h200", "ft3-ib-400g", "h200-products"),
+    "H800-SXM": RowMachine("hgx-h800", "ft3-ib-400g", "h800-from-h200"),
     "H100-SXM-96GB-HBM2e": RowMachine("hgx-h100-hbm2e", "ft3-ib-400g", "h100-hbm2e-products"),
     "B200-SXM": RowMachine("hgx-b200", "ft3-ib-400g", "b200-layers"),
     "B300-SXM": RowMachine("hgx-b300", "ft3-roce-800g", "b300-layers"),
@@ -179,7 +183,10 @@ def hardware_of(row: OpenRow) -> str:
     if name.startswith("H100") and VARIANT.search(text):
         name = HBM2E
     if name not in MACHINES:
-        raise InputError(f"{row.id}: no machine for {row.hardware}")
+        raise InputError(
+            f"{row.id}: no machine for {row.hardware}{nearest(row.hardware, list(MACHINES))}; there "
+            f"are machines for {', '.join(MACHINES)}"
+        )
     limit = POWER.search(text)
     if limit and int(limit.group(1)) != LIMITS.get(name, int(limit.group(1))):
         if name == "H100-SXM" and int(limit.group(1)) == LIMITS[HBM2E]:
@@ -266,7 +273,9 @@ LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 def policies_of(row: OpenRow) -> tuple[Recompute, ...]:
     """Recompute policies to try in order; only one if the row or its configuration states it."""
-    if row.group == mlperf.GROUP:
+    if row.unread:
+        raise InputError(f"{row.id}: {row.unread}")
+    if mlperf.is_run(row.id, row.n_gpus, row.gbs_seqs):
         return (mlperf.scenario_of(row.id).recompute,)
     published = published_of(row)
     stated, _ = recompute_of(row)
@@ -289,7 +298,10 @@ def missing_from(row: OpenRow) -> str:
     for what, known in needed.items():
         if not known:
             return f"{what} is not stated"
-    return "an MFU without its count of FLOPs was published" if row.published_step_s is None else ""
+    if row.published_step_s is not None:
+        return ""
+    what = "an MFU without its" if row.metric == "mfu" else "FLOP/s without their"
+    return f"{what} count of FLOPs was published; notes that say causal or full attention give it"
 
 
 def unstated_of(row: OpenRow) -> str:
@@ -307,7 +319,7 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
     missing = missing_from(row)
     if missing:
         raise InputError(f"{row.id}: {missing}")
-    if row.group == mlperf.GROUP:
+    if mlperf.is_run(row.id, row.n_gpus, row.gbs_seqs):
         return mlperf.scenario_of(row.id)
     precision = precision_of(row)
     shape = shape_of(row)
@@ -338,7 +350,9 @@ def left_out(row: OpenRow) -> tuple[str, ...]:
     """Notes on what the row and its configurations state and the prediction does not express."""
     exposed = says_overlapped(row) and _schedule_of(row) != INTERLEAVED_OVERLAPPED.name
     notes = (
+        *row.remarks,
         *left_out_of(row),
+        *left_out_of_shape(row),
         *recompute_of(row)[1],
         *(EXPOSED if exposed else ()),
     )
@@ -399,6 +413,7 @@ def precision_of(row: OpenRow) -> Precision:
         scaling = "mx"
     elif fp8 and ("block" in text or published.fp8_scales == "tile"):
         scaling = "tile"
+    rows = "rowwise" in text
     return Precision(
         linear="fp4" if text == "nvfp4" else "fp8" if fp8 else "bf16",
         scaling=scaling,
@@ -410,7 +425,8 @@ def precision_of(row: OpenRow) -> Precision:
         gradients=published.gradients or "fp32",
         gradients_twice=bool(published.gradients_twice),
         # Transformer Engine's modules gather the inputs and gradients that they have quantised.
-        tensor_gather=published.tensor_gather or ("fp8" if fp8 else "bf16"),
+        # torchtitan gathers in BF16 where a row has a scale (models/llama3/infra/parallelize.py).
+        tensor_gather=published.tensor_gather or ("fp8" if fp8 and not rows else "bf16"),
         gradient_reduce=published.gradient_reduce or "fp32",
         # Parameters of MXFP8 are gathered in BF16, in the gradients' buffer, and quantised afterwards
         # (NVIDIA/Megatron-LM@d98e8a64dd param_and_grad_buffer.py:303; Megatron-Bridge asserts its flag).
@@ -455,6 +471,7 @@ def software_of(row: OpenRow) -> Software:
     those of tensor parallelism as Transformer Engine runs them without user buffers.
     """
     published = published_of(row)
+    current = published.fp8_scales is None and row.precision in ("fp8-cs", "fp8-rowwise")
     usual = {
         "framework": NONE,
         "weight_gradients": "written" if sharding_of(row).fsdp else "accumulated",
@@ -465,7 +482,7 @@ def software_of(row: OpenRow) -> Software:
         "overlap_data_parallel": True,
     }
     always = {
-        "fp8_scales": "current" if published.fp8_scales == "current" else "delayed",
+        "fp8_scales": "current" if published.fp8_scales == "current" or current else "delayed",
         "tied_tables_reduced": True,
         "end_collectives": True,
         "awaited_sends": _awaited_sends(row),

@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PositiveInt
@@ -14,12 +13,14 @@ from pydantic import BeforeValidator, PositiveInt
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.scoring import file_records, published_records
+from moesim.simulator.scoring import published_records
 
 FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
 """Coefficient of a GPT's FLOPs with full recompute, 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473,
 eq. 3)."""
+
+HARDWARE_FLOPS = "hardware flops"
 
 FAMILIES = {"H": "Hopper", "A": "Ampere", "B": "Blackwell", "G": "Blackwell", "T": "TPU", "M": "Instinct"}
 """Accelerator family by the first letter of a row's hardware."""
@@ -71,6 +72,10 @@ class OpenRow(Frozen):
     notes: str
     complete: Literal["yes", "partial", "no"] = "yes"
     group: str
+    remarks: tuple[str, ...] = ()
+    """Notes on how words of another's table were read (`tables.py`)."""
+    unread: str = ""
+    """Why a row of another's table cannot be read; empty where it can."""
 
     @property
     def family(self) -> str:
@@ -81,17 +86,19 @@ class OpenRow(Frozen):
     def published_step_s(self) -> float | None:
         """Seconds of the published step, by the row's own convention (docs/model.md, eq. V1).
 
-        Only `tflops_per_gpu` needs a FLOP count; those rows count hardware FLOPs with full recompute. None if
-        batch or sequence is missing, and for an MFU, whose FLOP convention is not stated.
+        Only `tflops_per_gpu` needs a FLOP count: hardware FLOPs of a GPT with full recompute, where the notes
+        say so. None if batch or sequence is missing, and for an MFU, whose FLOP convention is not stated.
         """
-        if self.metric == "step_s":
-            return self.value
+        if self.metric == "step_s" or self.unread:
+            return None if self.unread else self.value
         tokens = self.gbs_seqs * self.seq
-        if self.metric == "mfu" or not tokens:
+        if self.metric == "mfu" or not tokens or not self.n_gpus:
             return None
         if self.metric == "tokens_per_s_per_gpu":
             return tokens / (self.n_gpus * self.value)
         h, s, layers = self.hidden, self.seq, self.layers
+        if HARDWARE_FLOPS not in self.notes.lower() or not h * layers:
+            return None
         shape = 1.0 + s / (6.0 * h) + self.vocab / (16.0 * layers * h)
         return BF16_HARDWARE_COEFFICIENT * tokens * layers * h * h * shape / (self.n_gpus * self.value * 1e12)
 
@@ -111,14 +118,11 @@ def memory_peaks() -> dict[str, float]:
     return {row["id"]: float(row["gib"]) * 2.0**30 for row in published_records(PEAKS)}
 
 
-@lru_cache(maxsize=2)
-def open_rows(file: Path | None = None) -> tuple[OpenRow, ...]:
-    """Every shipped row, or those of a file with the same columns. Raises InputError for a malformed row."""
-    records = published_records(FILE) if file is None else file_records(file)
-    where = FILE if file is None else file.name
+@lru_cache(maxsize=1)
+def open_rows() -> tuple[OpenRow, ...]:
+    """Every shipped row. Raises InputError for a malformed one."""
     return tuple(
-        validate_model(OpenRow, record, f"{where}:{record.get('id') or n}")
-        for n, record in enumerate(records, 2)
+        validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in published_records(FILE)
     )
 
 

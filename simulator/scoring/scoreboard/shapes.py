@@ -7,6 +7,7 @@ facts with a source each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -16,11 +17,12 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validat
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.validation import nearest
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.attention.recurrent import RecurrentMixer
-from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.catalogue import load_model, shipped_models
 from moesim.simulator.model.feed_forward.moe import MoE
-from moesim.simulator.model.shape import ModelShape, ShapeSource
+from moesim.simulator.model.shape import ModelShape, ShapeSource, expanded
 from moesim.simulator.scoring import published_data
 from moesim.simulator.scoring.scoreboard.configurations import Published, published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
@@ -41,7 +43,7 @@ class Fact(Frozen, Generic[T]):
 class ExplainedDifference(Frozen):
     """A column that differs from the model's configuration in the rows of a source, and why."""
 
-    column: Literal["layers", "kv_heads", "vocab"]
+    column: Literal["kv_heads"]
     rows: str
     """Beginning of the source of the rows."""
     because: str
@@ -122,7 +124,13 @@ def family_of(row: OpenRow) -> Family:
     for family in families():
         if family.arch == row.arch and any(fnmatchcase(row.model, name) for name in family.models):
             return family
-    raise InputError(f"{row.id}: the shape of {row.model} is not known")
+    if row.model in shipped_models() and (load_model(row.model).moe is not None) == (row.arch == "moe"):
+        return Family(models=(row.model,), arch=row.arch, model=row.model)
+    known = [name for family in families() for name in family.models]
+    near = nearest(row.model, [*shipped_models(), *known])
+    raise InputError(
+        f"{row.id}: the shape of {row.model} is not known{near}; `moesim models` lists shipped ones"
+    )
 
 
 def shape_of(row: OpenRow) -> ModelShape:
@@ -145,23 +153,76 @@ def _shipped(row: OpenRow, family: Family, shape: ModelShape) -> ModelShape:
     published = published_of(row)
     allowed = {d.column for d in family.differs if row.source.startswith(d.rows)}
     changed = {name: stated for name, stated, own in compared_columns(row, shape) if stated and stated != own}
+    if "ffn" in changed and changed["ffn"] in (shape.dense_ffn, shape.moe and shape.moe.shared_ffn):
+        del changed["ffn"]  # a table may state the width of the dense or the shared FFN
     for name, stated in changed.items():
-        if name == "vocab" and published.vocab:
-            continue  # the configuration of the run states the padded one
-        if name not in allowed:
-            own = next(own for other, _, own in compared_columns(row, shape) if other == name)
+        own = next(own for other, _, own in compared_columns(row, shape) if other == name)
+        if name == "vocab" and (published.vocab or abs(stated / own - 1.0) < PADDING):
+            continue  # the padded one, which a configuration may state
+        if name not in allowed and not (name == "layers" and stated < own):
             raise InputError(
                 f"{row.id}: {name} of {row.model} is {stated} in the table and {own} in its configuration "
                 f"({shape.source.reference}), and no reason for the difference is known"
             )
     values = shape.model_dump() | {"name": row.model}
+    if "vocab" in changed:
+        values["vocab"] = changed["vocab"]
     if "layers" in changed:
-        values["n_layers"] = changed["layers"]
-        values["numerics"] = None
+        values |= _shortened(shape, changed["layers"])
     if "kv_heads" in changed:
         values["attention"] = values["attention"] | {"kv_heads": changed["kv_heads"]}
-    _apply(row, shape, published, values, shortened="layers" in changed)
+    _apply(row, shape, published, values)
     return _built(row, values)
+
+
+PADDING = 0.01
+"""A table's vocabulary that differs by less is the padded or rounded one."""
+SAID_MTP = re.compile(
+    r"\b(no|without)?[ -]*(?:\d )?(?:mtp|multi-token[ -]prediction)(?: (off|disabled|excluded|0))?\b", re.I
+)
+
+
+def says_mtp(row: OpenRow) -> bool:
+    """Whether the notes of a row say that its multi-token-prediction modules were trained."""
+    found = SAID_MTP.search(row.notes)
+    return found is not None and not (found.group(1) or found.group(2))
+
+
+def _shortened(shape: ModelShape, layers: int) -> dict[str, Any]:
+    """Fields of a proxy of the first `layers` layers."""
+    fields: dict[str, Any] = {"n_layers": layers, "numerics": None}
+    if shape.attention_layers is not None:
+        fields["attention_layers"] = expanded("attention_layers", shape.attention_layers, shape.n_layers)[
+            :layers
+        ]
+    if shape.ffn_layers is not None:
+        fields["ffn_layers"] = expanded("ffn_layers", shape.ffn_layers, shape.n_layers)[:layers]
+    if shape.moe is not None and shape.moe.dense_layers:
+        dense = tuple(layer for layer in shape.moe.dense_layers if layer < layers)
+        fields["moe"] = shape.moe.model_dump() | {"dense_layers": dense}
+    return fields
+
+
+def left_out_of_shape(row: OpenRow) -> tuple[str, ...]:
+    """Notes on what a row and its configuration leave open about a shipped model."""
+    family = family_of(row)
+    if family.model is None:
+        return ()
+    shape, published = load_model(family.model), published_of(row)
+    notes = []
+    if shape.mtp_layers and published.mtp is None and not says_mtp(row):
+        notes.append(
+            "multi-token-prediction modules are not mentioned: priced without, the default of trainers"
+        )
+    if (
+        shape.moe
+        and shape.moe.dense_layers
+        and 0 < row.layers < shape.n_layers
+        and published.dense_layers is None
+    ):
+        dense = sum(layer < row.layers for layer in shape.moe.dense_layers)
+        notes.append(f"a proxy of {row.layers} layers: {dense} dense, as the first ones of its model")
+    return tuple(notes)
 
 
 def compared_columns(row: OpenRow, shape: ModelShape) -> list[tuple[Column, int, int]]:
@@ -182,31 +243,19 @@ def compared_columns(row: OpenRow, shape: ModelShape) -> list[tuple[Column, int,
     ]
 
 
-def _apply(
-    row: OpenRow, shape: ModelShape, published: Published, values: dict[str, Any], *, shortened: bool
-) -> None:
+def _apply(row: OpenRow, shape: ModelShape, published: Published, values: dict[str, Any]) -> None:
     """Write into `values` what the run's configuration states about the model."""
     if published.vocab:
         values["vocab"] = published.vocab
     if published.tied_embeddings is not None:
         values["tied_embeddings"] = published.tied_embeddings
-    if shape.mtp_layers and published.mtp is None:
-        raise InputError(
-            f"{row.id}: {row.model} has multi-token-prediction modules, and its configuration does not say "
-            "whether they were trained"
-        )
-    if published.mtp is not None:
-        values["mtp_layers"] = published.mtp
-        if not published.mtp:
+    mtp = published.mtp if published.mtp is not None or says_mtp(row) else 0
+    if mtp is not None:
+        values["mtp_layers"] = mtp
+        if not mtp:
             values["mtp_layer"] = None
-    if shape.moe is None or not shape.moe.dense_layers:
-        return
-    if published.dense_layers is not None:
+    if shape.moe is not None and shape.moe.dense_layers and published.dense_layers is not None:
         values["moe"] = values["moe"] | {"dense_layers": tuple(range(published.dense_layers))}
-    elif shortened:
-        raise InputError(
-            f"{row.id}: how many of the {row.layers} layers of {row.model} are dense is not stated"
-        )
 
 
 # -- models without one -----------------------------------------------------------------------------------

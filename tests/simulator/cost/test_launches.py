@@ -14,6 +14,7 @@ from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.cost_table import block_prices, cost_table
 from moesim.simulator.cost.launches import (
+    BESIDE_POLLING,
     HostTimes,
     Launch,
     PassLaunches,
@@ -24,6 +25,7 @@ from moesim.simulator.cost.launches import (
     launch_stall_s,
     pair_launches,
     pass_launches,
+    polled_share,
 )
 from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.cost.pricing import Pricer
@@ -38,11 +40,13 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.result_parts import BOUND_SHARE
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoring.dispatcher_rows import dispatcher_rows, scenario_of
 from moesim.simulator.scoring.scoreboard import open_rows
-from moesim.simulator.scoring.scoreboard.plan import launching_of, scenario_of
+from moesim.simulator.scoring.scoreboard.plan import launching_of
+from moesim.simulator.scoring.scoreboard.plan import scenario_of as scenario_of_row
 from moesim.simulator.scoring.scoreboard.runs import runs, scenario_of_run
-from moesim.simulator.studies.effects import entry_effects
-from moesim.simulator.studies.sources import HOST
+from moesim.simulator.studies.effects import entry_effects, host_sources
+from moesim.simulator.studies.sources import HOST, POLLING, polling_source
 
 US = 1e-6
 
@@ -192,6 +196,15 @@ def test_the_range_of_a_host_enters_the_interval() -> None:
     assert slower.step.time_s - result.step.time_s == pytest.approx(effect.seconds[1], rel=0.05)
 
 
+def test_shared_cores_enter_the_interval_from_never_to_always() -> None:
+    row = next(r for r in dispatcher_rows() if r.dispatcher == "deepep-uccl")
+    prepared = prepare(scenario_of(row))
+    mode = 1.0 + polled_share(prepared.pricer) * BESIDE_POLLING
+    [source] = [source for source in host_sources(prepared) if source.id == POLLING]
+    assert (source.low, source.high) == pytest.approx((1.0 / mode - 1.0, 1.6 / mode - 1.0))
+    assert mode > 1.0 and polling_source(0.0, BESIDE_POLLING) is None
+
+
 def test_without_a_host_a_result_has_no_such_field() -> None:
     result = moesim.simulate(small_experts(128, 1, host=None))
     assert result.host is None and "host" not in result.model_dump()
@@ -244,7 +257,7 @@ def test_blocked_launches_add_the_host_to_every_kernel() -> None:
 
 def test_a_blocked_step_takes_the_calls_and_returns_of_its_host() -> None:
     row = next(r for r in open_rows() if r.id == "bloom-088")
-    scenario = scenario_of(row, "full")
+    scenario = scenario_of_row(row, "full")
     assert scenario.software.launch_blocking
     queued = scenario.software.model_copy(update={"launch_blocking": False})
     steps = [prepare(s) for s in (scenario, scenario.model_copy(update={"software": queued}))]

@@ -17,6 +17,7 @@ from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
 from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.program import Program
 from moesim.simulator.predict.driver import Prediction, predict
@@ -88,6 +89,22 @@ def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float = 0
         is_time = old.y_unit in ("us", "ns") or old.y_name.startswith("time of")
         factor = 1 + change if is_time else 1 / (1 + change)
         assert new.curve.ys[0] == pytest.approx(old.curve.ys[0] * factor)
+
+
+def test_what_an_entry_does_not_touch_keeps_its_price(run: Run) -> None:
+    """The table of shifted rates is that of a pricer which remembers nothing."""
+    prepared = run[0]
+    stages, profile = prepared.stages, prepared.profile
+    cost_table(prepared.pricer, prepared.schedule, stages)
+    used = [source.id for source in entry_sources(profile, [entry.id for entry in profile.entries()])]
+    changed = 0
+    for id_ in used[::3]:
+        other = shifted(profile, id_, 0.25, 132)
+        table = cost_table(prepared.pricer.at_rates(profile=other), prepared.schedule, stages)
+        fresh = Pricer(prepared.job.with_rates(profile=other))
+        assert table == cost_table(fresh, prepared.schedule, stages), id_
+        changed += table != cost_table(prepared.pricer, prepared.schedule, stages)
+    assert 2 <= changed < len(used[::3])
 
 
 def test_an_unknown_entry_is_told() -> None:
