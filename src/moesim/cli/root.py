@@ -208,8 +208,6 @@ def validate(
     ] = 2,
 ) -> None:
     """Compare published figures with predicted ones."""
-    from moesim.cli.tables import print_collectives, print_full_checks, print_scores
-
     if all_rows + (table is not None) + expert_gap + parts > 1:
         raise InputError(
             "--all scores shipped rows, --rows your own, --expert-gap the planner, --parts traced runs: "
@@ -232,6 +230,13 @@ def validate(
 
         scoreboard(as_json, workers) if table is None else score_file(table, as_json, workers)
         return
+
+    _home_case(as_json)
+
+
+def _home_case(as_json: bool) -> None:
+    """Print the published figures of the home case, and collectives, beside their predictions."""
+    from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
     with working("validating") as say:
         from moesim.simulator.scenario import load_scenario
