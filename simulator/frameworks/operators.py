@@ -89,14 +89,13 @@ def apply_framework(
         adapted = each(adapted, one_grouped_kernel)
     rows = ONE_COPY_ROW_BYTES if own_kernels else ROW_BYTES
     padded = 0 if own_kernels else _local_experts(adapted)
-    of_rows = {"bytes_of_rows": rows, "experts": padded, "choices": choices}
     if software.kernels == "fused" and software.expert_rows == "eager":
-        adapted = each(adapted, partial(eager_rows, **of_rows))
+        adapted = each(adapted, partial(eager_rows, bytes_of_rows=rows, experts=padded, choices=choices))
     if software.kernels == "eager":
         if rotates_halves(adapted, {"qk_norm", *HAS_SINKS}):
             adapted = each(adapted, partial(in_halves, halves=HALVES))
         adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
-        adapted = each(adapted, partial(eager, **of_rows))
+        adapted = each(adapted, partial(eager, bytes_of_rows=rows, experts=padded, choices=choices))
         if software.gradient_sums:
             joined = software.expert_biases == "repeated"
             adapted = each(adapted, partial(with_sum, joined_experts=joined))

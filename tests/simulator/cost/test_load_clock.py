@@ -66,7 +66,11 @@ def test_an_h100s_memory_leaves_more_power_than_an_h200s(law: PowerLaw) -> None:
             key: LoadClass = "memory" if cls == "pieces" else cls.split("_")[0]
             seconds[key] = seconds.get(key, 0.0) + row["seconds"]
         wait = fsum(seconds.values()) * (1.0 / segment["busy_share"] - 1.0)
-        clock = load_clock(own, lambda clock, s=seconds: s, wait=wait)
+
+        def busy(clock: float, seconds: dict[LoadClass, float] = seconds) -> dict[LoadClass, float]:
+            return seconds
+
+        clock = load_clock(own, busy, wait=wait)
         assert clock * 1357 == pytest.approx(segment["sm_mhz"], rel=share)
 
     def halves(clock: float) -> dict[LoadClass, float]:

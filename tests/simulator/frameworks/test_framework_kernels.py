@@ -59,7 +59,7 @@ def layer(name: str, *features: str, recompute: str = "none") -> list[Operator]:
 def test_the_gradients_of_padding_are_added_one_after_the_other(experts: int) -> None:
     """Eight rows of padding an expert, whose indices have eight bytes (995 ns a row on H100)."""
     one = move("experts.reduce_gradient", "permute", "I", 4096.0, 1024.0, variant="reduce")
-    moved, padding = eager(one, experts, 4.0)
+    moved, padding = eager(one, experts=experts, choices=4.0)
     assert (moved.variant, moved.choices, moved.bytes_read) == ("eager_reduce_gradient", 4.0, 16384.0)
     assert padding.bytes_read == 8 * 8 * experts
     cost = operator_seconds(
