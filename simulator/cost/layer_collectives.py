@@ -123,7 +123,7 @@ class LayerCollectives:
                 exposed[first], exposed[second], forward, backward = self._half_layer(part, core, *tensor)
                 moved[first] += [price.moved(TENSOR) for price in forward]
                 moved[second] += [price.moved(TENSOR) for price in backward]
-        joined = self._joined() if block.is_mtp and plan.tp > 1 and scenario.software.end_collectives else {}
+        joined = self._joined() if block.is_mtp else {}
         for phase, own in joined.items():
             exposed[phase] += sum_s(own)
             moved[phase] += [price.moved(TENSOR) for price in own]
@@ -143,8 +143,7 @@ class LayerCollectives:
         moved["attn I"] += [context.moved(CONTEXT)] * (1 + again.context)
         priced = [*tensor, context, *chain(*joined.values())]
         if block.routed:
-            rows = self._rows()
-            priced.append(rows)
+            priced.append(rows := self._rows())
             if plan.expert_tp > 1:
                 times = 1 + (again.experts and not again.layer)
                 exposed["mlp F"] += 2.0 * rows.seconds
@@ -156,9 +155,8 @@ class LayerCollectives:
             moved["mlp I"] += moved["attn F"] + moved["mlp F"]
         if not evidence:
             return Inside(exposed, {}, NO_EVIDENCE)
-        overlap = scenario.software.overlap_tensor_parallel
-        note = methods_note(overlap, *self._methods_key()) if plan.tp > 1 else ""
-        return Inside.of(exposed, moved, priced, note)
+        note = methods_note(scenario.software.overlap_tensor_parallel, *self._methods_key())
+        return Inside.of(exposed, moved, priced, note if plan.tp > 1 else "")
 
     def _methods_key(self) -> tuple[str, str, int]:
         """Format of GEMMs, architecture of the GPUs and width of the model."""
@@ -253,11 +251,13 @@ class LayerCollectives:
         The gather of the stored input for the weight gradient hides behind the input gradient. Source:
         NVIDIA/Megatron-LM@377af02ad megatron/core/transformer/multi_token_prediction.py:899 to 928.
         """
-        hidden = self.pricer.shape.hidden
-        joined, gradient = self._tensor_bytes(2 * hidden)
+        scenario = self.pricer.scenario
+        if scenario.parallel.tp == 1 or not scenario.software.end_collectives:
+            return {}
+        joined, gradient = self._tensor_bytes(2 * self.pricer.shape.hidden)
         rows = gradient / 2.0
         gather, both = self._ring("all_gather", rows), self._ring("all_reduce", rows)
-        if not self.pricer.scenario.parallel.sequence_parallel:
+        if not scenario.parallel.sequence_parallel:
             return {"attn F": [both, gather], "attn I": [self._ring("all_reduce", gradient)]}
         scatter = self._ring("reduce_scatter", rows)
         return {
