@@ -115,7 +115,8 @@ def _pair_s(launches: Sequence[Launch]) -> float:
     """Seconds from the end of a pair's work to that of the next, where the host never empties the queue."""
     clock = done = before = 0.0
     for _ in range(PAIRS):
-        before, ends = done, []
+        before = done
+        ends: list[float] = []
         for launch in launches:
             if launch.after is not None:
                 clock = max(clock, ends[launch.after])
