@@ -37,7 +37,7 @@ NODES = {
 }
 """Our node for an accelerator and its fabric."""
 UNSTATED, BALANCED = "on, kind not stated", "forced balance"
-RECOMPUTE = {"none": "none", "selective": ["core_attn"], "full": "full", UNSTATED: "full"}
+RECOMPUTE: dict[str, Any] = {"none": "none", "selective": ["core_attn"], "full": "full", UNSTATED: "full"}
 """Megatron core's selective recompute without a list of modules repeats the core attention
 (NVIDIA/Megatron-LM@core_v0.17.1 megatron/core/transformer/transformer_config.py:1373). A kind that is not
 stated is full, as in the recipe of the only rows with one (`Recipe`)."""
@@ -75,7 +75,7 @@ COLUMNS = frozenset({"dispatcher", "iteration_s", "fabric", "ep_overlap"})
 """Columns that tell this table from others."""
 
 
-def _known(names: dict[str, str]) -> BeforeValidator:
+def _known(names: Mapping[str, object]) -> BeforeValidator:
     def check(text: object) -> object:
         if text not in names:
             raise ValueError(
