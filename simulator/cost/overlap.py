@@ -233,8 +233,13 @@ class UserBuffers(Frozen):
                 input_gradient=Method(method="bulk", sms=int(row[f"{first}_weight"])),
             )
 
-        halves = {"attention": half("projection", "qkv"), "feed_forward": half("feed_forward", "fc1")}
-        made = TensorOverlapMethods(source=self.source, date=self.date, copies=self.copies, **halves)
+        made = TensorOverlapMethods(
+            source=self.source,
+            date=self.date,
+            copies=self.copies,
+            attention=half("projection", "qkv"),
+            feed_forward=half("feed_forward", "fc1"),
+        )
         return made, int(row["hidden"])
 
 
