@@ -111,7 +111,7 @@ FEW = 2
 
 @pytest.fixture(scope="module", autouse=True)
 def few_intervals(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fewer intervals of ranked plans in the tests of the planner, which look at none beyond the first two."""
+    """Fewer intervals of ranked plans in the planner's tests, which look at none beyond two."""
     stage = sys.modules.get("moesim.simulator.planner.engine_stage")
     with pytest.MonkeyPatch.context() as patch:
         if stage is not None and request.path.parent.name == "planner":
