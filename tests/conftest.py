@@ -106,15 +106,15 @@ def computed_once(name: str, compute: Callable[[], T]) -> T:
 
 
 FEW = 2
-"""Ranked plans of a search whose intervals tests compute; they take most of a small search."""
+"""Ranked plans of a search whose intervals the planner's tests compute; they take most of a small search."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_intervals(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fewer intervals of ranked plans, but in the modules that say `ALL_INTERVALS`."""
+    """Fewer intervals of ranked plans in the planner's tests, which look at none beyond two."""
     stage = sys.modules.get("moesim.simulator.planner.engine_stage")
     with pytest.MonkeyPatch.context() as patch:
-        if stage is not None and not getattr(request.module, "ALL_INTERVALS", False):
+        if stage is not None and request.path.parent.name == "planner":
             patch.setattr(stage, "MOST_COMPARED", FEW)
         yield
 

@@ -80,7 +80,7 @@ def test_shares_add_up_and_keys_change_in_the_order_of_what_they_save(small: Sce
 
 def test_a_small_claim_end_to_end(small: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     space = moesim.PlanSpace(
-        tp=(1, 2), pp=(2,), cp=(1,), vpp=(1,), microbatch=(1,), zero_stage=(1,), recompute=("none",)
+        tp=(1, 2), pp=(1, 2), cp=(1,), vpp=(1,), microbatch=(1,), zero_stage=(1,), recompute=("none",)
     )
     monkeypatch.setattr(expert_gap, "around", lambda *_: space)
     monkeypatch.setattr(expert_gap, "scenario_of", lambda tuned: small)
