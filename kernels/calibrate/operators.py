@@ -392,9 +392,9 @@ def tables(rows: Rows) -> Iterable[GemmTable]:
             found += [
                 (row, row.parameters) for row in rows.of("gemm", kind="product", dtype="bf16", groups=1)
             ]
-        rates: dict[tuple[float, ...], list[float]] = defaultdict(list)
+        rates: dict[tuple[float, float, float, float], list[float]] = defaultdict(list)
         for row, p in found:
-            key = tuple(float(p[side]) for side in ("m", "n", "k", "groups"))
+            key = float(p["m"]), float(p["n"]), float(p["k"]), float(p["groups"])
             rates[key].append(row.values["flop"] / row.seconds)
         points = {key: statistics.harmonic_mean(of) for key, of in rates.items()}
         if points:
