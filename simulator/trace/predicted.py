@@ -334,8 +334,8 @@ class _RankBuilder:
             kind = "all_gather" if phase.startswith("gather") else "reduce_scatter"
             comm = self._comm(kind, "shards", sizes["dp"], crossing)
             copies = gather_copies(self.pricer, task.kind) if kind == "all_gather" else ()
-            for op, cost in zip(copies, self.pricer.operator_prices(copies), strict=True):
-                filled = np.minimum(end, ready + round(cost.seconds * NS))
+            for op, price in zip(copies, self.pricer.operator_prices(copies), strict=True):
+                filled = np.minimum(end, ready + round(price.seconds * NS))
                 self.parts.add(stream, op.name, trace_class(op), ready, filled, phase=side, layer=layer,
                                microbatch=micro, task=at)  # fmt: skip
                 ready = filled

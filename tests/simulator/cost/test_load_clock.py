@@ -61,12 +61,13 @@ def test_an_h100s_memory_leaves_more_power_than_an_h200s(law: PowerLaw) -> None:
     assert load_profile("h100-layers").power == own
     data = packed.read("2026-11-26-h100-power.json")["segments"]
     for name, share in (("soak", 0.025), ("mix with a fifth idle", 0.025), ("gemm and rows", 0.025)):
-        segment, seconds = data[name], dict[LoadClass, float]()
+        segment = data[name]
+        seconds: dict[LoadClass, float] = {}
         for cls, row in segment["classes"].items():
             key: LoadClass = "memory" if cls == "pieces" else cls.split("_")[0]
             seconds[key] = seconds.get(key, 0.0) + row["seconds"]
         wait = fsum(seconds.values()) * (1.0 / segment["busy_share"] - 1.0)
-        clock = load_clock(own, lambda clock, s=seconds: s, wait=wait)
+        clock = load_clock(own, lambda _, s=seconds: s, wait=wait)  # type: ignore[misc]
         assert clock * 1357 == pytest.approx(segment["sm_mhz"], rel=share)
 
     def halves(clock: float) -> dict[LoadClass, float]:
