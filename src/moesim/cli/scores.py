@@ -107,13 +107,13 @@ def print_parts(as_json: bool) -> None:
         ]  # fmt: skip
         print_text(f"{one.name}: {one.title}, {one.hardware}; parts above 1 % of the traced step, ms")
         print_table(("part", "traced", "predicted", "difference", ""), cells, right=range(1, 5))
-    cells = [
+    by_run = [
         (one.name, one.hardware, percent(one.step_error), percent(one.gap), f"{one.parts_gap:.1%}",
          f"{one.compute_gap:.1%}", ", ".join(row.part for row in one.far))
         for one in scored
     ]  # fmt: skip
     headers = ("run", "hardware", "step", "traced step", "parts, sum", "computing", "large and off")
-    print_table(headers, cells, right=range(2, 6))
+    print_table(headers, by_run, right=range(2, 6))
     print_text(
         "step: error on the measured step; traced step: on the profiled one, whose host is slower; parts, "
         "sum: absolute differences of the parts over the traced step, median "
