@@ -25,7 +25,6 @@ from moesim.simulator.scoring.order import APART, OrderScore, published_order
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
-from moesim.simulator.scoring.scoreboard.tables import is_table, read_rows
 from moesim.simulator.trace.parts import FAR, LARGE, median_gap, score_all_parts
 
 GIB = 2.0**30
@@ -72,10 +71,9 @@ def score_file(file: Path, as_json: bool, workers: int) -> None:
         elif columns >= case_rows.COLUMNS:
             cases = score_cases(file)
             show, scored = partial(print_cases, cases), list(cases)
-        elif is_table(columns):
-            own = read_rows(file)
-            board = score_all(own, workers=workers)
-            order = published_order(own, board.rows)
+        elif {"metric", "hardware", "gbs_seqs"} <= columns:
+            board = score_all(open_rows(file), workers=workers)
+            order = published_order(open_rows(file), board.rows)
             show, scored = partial(print_board, board), list(board.rows)
         else:
             raise InputError(
@@ -109,13 +107,13 @@ def print_parts(as_json: bool) -> None:
         ]  # fmt: skip
         print_text(f"{one.name}: {one.title}, {one.hardware}; parts above 1 % of the traced step, ms")
         print_table(("part", "traced", "predicted", "difference", ""), cells, right=range(1, 5))
-    sums = [
+    by_run = [
         (one.name, one.hardware, percent(one.step_error), percent(one.gap), f"{one.parts_gap:.1%}",
          f"{one.compute_gap:.1%}", ", ".join(row.part for row in one.far))
         for one in scored
     ]  # fmt: skip
     headers = ("run", "hardware", "step", "traced step", "parts, sum", "computing", "large and off")
-    print_table(headers, sums, right=range(2, 6))
+    print_table(headers, by_run, right=range(2, 6))
     print_text(
         "step: error on the measured step; traced step: on the profiled one, whose host is slower; parts, "
         "sum: absolute differences of the parts over the traced step, median "
@@ -170,7 +168,7 @@ def print_gaps(ids: Sequence[str], as_json: bool, workers: int) -> None:
     for gap in gaps:
         print_text(f"\n{gap.id}: {gap.title}, {gap.trainer}; tuned by {gap.team}")
         if gap.gain is None:
-            print_text(f"  {gap.refused}" if gap.tuned else f"  not searched: {gap.refused}")
+            print_text(f"  not searched: {gap.refused}")
             continue
         band = "" if gap.behind is None else f" ({percent(gap.behind.p10)} to {percent(gap.behind.p90)})"
         print_text(f"  tuned   {gap.tuned}: {gap.tuned_s:.3f} s")
