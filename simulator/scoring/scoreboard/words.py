@@ -33,7 +33,7 @@ class Meaning(Frozen):
     says: str = ""
 
 
-class Unit(Frozen):
+class MetricUnit(Frozen):
     """Metric of a unit: the published value `times` a factor, inverted or divided over all GPUs."""
 
     is_: str = Field(alias="is")
@@ -50,7 +50,7 @@ class Vocabulary(Frozen):
     ignored: tuple[str, ...] = ()
     words: Mapping[str, tuple[str, ...]]
     means: Mapping[str, str | Meaning] = Field(default_factory=dict)
-    units: Mapping[str, Unit] = Field(default_factory=dict)
+    units: Mapping[str, MetricUnit] = Field(default_factory=dict)
     other: Mapping[str, str] = Field(default_factory=dict)
 
     @property
@@ -257,7 +257,7 @@ def read_number(text: str, *, thousand: float = 1000.0, units: tuple[str, ...] =
         raise ValueError(f"{text!r} is no number") from None
 
 
-def read_unit(text: str) -> Unit:
+def read_unit(text: str) -> MetricUnit:
     """What the unit of a published value means. Raises ValueError with the nearest for an unknown one."""
     vocabulary = spellings().metric
     text = vocabulary.other.get(plain(text), text)
