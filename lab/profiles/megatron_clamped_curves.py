@@ -101,7 +101,7 @@ def main() -> None:
     times = {card: seconds(run) for card, run in data.items()}
     for card, found in times.items():
         driver = data[card]["about"]["gpu after pieces"].split(", ")[1]
-        lines = [HEAD_TEXT.format(f"{card}-clamps", f"{card}-sxm", f"measured on one {card.upper()}") + "curves:"]
+        lines = [HEAD_TEXT.format(f"{card}-clamps", "any", f"measured on one {card.upper()}") + "curves:"]
         for use, points in found.items():
             lines += curve(card, use, points, driver)
         (Path(sys.argv[1]) / f"{card}-clamps.yaml").write_text("\n".join(lines) + "\n")

@@ -10,7 +10,7 @@ from moesim.hwmodels.summary_text import short
 from moesim.simulator.model.attention import ATTENTION_KINDS
 from moesim.simulator.model.catalogue import CatalogueRow, catalogue, context_text
 
-COLUMNS = ("model", "total", "activated", "layers", "attention", "experts", "context")
+COLUMNS = ("model", "total", "activated", "layers", "experts", "context")
 GROUPED = frozenset(ATTENTION_KINDS["gqa"].model_fields)
 
 
@@ -53,7 +53,7 @@ def _models(rows: Iterable[CatalogueRow]) -> list[str]:
             (
                 (
                     f"`{row.name}`", short(row.parameters_total, 4), short(row.parameters_activated, 4),
-                    row.layers, row.attention, row.experts, context_text(row.context),
+                    row.attention, row.experts, context_text(row.context),
                 )
                 for row in rows
             ),

@@ -309,7 +309,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(pricer: Pricer, kind: BlockKind, phase: Phase) -> Parts:
-    """Eq. X35: parts of a gather or scatter where `software.parameter_gathers` is by matrix; else one.
+    """Eq. X36: parts of a gather or scatter where `software.parameter_gathers` is by matrix; else one.
 
     Each matrix is gathered alone: for the forward, again for a recomputed one, and behind that again for the
     backward, but for the last, which is still there. Vectors stay on every GPU, but their gradients are

@@ -60,9 +60,7 @@ def apply_framework(
     token once to a rank, adds up what comes back and takes FP32 routing weights (Megatron core
     token_dispatcher.py). `choices`: experts of a token.
     """
-    adapted = dict(operators)
-    if software.recompute_stops_early:
-        adapted = {phase: tuple(op for op in ops if op.name != UNSAVED) for phase, ops in adapted.items()}
+    adapted = _without_unsaved(operators) if software.recompute_stops_early else dict(operators)
     if software.weight_gradients != "accumulated":
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
         if software.weight_gradients == "written" and not zero_stage:
@@ -87,20 +85,7 @@ def apply_framework(
         adapted = each(adapted, partial(passes_of_loss, how=software.loss))
     if software.kernels == "eager" or software.compiled_blocks:
         adapted = each(adapted, one_grouped_kernel)
-    rows = ONE_COPY_ROW_BYTES if own_kernels else ROW_BYTES
-    padded = 0 if own_kernels else _local_experts(adapted)
-    if software.kernels == "fused" and software.expert_rows == "eager":
-        adapted = each(adapted, partial(eager_rows, bytes_of_rows=rows, experts=padded, choices=choices))
-    if software.kernels == "eager":
-        if rotates_halves(adapted, {"qk_norm", *HAS_SINKS}):
-            adapted = each(adapted, partial(in_halves, halves=HALVES))
-        adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
-        adapted = each(adapted, partial(eager, bytes_of_rows=rows, experts=padded, choices=choices))
-        if software.gradient_sums:
-            joined = software.expert_biases == "repeated"
-            adapted = each(adapted, partial(with_sum, joined_experts=joined))
-        if software.expert_biases == "repeated":
-            adapted = each(adapted, partial(clamped_activation, clamped=CLAMPED["repeated"]))
+    adapted = _in_eager_kernels(adapted, software, own_kernels, choices)
     if software.parameters_copied and zero_stage > 1:
         adapted = copied_parameters(adapted, sharded, zero_stage, whole_gradients=whole_gradients)
         if software.single_groups_copied and zero_stage == 3:
@@ -108,8 +93,34 @@ def apply_framework(
     return adapted
 
 
+def _in_eager_kernels(
+    adapted: dict[Phase, tuple[Operator, ...]], software: Software, own_kernels: bool, choices: float
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Eager kernels in the place of fused ones: for all of a block, the rows of its experts, or nothing."""
+    rows = ONE_COPY_ROW_BYTES if own_kernels else ROW_BYTES
+    padded = 0 if own_kernels else _local_experts(adapted)
+    if software.kernels == "fused" and software.expert_rows == "eager":
+        return each(adapted, partial(eager_rows, bytes_of_rows=rows, experts=padded, choices=choices))
+    if software.kernels != "eager":
+        return adapted
+    if rotates_halves(adapted, {"qk_norm", *HAS_SINKS}):
+        adapted = each(adapted, partial(in_halves, halves=HALVES))
+    adapted = {phase: joined_by_cat(ops) for phase, ops in adapted.items()}
+    adapted = each(adapted, partial(eager, bytes_of_rows=rows, experts=padded, choices=choices))
+    if software.gradient_sums:
+        joined = software.expert_biases == "repeated"
+        adapted = each(adapted, partial(with_sum, joined_experts=joined))
+    if software.expert_biases == "repeated":
+        adapted = each(adapted, partial(clamped_activation, clamped=CLAMPED["repeated"]))
+    return adapted
+
+
 UNSAVED = "ffn.down.recompute"
 """The last GEMM of a recomputed layer, whose result no backward needs."""
+
+
+def _without_unsaved(operators: Operators) -> dict[Phase, tuple[Operator, ...]]:
+    return {phase: tuple(op for op in ops if op.name != UNSAVED) for phase, ops in operators.items()}
 
 
 def _local_experts(operators: Operators) -> int:

@@ -175,15 +175,15 @@ RETRY_CALLS = SourcedSeconds(
 """Time to give a segment back to the driver and to take another."""
 
 
-def retries_s(cached_bytes: float, microbatches: int) -> float:
-    """Most seconds that an allocator at its limit adds to a step (docs/model.md, eq. M48).
+def retries_s(excess_bytes: float, microbatches: int) -> float:
+    """Seconds that an allocator at its limit adds to a step (docs/model.md, eq. M48).
 
-    When the driver refuses a segment, PyTorch frees all cached ones and asks again (`num_alloc_retries`;
-    pytorch/pytorch@v2.11.0 `c10/cuda/CUDACachingAllocator.cpp`, `malloc`). `cached_bytes`: what may be
-    reserved beyond the bytes in use. At most each micro-batch meets the limit once, and all that is cached
-    lies in segments of 20 MiB.
+    When the driver refuses a segment, PyTorch frees cached ones until it fits, and asks again
+    (`num_alloc_retries`; pytorch/pytorch@v2.11.0 `c10/cuda/CUDACachingAllocator.cpp`, `malloc`,
+    `release_available_cached_blocks`). `excess_bytes`: what it would reserve beyond the capacity, in segments
+    of 20 MiB. Assumed: every micro-batch meets the limit once.
     """
-    segments = max(cached_bytes, 0.0) / LARGE_SEGMENT_BYTES
+    segments = max(excess_bytes, 0.0) / LARGE_SEGMENT_BYTES
     return microbatches * segments * highest(RETRY_CALLS)
 
 

@@ -40,7 +40,7 @@ UNSTATED, BALANCED = "on, kind not stated", "forced balance"
 RECOMPUTE: dict[str, Any] = {"none": "none", "selective": ["core_attn"], "full": "full", UNSTATED: "full"}
 """Megatron core's selective recompute without a list of modules repeats the core attention
 (NVIDIA/Megatron-LM@core_v0.17.1 megatron/core/transformer/transformer_config.py:1373). A kind that is not
-stated is full, as in the recipe of the only rows with one (`Recipe`)."""
+stated is full, as in the recipe of the only rows with one (`CampaignRecipe`)."""
 FRAMEWORKS = {
     "Megatron-Bridge 0.4": "megatron-bridge-0.4",
     "Megatron Core 0.17": "megatron-core-0.17",
@@ -49,7 +49,7 @@ FRAMEWORKS = {
 """Our release for words of the column `software`; the first that occurs counts."""
 
 
-class Recipe(NamedTuple):
+class CampaignRecipe(NamedTuple):
     """What a recipe of Megatron-Bridge 0.4 sets beyond its release, where the campaign left it."""
 
     recompute: str = "none"
@@ -63,9 +63,9 @@ class Recipe(NamedTuple):
 
 _LOW = MappingProxyType({"gradients": "bf16", "gradient_reduce": "bf16", "moments": "bf16"})
 RECIPES = {
-    "qwen3-30b-a3b": Recipe(recompute="full"),
-    "qwen3-235b-a22b": Recipe(ends_as_layers=True),
-    "deepseek-v3": Recipe(precision=_LOW, of_rank=8),
+    "qwen3-30b-a3b": CampaignRecipe(recompute="full"),
+    "qwen3-235b-a22b": CampaignRecipe(ends_as_layers=True),
+    "deepseek-v3": CampaignRecipe(precision=_LOW, of_rank=8),
 }
 """Recipes of the campaign (NVIDIA-NeMo/Megatron-Bridge@v0.4.2 src/megatron/bridge/recipes,
 `qwen/qwen3_moe.py`, `deepseek/deepseek_v3.py`). Its scripts (awslabs/awsome-distributed-ai, megatron-bridge,
@@ -187,12 +187,12 @@ def scenario_of(row: DispatcherRow) -> Scenario:
     return scenario
 
 
-def recipe_of(row: DispatcherRow) -> Recipe | None:
+def recipe_of(row: DispatcherRow) -> CampaignRecipe | None:
     """The recipe behind a row of the campaign; None for rows of others and models without one here."""
     return RECIPES.get(row.model) if row.campaign and "Megatron-Bridge 0.4" in row.software else None
 
 
-def _as_recipe(row: DispatcherRow, recipe: Recipe) -> dict[str, Any]:
+def _as_recipe(row: DispatcherRow, recipe: CampaignRecipe) -> dict[str, Any]:
     """Fields of a scenario that a recipe decides."""
     fields: dict[str, Any] = {
         "software": {"framework": "megatron-bridge-0.4", "loss": "fused"},

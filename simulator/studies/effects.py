@@ -167,14 +167,15 @@ def _session_effect(
 
 
 def _retries_effect(prepared: Prepared) -> EntryEffect | None:
-    """Seconds of an allocator at its limit, where a plan is at risk (eq. M48)."""
+    """Seconds of an allocator at its limit, for plans at risk (eq. M48); None where 9 of 10 draws fit."""
     memory = prepared.memory
     if memory.verdict != "at risk":
         return None
-    cached = memory.range_bytes[1] - memory.total_bytes
-    most = retries_s(cached, max(pool.schedule.microbatches for pool in prepared.pools))
+    cached, room = memory.range_bytes[1] - memory.total_bytes, memory.capacity_bytes - memory.total_bytes
+    count = max(pool.schedule.microbatches for pool in prepared.pools)
     low, high = RETRIES.points()
-    return EntryEffect(RETRIES, (low, high), (low * most, high * most))
+    seconds = (retries_s(low * cached - room, count), retries_s(high * cached - room, count))
+    return EntryEffect(RETRIES, (low, high), seconds) if seconds[1] else None
 
 
 def _spread_effect(

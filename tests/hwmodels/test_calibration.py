@@ -130,9 +130,9 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        # Both since 2026-11-26, when they got the shares and rates of gpt-oss's clamps.
-        ("h800-trace", "5dc11ba51f58b688cf590ccef3936268c7381aca573ed049db7966663b9003b3"),
-        ("h200-8gpu", "99f04dcae0c374fe6e73426d527ec89eb962257e3353ad8d63c377a21eded820"),
+        # Both since 2026-11-26, when operators were measured anew (decisions 0075, 0080).
+        ("h800-trace", "6cf5853842f5ba2e3083fb06a1479e39c88d80b4dd1b297924c8edc0e6e21b3e"),
+        ("h200-8gpu", "deade7080c12da1fa4123704e7bc463eba2cb66dd5ae08228c165caadfb6b08c"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

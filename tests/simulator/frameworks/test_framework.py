@@ -216,15 +216,25 @@ def test_rows_of_experts_are_eager_where_the_rest_of_a_layer_is_compiled() -> No
 
 
 def test_eager_kernels_on_blackwell_follow_from_two_memories_beside_the_same_sms() -> None:
-    """1 / rate = s / SMs + m / bandwidth, solved on H100 and H200 (eq. H4)."""
+    """1 / rate = s / SMs + m / bandwidth, solved on H100 and H200 (eq. H4).
+
+    Permutations keep the sessions that their priors name: since decision 0080 both cards price them by
+    choices, with padding apart, which Blackwell's priors contain. H100's rotation is of another piece since
+    decision 0081.
+    """
+    apart = {"permute/eager_expand", "permute/eager_expand_gradient", "permute/eager_reduce"}
+    apart |= {"permute/eager_reduce_gradient", "rope/eager_halves_backward"}
     cards = [
         {use: c for c in load_profile(n).curves for use in c.used_for} for n in ("h200-eager", "h100-eager")
     ]
     priors = {
         p.used_for[0]: p for p in load_profile("b200-layers").priors if p.id.startswith("blackwell-eager")
     }
-    assert set(priors) == set(cards[0]) & set(cards[1])
+    assert set(priors) == (set(cards[0]) & set(cards[1])) - {"permute/eager_padding"}
     for use, prior in priors.items():
+        if use in apart:
+            assert prior.low <= prior.fraction <= prior.high
+            continue
         both = [[q[:2] for q in card[use].points] for card in cards]
         least, most = both[1][0][0], both[1][-1][0]
         sizes = [x for x, _ in both[0] if least <= x <= most]

@@ -102,7 +102,7 @@ def test_experts_of_one_rank_and_mla_have_pieces() -> None:
 
 def test_compiled_operators_have_sizes_that_give_back_their_bytes() -> None:
     compiled = [s for s in compiled_table() if "compiled" in s]
-    assert {s["use"] for s in compiled} >= {*COMPILED_BYTES} - {"swiglu/backward"}
+    assert {s["use"] for s in compiled} >= {*COMPILED_BYTES} - {"swiglu/backward", "swiglu/weight_backward"}
     for shape in compiled:
         cls = shape["use"].partition("/")[0]
         if cls == "permute":
