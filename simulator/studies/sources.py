@@ -144,8 +144,8 @@ def model_error(relative: float) -> Source:
 
 
 RETRIES = Source(
-    "memory.retries", "triangular", 0.0, 1.0, "an allocator at its limit frees and takes memory again; what it "
-    "reserves, as a share of the range above the bytes in use"
+    "memory.retries", "triangular", 0.0, 1.0, "an allocator at its limit frees and takes memory again; what "
+    "it reserves, as a share of the range above the bytes in use"
 )  # fmt: skip
 
 
