@@ -19,7 +19,7 @@ from moesim.simulator.predict.driver import predict
 from moesim.simulator.scoring import mlperf
 from moesim.simulator.scoring.scoreboard.rows import open_rows
 
-PAGE = ROOT / "lab" / "lab" / "docs" / "mlperf-v6.md"
+PAGE = ROOT / "lab" / "docs" / "mlperf-v6.md"
 OPEN = "gb300-512", "gb200-512"
 
 ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
