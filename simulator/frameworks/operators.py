@@ -98,7 +98,7 @@ def _in_eager_kernels(
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Eager kernels in the place of fused ones: for all of a block, the rows of its experts, or nothing."""
     rows = ONE_COPY_ROW_BYTES if own_kernels else ROW_BYTES
-    padded = 0 if own_kernels else _local_experts(adapted)
+    padded = _local_experts(adapted) if software.padded_experts and not own_kernels else 0
     if software.kernels == "fused" and software.expert_rows == "eager":
         return each(adapted, partial(eager_rows, bytes_of_rows=rows, experts=padded, choices=choices))
     if software.kernels != "eager":

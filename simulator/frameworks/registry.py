@@ -16,6 +16,7 @@ NONE = "none"
 RELEASES = (
     NONE,
     "torchtitan-0.2",
+    "torchtitan-0.3",
     "megatron-core-0.16",
     "megatron-core-0.17",
     "megatron-bridge-0.4",

@@ -109,6 +109,9 @@ class Software(Section):
     expert_rows: Literal["fused", "eager"] = "fused"
     """With `kernels: fused`, those that gather, group and sum the rows of experts: `eager`, PyTorch's
     operators, and the rows of the weighted sum are kept (torchtitan compiles all of a layer but them)."""
+    padded_experts: bool = False
+    """With eager rows of experts: every expert of a rank has eight rows of padding, whose gradients are added
+    one after the other (torchtitan 0.2; 0.3 pads rows in FP8 and MX alone)."""
     gradient_sums: bool = False
     """With `kernels: eager`: queries, keys and values, and gate and up, are linear layers of their own, whose
     input gradients autograd adds (torchtitan)."""

@@ -20,6 +20,7 @@ RELEASE = Release(
         "scaled_rotary": Answer("fused", f"{_TITAN}/models/gpt_oss: halves, which `kernels: eager` counts"),
         "kernels": Answer("eager", f"{_CONFIG}: compile.enable is off"),
         "expert_rows": Answer("eager", f"{_TITAN}/models/llama4/infra/parallelize.py:613: apply_compile"),
+        "padded_experts": Answer(True, f"{_TITAN}/models/moe/utils.py: TOKEN_GROUP_ALIGN_SIZE_M is 8"),
         "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
         "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),
         "parameters_copied": Answer(True, f"{_PARALLEL}: fully_shard of every block"),

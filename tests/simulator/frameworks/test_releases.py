@@ -6,8 +6,10 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.frameworks.registry import NONE, RELEASES, release_of
 from moesim.simulator.frameworks.software import PLAIN, Software
+from moesim.simulator.layout.job import resolve
 from moesim.simulator.scenario import Scenario
 
 SMALL = ("mixtral-8x7b-64xh100", "batch.sequences=64", "software.framework=none")
@@ -186,3 +188,18 @@ def test_experts_in_a_graph_of_the_whole_step_have_buffers_of_a_fixed_size() -> 
     software = moesim.load(ROUTED, "precision=fp8", "precision.scaling=mx").software
     assert software.static_experts is not None and software.static_experts.capacity == 1.5
     assert software.model_dump() == {"framework": "megatron-bridge-0.6"}
+
+
+def test_torchtitan_0_3_has_no_rows_of_padding_in_bf16() -> None:
+    """Gradients of padding, 1.0 us a row one after the other, are 0.2's alone."""
+    job = {
+        "model": "qwen3-30b-a3b", "cluster": {"accelerator": "h100-sxm", "nodes": 1}, "precision": "bf16",
+        "parallel": {"zero_stage": 3, "ep": 8}, "batch": {"sequences": 8, "sequence_length": 4096},
+    }  # fmt: skip
+    found = {}
+    for release in ("torchtitan-0.2", "torchtitan-0.3"):
+        scenario = moesim.load(job, f"software.framework={release}")
+        operators = Pricer(resolve(scenario)).operators("moe")["mlp I"]
+        found[release] = [op for op in operators if op.variant == "eager_padding"]
+    assert [op.bytes_read for op in found["torchtitan-0.2"]] == [8.0 * 8 * 128 / 8]
+    assert found["torchtitan-0.3"] == []
