@@ -26,6 +26,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.fl
 COMPUTE_32F, SCALE_32F = 68, 0
 TRANS_A, TRANS_B, A_SCALE, B_SCALE, FAST_ACCUMULATION = 3, 4, 17, 18, 25
 MAX_WORKSPACE = 1
+EPILOGUE, BIAS_POINTER, EPILOGUE_BIAS = 7, 8, 4
 WORKSPACE_BYTES = 32 << 20
 SET_BYTES = 300e6
 WARM_S, WINDOW_S = 0.05, 0.10
@@ -80,15 +81,21 @@ class Gemm:
         trans: tuple[bool, bool],
         beta: float,
         fast: bool,
+        workspace: int = WORKSPACE_BYTES,
+        bias: torch.Tensor | None = None,
     ) -> None:
-        """Describe the GEMM and take the first heuristic."""
+        """Describe the GEMM, with a bias [m] of D's format if given, and take the first heuristic."""
         self.lt, self.handle = lt, handle
         self.alpha, self.beta = c.c_float(1.0), c.c_float(beta)
         self.desc = c.c_void_p()
         call(lt.cublasLtMatmulDescCreate(c.byref(self.desc), COMPUTE_32F, SCALE_32F), "desc")
         self.scales = [torch.ones(1, device="cuda") for _ in range(2)]
+        self.bias = bias
         self._set(TRANS_A, c.c_int32(int(trans[0])))
         self._set(TRANS_B, c.c_int32(int(trans[1])))
+        if bias is not None:
+            self._set(EPILOGUE, c.c_int32(EPILOGUE_BIAS))
+            self._set(BIAS_POINTER, c.c_void_p(bias.data_ptr()))
         if a.itemsize == 1:
             self._set(A_SCALE, c.c_void_p(self.scales[0].data_ptr()))
             self._set(B_SCALE, c.c_void_p(self.scales[1].data_ptr()))
@@ -97,7 +104,7 @@ class Gemm:
         rows_b, cols_b = (n, k) if trans[1] else (k, n)
         self.a, self.b = self._layout(a, rows_a, cols_a), self._layout(b, rows_b, cols_b)
         self.d = self._layout(d, m, n)
-        preference, size = c.c_void_p(), c.c_uint64(WORKSPACE_BYTES)
+        preference, size = c.c_void_p(), c.c_uint64(workspace)
         call(lt.cublasLtMatmulPreferenceCreate(c.byref(preference)), "preference")
         limit = (preference, MAX_WORKSPACE, c.byref(size), c.c_size_t(8))
         call(lt.cublasLtMatmulPreferenceSetAttribute(*limit), "workspace")
@@ -111,7 +118,7 @@ class Gemm:
         )  # fmt: skip
         if not count.value:
             raise RuntimeError("no algorithm")
-        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        self.workspace = torch.empty(workspace, dtype=torch.uint8, device="cuda")
 
     def _set(self, attribute: int, value: Any) -> None:
         status = self.lt.cublasLtMatmulDescSetAttribute(
@@ -135,7 +142,7 @@ class Gemm:
             self.lt.cublasLtMatmul(
                 self.handle, self.desc, c.byref(self.alpha), pointers[0], self.a, pointers[1], self.b,
                 c.byref(self.beta), pointers[2], self.d, pointers[2], self.d, c.byref(self.found.algo),
-                pointers[3], c.c_size_t(WORKSPACE_BYTES), stream
+                pointers[3], c.c_size_t(self.workspace.numel()), stream
             ),
             "matmul",
         )  # fmt: skip
