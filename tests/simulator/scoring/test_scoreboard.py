@@ -94,6 +94,8 @@ def test_published_configurations_fill_what_a_table_leaves_out() -> None:
     early, late = (scenario_of(ROWS[id_], "none") for id_ in ("dgxc-126", "dgxc-135"))
     assert (early.parallel.expert_tp, early.profile) == (4, "h100-flash2")
     assert (late.parallel.expert_tp, late.profile) == (1, "h100-products")
+    mpt = [scenario_of(ROWS[id_], "full") for id_ in ("mpt-001", "mpt-004", "mpt-016")]
+    assert [s.profile for s in mpt] == ["h100-torch-2.1", "h100-flash-triton", "h100-flash-triton"]
     fp16, bf16 = (scenario_of(ROWS[id_], "full") for id_ in ("bloom-001", "bloom-088"))
     assert (fp16.software.weight_gradients, fp16.recipe.gradients) == ("added", "bf16")
     assert (bf16.software.weight_gradients, bf16.recipe.gradients) == ("added-fp32", "fp32")
