@@ -140,7 +140,7 @@ class Software(Section):
     """FSDP1 divides the gradients of a unit by a part of the number of ranks before it reduces them."""
     layer_kernels: str = "plain"
     """Kernels around norms, residuals and heads: `plain`, or a framework's list (eq. O30): `megatron-te`,
-    `megatron-torch`, `megatron-torch-alibi` or `torch`."""
+    `megatron-torch`, `megatron-torch-alibi`, `torch` or `torch-unpadded`."""
     step_kernels: str = "plain"
     """Kernels at the end of a step beside norm and Adam: `plain`, or a framework's list (eq. C50):
     `megatron-ddp`, `megatron-ddp-average`, `megatron-fp16`, `apex-distributed`, `deepspeed-fp16`,

@@ -74,7 +74,7 @@ def bytes_of(operators: list[Operator], *names: str) -> float:
 
 @pytest.mark.parametrize("name", framework_kernels().layers)
 def test_every_kernel_stands_at_an_operator_of_a_layer(name: str) -> None:
-    features = ("unfused",) if "torch" in name else ()
+    features = ("unfused",) if "megatron-torch" in name else ()
     known = {
         op.name
         for ops in block_operators(
@@ -109,6 +109,14 @@ def test_megatron_of_2021_moves_heads_gradients_and_alibi() -> None:
     assert bytes_of(layer("megatron-torch", "unfused"), "attention.alibi") == 0.0
     without = layer("megatron-torch-alibi")
     assert bytes_of(without, "attention.alibi", "attention.to_rows") == 0.0, "flash attention has no scores"
+
+
+def test_unpadding_moves_every_row_there_and_back() -> None:
+    found, without = layer("torch-unpadded"), layer("torch")
+    assert bytes_of(found, "attention.unpad") == pytest.approx(4 * 3 * HIDDEN)
+    assert bytes_of(found, "attention.unpad.backward") == pytest.approx(6 * 3 * HIDDEN)
+    assert bytes_of(found, "attention.pad", "attention.pad.backward") == pytest.approx((6 + 4) * HIDDEN)
+    assert {op.name for op in without} < {op.name for op in found}
 
 
 def test_recompute_of_a_layer_repeats_the_kernels_of_its_forward() -> None:
