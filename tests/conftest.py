@@ -130,17 +130,18 @@ def computed_once(name: str, compute: Callable[[], T]) -> T:
     return result
 
 
-FEW = 2
-"""Ranked plans of a search whose intervals the planner's tests compute; they take most of a small search."""
+INTERVALS = {"test_search.py": 2, "test_cli_plan.py": 2, "test_names.py": 2}
+"""Ranked plans of a search whose intervals are computed in tests that look at them. They take most of a small
+search, so other tests compute none; those of pages and of the dashboard see the program as it is."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_intervals(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fewer intervals of ranked plans in the planner's tests, which look at none beyond two."""
+    """Few intervals of ranked plans, or none, in this process."""
     stage = sys.modules.get("moesim.simulator.planner.engine_stage")
     with pytest.MonkeyPatch.context() as patch:
-        if stage is not None and request.path.parent.name == "planner":
-            patch.setattr(stage, "MOST_COMPARED", FEW)
+        if stage is not None and request.path.parts[-2] not in ("tree", "app", "e2e"):
+            patch.setattr(stage, "MOST_COMPARED", INTERVALS.get(request.path.name, 0))
         yield
 
 
