@@ -130,9 +130,10 @@ def computed_once(name: str, compute: Callable[[], T]) -> T:
     return result
 
 
-INTERVALS = {"test_search.py": 2, "test_cli_plan.py": 2, "test_names.py": 2}
-"""Ranked plans of a search whose intervals are computed in tests that look at them. They take most of a small
-search, so other tests compute none; those of pages and of the dashboard see the program as it is."""
+INTERVALS = {"test_cli_plan.py": 2, "test_names.py": 2}
+"""Ranked plans of a search whose intervals are computed in tests that print them. They take most of a small
+search, so other tests compute none or ask for them; those of pages and of the dashboard see the program as
+it is."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -40,7 +40,10 @@ SMALLER: dict[str, Any] = SPACE | {"recompute": ("full",), "sms": (20,), "zero_s
 
 @pytest.fixture(scope="module")
 def found() -> PlanResult:
-    return plan(small_job(), PlanSpace(**SPACE), top=4, workers=1)
+    """Two ranked plans have intervals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_stage, "MOST_COMPARED", 2)
+        return plan(small_job(), PlanSpace(**SPACE), top=4, workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,8 @@ def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest
         plan(small_job(), PlanSpace(**{**SMALLER, "schedule": ("zbv",)}), top=2)
 
 
-def test_the_same_bytes_with_any_number_of_workers() -> None:
+def test_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_stage, "MOST_COMPARED", 2)
     results = [plan(small_job(), PlanSpace(**SMALLER), top=4, workers=n) for n in (1, 2)]
     texts = [json.dumps(result.to_dict(), allow_nan=False) for result in results]
     assert texts[0] == texts[1]
