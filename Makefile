@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 TREES ?= trees
 
-.PHONY: run app test long check docs pages proof scoreboard screenshots bench clean
+.PHONY: run app lint test long check docs pages proof scoreboard screenshots bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
@@ -13,19 +13,22 @@ run: $(VENV)/.core
 app: $(VENV)/.test
 	@$(BIN)/moesim app
 
+# LONG_TOO=PATHS: their long tests as well.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --long-too "$(LONG_TOO)" -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # What takes minutes together: a browser, the recipes, the commands and figures of pages. ONLY=PATHS: a part of it.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest $(ONLY) -m long -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-check: $(VENV)/.test
+check: lint
+	$(MAKE) --no-print-directory test
+
+lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
-	$(MAKE) --no-print-directory test
 
 # The site of the pages, in site/; a dead link fails.
 docs: $(VENV)/.docs

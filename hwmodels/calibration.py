@@ -302,11 +302,7 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
     for an unknown name, a malformed file, an entry that appears twice or an include cycle.
     """
     path = _find(name_or_path, None)
-    try:
-        stamp = path.stat().st_mtime_ns
-    except (OSError, ValueError):
-        stamp = 0  # the reader reports the error
-    return _load(str(path), stamp)
+    return _load(str(path), _stamp(path))
 
 
 _NO_CORRECTION = re.compile(r',"duty":"(?:sustained|not stated)"')
@@ -326,8 +322,21 @@ def _hash(profile: SameObject[CalibrationProfile]) -> str:
 
 @lru_cache(maxsize=64)
 def _load(path: str, stamp: int) -> CalibrationProfile:
-    """Reads each version of a file once; a changed file (by its time stamp) is read again."""
+    """Merges each version of a file once; a changed file (by its time stamp) is read again."""
     return _merge(Path(path), (), [MOST_INCLUDES])
+
+
+@lru_cache(maxsize=128)
+def _own_entries(path: Path, stamp: int) -> CalibrationProfile:
+    """The profile of a file without its includes; a file that many include is read once."""
+    return validate_model(CalibrationProfile, load_mapping(path), str(path))
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return 0  # the reader reports the error
 
 
 def _find(name_or_path: str | Path, beside: Path | None) -> Path:
@@ -350,8 +359,7 @@ def _merge(path: Path, chain: tuple[Path, ...], left: list[int]) -> CalibrationP
     if path in chain:
         loop = " -> ".join(p.stem for p in (*chain, path))
         raise InputError(f"{path}: calibration profiles include each other: {loop}")
-    profile = validate_model(CalibrationProfile, load_mapping(path), str(path))
-    return _with_includes(profile, path, (*chain, path), left)
+    return _with_includes(_own_entries(path, _stamp(path)), path, (*chain, path), left)
 
 
 def with_includes_merged(profile: CalibrationProfile) -> CalibrationProfile:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import os
 import pickle
 import shutil
@@ -69,20 +70,44 @@ all of them, `.ci/run` some. CONTRIBUTING.md says what protects what.
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long-too PATHS` runs the long tests of some files beside all others."""
+    parser.addoption("--long-too", default="", help="files and folders whose long tests run as well")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A long test that the command names runs without `-m long`."""
-    if config.option.markexpr == "not long" and any(
-        name.rstrip("/") in arg for arg in config.args for name in LONG
-    ):
-        config.option.markexpr = ""
+    if config.option.markexpr == "not long":
+        if any(name.rstrip("/") in arg for arg in config.args for name in LONG):
+            config.option.markexpr = ""
+        elif config.option.long_too:
+            config.option.markexpr = "not long or chosen"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which no test would run are not even imported."""
+    name = collection_path.relative_to(ROOT).as_posix()
+    without = config.option.markexpr.startswith("not long") and name.startswith(LONG)
+    chosen = tuple(config.option.long_too.split())
+    return True if without and name.endswith(".py") and not (chosen and name.startswith(chosen)) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the long tests, and put the longest first: all processes would wait for it at the end."""
+    chosen = tuple(config.option.long_too.split())
     for item in items:
-        if item.path.relative_to(ROOT).as_posix().startswith(LONG):
+        name = item.path.relative_to(ROOT).as_posix()
+        if name.startswith(LONG):
             item.add_marker(pytest.mark.long)
+        if chosen and name.startswith(chosen):
+            item.add_marker(pytest.mark.chosen)
     items.sort(key=lambda item: item.path.name != "test_pages.py")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported lives until the end: the collector of cycles need not walk through it again."""
+    gc.set_threshold(100_000, 50, 50)  # as a command of ours has it
+    gc.freeze()
 
 
 @lru_cache(maxsize=2)
@@ -105,17 +130,19 @@ def computed_once(name: str, compute: Callable[[], T]) -> T:
     return result
 
 
-FEW = 2
-"""Ranked plans of a search whose intervals the planner's tests compute; they take most of a small search."""
+INTERVALS = {"test_cli_plan.py": 2, "test_names.py": 2}
+"""Ranked plans of a search whose intervals are computed in tests that print them. They take most of a small
+search, so other tests compute none or ask for them; those of pages and of the dashboard see the program as
+it is."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_intervals(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fewer intervals of ranked plans in the planner's tests, which look at none beyond two."""
+    """Few intervals of ranked plans, or none, in this process."""
     stage = sys.modules.get("moesim.simulator.planner.engine_stage")
     with pytest.MonkeyPatch.context() as patch:
-        if stage is not None and request.path.parent.name == "planner":
-            patch.setattr(stage, "MOST_COMPARED", FEW)
+        if stage is not None and request.path.parts[-2] not in ("tree", "app", "e2e"):
+            patch.setattr(stage, "MOST_COMPARED", INTERVALS.get(request.path.name, 0))
         yield
 
 

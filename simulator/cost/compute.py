@@ -166,8 +166,24 @@ def operators_seconds(
     if known is None:
         if len(index.together) >= _MOST_TUPLES:
             index.together.clear()
-        known = index.together[key] = operators, tuple([_seconds_on(index, op, context) for op in operators])
+        known = index.together[key] = operators, _seconds_of_each(index, operators, context)
     return known[1]
+
+
+def _seconds_of_each(
+    index: _Index, operators: tuple[Operator, ...], context: SmContext
+) -> tuple[OperatorCost, ...]:
+    """Prices in order; where one entry of the profile was shifted, only those that depend on it are new."""
+    if index.profile._shifted_from is None:
+        return tuple([_seconds_on(index, op, context) for op in operators])
+    profile, entry = index.profile._shifted_from
+    before = operators_seconds(operators, index.accelerator, profile, context)
+    return tuple(
+        [
+            cost if unaffected(cost.depends_on, entry) else _seconds_on(index, op, context)
+            for op, cost in zip(operators, before, strict=True)
+        ]
+    )
 
 
 def _seconds_on(index: _Index, op: Operator, context: SmContext) -> OperatorCost:
@@ -176,7 +192,7 @@ def _seconds_on(index: _Index, op: Operator, context: SmContext) -> OperatorCost
     if cost is None:
         if len(index.cache) >= _MAX_CACHED:
             index.cache.clear()
-        cost = index.cache[key] = index.unshifted(op, context) or index.price(op, context)
+        cost = index.cache[key] = index.price(op, context)
     return cost
 
 
@@ -252,14 +268,6 @@ class _Index:
                 f"profile {profile.name} describes {profile.accelerator}; "
                 f"its rates are applied unchanged to {accelerator.name}"
             )
-
-    def unshifted(self, op: Operator, context: SmContext) -> OperatorCost | None:
-        """The price before an entry was shifted, if it is known and does not depend on that entry."""
-        if self.profile._shifted_from is None:
-            return None
-        profile, entry = self.profile._shifted_from
-        cost = _index(self.accelerator, profile).cache.get((op, context))
-        return cost if cost is not None and unaffected(cost.depends_on, entry) else None
 
     def price(self, op: Operator, context: SmContext) -> OperatorCost:
         """Price of an operator by eq. C7, with its bounds."""

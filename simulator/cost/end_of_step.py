@@ -232,12 +232,11 @@ def exposed_by_chunk(
 
     `update_s`: seconds of its optimizer where the first chunk is gathered beside that of the others, else 0.
     """
-    parameters = [
-        tuple(fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
-        for chunk in chunks.chunks
-    ]
-    alone = [_alone(pricer, dense, expert, 1) for dense, expert in parameters]
-    windows = [_windows(pricer, chunk, schedule) for chunk in chunks.chunks]
+    each = {}  # chunks alike are priced once
+    for chunk in dict.fromkeys(chunks.chunks):
+        dense, expert = (fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
+        each[chunk] = (dense, expert), _alone(pricer, dense, expert, 1), _windows(pricer, chunk, schedule)
+    parameters, alone, windows = zip(*(each[chunk] for chunk in chunks.chunks), strict=True)
     forwards, backwards = (tuple(fsum(window[i]) for window in windows) for i in (0, 1))
     software, layout = pricer.scenario.software, pricer.layout
     ranks = layout.dp * pricer.scenario.parallel.cp
@@ -250,8 +249,8 @@ def exposed_by_chunk(
     if pricer.scenario.parallel.zero_stage == 0:
         names = (("reduce_scatter", "all_gather"), ("all_gather",))
     slow = [
-        slow_down_by_compute(pricer, name, kinds, each, 1)
-        for name, each in zip(names, _element_bytes(pricer), strict=True)
+        slow_down_by_compute(pricer, name, kinds, size, 1)
+        for name, size in zip(names, _element_bytes(pricer), strict=True)
     ]
     reductions, gathers = (ChunkTimes(tuple(chunk[i].seconds for chunk in alone), passed)
                            for i, passed in ((0, backwards), (1, forwards)))  # fmt: skip

@@ -63,6 +63,16 @@ def use_of(entry: Entry) -> str | None:
     return f"{operation} {where}: {OPERATIONS[operation]}"
 
 
+_NCCL_CURVES: BoundedCache[tuple[MeasuredCurve, ...]] = BoundedCache(64)
+
+
+def _nccl_curves(profile: CalibrationProfile) -> tuple[MeasuredCurve, ...]:
+    """The few of a profile's hundreds of curves that are NCCL's, in order."""
+    return _NCCL_CURVES.get(
+        Same(profile), lambda: tuple(curve for curve in profile.curves if curve.id.startswith("nccl."))
+    )
+
+
 def curve_of_group(
     profile: CalibrationProfile, operation: str, ranks: int, nodes: int, *, switched: bool = True
 ) -> MeasuredCurve | None:
@@ -72,7 +82,7 @@ def curve_of_group(
     defined for (doc/PERFORMANCE.md of nccl-tests). None without such a curve.
     """
     best, prefix = None, f"nccl.{operation}.busbw"
-    for entry in profile.curves:
+    for entry in _nccl_curves(profile):
         if not entry.id.startswith(prefix) or entry.conditions.nodes != nodes:
             continue
         measured = entry.conditions.ranks or 0
@@ -315,7 +325,7 @@ def overlap_delay(
     The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
     delay is the excess of the result over the whole ring alone (eq. O8).
     """
-    measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
+    measured = [c for c in _nccl_curves(profile) if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:
         return CostedSeconds()
     of_group = curve_of_group(profile, name, ranks, max(1, ranks // ranks_per_node))

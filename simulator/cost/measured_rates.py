@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cached_property
 from math import fsum
 from typing import NamedTuple
 
@@ -95,25 +96,37 @@ class GemmLookup:
     """
 
     def __init__(self, table: GemmTable, sustained: SustainedRates | None = None) -> None:
-        """Index the points of a table; `sustained` corrects the rates of bursts."""
-        self.table = table
+        """Keep the table, which is indexed when it is read; `sustained` corrects the rates of bursts."""
+        self.table, self._sustained = table, sustained
         self._weight_gradient = table.cls == "wgrad_gemm"
-        self._points = []
-        for row in table.points:
+
+    @cached_property
+    def _points(self) -> list[_Point]:
+        points = []
+        for row in self.table.points:
             m, n, k, groups = row[:4]
-            rate = table.flop_per_s(row)
-            if sustained is not None:
-                rate = sustained.gemm_rate(table, 2.0 * m * n * k, rate)
+            rate = self.table.flop_per_s(row)
+            if self._sustained is not None:
+                rate = self._sustained.gemm_rate(self.table, 2.0 * m * n * k, rate)
             times = f" x {groups:.0f} groups" if groups > 1 else ""
             label = f"m={m:.0f} n={n:.0f} k={k:.0f}{times}"
-            self._points.append(_Point(*self._split(m, n, k, groups), rate, label))
-        self._by_key: dict[_Key, list[_Point]] = {}
-        for point in self._points:
-            self._by_key.setdefault(point.key, []).append(point)
-        for row_points in self._by_key.values():
-            row_points.sort(key=lambda p: p.rows)
-        self._logs = [_log(p.key, p.rows) for p in self._points]
-        self._box = [(min(column), max(column)) for column in zip(*self._logs, strict=True)]
+            points.append(_Point(*self._split(m, n, k, groups), rate, label))
+        return points
+
+    @cached_property
+    def _by_key(self) -> dict[_Key, list[_Point]]:
+        by_key: dict[_Key, list[_Point]] = {}
+        for point in sorted(self._points, key=lambda p: p.rows):
+            by_key.setdefault(point.key, []).append(point)
+        return by_key
+
+    @cached_property
+    def _logs(self) -> list[tuple[float, float, float]]:
+        return [_log(p.key, p.rows) for p in self._points]
+
+    @cached_property
+    def _box(self) -> list[tuple[float, float]]:
+        return [(min(column), max(column)) for column in zip(*self._logs, strict=True)]
 
     def _split(self, m: float, n: float, k: float, groups: float) -> tuple[_Key, float]:
         if self._weight_gradient:

@@ -204,14 +204,17 @@ class Pricer(OfJob):
     def moves(self, key: Hashable, price: Callable[[], M]) -> M:
         """A price of a transfer or collective, once for a key that says what moves.
 
-        After an entry of compute was shifted it is the price from before.
+        After an entry was shifted, what does not stand on it keeps the price from before.
         """
-        kept = self._moves if self._before is None or not self._keeps_moves else self._before[0]._moves
-        known: M | None = kept.get(key)
+        known: M | None = self._moves.get(key)
+        if known is None and self._before is not None and self._may_keep_moves:
+            before, entry = self._before
+            earlier = before._moves.get(key)
+            if earlier is not None and entry not in earlier.evidence.entries:
+                known = earlier
         if known is None:
-            known = self._moves.get(key)
-        if known is None:
-            known = self._moves[key] = price()
+            known = price()
+        self._moves[key] = known
         return known
 
     def host_calls(self, key: Hashable, count: Callable[[], M]) -> M:
@@ -222,15 +225,13 @@ class Pricer(OfJob):
         return found
 
     @cached_property
-    def _keeps_moves(self) -> bool:
-        """Whether no transfer and no collective stands on what was shifted."""
+    def _may_keep_moves(self) -> bool:
+        """Whether the evidence of transfers and collectives says which of them stand on what was shifted."""
         assert self._before is not None
         before, entry = self._before
         if entry == "":
             return before.links == self.links
-        if entry.startswith(LINK_SHARES) or entry not in {e.id for e in self.profile.entries()}:
-            return False
-        return all(entry not in move.evidence.entries for move in before._moves.values())
+        return not entry.startswith(LINK_SHARES) and any(entry == e.id for e in self.profile.entries())
 
     def _memo(self, mode: Mode) -> PhaseMemo:
         return self._alone if mode == "alone" else self._paired

@@ -211,8 +211,8 @@ class TransferTime(NamedTuple):
 IN_THE_RATE = ("call_time", "token_time", "token_rate", "row_time", "row_rate", "ragged_factor")
 """Figures that the rate of kernels measured as a whole contains."""
 
-_CURVE_IDS: BoundedCache[frozenset[str]] = BoundedCache(64)
-"""Ids of the curves of the profiles that were read before."""
+_CURVES: BoundedCache[Mapping[str, MeasuredCurve]] = BoundedCache(64)
+"""Curves by id of the profiles that were read before."""
 
 
 class Meter:
@@ -221,6 +221,7 @@ class Meter:
     def __init__(self, kind: Dispatcher, links: Links, profile: CalibrationProfile) -> None:
         """Begin without any curve read."""
         self._kind, self._profile, self.links = kind, profile, links
+        self._curves = _CURVES.get(Same(profile), lambda: {entry.id: entry for entry in profile.curves})
         self.used: list[str] = []
         self.reads: list[tuple[str, float]] = []
         self.notes: list[str] = []
@@ -235,11 +236,11 @@ class Meter:
 
         Each is looked for on the job's adapter first. Raises InputError without any of them.
         """
-        return self._profile.curve(self._id(curve_id) or curve_id)
+        found = self._id(curve_id)
+        return self._profile.curve(curve_id) if found is None else self._curves[found]
 
     def _id(self, curve_id: str) -> str | None:
-        kind, profile = self._kind, self._profile
-        present = _CURVE_IDS.get(Same(profile), lambda: frozenset(entry.id for entry in profile.curves))
+        kind, present = self._kind, self._curves
         names = [f"{curve_id}.{kind.name}", *([f"{curve_id}.{kind.curves}"] if kind.curves else []), curve_id]
         operation, _, figure = curve_id.removeprefix("ep.").partition(".")
         rate = f"ep.{operation}.sm_rate"

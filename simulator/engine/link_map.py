@@ -152,7 +152,7 @@ class FoldedLinkMap(LinkMap):
         per_gpu = (nic_bytes_per_s, nic_bytes_per_s, scale_up_bytes_per_s, scale_up_bytes_per_s)
         self._capacity = np.array(per_gpu * pp) / 1e9
         self._sends_cross_nodes = sends_cross_nodes
-        self._uniform: dict[tuple[int, float, float], Demand] = {}
+        self._known: dict[tuple[int, float, float], Demand] = {}
 
     @classmethod
     def joined(cls, owners: Sequence[LinkMap], sends_cross_nodes: bool) -> FoldedLinkMap:
@@ -172,18 +172,21 @@ class FoldedLinkMap(LinkMap):
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand:
         """Demand of a member that receives the mean number of rows."""
-        key = (rank, cost.nic_bytes, cost.scale_up_bytes)
-        demand = self._uniform.get(key)
+        return self._once(rank, cost.nic_bytes, cost.scale_up_bytes)
+
+    def _once(self, rank: int, nic_bytes: float, scale_up_bytes: float) -> Demand:
+        key = rank, nic_bytes, scale_up_bytes
+        demand = self._known.get(key)
         if demand is None:
-            demand = self._uniform[key] = _on_ports(*key)
+            demand = self._known[key] = _on_ports(*key)
         return demand
 
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """As `uniform`, scaled by the mean load, because rows that capacity dropped are not sent."""
-        rows, node_rows = float(load.mean()), float(node_load.mean())
-        return _on_ports(rank, cost.nic_bytes * node_rows, cost.scale_up_bytes * rows)
+        rows, node_rows = (float(np.add.reduce(rows)) / len(rows) for rows in (load, node_load))
+        return self._once(rank, cost.nic_bytes * node_rows, cost.scale_up_bytes * rows)
 
     def send(self, source: int, target: int, size: float) -> Demand:
         """Demand on the NICs where the pipeline crosses nodes, else on the scale-up ports."""

@@ -392,10 +392,11 @@ def choice_probabilities(
     threshold = np.clip(start, low + 1e-9, high - 1e-9)
     tiny = 1e-12
     close = False
+    unlike = np.exp(-affinity / TOKEN_SCALE)
     for _ in range(200):
         score = np.clip(threshold - bias, tiny, 1.0 - tiny)
         # exp((logit(score) - affinity) / scale), as a power of the odds.
-        beaten = (score / (1.0 - score)) ** (1.0 / TOKEN_SCALE) * np.exp(-affinity / TOKEN_SCALE)
+        beaten = (score / (1.0 - score)) ** (1.0 / TOKEN_SCALE) * unlike
         chosen = 1.0 / (1.0 + beaten)
         excess = chosen.sum(axis=1, keepdims=True) - top_k
         if close:

@@ -12,19 +12,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B, INTERLEAVED_OVERLAPPED, ONE_F_ONE_B
 from moesim.simulator.scoring import file_records, published_records
 from moesim.simulator.scoring.order import OrderScore, TimedPlan, order_score
-from moesim.simulator.scoring.scoreboard.score import DRAWS
-from moesim.simulator.studies.compare import predicted_with_draws
 
 FILE = "moe-dispatchers-efa.csv"
 KERNELS = {"nccl-alltoall": "nccl", "deepep-uccl": "uccl-ep", "deepep-nvshmem": "deepep-2025-04"}
@@ -231,8 +230,6 @@ class ScoredDispatcherRow(Frozen):
     upper_bound_s: float | None = None
     left_out: tuple[str, ...] = ()
     """What the row states and the prediction does not express."""
-    draws: tuple[float, ...] = Field((), exclude=True, repr=False)
-    """As those of a published row (`ScoredRow`)."""
     refused: str = ""
 
 
@@ -240,13 +237,11 @@ def score_dispatcher_row(row: DispatcherRow) -> ScoredDispatcherRow:
     """Predict and score one row."""
     common = {"id": row.id, "dispatcher": row.dispatcher, "measured_s": row.iteration_s}
     try:
-        result, draws = predicted_with_draws(scenario_of(row))
+        step = simulate(scenario_of(row)).step
     except (InputError, InfeasibleError) as error:
         return ScoredDispatcherRow(**common, refused=str(error))
-    step = result.step
     return ScoredDispatcherRow(
         **common,
-        draws=tuple(draws[:DRAWS].tolist()),
         predicted_s=step.time_s,
         relative_error=step.time_s / row.iteration_s - 1.0,
         lower_bound_s=step.lower_bound_s,
@@ -262,7 +257,7 @@ def dispatcher_order(
     plans, alone = [], []
     for row, one in zip(rows, scored, strict=True):
         if one.predicted_s is not None:
-            steps = row.iteration_s, one.predicted_s, one.draws
+            steps = row.iteration_s, one.predicted_s
             degrees = (row.tp, row.pp, row.vpp, row.ep)
             plans.append(TimedPlan(row.id, row.family, (row.dispatcher, row.microbatch, *degrees), *steps))
             same = (*row.family, f"micro-batch {row.microbatch}", f"EP{row.ep}", f"TP{row.tp} PP{row.pp}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -55,6 +55,11 @@ class Comm:
     bytes_out: int = -1
 
 
+def blank(count: int, dtype: np.dtype[np.void]) -> RecordArray:
+    """Records of zeros."""
+    return cast("RecordArray", np.zeros(count, dtype))
+
+
 @dataclass(slots=True)
 class Raw:
     """One rank as its file has it: `events` (EVENT), `host` (HOST), names, collectives and notes."""
@@ -62,8 +67,8 @@ class Raw:
     source: str
     rank: int = -1
     world: int = -1
-    events: RecordArray = field(default_factory=lambda: np.zeros(0, EVENT))
-    host: RecordArray = field(default_factory=lambda: np.zeros(0, HOST))
+    events: RecordArray = field(default_factory=lambda: blank(0, EVENT))
+    host: RecordArray = field(default_factory=lambda: blank(0, HOST))
     names: list[str] = field(default_factory=list)
     comms: list[Comm] = field(default_factory=list)
     gpu: str = ""
@@ -88,7 +93,7 @@ class Names(dict[str, int]):
 def rows(data: Iterable[tuple[Any, ...]], dtype: np.dtype[np.void], fields: tuple[str, ...]) -> RecordArray:
     """Records of `dtype` from tuples of `fields`; integer fields that the tuples leave out are -1."""
     listed = list(data)
-    table = np.zeros(len(listed), dtype)
+    table = blank(len(listed), dtype)
     for name in dtype.names or ():
         if name not in fields:
             table[name] = 0 if name in ("graph", "phase", "cls") else -1

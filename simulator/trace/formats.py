@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moesim.hwmodels.arrays import RecordArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.events import (
     ANNOTATION,
@@ -134,8 +135,8 @@ def _nsight(base: sqlite3.Connection, path: Path) -> list[Raw]:
         set(zip(processes.tolist(), events["device"].tolist(), strict=True)), key=lambda key: key[1]
     ):
         own = events[(processes == process) & (events["device"] == device)]
-        mine = host[host["external"] == process >> 24] if process else host
-        mine = mine.copy()
+        of_process = host["external"] == process >> 24 if process else slice(None)
+        mine: RecordArray = host[of_process].copy()
         mine["external"] = -1
         raws.append(
             Raw(
@@ -183,7 +184,7 @@ def _nsight_activities(
     return found
 
 
-def _nsight_host(base: sqlite3.Connection, names: Names, texts: dict[int, str]) -> np.ndarray:
+def _nsight_host(base: sqlite3.Connection, names: Names, texts: dict[int, str]) -> RecordArray:
     found = []
     if _columns(base, "CUPTI_ACTIVITY_KIND_RUNTIME"):
         for start, end, thread, correlation, name in base.execute(

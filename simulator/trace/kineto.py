@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import zstandard
 
+from moesim.hwmodels.arrays import RecordArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.events import (
     ANNOTATION,
@@ -34,6 +35,7 @@ from moesim.simulator.trace.events import (
     Comm,
     Names,
     Raw,
+    blank,
     rows,
 )  # fmt: skip
 
@@ -260,8 +262,8 @@ def read_kineto(path: Path, said: Callable[[str], None] = lambda text: None) -> 
     raw = Raw(path.name, names=[], comms=list(columns.comms), notes=notes)
     _headers(raw, header + tail)
     raw.names = list(columns.names)
-    raw.events = np.concatenate(columns.events) if columns.events else np.zeros(0, EVENT)
-    raw.host = np.concatenate(columns.host) if columns.host else np.zeros(0, HOST)
+    raw.events = cast("RecordArray", np.concatenate(columns.events)) if columns.events else blank(0, EVENT)
+    raw.host = cast("RecordArray", np.concatenate(columns.host)) if columns.host else blank(0, HOST)
     if columns.skipped:
         notes.append(
             f"{columns.skipped} events without a usable time were left out; first at {columns.first_bad}"

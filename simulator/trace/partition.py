@@ -186,7 +186,7 @@ def as_priced(names: Sequence[str], events: RecordArray) -> IntArray:
     By stream: casts and sorts belong to the chain that they stand in, copies and fills to the permute beside
     them, and the sum of a residual to the norm that reads it.
     """
-    classes = events["cls"].astype(np.int64)
+    classes: IntArray = events["cls"].astype(np.int64)
     for stream in np.unique(events["stream"]).tolist():
         own = np.flatnonzero((events["stream"] == stream) & ~summary.is_communication(events))
         own = own[np.argsort(events["start"][own], kind="stable")]

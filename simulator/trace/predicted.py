@@ -55,6 +55,7 @@ from moesim.simulator.trace.events import (
     Comm,
     Names,
     Raw,
+    blank,
 )  # fmt: skip
 from moesim.simulator.trace.read import RankTrace, StepTrace
 
@@ -133,7 +134,7 @@ class _EventParts:
     ) -> None:  # fmt: skip
         """Add events; those that take no time are left out. `task`: its number, kept as `correlation`."""
         kept = end > begin
-        rows = np.zeros(int(kept.sum()), EVENT)
+        rows = blank(int(kept.sum()), EVENT)
         for key in ("correlation", "external", "bytes", "sequence", "op", "scope", "shape"):
             rows[key] = -1
         rows["start"], rows["end"] = begin[kept] + START_NS, end[kept] + START_NS
@@ -147,7 +148,7 @@ class _EventParts:
 
     def joined(self) -> RecordArray:
         """All events; filled piece by piece, because joining records compares their fields every time."""
-        events = np.zeros(sum(map(len, self.parts)), EVENT)
+        events = blank(sum(map(len, self.parts)), EVENT)
         at = 0
         for part in self.parts:
             events[at : at + len(part)] = part

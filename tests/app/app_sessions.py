@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from streamlit.testing import v1 as testing
 
+from moesim.app import jobs
+
 HOME = "deepseek-v3-2048xh800"
 JOB = (
     "model=olmoe-1b-7b",
@@ -108,10 +110,18 @@ def until(
     errors: int = 0,
 ) -> None:
     """Draw the page again until something is there, as its own refresh does in a browser."""
-    end = time.monotonic() + seconds
+    end, pause_s = time.monotonic() + seconds, 0.3
     while not ready(app):
         assert time.monotonic() < end, "the page never got there"
-        time.sleep(0.3)
+        until_a_job_ends(pause_s)
+        pause_s = min(2.0, 2.0 * pause_s)
         app.run()
         assert not app.exception
         assert len(app.error) == errors, [error.value for error in app.error]
+
+
+def until_a_job_ends(most_s: float) -> None:
+    """Wait for the first job that runs now: a page that is drawn before shows nothing new but progress."""
+    running, end = list(jobs._running.values()), time.monotonic() + most_s
+    while time.monotonic() < end and not any(job.done for job in running):
+        time.sleep(0.01)

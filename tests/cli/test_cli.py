@@ -403,7 +403,7 @@ def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.
         raise KeyboardInterrupt
 
     codes: list[int] = []
-    monkeypatch.setattr(root, "app", stopped)
+    monkeypatch.setattr(root, "commands", lambda: stopped)
     monkeypatch.setattr(root, "_start_quickly", lambda: None)
     monkeypatch.setattr("os._exit", codes.append)
     for arguments in (None, ["simulate"]):  # a console script, and a caller inside a process that goes on

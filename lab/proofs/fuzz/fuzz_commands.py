@@ -125,7 +125,7 @@ def run_command(case: tuple[list[str], list[File]], folder: Path, rng: random.Ra
         for number, file in enumerate(files):
             Path(f"input-{number}{file.name}").write_bytes(file.data)
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), only_checked():
-            cli.app(args=args, prog_name="moesim")
+            cli.root.commands()(args=args, prog_name="moesim")
     except ReachedError:
         pass
     except SystemExit as end:

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import webbrowser
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -406,9 +408,16 @@ def _start_quickly() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it searches all installed packages
 
 
+@cache
+def commands() -> Callable[..., object]:
+    """The commands with their options, which are worked out once in a process."""
+    command: Callable[..., object] = typer.main.get_command(app)
+    return command
+
+
 def _run(args: list[str]) -> int:
     try:
-        app(args=args, prog_name="moesim")
+        commands()(args=args, prog_name="moesim")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except MoesimError as error:

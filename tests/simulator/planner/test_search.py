@@ -26,7 +26,9 @@ from moesim.simulator.planner.result import PlanResult, step_text
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.driver import simulate
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.studies.compare import band_of_margin, relative_draws
 
 SPACE: dict[str, Any] = {
     "tp": (1, 2), "pp": (2, 4), "ep": (4, 8), "cp": (1,), "vpp": (2,), "microbatch": (1,),
@@ -38,7 +40,10 @@ SMALLER: dict[str, Any] = SPACE | {"recompute": ("full",), "sms": (20,), "zero_s
 
 @pytest.fixture(scope="module")
 def found() -> PlanResult:
-    return plan(small_job(), PlanSpace(**SPACE), top=4, workers=1)
+    """Two ranked plans have intervals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_stage, "MOST_COMPARED", 2)
+        return plan(small_job(), PlanSpace(**SPACE), top=4, workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,16 @@ def test_the_best_is_a_scenario_that_simulate_repeats(found: PlanResult) -> None
     assert best.days == pytest.approx(result.run.days)
     assert [row.margin for row in found.ranked] == sorted(row.margin for row in found.ranked)
     assert found.best.margin == 0.0
+
+
+def test_places_and_intervals_follow_from_the_draws_of_the_steps(found: PlanResult) -> None:
+    first, second, *others = found.ranked
+    drawn = [relative_draws(row.scenario) for row in (first, second)]
+    behind = band_of_margin(second.margin, *drawn)
+    assert (first.spread, first.behind) == (Band.of(1.0, drawn[0]), None)
+    assert (second.spread, second.behind) == (Band.of(1.0, drawn[1]), behind)
+    assert (first.place, second.place) == (1, 2 if behind.has_sign else 1)
+    assert others and all((row.spread, row.behind) == (None, None) for row in others)
 
 
 def test_no_plan_of_the_space_is_faster_than_the_best(found: PlanResult, everything: PlanResult) -> None:
@@ -118,7 +133,8 @@ def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest
         plan(small_job(), PlanSpace(**{**SMALLER, "schedule": ("zbv",)}), top=2)
 
 
-def test_the_same_bytes_with_any_number_of_workers() -> None:
+def test_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_stage, "MOST_COMPARED", 2)
     results = [plan(small_job(), PlanSpace(**SMALLER), top=4, workers=n) for n in (1, 2)]
     texts = [json.dumps(result.to_dict(), allow_nan=False) for result in results]
     assert texts[0] == texts[1]

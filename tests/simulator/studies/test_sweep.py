@@ -116,7 +116,7 @@ from moesim.simulator.scenario import load_scenario
 from moesim.simulator.studies.sweep import sweep
 
 if __name__ == "__main__":
-    sweep(load_scenario(sys.argv[1]), {"seed": "1..30"}, workers=2, store=sys.argv[2])
+    sweep(load_scenario(sys.argv[1]), {"seed": "1..12"}, workers=2, store=sys.argv[2])
 """
 
 
@@ -140,11 +140,11 @@ def test_killed_half_way_it_goes_on_where_it_was(small: Scenario, tmp_path: Path
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     kept = rows(store)
-    assert 3 <= kept < 30, "it was killed while it worked"
-    space = {"seed": "1..30"}
+    assert 3 <= kept < 12, "it was killed while it worked"
+    space = {"seed": "1..12"}
     found = sweep(base, space, workers=1, store=store)
-    assert (found.computed, found.reused) == (30 - kept, kept)
-    assert rows(store) == 30
+    assert (found.computed, found.reused) == (12 - kept, kept)
+    assert rows(store) == 12
     few = sweep(base, {"seed": "1..4"}, workers=1)
     assert few.points == found.points[:4]
 

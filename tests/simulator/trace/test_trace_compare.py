@@ -18,7 +18,7 @@ from moesim.simulator.trace import CLASSES, read
 from moesim.simulator.trace.calls import chained
 from moesim.simulator.trace.compare import compare, compare_with, compared
 from moesim.simulator.trace.compare_output import bars_csv, page, perfetto, write_perfetto
-from moesim.simulator.trace.events import EVENT
+from moesim.simulator.trace.events import EVENT, blank
 from moesim.simulator.trace.partition import as_priced, estimated_waiting, exclusive
 from moesim.simulator.trace.predicted import predicted_trace
 from moesim.simulator.trace.read import fingerprints
@@ -31,7 +31,7 @@ SPANS = st.lists(
 
 @given(SPANS)
 def test_every_moment_has_one_part_and_compute_goes_before_communication(spans: Any) -> None:
-    events = np.zeros(len(spans), EVENT)
+    events = blank(len(spans), EVENT)
     for row, (start, length, cls, _) in zip(events, spans, strict=True):
         row["start"], row["end"], row["cls"] = start, start + length, cls
     waits = np.array([min(length, wait) for _, length, _, wait in spans], np.int64)
@@ -154,7 +154,7 @@ def test_casts_sorts_and_residuals_belong_to_the_operator_that_a_prediction_pric
 
 def test_what_is_beside_a_prediction_has_its_classes_and_a_trace_alone_its_own(tmp_path: Path) -> None:
     names = ["elementwise_add", "fused_rms_norm", "direct_copy", "complex_mul"]
-    events, ops = np.zeros(4, EVENT), ["aten::add", "aten::_fused_rms_norm", "aten::copy_", "aten::mul"]
+    events, ops = blank(4, EVENT), ["aten::add", "aten::_fused_rms_norm", "aten::copy_", "aten::mul"]
     for n, cls in enumerate(("elementwise", "norm", "cast", "rope")):
         events[n]["start"], events[n]["end"], events[n]["cls"] = 10 * n, 10 * n + 10, CLASSES.index(cls)
         events[n]["op"], events[n]["name"] = n, n + 4
