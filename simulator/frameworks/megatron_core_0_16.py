@@ -28,6 +28,9 @@ def answers(revision: str) -> dict[str, Answer]:
         "fp8_activations": Answer("separate", f"{core}/transformer/mlp.py: a kernel between both layers"),
         "router": Answer("chain", f"{config}: moe_router_fusion is off"),
         "pad_expert_rows": Answer(True, f"{config}: moe_router_padding_for_fp8 is off, so experts.py pads"),
+        "padded_experts": Answer(False, f"{moe}/experts.py: it pads in FP8 only"),
+        "expert_rows": Answer("fused", f"{moe}/moe_utils.py: permute, with moe_permute_fusion as exported"),
+        "expert_reads": Answer("counts", f"{moe}/token_dispatcher.py: _maybe_dtoh_and_synchronize"),
         "expert_kernels": Answer("separate", f"{moe}/experts.py: TEGroupedMLP.forward"),
         "expert_biases": Answer(
             "split", f"{moe}/experts.py: _apply_bias; {core}/fusions/fused_bias_geglu.py"
@@ -57,6 +60,10 @@ def answers(revision: str) -> dict[str, Answer]:
             "pieces", f"{te}/attention/dot_product_attention/context_parallel.py: AttnFuncWithCPAndKVP2P"
         ),
         "overlap_data_parallel": Answer(False, f"{arguments}: overlap_grad_reduce is off"),
+        "recompute_stops_early": Answer(
+            False, f"{core}/tensor_parallel/random.py: CheckpointFunction runs its function whole"
+        ),
+        "parameter_gathers": Answer("block", f"{reduction}: Megatron-FSDP prefetches whole modules"),
         "gradient_sync": Answer(None, f"{reduction}: Megatron-FSDP scatters in every backward"),
         "data_parallel_buckets": Answer("megatron", f"{reduction}/distributed_data_parallel.py: bucket_size"),
         "bucket_parameters": Answer(None, f"{reduction}/distributed_data_parallel.py: bucket_size"),

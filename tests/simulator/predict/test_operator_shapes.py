@@ -75,10 +75,7 @@ def test_copies_of_fsdp_are_known_by_name_and_nothing_of_a_model_is_left_out_but
 
 
 def test_experts_of_one_rank_and_mla_have_pieces() -> None:
-    found = {
-        name: operator_shapes(scenario_of(name), (4096,))
-        for name in ("q30", "ds16")
-    }
+    found = {name: operator_shapes(scenario_of(name), (4096,)) for name in ("q30", "ds16")}
     named = [shape for shape in found["q30"] if "piece" in shape]
     assert {shape["piece"] for shape in named} == set(NAMED)
     for shape in named:
