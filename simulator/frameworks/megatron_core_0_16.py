@@ -51,8 +51,7 @@ def answers(revision: str) -> dict[str, Answer]:
         "placeholder_gradients": Answer(True, f"{te}/module/base.py: get_dummy_wgrad, since 2.3"),
         "loss": Answer("chain", f"{parallel}: cross_entropy_loss_fusion is off"),
         "overlap_tensor_parallel": Answer(
-            "weight-gradient",
-            f"{parallel}: tp_comm_overlap is off; {te}/module/linear.py",
+            "weight-gradient", f"{parallel}: tp_comm_overlap is off; {te}/module/linear.py"
         ),
         "end_collectives": Answer(True, f"{core}/tensor_parallel/layers.py: VocabParallelEmbedding"),
         "overlap_context_parallel": Answer(True, f"{arguments}: cp_comm_type is p2p"),
@@ -60,9 +59,7 @@ def answers(revision: str) -> dict[str, Answer]:
             "pieces", f"{te}/attention/dot_product_attention/context_parallel.py: AttnFuncWithCPAndKVP2P"
         ),
         "overlap_data_parallel": Answer(False, f"{arguments}: overlap_grad_reduce is off"),
-        "recompute_stops_early": Answer(
-            False, f"{core}/tensor_parallel/random.py: CheckpointFunction runs its function whole"
-        ),
+        "recompute_stops_early": Answer(False, f"{core}/tensor_parallel/random.py: CheckpointFunction"),
         "parameter_gathers": Answer("block", f"{reduction}: Megatron-FSDP prefetches whole modules"),
         "gradient_sync": Answer(None, f"{reduction}: Megatron-FSDP scatters in every backward"),
         "data_parallel_buckets": Answer("megatron", f"{reduction}/distributed_data_parallel.py: bucket_size"),

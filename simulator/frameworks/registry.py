@@ -34,7 +34,7 @@ OF_THE_RUN = frozenset(
 )  # fmt: skip
 """Switches that a run's own configuration or machine decides, whatever its trainer."""
 
-OF_FSDP = ("parameters_copied", "single_groups_copied", "flat_parameters", "gradients_divided")
+OF_FSDP = ("parameters_copied", "shards_cast", "single_groups_copied", "flat_parameters", "gradients_divided")
 """Switches that only PyTorch's FSDP, 1 or 2, turns on."""
 
 Value: TypeAlias = str | bool | int | None
