@@ -24,8 +24,9 @@ from lab.scoring import own_runs
 from moesim.kernels.calibrate import Options, calibrate
 from moesim.kernels.calibrate.operators import FLUSH_BYTES, GRAPHED
 from moesim.simulator.predict.operator_shapes import operator_shapes
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.scoreboard.runs import runs, scenario_of_run
+from moesim.simulator.trace.parts import scenario_of
 
 RANKS = (1, 2, 8, 32, 64, 128, 256, 512)
 LAYERS = {
@@ -41,7 +42,7 @@ LAYERS = {
 def scenarios(accelerator: str) -> list[Scenario]:
     """The runs of this workplace on an accelerator."""
     if accelerator != "h200-sxm":
-        return [load_scenario(str(file)) for file in sorted(Path("lab/scoring/data/h100x2").glob("*.yaml"))]
+        return [scenario_of(name) for name in ("ds16", "l8b", "q30")]
     return [scenario_of_run(run) for run in runs()] + [
         own_runs.scenario_of(name) for name in own_runs.measured()
     ]

@@ -348,7 +348,7 @@ def gather_copies(pricer: Pricer, kind: BlockKind) -> tuple[Operator, ...]:
         return ()
     copy = move("fsdp.shard_copy", "copy", "F", own * gathered, own * gathered, variant="flat")
     cast = move("fsdp.shard_cast", "copy", "F", own * stored, own * gathered, variant="gather_in")
-    return (copy,) if stored == gathered else (cast, copy)
+    return (cast, copy) if stored != gathered and pricer.scenario.software.shards_cast else (copy,)
 
 
 def _behind_copy(transfer: TransferCost, copied: PhaseCost) -> TransferCost:

@@ -136,7 +136,7 @@ def own_latents(scenario: Scenario, part: Attention | FeedForward) -> tuple[int,
     Megatron core runs the down-projections of MLA on every rank's own tokens (`parallel_mode` "duplicated",
     NVIDIA/Megatron-LM 26.04 `multi_latent_attention.py`).
     """
-    split = scenario.software.modules == "transformer-engine" and scenario.parallel.sequence_parallel
+    split = scenario.software.modules != "torch" and scenario.parallel.sequence_parallel
     if not split or scenario.parallel.tp == 1 or not isinstance(part, Attention):
         return ()
     return part.gathered_latents

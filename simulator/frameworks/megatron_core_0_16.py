@@ -28,6 +28,9 @@ def answers(revision: str) -> dict[str, Answer]:
         "fp8_activations": Answer("separate", f"{core}/transformer/mlp.py: a kernel between both layers"),
         "router": Answer("chain", f"{config}: moe_router_fusion is off"),
         "pad_expert_rows": Answer(True, f"{config}: moe_router_padding_for_fp8 is off, so experts.py pads"),
+        "padded_experts": Answer(False, f"{moe}/experts.py: it pads in FP8 only"),
+        "expert_rows": Answer("fused", f"{moe}/moe_utils.py: permute, with moe_permute_fusion as exported"),
+        "expert_reads": Answer("counts", f"{moe}/token_dispatcher.py: _maybe_dtoh_and_synchronize"),
         "expert_kernels": Answer("separate", f"{moe}/experts.py: TEGroupedMLP.forward"),
         "expert_biases": Answer(
             "split", f"{moe}/experts.py: _apply_bias; {core}/fusions/fused_bias_geglu.py"
@@ -48,8 +51,7 @@ def answers(revision: str) -> dict[str, Answer]:
         "placeholder_gradients": Answer(True, f"{te}/module/base.py: get_dummy_wgrad, since 2.3"),
         "loss": Answer("chain", f"{parallel}: cross_entropy_loss_fusion is off"),
         "overlap_tensor_parallel": Answer(
-            "weight-gradient",
-            f"{parallel}: tp_comm_overlap is off; {te}/module/linear.py",
+            "weight-gradient", f"{parallel}: tp_comm_overlap is off; {te}/module/linear.py"
         ),
         "end_collectives": Answer(True, f"{core}/tensor_parallel/layers.py: VocabParallelEmbedding"),
         "overlap_context_parallel": Answer(True, f"{arguments}: cp_comm_type is p2p"),
@@ -57,6 +59,8 @@ def answers(revision: str) -> dict[str, Answer]:
             "pieces", f"{te}/attention/dot_product_attention/context_parallel.py: AttnFuncWithCPAndKVP2P"
         ),
         "overlap_data_parallel": Answer(False, f"{arguments}: overlap_grad_reduce is off"),
+        "recompute_stops_early": Answer(False, f"{core}/tensor_parallel/random.py: CheckpointFunction"),
+        "parameter_gathers": Answer("block", f"{reduction}: Megatron-FSDP prefetches whole modules"),
         "gradient_sync": Answer(None, f"{reduction}: Megatron-FSDP scatters in every backward"),
         "data_parallel_buckets": Answer("megatron", f"{reduction}/distributed_data_parallel.py: bucket_size"),
         "bucket_parameters": Answer(None, f"{reduction}/distributed_data_parallel.py: bucket_size"),

@@ -27,11 +27,14 @@ RELEASES = (
 """The releases; `a-1.2` is the module `a_1_2.py`, which is loaded only where a scenario names it."""
 
 OF_THE_RUN = frozenset(
-    {"framework", "dropout", "allocator", "host", "host_slowness", "cuda_graphs", "static_experts"}
-)
+    {
+        "framework", "dropout", "allocator", "host", "host_slowness", "launch_blocking", "cuda_graphs",
+        "static_experts",
+    }
+)  # fmt: skip
 """Switches that a run's own configuration or machine decides, whatever its trainer."""
 
-OF_FSDP = ("parameters_copied", "single_groups_copied", "flat_parameters", "gradients_divided")
+OF_FSDP = ("parameters_copied", "shards_cast", "single_groups_copied", "flat_parameters", "gradients_divided")
 """Switches that only PyTorch's FSDP, 1 or 2, turns on."""
 
 Value: TypeAlias = str | bool | int | None

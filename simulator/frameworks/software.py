@@ -117,6 +117,9 @@ class Software(Section):
     input gradients autograd adds (torchtitan)."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    shards_cast: bool = True
+    """With `parameters_copied`, FSDP2 casts shards of a wider format into a tensor of their own before it
+    copies them into the buffer of a gather (eq. O34); false: one copy does both."""
     single_groups_copied: bool = False
     """With `parameters_copied` and ZeRO-3, FSDP2 also wraps parameters whose sharding group has one member
     (torchtitan's experts where expert parallelism takes all ranks): it casts and copies them before each

@@ -24,6 +24,7 @@ RELEASE = Release(
         "compiled_blocks": Answer(False, f"{_CONFIG}: compile.enable is off"),
         "gradient_sums": Answer(True, f"{_TITAN}/models/llama3/model/model.py: wq, wk, wv are three layers"),
         "parameters_copied": Answer(True, f"{_PARALLEL}: fully_shard of every block"),
+        "shards_cast": Answer(True, "torch 2.11 _fsdp_collectives.py: _get_param_all_gather_inputs"),
         "single_groups_copied": Answer(True, f"{_TITAN}/models/llama4/infra/parallelize.py:404: the experts"),
         **all_off(f"{_PARALLEL}: FSDP2", "flat_parameters", "gradients_divided", "gradients_all_reduced"),
         "allocator": Answer("expandable", "pytorch/torchtitan run_train.sh: expandable_segments:True"),

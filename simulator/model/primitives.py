@@ -87,11 +87,18 @@ def move(
 
 UNFUSED_INPUTS = frozenset({"o_proj"})
 """GEMMs whose input does not come from a norm or activation kernel, so that a kernel of its own casts it."""
+COLUMN_PARALLEL = frozenset({"qkv_proj", "q_proj", "q_up", "kv_up"})
+"""Projections of attention whose outputs tensor parallelism splits, as it splits `gate_up` of an FFN."""
 
 
 def _casts_input(w: Work, name: str) -> bool:
     """Whether a kernel of its own casts the input of a linear layer and transposes it at once."""
     return name in UNFUSED_INPUTS or (w.separate_casts and name.endswith(".down"))
+
+
+def _row_parallel(name: str) -> bool:
+    """Whether tensor parallelism splits the inputs of a layer, and not its outputs."""
+    return name == "o_proj" or name.endswith(".down")
 
 
 AMAX_LAUNCHES = 3
@@ -210,6 +217,7 @@ def linear_forward(
     if w.separate_casts or not name.endswith(".down"):  # else the activation's kernel writes the blocks
         out += block_cast(w, f"{name}.cast", "F", m if _casts_input(w, name) else min(m, w.norm_tokens), k)
     out += weight_scales(w, name, "F", n, k)
+    out += gathered_scales(w, name, "F", m, n, k)
     return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.gemm_variant("F"))]
 
 
@@ -231,8 +239,10 @@ def linear_input_gradient(
                 move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
             )
     if w.separate_casts or not name.endswith(".gate_up"):
-        out += block_cast(w, f"{name}.cast_gradient", "I", m, n)
+        own = min(m, w.norm_tokens) if _row_parallel(name) else m  # cast before ranks gather it
+        out += block_cast(w, f"{name}.cast_gradient", "I", own, n)
     out += weight_scales(w, name, "I", n, k)
+    out += gathered_scales(w, name, "I", m, n, k)
     return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.gemm_variant("I"))]
 
 
@@ -311,6 +321,22 @@ def weight_scales(w: Work, name: str, d: Direction, n: float, k: float, groups: 
     size = groups * n * k / ELEMENTS_OF_A_SCALE[w.blocks]
     dtype: Dtype = "fp8" if w.blocks == "mx" else "fp4"
     return [move(f"{name}.weight_scales", "transpose", d, size, size, variant="block_scales", dtype=dtype)]
+
+
+def gathered_scales(w: Work, name: str, d: Direction, m: float, n: float, k: float) -> list[Operator]:
+    """Scales of gathered tensors put into the order of the GEMMs, which a cast before a gather cannot do.
+
+    A column-parallel layer gathers its input [m, k] in both passes, a row-parallel one its gradient [m, n]
+    along rows and columns. Those of the weight gradient are counted in I. Source: `optimize_for_gemm` in
+    NVIDIA/TransformerEngine@v2.15 `pytorch/module/linear.py` and `layernorm_linear.py`.
+    """
+    row = _row_parallel(name)
+    column = name in COLUMN_PARALLEL or name.endswith(".gate_up")
+    if w.tp == 1 or not w.sequence_parallel or not (column or (row and d == "I")):
+        return []
+    times = 2 if row else 1
+    out = weight_scales(w, name, d, times * m, n if row else k)
+    return [replace(op, name=f"{name}.gathered_scales", launches=times) for op in out]
 
 
 def weight_cast_bytes(blocks: Blocks) -> tuple[float, float]:

@@ -103,8 +103,10 @@ def traced_runs() -> TracedRuns:
     return published_data(TracedRuns, RUNS)
 
 
-def scenario_of(run: TracedRun, *overrides: str) -> Scenario:
-    """The scenario of a run, with `key=value` overrides as for `load_scenario`."""
+def scenario_of(run: TracedRun | str, *overrides: str) -> Scenario:
+    """The scenario of a run or of its name, with `key=value` overrides as for `load_scenario`."""
+    if isinstance(run, str):
+        run = next(one for one in traced_runs().runs if one.name == run)
     if isinstance(run.scenario, dict):
         file = traced_runs()
         data = {"name": run.name, **file.common, **run.scenario}

@@ -67,6 +67,16 @@ def test_a_plan_that_does_not_fit_is_printed_and_exits_with_3(run: Run, small_fi
     assert run("explain", small_file, *plan).code == 3
 
 
+def test_a_plan_at_risk_says_what_the_risk_is(run: Run, small_file: str) -> None:
+    memory = Result.model_validate_json(run("simulate", small_file, "--json").out).memory
+    between = f"{(memory.total_bytes + memory.range_bytes[1]) / 2.0**31:.2f} GiB"
+    code, out, _ = run("simulate", small_file, "--set", f"cluster.node.accelerator.hbm={between}")
+    assert code == 0 and "AT RISK" in out
+    assert "risk        its tensors fit, but framework and allocator may take up to" in out
+    assert "which is slow (the interval of the step" in " ".join(out.split())
+    assert "\nrisk " not in run("simulate", small_file).out
+
+
 def test_traces_are_written(run: Run, small_file: str, tmp_path: Path) -> None:
     shown = ("--ranks", "0,2-3", "--trace-per-rank", "new/ranks")
     code, out, err = run("simulate", small_file, "--json", "--trace", "t.json.gz", *shown)

@@ -15,7 +15,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.engine.records import Execution
-from moesim.simulator.memory.gpu import FRAMEWORK_BYTES
+from moesim.simulator.memory.gpu import BUFFERS_SLACK
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.predict.driver import Prediction, finish
 from moesim.simulator.predict.result import Result
@@ -184,9 +184,11 @@ def score_row(row: OpenRow, draw: Draw | None = step_draws_s) -> ScoredRow:
     assert step_s is not None  # a row without one is refused
     drawn = None if draw is None else draw(prepared, executions, result)
     kept = () if drawn is None else tuple((drawn[:DRAWS] / result.step.time_s).tolist())
-    memory = result.memory.total_bytes
-    if row.id in memory_peaks():
-        memory -= FRAMEWORK_BYTES.value
+    kinds = result.memory.by_kind_bytes
+    memory = fsum(kinds.values()) - kinds["framework"]
+    if row.id not in memory_peaks():
+        # nvidia-smi's figures (BLOOM's chronicle, line 86): with the context, and all that was reserved
+        memory += BUFFERS_SLACK.value * (memory - kinds["communication_buffers"]) + kinds["framework"]
     known = row.published_memory_bytes
     return ScoredRow(
         **common,

@@ -69,6 +69,7 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
         f"{FITS[memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
         f"{_gib(memory.range_bytes[1])} by framework and allocator{replayed}",
+        **({} if memory.risk is None else {"risk": memory.risk.removeprefix("at risk: ")}),
     }
 
 

@@ -25,6 +25,7 @@ from moesim.simulator.scoring.order import APART, OrderScore, published_order
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
+from moesim.simulator.scoring.scoreboard.tables import is_table, read_rows
 from moesim.simulator.trace.parts import FAR, LARGE, median_gap, score_all_parts
 
 GIB = 2.0**30
@@ -71,9 +72,10 @@ def score_file(file: Path, as_json: bool, workers: int) -> None:
         elif columns >= case_rows.COLUMNS:
             cases = score_cases(file)
             show, scored = partial(print_cases, cases), list(cases)
-        elif {"metric", "hardware", "gbs_seqs"} <= columns:
-            board = score_all(open_rows(file), workers=workers)
-            order = published_order(open_rows(file), board.rows)
+        elif is_table(columns):
+            own = read_rows(file)
+            board = score_all(own, workers=workers)
+            order = published_order(own, board.rows)
             show, scored = partial(print_board, board), list(board.rows)
         else:
             raise InputError(

@@ -208,6 +208,8 @@ def test_a_gather_of_fsdp2_waits_for_the_copy_of_the_shards_that_it_sends() -> N
     cast, again = gather_copies(wide, "dense")  # FP32 shards are cast into one tensor, which is copied
     assert cast.bytes_read + cast.bytes_written == pytest.approx(6.0 * dense / ranks)
     assert again.bytes_read + again.bytes_written == pytest.approx(4.0 * dense / ranks)
+    once = pricer("null", *kept, "precision.parameter_gather=bf16", "software.shards_cast=false")
+    assert gather_copies(once, "dense") == (again,)
     seconds = fsdp2.compute((copy,), "alone").seconds
     for phase in ("gather F", "gather B"):
         assert with_copy[phase].payload_s - without[phase].payload_s == pytest.approx(seconds)

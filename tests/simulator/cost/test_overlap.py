@@ -113,7 +113,7 @@ def test_megatrons_ranks_form_latents_from_their_own_tokens_and_wait_for_scatter
     scenario = scenario_of("gb200-512")
     own, torch = (
         Pricer(resolve(scenario.overridden(f"software.modules={name}")))
-        for name in ("transformer-engine", "torch")
+        for name in ("megatron-core", "torch")
     )
     for phase, name in (("attn F", "q_down"), ("attn I", "q_down.dgrad"), ("attn W", "q_down.wgrad")):
         flops = [

@@ -25,6 +25,14 @@ def test_every_answer_is_a_legal_value_with_a_source(name: str) -> None:
     assert all(getattr(software, switch) == getattr(PLAIN, switch) for switch in left)
 
 
+@pytest.mark.parametrize("name", ["megatron-core-0.16", "megatron-core-0.17", "megatron-bridge-0.4"])
+def test_megatron_core_answers_every_switch(name: str) -> None:
+    assert not release_of(name).assumed(Software.model_fields)
+    assert set(release_of("nemo-25").assumed(Software.model_fields)) == {
+        "pad_expert_rows", "expert_biases", "scaled_rotary", "placeholder_gradients", "gradient_sync",
+    }  # fmt: skip
+
+
 def test_a_stated_switch_overrides_the_answer_and_null_leaves_it() -> None:
     software = Software.model_validate(
         {"framework": "nemo-25", "loss": "fused", "bucket_parameters": None}, context={"place": "a file"}

@@ -68,6 +68,29 @@ def test_nothing_is_transposed_but_scales_of_weights() -> None:
     assert up.bytes_read == 16 * (2 * 768) * 2048 / 32  # a byte for 32 elements of 16 experts
 
 
+def test_tensors_are_gathered_before_their_scales_are_put_in_order() -> None:
+    """TE 2.15: no scales in the order of the GEMM where a sequence-parallel group gathers the tensor."""
+    shape = load_model("qwen3-30b-a3b")
+    whole, split, alike = (
+        block_operators(
+            shape, "moe", MX, tokens=TOKENS, sequence=TOKENS, ep=8, received_rows=TOKENS,
+            recompute="none", tp=tp, sequence_parallel=parallel,
+        )
+        for tp, parallel in ((1, True), (2, True), (2, False))
+    )  # fmt: skip
+    gathered = [op for ops in split.values() for op in ops if op.name.endswith(".gathered_scales")]
+    assert [op.name.partition(".")[0] for op in gathered if op.direction == "F"] == ["qkv_proj"]
+    rows = next(op for op in gathered if op.name.startswith("o_proj"))
+    assert (rows.direction, rows.launches, rows.bytes_read) == ("I", 2, 2 * TOKENS * 2048 / 32)
+    for other in (whole, alike):
+        assert not any("gathered" in op.name for ops in other.values() for op in ops)
+    cast = {
+        name: next(op for op in ops["attn I"] if op.name == "o_proj.cast_gradient").bytes_read
+        for name, ops in (("split", split), ("alike", alike))
+    }
+    assert cast["split"] == cast["alike"] / 2  # every rank casts its own tokens
+
+
 def test_weights_are_cast_once_a_step() -> None:
     def quantise(recipe: Precision) -> Operator:
         return optimizer_operators(1e9, recipe, 2e9)[-1]
@@ -82,7 +105,7 @@ def test_blackwell_has_rates_of_fp4_above_those_of_fp8() -> None:
     gemm = {r: next(op for op in all_of(r, "gemm") if op.name == "o_proj") for r in (BF16, MX, FP4)}
     seconds = {r: operator_seconds(op, gpu, profile, SmContext()) for r, op in gemm.items()}
     assert seconds[FP4].seconds < seconds[MX].seconds < seconds[BF16].seconds
-    assert seconds[FP4].curve_ids == ("gb200-layers.gemm_fp4", "blackwell-sustained.gemm_fp4")
+    assert seconds[FP4].curve_ids == ("gb200-layers.gemm_fp4", "gb200-layers.sustained_fp4")
 
 
 def test_few_rows_a_group_are_slower_than_many() -> None:

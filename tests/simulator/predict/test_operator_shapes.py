@@ -16,6 +16,7 @@ from moesim.simulator.predict.operator_shapes import (
     operator_shapes,
 )
 from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.trace.parts import scenario_of
 
 SIZES = {
     "norm": ("rows", "width"),
@@ -74,10 +75,7 @@ def test_copies_of_fsdp_are_known_by_name_and_nothing_of_a_model_is_left_out_but
 
 
 def test_experts_of_one_rank_and_mla_have_pieces() -> None:
-    found = {
-        name: operator_shapes(load_scenario(f"lab/scoring/data/h100x2/{name}.yaml"), (4096,))
-        for name in ("q30", "ds16")
-    }
+    found = {name: operator_shapes(scenario_of(name), (4096,)) for name in ("q30", "ds16")}
     named = [shape for shape in found["q30"] if "piece" in shape]
     assert {shape["piece"] for shape in named} == set(NAMED)
     for shape in named:
@@ -91,9 +89,7 @@ def test_experts_of_one_rank_and_mla_have_pieces() -> None:
         shared = own * shape["more"] * 2.0 * (1 - 1 / heads) if shape.get("shared") else 0.0
         again = own * shape["width"] * 4.0 if shape["use"].endswith("rows") else 0.0  # the latent, contiguous
         assert 2.0 * written - shared + again == pytest.approx(shape["bytes"])
-    compiled = operator_shapes(
-        load_scenario("lab/scoring/data/h100x2/ds16.yaml").overridden(*COMPILED), (4096,)
-    )
+    compiled = operator_shapes(scenario_of("ds16", *COMPILED), (4096,))
     assert without_piece(compiled) == ["permute/mapping"]
     for shape in (s for s in compiled if s["use"] in ("copy/broadcast", "elementwise/reduce")):
         one = shape["tokens"] * shape["width"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,19 @@ def test_a_case_whose_rates_come_from_its_own_run_is_told(
     assert "does not say of which scenario" in unnamed.own_rates
     assert _exit("--rows", str(table)) == 0
     assert "Note: the profile own has its rates" in capsys.readouterr().out
+
+
+def test_a_table_of_others_words_is_scored_row_by_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "rows.csv"
+    row = "Llama-3-8B,{gpu},8,1,1,1,8,16,1,2048,{precision},1.0"
+    lines = [row.format(gpu=gpu, precision=how) for gpu, how in (("H100", "bf16"), ("H100", "nvfp4"))]
+    table.write_text("model,hardware,gpus,tp,pp,ep,dp,gbs,mbs,seq,precision,s/step\n" + "\n".join(lines))
+    assert _exit("--rows", str(table), "--json", "--workers", "1") == 0
+    fine, fp4 = json.loads(capsys.readouterr().out)["rows"]
+    assert fine["predicted_step_s"] > 0.0 and not fine["refused"]
+    assert "do not apply scales of 16" in fp4["refused"]
 
 
 def _exit(*arguments: str) -> object:

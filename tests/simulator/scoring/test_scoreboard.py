@@ -197,6 +197,16 @@ def test_runs_on_h200_hold_step_and_memory(five: dict[str, ScoredRun], name: str
     assert abs(result.reserved_error) < 0.05
 
 
+def test_memory_as_nvidia_smi_shows_it_has_what_the_allocator_reserves() -> None:
+    """BLOOM's chronicle reads nvidia-smi, SimuMax the tensors of its allocator."""
+    rows = {row.id: row for row in open_rows()}
+    for name, near in (("bloom-009", 0.15), ("simumax-001", 0.03)):
+        scored = score_row(rows[name], None)
+        assert scored.memory_error is not None and abs(scored.memory_error) < near
+        assert scored.memory_bytes is not None and scored.needed_bytes is not None
+        assert (scored.memory_bytes > scored.needed_bytes) == (name == "bloom-009")
+
+
 def test_fsdp_hides_its_collectives_as_the_profiled_run_did(five: dict[str, ScoredRun]) -> None:
     result = five["l8b_fsdp8_sac"]
     assert result.exposed_s == 0.02
