@@ -1,0 +1,198 @@
+"""Requests as arrays: read from logs, or drawn from a rate; times are integer nanoseconds after the first."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.hwmodels.errors import InputError
+
+Ints = NDArray[np.int64]
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests in order of arrival.
+
+    `arrival_ns`, `input_tokens`, `output_tokens`: one entry a request. `block_ids` of request i are
+    `blocks[first_block[i]:first_block[i + 1]]`: equal ids are equal prefixes of `block_tokens` tokens a block;
+    `block_tokens` is 0 where the log has none.
+    """
+
+    arrival_ns: Ints
+    input_tokens: Ints
+    output_tokens: Ints
+    blocks: Ints
+    first_block: Ints
+    block_tokens: int = 0
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    def block_ids(self, request: int) -> list[int]:
+        """Ids of a request's prompt blocks, in order."""
+        return self.blocks[self.first_block[request] : self.first_block[request + 1]].tolist()
+
+
+def requests_of(
+    arrival_ns: Any, input_tokens: Any, output_tokens: Any, blocks: list[list[int]] | None = None, block_tokens: int = 0
+) -> Requests:
+    """Requests sorted by arrival (equal times keep their order), the first at zero.
+
+    Raises InputError for lengths below one token, and for ids that do not cover the prompt.
+    """
+    arrival = np.asarray(arrival_ns, dtype=np.int64)
+    inputs, outputs = np.asarray(input_tokens, dtype=np.int64), np.asarray(output_tokens, dtype=np.int64)
+    if len(arrival) == 0:
+        raise InputError("the load has no requests; state a log with at least one, or a rate and a number")
+    for name, lengths in (("input", inputs), ("output", outputs)):
+        if (bad := np.flatnonzero(lengths < 1)).size:
+            raise InputError(
+                f"request {bad[0] + 1} of the load has {lengths[bad[0]]} {name} tokens; every request has 1 or more"
+            )
+    order = np.argsort(arrival, kind="stable")
+    ids = [blocks[i] for i in order] if blocks is not None else []
+    for place, row in zip(order, ids, strict=False):
+        if len(row) * block_tokens < inputs[place]:
+            raise InputError(
+                f"request {place + 1} of the log has {len(row)} blocks of {block_tokens} tokens for "
+                f"{inputs[place]} input tokens; state the log's own `block_tokens`"
+            )
+    counts = np.array([len(row) for row in ids] or np.zeros(len(arrival)), dtype=np.int64)
+    return Requests(
+        arrival_ns=arrival[order] - arrival[order[0]],
+        input_tokens=inputs[order],
+        output_tokens=outputs[order],
+        blocks=np.array([one for row in ids for one in row], dtype=np.int64),
+        first_block=np.concatenate(([0], np.cumsum(counts))),
+        block_tokens=block_tokens if blocks is not None else 0,
+    )
+
+
+# -- logs --------------------------------------------------------------------------------------------
+# Mooncake's JSON lines, Azure's CSV, and a plain CSV with the columns arrival_s, input_tokens, output_tokens.
+
+MOONCAKE_BLOCK_TOKENS = 512
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_PLAIN = ("arrival_s", "input_tokens", "output_tokens")
+
+
+def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
+    """Requests of a log, plain or gzipped; `block_tokens` are those of a block of Mooncake's `hash_ids`.
+
+    Raises InputError with the line of what cannot be read; times out of order are sorted.
+    """
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
+    if text.lstrip().startswith("{"):
+        return _mooncake(path, text, block_tokens)
+    return _table(path, text)
+
+
+def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows.append({key: row[key] for key in ("timestamp", "input_length", "output_length")})
+            rows[-1]["ids"] = [int(one) for one in row.get("hash_ids", ())]
+        except (ValueError, KeyError, TypeError) as problem:
+            raise InputError(
+                f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs `timestamp` "
+                "in ms, `input_length`, `output_length`, and may have `hash_ids`"
+            ) from None
+    with_ids = bool(rows) and all(row["ids"] for row in rows)
+    return requests_of(
+        [round(row["timestamp"] * NS_PER_MS) for row in rows],
+        [row["input_length"] for row in rows],
+        [row["output_length"] for row in rows],
+        [row["ids"] for row in rows] if with_ids else None,
+        block_tokens,
+    )
+
+
+def _table(path: Path, text: str) -> Requests:
+    reader = csv.DictReader(io.StringIO(text))
+    names = [str(name).strip() for name in reader.fieldnames or ()]
+    columns = next((each for each in (_AZURE, _PLAIN) if set(each) <= set(names)), None)
+    if columns is None:
+        raise InputError(
+            f"{path}: its columns are {', '.join(names) or 'none'}; a log has {', '.join(_PLAIN)}, or Azure's "
+            f"{', '.join(_AZURE)}, or is Mooncake's JSON lines"
+        )
+    rows = list(_rows(path, reader, columns))
+    return requests_of(*([row[at] for row in rows] for at in range(3)))
+
+
+def _rows(path: Path, reader: csv.DictReader[str], columns: tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
+    moment = _instant_ns if columns is _AZURE else lambda word: round(float(word) * NS_PER_S)
+    for row in reader:
+        words = [(row[name] or "").strip() for name in columns]
+        try:
+            yield moment(words[0]), int(words[1]), int(words[2])
+        except (ValueError, OverflowError):
+            raise InputError(
+                f"{path}, line {reader.line_num}: {', '.join(words)} is not a time and two whole numbers of tokens"
+            ) from None
+
+
+def _instant_ns(word: str) -> int:
+    """Nanoseconds of `2023-11-16 18:15:46.6805900`: seven digits of fraction, which datetime cuts to six."""
+    date, _, fraction = word.partition(".")
+    seconds = datetime.fromisoformat(date + "+00:00").timestamp()
+    return int(seconds) * NS_PER_S + int((fraction or "0").ljust(9, "0")[:9])
+
+
+# -- drawn loads -------------------------------------------------------------------------------------
+
+
+def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1.0) -> Ints:
+    """Arrival times in ns of a renewal process with gamma gaps.
+
+    `burstiness` is the squared coefficient of variation of the gaps: 1 is Poisson, above 1 comes in bursts,
+    0 is a fixed interval (the meaning of `1 / burstiness` in vLLM's benchmark). Raises InputError for a rate of 0.
+    """
+    if not requests_per_s > 0 or burstiness < 0:
+        raise InputError(
+            f"arrivals at {requests_per_s:g} a second with burstiness {burstiness:g}: the rate is above 0, "
+            "the burstiness 0 or more"
+        )
+    mean_ns = NS_PER_S / requests_per_s
+    if burstiness == 0:
+        gaps = np.full(count, mean_ns)
+    else:
+        gaps = np.random.default_rng(seed).gamma(1 / burstiness, burstiness * mean_ns, count)
+    return np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
+
+
+def repeated(log: Requests, count: int, seed: int) -> Requests:
+    """A log repeated until it has `count` requests, each time in the span of the log with other times.
+
+    A request keeps its lengths and blocks; its time moves by a uniform draw of up to one mean gap either way.
+    Repeats of one log start at the same moment, so that a load of n times the log is n times as dense.
+    """
+    whole, span = len(log), int(log.arrival_ns[-1])
+    place = np.arange(count) % whole
+    gap = max(span // max(whole - 1, 1), 1)
+    jitter = np.random.default_rng(seed).integers(-gap, gap, count, endpoint=True)
+    jitter[:whole] = 0
+    ids = [log.block_ids(int(i)) for i in place] if log.block_tokens else None
+    times = np.clip(log.arrival_ns[place] + jitter, 0, span)
+    return requests_of(times, log.input_tokens[place], log.output_tokens[place], ids, log.block_tokens)
