@@ -91,7 +91,9 @@ def _linear(name: str, m: float, n: float, k: float, dtype: Dtype) -> list[Opera
     return [move(f"{name}.cast", "cast", "F", m * k * BF16, written, variant="token", dtype="fp8"), product]
 
 
-def _scores(name: str, rows: float, keys: float, columns: tuple[float, float], read: float, heads: float) -> Operator:
+def _scores(
+    name: str, rows: float, keys: float, columns: tuple[float, float], read: float, heads: float
+) -> Operator:
     """Core attention: `keys` seen in all by `rows` queries; scores over `columns[0]`, sums over `columns[1]`."""
     return Operator(
         name, "attention_forward", "F", "bf16",
@@ -140,7 +142,9 @@ def latent(a: MLA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
     out.append(move("rope_and_cache", "rope", "F", t * (heads * a.qk_rope_dim + wide) * BF16, t * row))
     if d := rows.decodes:
         out += [
-            gemm("q_absorb", "F", d * heads, a.kv_lora_rank, a.qk_nope_dim, "bf16", groups=max(round(heads), 1)),
+            gemm(
+                "q_absorb", "F", d * heads, a.kv_lora_rank, a.qk_nope_dim, "bf16", groups=max(round(heads), 1)
+            ),
             _scores("decode", d, rows.context, (wide, a.kv_lora_rank), rows.context * row, heads),
             gemm("v_absorb", "F", d * heads, a.v_dim, a.kv_lora_rank, "bf16", groups=max(round(heads), 1)),
         ]
@@ -169,7 +173,9 @@ def touched(experts: float, tokens: float, top_k: int, all_experts: int) -> floa
     return experts * (1.0 - (1.0 - min(top_k / all_experts, 1.0)) ** tokens)
 
 
-def routed(moe: MoE, hidden: int, tokens: float, rank_rows: float, own: float, split: Split) -> list[Operator]:
+def routed(
+    moe: MoE, hidden: int, tokens: float, rank_rows: float, own: float, split: Split
+) -> list[Operator]:
     """Router on `own` tokens, then the experts of one rank on `rank_rows` rows of `tokens` tokens of the group."""
     local = (moe.experts + split.redundant_experts) / split.ep
     width = moe.expert_ffn / split.expert_tp
@@ -186,7 +192,9 @@ def routed(moe: MoE, hidden: int, tokens: float, rank_rows: float, own: float, s
         size = rank_rows * row * BF16
         out.append(move("experts.cast", "cast", "F", size, size / 2, variant="token", dtype="fp8"))
     out += [
-        gemm("experts.gate_up", "F", rank_rows, columns, row, split.experts, cls="grouped_gemm", groups=groups),
+        gemm(
+            "experts.gate_up", "F", rank_rows, columns, row, split.experts, cls="grouped_gemm", groups=groups
+        ),
         move("experts.act_and_mul", "swiglu", "F", rank_rows * columns * BF16, rank_rows * width * BF16),
         gemm("experts.down", "F", rank_rows, row, width, split.experts, cls="grouped_gemm", groups=groups),
         move("unpermute", "permute", "F", rank_rows * row * BF16, own * row * BF16, variant="reduce"),

@@ -16,6 +16,7 @@ from moesim.simulator.serving.scheduler import Batch, Done, Policy, Scheduler
 
 Ints = NDArray[np.int64]
 
+
 class Pace(NamedTuple):
     """How long steps take while the same sequences decode.
 
@@ -95,7 +96,14 @@ def least_loaded(request: int, ranks: Sequence[Scheduler]) -> int:
 
 
 class _Replica:
-    def __init__(self, env: simpy.Environment, pool: Pool, served: Served, at: int, done: Callable[[int, Done, int], None]) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        pool: Pool,
+        served: Served,
+        at: int,
+        done: Callable[[int, Done, int], None],
+    ) -> None:
         self._env, self._pool, self._served, self._done = env, pool, served, done
         self._first_rank = at * pool.ranks
         self.ranks = [Scheduler(pool.policy, served.requests) for _ in range(pool.ranks)]
@@ -146,8 +154,13 @@ class _Replica:
 
 
 def serve(
-    requests: Requests, decode: Pool, *, prefill: Pool | None = None, transfer_ns: Callable[[int], int] | None = None,
-    router: Router = least_loaded, sample_ns: int = 0,
+    requests: Requests,
+    decode: Pool,
+    *,
+    prefill: Pool | None = None,
+    transfer_ns: Callable[[int], int] | None = None,
+    router: Router = least_loaded,
+    sample_ns: int = 0,
 ) -> Served:
     """Serve a load until its last token.
 
@@ -182,7 +195,9 @@ def serve(
     def sample() -> Generator[Any, Any, None]:
         while left:
             yield env.timeout(sample_ns)
-            served.counts.append((int(env.now), sum(r.running for r in ranks), sum(len(r.waiting) for r in ranks)))
+            served.counts.append(
+                (int(env.now), sum(r.running for r in ranks), sum(len(r.waiting) for r in ranks))
+            )
 
     env.process(arrive())
     if sample_ns:

@@ -47,7 +47,11 @@ class Requests:
 
 
 def requests_of(
-    arrival_ns: Any, input_tokens: Any, output_tokens: Any, blocks: list[list[int]] | None = None, block_tokens: int = 0
+    arrival_ns: Any,
+    input_tokens: Any,
+    output_tokens: Any,
+    blocks: list[list[int]] | None = None,
+    block_tokens: int = 0,
 ) -> Requests:
     """Requests sorted by arrival (equal times keep their order), the first at zero.
 
@@ -141,7 +145,9 @@ def _table(path: Path, text: str) -> Requests:
     return requests_of(*([row[at] for row in rows] for at in range(3)))
 
 
-def _rows(path: Path, reader: csv.DictReader[str], columns: tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
+def _rows(
+    path: Path, reader: csv.DictReader[str], columns: tuple[str, ...]
+) -> Iterator[tuple[int, int, int]]:
     moment = _instant_ns if columns is _AZURE else lambda word: round(float(word) * NS_PER_S)
     for row in reader:
         words = [(row[name] or "").strip() for name in columns]
