@@ -65,7 +65,7 @@ class ServingLoad(Section):
     """Requests: those of a log, or drawn from a rate and lengths."""
 
     log: str | None = None
-    """Mooncake's JSON lines, Azure's CSV, or a CSV of arrival_s, input_tokens, output_tokens; plain or gzipped."""
+    """Mooncake's JSON lines, Azure's CSV, or a CSV of arrival_s, input_tokens, output_tokens; may be gzipped."""
     requests: PositiveInt | None = None
     """Number of requests. Absent: those of the log, or 1,000."""
     rate_per_s: Positive | None = None
@@ -108,7 +108,7 @@ class Serving(ServingPool):
     """Format of keys and values."""
     prefix_caching: bool = True
     router: Literal["least_loaded", "round_robin", "prefix_aware"] = "least_loaded"
-    """Who gets a request: the rank with the fewest waiting x 4 + running, each in turn, or the longest prefix."""
+    """Who gets a request: the rank with least waiting x 4 + running, each in turn, or the longest prefix."""
     acceptance: tuple[Share, ...] | None = None
     """Chance that the first, second, ... draft is accepted, each given the one before. Absent: measured defaults."""
     load: ServingLoad = ServingLoad()

@@ -1,1 +1,1 @@
-"""Releases of inference engines, one file each: habits of the scheduler, host times, and where they are from."""
+"""Releases of inference engines, one file each: habits of the scheduler, host times, sources."""

@@ -1,4 +1,4 @@
-"""What an inference engine's release does, and the list of releases; `vllm-0.19` is the module `vllm_0_19.py`."""
+"""What a release of an inference engine does; `vllm-0.19` is the module `vllm_0_19.py`."""
 
 from __future__ import annotations
 
