@@ -1,19 +1,62 @@
-"""A served model with everything loaded that its scenario names, one pool of replicas at a time."""
+"""A served model with everything loaded that its scenario names, one pool of replicas at a time (pure)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib import resources
+from math import ceil
+from typing import Any
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
+from moesim.simulator.model.attention.mla import MLA
+from moesim.simulator.model.block import MTP
+from moesim.simulator.model.counts import block_parameters
+from moesim.simulator.model.operator import Dtype
+from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, FP8_TILE
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.serving import Serving, ServingPool
 from moesim.simulator.serving.engines.registry import Engine, engine
 from moesim.simulator.serving.operators import Split, cache_bytes_per_token
 from moesim.simulator.serving.scheduler import Policy
+
+WEIGHT_BYTES: dict[str, float] = {
+    "bf16": BYTES_PER_ELEMENT["bf16"],
+    "fp8": BYTES_PER_ELEMENT["fp8"] + BYTES_PER_ELEMENT["fp32"] / FP8_TILE**2,
+    "nvfp4": BLOCK_BYTES["nvfp4"],
+    "mxfp4": BYTES_PER_ELEMENT["fp4"] + 1.0 / 32.0,
+}
+"""Bytes of a weight with its share of the scales: blocks of 128 x 128 in FP8, 16 in NVFP4, 32 in MXFP4."""
+
+DTYPES: dict[str, Dtype] = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+
+CONTEXT_BYTES = 1.5e9
+"""Memory of the driver's context, NCCL's and DeepEP's buffers and captured graphs: assumed, 1 to 3 GB."""
+
+
+@lru_cache(maxsize=8)
+def _table(name: str) -> dict[str, Any]:
+    """A data file of serving."""
+    text = (resources.files("moesim.simulator") / "data" / "serving" / f"{name}.yaml").read_text("utf-8")
+    return parse_mapping(text, f"data/serving/{name}.yaml")
+
+
+def published_formats(model: str) -> tuple[str, str]:
+    """Formats of linear layers and of routed experts in which a model was published; BF16 where not listed."""
+    row = _table("formats").get(model, {})
+    return row.get("linear", "bf16"), row.get("experts", "bf16")
+
+
+def accepted_tokens(model: str, drafts: int) -> float:
+    """Mean tokens that a decode step yields with so many drafts: measured for three models, else their middle."""
+    rows = _table("acceptance")
+    row = rows.get(model, rows["default"])
+    return 1.0 if not drafts else float(row[min(drafts, len(row)) - 1])
 
 
 @dataclass(frozen=True)
@@ -33,28 +76,116 @@ class Deployment:
         return engine(self.serving.engine)
 
     @cached_property
+    def formats(self) -> tuple[str, str]:
+        """Formats of linear layers and of routed experts."""
+        linear, experts = published_formats(self.shape.name)
+        weights = self.serving.weights
+        return weights or linear, self.serving.experts or weights or experts
+
+    @cached_property
     def split(self) -> Split:
         """How the model is spread over a replica."""
-        pool, serving = self.pool, self.serving
-        weights = serving.weights or "bf16"
+        pool, (linear, experts) = self.pool, self.formats
         return Split(
-            tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=weights,
-            experts=serving.experts or weights, cache=serving.cache, redundant_experts=pool.redundant_experts,
+            tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=DTYPES[linear],
+            experts=DTYPES[experts], cache=DTYPES[self.serving.cache], redundant_experts=pool.redundant_experts,
         )  # fmt: skip
+
+    @cached_property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gains in a decode step, above 1 with accepted drafts."""
+        drafts, chances = self.pool.draft_tokens, self.serving.acceptance
+        if chances is None:
+            return accepted_tokens(self.shape.name, drafts)
+        if len(chances) < drafts:
+            raise InputError(
+                f"serving.acceptance has {len(chances)} chances and draft_tokens is {drafts}; give one a draft"
+            )
+        total, kept = 1.0, 1.0
+        for chance in chances[:drafts]:
+            kept *= chance
+            total += kept
+        return total
+
+    # -- memory -----------------------------------------------------------------------------------
 
     @cached_property
     def weight_bytes(self) -> float:
         """Bytes of weights on the fullest GPU."""
-        raise NotImplementedError
+        return weight_bytes(self.shape, self.pool, *self.formats)
+
+    @cached_property
+    def buffer_bytes(self) -> float:
+        """Bytes that run time needs beside weights and cache: activations of the largest step, logits, context."""
+        tokens, split, hidden = self.pool.max_num_batched_tokens, self.split, self.shape.hidden
+        widest = 0.0
+        for layer in dict.fromkeys(self.shape.layers):
+            ffn = layer.feed_forward
+            width = getattr(ffn, "width", 0) / split.tp
+            if moe := (self.shape.moe if ffn.routed else None):
+                rows = self.pool.dp * moe.top_k / self.pool.ep
+                width = rows * (2 * moe.expert_ffn / split.expert_tp + 2 * hidden)
+            widest = max(widest, 2 * width)
+        activations = tokens * (4 * hidden + widest) * BYTES_PER_ELEMENT["bf16"]
+        logits = self.pool.max_num_seqs * self.shape.vocab / split.tp * BYTES_PER_ELEMENT["fp32"]
+        return CONTEXT_BYTES + activations + 2 * logits
+
+    @property
+    def cache_room_bytes(self) -> float:
+        """Bytes for keys and values on a GPU; negative where the weights do not fit.
+
+        vLLM's gpu_memory_utilization bounds weights, buffers and cache together; SGLang's mem_fraction_static
+        weights and cache, with the buffers in the rest; TensorRT-LLM's free_gpu_memory_fraction is a share of
+        what weights and buffers leave.
+        """
+        total, share = self.cluster.accelerator.hbm_bytes, self.pool.memory_fraction
+        if self.engine.memory == "all":
+            return total * share - self.weight_bytes - self.buffer_bytes
+        if self.engine.memory == "static":
+            return min(total * share, total - self.buffer_bytes) - self.weight_bytes
+        return share * (total - self.weight_bytes - self.buffer_bytes)
 
     @cached_property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values one rank of `dp` holds; raises InfeasibleError where none fit."""
-        room = self.cluster.accelerator.hbm_bytes * self.pool.memory_fraction - self.weight_bytes
-        tokens = int(room / (cache_bytes_per_token(self.shape, self.split) / self.pool.pp))
+        tokens = int(self.cache_room_bytes / (cache_bytes_per_token(self.shape, self.split) / self.pool.pp))
         if tokens < self.engine.block_tokens:
-            raise InfeasibleError(f"the weights leave no room for a cache: {room / 1e9:.1f} GB")
+            fewest = self._fewest_gpus()
+            remedy = (
+                f"{fewest} GPUs a replica would do" if fewest else "no number of GPUs up to 1,024 would do"
+            )
+            raise InfeasibleError(
+                f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and {self.buffer_bytes / 1e9:.1f}"
+                f" GB of buffers a GPU leave no cache in {self.pool.memory_fraction:.2f} of "
+                f"{self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on {self.pool.gpus} GPUs; {remedy} "
+                "(raise serving.tp or serving.ep, or take a smaller format)"
+            )
         return tokens
+
+    def _fewest_gpus(self) -> int:
+        """GPUs of the smallest replica that has room for a cache, by doubling what splits the weights."""
+        pool = self.pool
+        while pool.gpus <= 512:
+            wider = {"dp": 2 * pool.dp} if pool.dp > 1 and pool.ep > 1 else {"tp": 2 * pool.tp}
+            pool = pool.model_copy(update={**wider, "ep": 2 * pool.ep if pool.ep > 1 else 1})
+            other = replace(self, pool=pool)
+            if other.cache_room_bytes > 0:
+                return pool.gpus
+        return 0
+
+    def check_context(self, tokens: int) -> None:
+        """Raises InputError for a sequence longer than the model's context or than a rank's cache."""
+        limit = self.shape.numerics.context if self.shape.numerics else None
+        if limit is not None and tokens > limit:
+            raise InputError(
+                f"serving.load: a request of {tokens:,} tokens is longer than the context of {self.shape.name}, "
+                f"{limit:,}; shorten input_tokens + output_tokens"
+            )
+        if tokens > self.cache_tokens:
+            raise InputError(
+                f"serving.load: a request of {tokens:,} tokens does not fit the cache of a rank, "
+                f"{self.cache_tokens:,} tokens; shorten it, or raise serving.tp or memory_fraction"
+            )
 
     @cached_property
     def policy(self) -> Policy:
@@ -67,10 +198,47 @@ class Deployment:
         )  # fmt: skip
 
 
-def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
-    """The pools of a scenario: one that does both, or that of prompts and that of decodes.
+def weight_bytes(shape: ModelShape, pool: ServingPool, linear: str, experts: str) -> float:
+    """Bytes of weights on the fullest GPU of a replica.
 
-    Raises InputError for a scenario without `serving`, and for pools that need more GPUs than the cluster has.
+    Attention and dense FFNs are split over `tp` and copied over `dp`, latent down-projections are on every
+    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms, embedding and head are BF16.
+    """
+    element, bf16 = WEIGHT_BYTES[linear], WEIGHT_BYTES["bf16"]
+    layers = list(shape.layer_kinds) + ([MTP] * shape.mtp_layers if pool.draft_tokens else [])
+    stage = ceil(len(layers) / pool.pp)
+    sizes = []
+    for kind in layers:
+        p, layer = block_parameters(shape, kind), shape.block(kind).layer
+        assert layer is not None
+        attention = layer.attention
+        whole, extra = 0, 0.0
+        if isinstance(attention, MLA):
+            whole = shape.hidden * (
+                (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_dim
+            )
+        elif isinstance(attention, GroupedQueryAttention) and attention.kv_heads < pool.tp:
+            head = shape.hidden * sum(attention.sizes[2:])
+            extra = head * (1 - attention.kv_heads / pool.tp)  # one head a rank
+        size = element * (extra + whole + (p.attention - whole + p.dense_ffn + p.shared_experts) / pool.tp)
+        size += bf16 * (p.router + p.norms + p.mtp_projection)
+        if p.routed_experts and shape.moe:
+            share = (1 + pool.redundant_experts / shape.moe.experts) / (pool.ep * pool.expert_tp)
+            size += WEIGHT_BYTES[experts] * p.routed_experts * share
+        sizes.append(size)
+    table = shape.vocab * shape.hidden * bf16 / pool.tp
+    tables = table if shape.tied_embeddings and pool.pp == 1 else 2 * table
+    if pool.pp == 1:
+        return sum(sizes) + tables
+    stages = [sum(sizes[at : at + stage]) for at in range(0, len(sizes), stage)]
+    return max([stages[0] + table, *stages[1:-1], stages[-1] + table])
+
+
+def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
+    """The pools of a scenario: one that does both, or that of decodes and that of prompts.
+
+    Raises InputError for a scenario without `serving`, for pools that need more GPUs than the cluster has, and
+    for a load whose requests are longer than the model's context.
     """
     serving = scenario.serving
     if serving is None:
@@ -86,7 +254,11 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
         )
     shape, profile = scenario.shape, scenario.calibration
     roles = ("decode", "prefill") if serving.prefill else ("both",)
-    return tuple(
+    found = tuple(
         Deployment(shape, cluster, profile, serving, pool, role)
         for pool, role in zip(pools, roles, strict=True)
     )
+    if serving.load.log is None:
+        for deployment in found:
+            deployment.check_context(serving.load.input_tokens + serving.load.output_tokens)
+    return found

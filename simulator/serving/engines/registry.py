@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
 
-ENGINES = ("vllm-0.19", "sglang-0.5", "trtllm-1.2")
+ENGINES = ("vllm-0.19", "sglang-0.5", "trtllm-1.2", "deepseek-online")
 """Releases that are known."""
 
 
@@ -26,17 +26,24 @@ class Sourced(NamedTuple):
 class Engine:
     """Answers of one release.
 
-    `mixed`, `chunked`: as `scheduler.Policy`. `graph_buckets`: batch sizes of captured decode graphs, in order.
-    `block_tokens`: tokens of a cache block. `step_host_s`: host time of a step that the GPU waits for.
-    `launch_s`: host time of a kernel in steps without a graph.
+    `mixed`, `chunked`: as `scheduler.Policy`. `block_tokens`: tokens of a cache block. `memory`: what its share of
+    memory counts: weights, buffers and cache (`all`), without buffers (`static`), or what is left for the cache
+    (`free`). `graph_buckets`: batch sizes of captured decode graphs, in order. `graph_prefill`: most tokens of a
+    step with prompts whose pieces between attentions are captured too, 0 if none. `host_s`: host time of a step
+    (schedule, inputs, sampling, detokenise), which the GPU waits for unless `host_overlapped`; then
+    `exposed_host_s` is left. `launch_s`: host time of a kernel in steps without a graph.
     """
 
     name: str
     mixed: bool
     chunked: bool
     block_tokens: int
+    memory: Literal["all", "static", "free"]
     graph_buckets: tuple[int, ...]
-    step_host_s: Sourced
+    graph_prefill: int
+    host_overlapped: bool
+    host_s: Sourced
+    exposed_host_s: Sourced
     launch_s: Sourced
     source: str
 
