@@ -16,11 +16,10 @@ from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import MTP
 from moesim.simulator.model.counts import block_parameters
-from moesim.simulator.model.operator import Dtype
 from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, FP8_TILE
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.serving import Serving, ServingPool
+from moesim.simulator.scenario.serving import Format, Serving, ServingPool
 from moesim.simulator.serving.engines.registry import Engine, engine
 from moesim.simulator.serving.operators import Split, cache_bytes_per_token
 from moesim.simulator.serving.scheduler import Policy
@@ -33,8 +32,6 @@ WEIGHT_BYTES: dict[str, float] = {
 }
 """Bytes of a weight with its share of the scales: blocks of 128 x 128 in FP8, 16 in NVFP4, 32 in MXFP4."""
 
-DTYPES: dict[str, Dtype] = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
-
 CONTEXT_BYTES = 1.5e9
 """Memory of the driver's context, NCCL's and DeepEP's buffers and captured graphs: assumed, 1 to 3 GB."""
 
@@ -46,7 +43,7 @@ def _table(name: str) -> dict[str, Any]:
     return parse_mapping(text, f"data/serving/{name}.yaml")
 
 
-def published_formats(model: str) -> tuple[str, str]:
+def published_formats(model: str) -> tuple[Format, Format]:
     """Formats of linear layers and of routed experts in which a model was published; BF16 where not listed."""
     row = _table("formats").get(model, {})
     return row.get("linear", "bf16"), row.get("experts", "bf16")
@@ -76,7 +73,7 @@ class Deployment:
         return engine(self.serving.engine)
 
     @cached_property
-    def formats(self) -> tuple[str, str]:
+    def formats(self) -> tuple[Format, Format]:
         """Formats of linear layers and of routed experts."""
         linear, experts = published_formats(self.shape.name)
         weights = self.serving.weights
@@ -87,8 +84,8 @@ class Deployment:
         """How the model is spread over a replica."""
         pool, (linear, experts) = self.pool, self.formats
         return Split(
-            tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=DTYPES[linear],
-            experts=DTYPES[experts], cache=DTYPES[self.serving.cache], redundant_experts=pool.redundant_experts,
+            tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=linear,
+            experts=experts, cache=self.serving.cache, redundant_experts=pool.redundant_experts,
         )  # fmt: skip
 
     @cached_property

@@ -138,7 +138,9 @@ def expert_exchange(
     if ranks == 1 or not tokens:
         return _exact(operation, CostedSeconds(), 0, 0.0)
     if fabric.pcie:
-        return _over_pcie(fabric, operation, tokens * moe.routed_rows * (ranks - 1) / ranks * row_bytes(row, fmt))
+        return _over_pcie(
+            fabric, operation, tokens * moe.routed_rows * (ranks - 1) / ranks * row_bytes(row, fmt)
+        )
     nodes = fabric.nodes_of(ranks)
     links = fabric.links(ranks)
     gate = Gate(moe.experts, moe.top_k, 1, 1, None)
@@ -196,7 +198,9 @@ def collective(fabric: Fabric, operation: RingOperation, total_bytes: float, ran
         two = TWO_SHOT_LATENCY_S + 2 * total_bytes * (ranks - 1) / ranks / rate
         own = min(one if total_bytes <= ONE_SHOT_BYTES else two, two)
         if own < price.seconds:
-            price = CostedSeconds(own, Evidence.of([], ["own all-reduce kernels: assumed latencies"]), 0.0, price.scale_up_bytes)
+            price = CostedSeconds(
+                own, Evidence.of([], ["own all-reduce kernels: assumed latencies"]), 0.0, price.scale_up_bytes
+            )
     return _exact(operation, price, 24, 0.25)
 
 

@@ -27,11 +27,11 @@ Part = Literal["attention", "dense", "router", "shared", "experts", "head"]
 
 
 class Section(NamedTuple):
-    """Operators that run one after the other in each of `count` equal layers."""
+    """Operators that run one after the other in each of `layers` equal layers."""
 
     layer: str
     part: Part
-    count: int
+    layers: int
     operators: tuple[Operator, ...]
 
 
@@ -143,7 +143,9 @@ def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> li
         return [up, middle, down]
     tokens = min(load.received, r)
     if family == "contiguous":
-        scatter = move("experts.scatter", "permute", "F", tokens * row * in_bytes, r * row * in_bytes, variant="scatter")
+        scatter = move(
+            "experts.scatter", "permute", "F", tokens * row * in_bytes, r * row * in_bytes, variant="scatter"
+        )
         gather = move("experts.gather", "permute", "F", r * row * BF16, tokens * row * BF16, variant="gather")
         return [scatter, up, middle, down, gather]
     align = move("experts.align", "permute", "F", r * FP32, r * FP32, variant="align")
@@ -154,7 +156,11 @@ def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> li
 
 def norms(hidden: int, t: float, *names: str) -> list[Operator]:
     """Norms that add the residual, by default those before both halves of a layer."""
-    return [norm(name, "F", t, hidden, residual=True) for name in names or ("attn_norm", "ffn_norm")] if t else []
+    return (
+        [norm(name, "F", t, hidden, residual=True) for name in names or ("attn_norm", "ffn_norm")]
+        if t
+        else []
+    )
 
 
 # -- a step ------------------------------------------------------------------------------------------
@@ -194,7 +200,11 @@ def head(shape: ModelShape, rows: Rows, split: Split) -> tuple[Operator, ...]:
         *first,
         *norms(shape.hidden, rows.tokens, "final_norm"),
         *([product("logits", n, columns, shape.hidden, "bf16")] if n else []),
-        *([move("sample", "elementwise", "F", n * shape.vocab * FP32, n * FP32, variant="add", launches=4)] if n else []),
+        *(
+            [move("sample", "elementwise", "F", n * shape.vocab * FP32, n * FP32, variant="add", launches=4)]
+            if n
+            else []
+        ),
     )
 
 

@@ -72,7 +72,9 @@ def _find(curves: dict[str, MeasuredCurve], op: Operator, figure: str) -> Measur
     for name in families(op):
         if name in curves:
             return curves[name]
-    raise InputError(f"no curve serving.*.{figure} for {op.cls} {op.variant!r}; add serving.{op.cls}.{figure}")
+    raise InputError(
+        f"no curve serving.*.{figure} for {op.cls} {op.variant!r}; add serving.{op.cls}.{figure}"
+    )
 
 
 def peak_flop_per_s(accelerator: Accelerator, op: Operator) -> tuple[float, str]:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from math import hypot
 from typing import NamedTuple
 
-from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.evidence import NO_EVIDENCE, Evidence, combined
-from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import Layer
 from moesim.simulator.model.operator import Operator
+from moesim.simulator.serving.attention import attention_operators
 from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.operators import Rows, dense, grouped_query, head, latent, norms, routed
+from moesim.simulator.serving.exchange import Fabric, collective, expert_exchange
+from moesim.simulator.serving.operators import Load, Rows, dense, experts, head, norms, router
+from moesim.simulator.serving.prices import price
 from moesim.simulator.serving.replicas import Pace
 from moesim.simulator.serving.scheduler import Batch
 
@@ -80,20 +81,14 @@ class _Stack:
         cluster = self._d.cluster
         pieces = []
         for op in ops:
-            cost = operator_seconds(op, cluster.accelerator, self._d.profile, SmContext())
+            cost = price(op, cluster.accelerator, self._d.profile)
             seconds = cost.seconds
-            if op.cls == "attention_forward":
-                bandwidth = 0.85 * cluster.accelerator.hbm_bytes_per_s
-                peak = 0.6 * cluster.accelerator.peak_flop_per_s("bf16")
-                seconds = 3e-6 + max((op.bytes_read + op.bytes_written) / bandwidth, op.flop / peak)
             evidence = combined([(cost.evidence, times)])
             pieces.append(_Piece(op.name, _kind(op), times * seconds, times * op.launches, evidence))
         return pieces
 
     def _attention(self, layer: Layer, rows: Rows) -> list[Operator]:
-        attention, hidden, split = layer.attention, self._d.shape.hidden, self._d.split
-        form = latent if isinstance(attention, MLA) else grouped_query
-        return form(attention, hidden, rows, split)  # type: ignore[arg-type, operator]
+        return attention_operators(layer.attention, self._d.shape.hidden, rows, self._d.split)
 
     _OF_DECODE = frozenset({"q_absorb", "decode", "v_absorb"})
     _OF_PREFILL = frozenset({"kv_up", "kv_up.cast", "keys_pack", "prefill"})
@@ -108,7 +103,7 @@ class _Stack:
                 ops += dense(width / split.tp, shape.ffn_gated, shape.hidden, tokens, split.weights)
             elif layer.feed_forward.routed and shape.moe and shape.moe.shared_experts:
                 shared = shape.moe.shared_experts * shape.moe.shared_ffn / split.tp
-                ops += dense(shared, shape.moe.expert_gated, shape.hidden, tokens, split.weights)
+                ops += dense(shared, shape.moe.expert_gated, shape.hidden, tokens, split.weights, "shared")
             out += self._price(ops, times)
         return out if d else []
 
@@ -131,32 +126,26 @@ class _Stack:
         shape, split, pool = self._d.shape, self._d.split, self._d.pool
         if not self.routed_layers or not shape.moe:
             return []
-        received = tokens * shape.moe.top_k / split.ep
-        moe = shape.moe.model_copy(update={"shared_experts": 0})
-        ops = routed(moe, shape.hidden, tokens, received, tokens / pool.dp, split)
+        load = Load.of(shape.moe, split, tokens)
+        ops = router(shape.moe, shape.hidden, tokens / pool.dp)
+        ops += experts(shape.moe, shape.hidden, load, split, decode=True)
         return self._price(ops, self.routed_layers)
 
     def exchange(self, tokens: float) -> list[_Piece]:
         """Tokens of the fullest rank over the links: all-reduce of TP, dispatch and combine of EP."""
-        pool, cluster, hidden = self._d.pool, self._d.cluster, self._d.shape.hidden
-        out = []
-        node, gpus = cluster.node, pool.tp * pool.dp
-        fast = cluster.accelerator.scale_up_bandwidth
-        rate = 0.75 * (fast.value if fast else cluster.accelerator.host_bandwidth.value / 2)  # type: ignore[union-attr]
+        pool, shape = self._d.pool, self._d.shape
+        fabric, out = Fabric(self._d.cluster, self._d.profile), []
         if pool.tp > 1:
-            n = pool.tp
-            seconds = 10e-6 + 2 * (n - 1) / n * tokens * hidden * 2 / rate
+            one = collective(fabric, "all_reduce", tokens * shape.hidden * 2, pool.tp)
             times = self.n_layers * (1 if pool.dp > 1 else 2)
-            out.append(_Piece("all_reduce", "exchange", times * seconds, 2 * times, NO_EVIDENCE))
-        if pool.dp > 1 and self.routed_layers:
-            k = self._d.shape.moe.top_k  # type: ignore[union-attr]
-            nodes = -(-gpus // node.n_gpus)
-            if nodes > 1:
-                rate = node.scale_out_effective_bytes_per_s
-            remote = tokens * k * (gpus - node.n_gpus) / gpus if nodes > 1 else tokens * k * (gpus - 1) / gpus
-            for name, element in (("dispatch", 1.0), ("combine", 2.0)):
-                seconds = self.routed_layers * (15e-6 + remote * hidden * element / rate)
-                out.append(_Piece(name, "exchange", seconds, 2 * self.routed_layers, NO_EVIDENCE))
+            out.append(_Piece("all_reduce", "exchange", times * one.seconds, 2 * times, one.cost.evidence))
+        if pool.dp > 1 and self.routed_layers and shape.moe:
+            for name in ("dispatch", "combine"):
+                one = expert_exchange(
+                    fabric, shape.moe, shape.hidden, pool.tp * pool.dp, tokens, name, low_latency=tokens <= 512
+                )  # fmt: skip
+                seconds = self.routed_layers * one.seconds
+                out.append(_Piece(name, "exchange", seconds, 2 * self.routed_layers, one.cost.evidence))
         return out
 
 
