@@ -26,12 +26,13 @@ class Sourced(NamedTuple):
 class Engine:
     """Answers of one release.
 
-    `mixed`, `chunked`: as `scheduler.Policy`. `block_tokens`: tokens of a cache block. `memory`: what its share of
-    memory counts: weights, buffers and cache (`all`), without buffers (`static`), or what is left for the cache
-    (`free`). `graph_buckets`: batch sizes of captured decode graphs, in order. `graph_prefill`: most tokens of a
-    step with prompts whose pieces between attentions are captured too, 0 if none. `host_s`: host time of a step
-    (schedule, inputs, sampling, detokenise), which the GPU waits for unless `host_overlapped`; then
-    `exposed_host_s` is left. `launch_s`: host time of a kernel in steps without a graph.
+    `mixed`, `chunked`: as `scheduler.Policy`. `block_tokens`: tokens of a cache block. `memory`: what its share
+    of memory counts: weights, buffers and cache (`all`), without buffers (`static`), or what is left for the
+    cache (`free`). `exchange`: how tokens reach experts by default where attention is data-parallel.
+    `graph_buckets`: batch sizes of captured decode graphs, in order. `graph_prefill`: most tokens of a step with
+    prompts whose pieces between attentions are captured too, 0 if none. `host_s`: host time of a step (schedule,
+    inputs, sampling, detokenise), which the GPU waits for unless `host_overlapped`; then `exposed_host_s` is
+    left. `launch_s`: host time of a kernel in steps without a graph.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Engine:
     chunked: bool
     block_tokens: int
     memory: Literal["all", "static", "free"]
+    exchange: Literal["allgather", "deepep"]
     graph_buckets: tuple[int, ...]
     graph_prefill: int
     host_overlapped: bool
