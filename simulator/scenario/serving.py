@@ -29,6 +29,8 @@ class ServingPool(Section):
     """GPUs that share out the routed experts; `tp` x `dp` / `ep` GPUs split each expert."""
     redundant_experts: int = Field(0, ge=0)
     """Replicas of experts over a whole group (EPLB)."""
+    exchange: Literal["allgather", "deepep"] | None = None
+    """How tokens of data-parallel attention reach the experts. Absent: the engine's default."""
     max_num_seqs: PositiveInt = 256
     """Most sequences that run on one rank of `dp`."""
     max_num_batched_tokens: PositiveInt = 8192

@@ -16,21 +16,14 @@ from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import MTP
 from moesim.simulator.model.counts import block_parameters
-from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, FP8_TILE
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.serving import Format, Serving, ServingPool
-from moesim.simulator.serving.engines.registry import Engine, engine
+from moesim.simulator.serving.engines import Engine, engine
+from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.operators import Split, cache_bytes_per_token
 from moesim.simulator.serving.scheduler import Policy
-
-WEIGHT_BYTES: dict[str, float] = {
-    "bf16": BYTES_PER_ELEMENT["bf16"],
-    "fp8": BYTES_PER_ELEMENT["fp8"] + BYTES_PER_ELEMENT["fp32"] / FP8_TILE**2,
-    "nvfp4": BLOCK_BYTES["nvfp4"],
-    "mxfp4": BYTES_PER_ELEMENT["fp4"] + 1.0 / 32.0,
-}
-"""Bytes of a weight with its share of the scales: blocks of 128 x 128 in FP8, 16 in NVFP4, 32 in MXFP4."""
 
 CONTEXT_BYTES = 1.5e9
 """Memory of the driver's context, NCCL's and DeepEP's buffers and captured graphs: assumed, 1 to 3 GB."""
@@ -44,13 +37,13 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def published_formats(model: str) -> tuple[Format, Format]:
-    """Formats of linear layers and of routed experts in which a model was published; BF16 where not listed."""
+    """Formats of linear layers and of routed experts in which a model was published; else BF16."""
     row = _table("formats").get(model, {})
     return row.get("linear", "bf16"), row.get("experts", "bf16")
 
 
 def accepted_tokens(model: str, drafts: int) -> float:
-    """Mean tokens that a decode step yields with so many drafts: measured for three models, else their middle."""
+    """Mean tokens of a decode step with so many drafts: measured for three models, else their middle."""
     rows = _table("acceptance")
     row = rows.get(model, rows["default"])
     return 1.0 if not drafts else float(row[min(drafts, len(row)) - 1])
@@ -72,6 +65,11 @@ class Deployment:
         """The engine's release."""
         return engine(self.serving.engine)
 
+    @property
+    def exchange(self) -> str:
+        """How tokens of data-parallel attention reach the experts: `allgather` or `deepep`."""
+        return self.pool.exchange or self.engine.exchange
+
     @cached_property
     def formats(self) -> tuple[Format, Format]:
         """Formats of linear layers and of routed experts."""
@@ -86,6 +84,7 @@ class Deployment:
         return Split(
             tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=linear,
             experts=experts, cache=self.serving.cache, redundant_experts=pool.redundant_experts,
+            kernels="deepgemm" if self.exchange == "deepep" and experts == "fp8" else "fused",
         )  # fmt: skip
 
     @cached_property
@@ -96,7 +95,7 @@ class Deployment:
             return accepted_tokens(self.shape.name, drafts)
         if len(chances) < drafts:
             raise InputError(
-                f"serving.acceptance has {len(chances)} chances and draft_tokens is {drafts}; give one a draft"
+                f"serving.acceptance has {len(chances)} chances and draft_tokens is {drafts}; give one each"
             )
         total, kept = 1.0, 1.0
         for chance in chances[:drafts]:
@@ -113,7 +112,7 @@ class Deployment:
 
     @cached_property
     def buffer_bytes(self) -> float:
-        """Bytes that run time needs beside weights and cache: activations of the largest step, logits, context."""
+        """Bytes beside weights and cache: activations of the largest step, logits, context."""
         tokens, split, hidden = self.pool.max_num_batched_tokens, self.split, self.shape.hidden
         widest = 0.0
         for layer in dict.fromkeys(self.shape.layers):
@@ -152,9 +151,9 @@ class Deployment:
                 f"{fewest} GPUs a replica would do" if fewest else "no number of GPUs up to 1,024 would do"
             )
             raise InfeasibleError(
-                f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and {self.buffer_bytes / 1e9:.1f}"
-                f" GB of buffers a GPU leave no cache in {self.pool.memory_fraction:.2f} of "
-                f"{self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on {self.pool.gpus} GPUs; {remedy} "
+                f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and "
+                f"{self.buffer_bytes / 1e9:.1f} GB of buffers a GPU leave no cache in "
+                f"{self.pool.memory_fraction:.2f} of {self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on {self.pool.gpus} GPUs; {remedy} "
                 "(raise serving.tp or serving.ep, or take a smaller format)"
             )
         return tokens
@@ -175,8 +174,8 @@ class Deployment:
         limit = self.shape.numerics.context if self.shape.numerics else None
         if limit is not None and tokens > limit:
             raise InputError(
-                f"serving.load: a request of {tokens:,} tokens is longer than the context of {self.shape.name}, "
-                f"{limit:,}; shorten input_tokens + output_tokens"
+                f"serving.load: a request of {tokens:,} tokens is longer than the context of "
+                f"{self.shape.name}, {limit:,}; shorten input_tokens + output_tokens"
             )
         if tokens > self.cache_tokens:
             raise InputError(
@@ -195,13 +194,13 @@ class Deployment:
         )  # fmt: skip
 
 
-def weight_bytes(shape: ModelShape, pool: ServingPool, linear: str, experts: str) -> float:
+def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: Format) -> float:
     """Bytes of weights on the fullest GPU of a replica.
 
     Attention and dense FFNs are split over `tp` and copied over `dp`, latent down-projections are on every
-    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms, embedding and head are BF16.
+    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16.
     """
-    element, bf16 = WEIGHT_BYTES[linear], WEIGHT_BYTES["bf16"]
+    element, bf16 = ELEMENT_BYTES[linear], ELEMENT_BYTES["bf16"]
     layers = list(shape.layer_kinds) + ([MTP] * shape.mtp_layers if pool.draft_tokens else [])
     stage = ceil(len(layers) / pool.pp)
     sizes = []
@@ -221,7 +220,7 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: str, experts: str
         size += bf16 * (p.router + p.norms + p.mtp_projection)
         if p.routed_experts and shape.moe:
             share = (1 + pool.redundant_experts / shape.moe.experts) / (pool.ep * pool.expert_tp)
-            size += WEIGHT_BYTES[experts] * p.routed_experts * share
+            size += ELEMENT_BYTES[experts] * p.routed_experts * share
         sizes.append(size)
     table = shape.vocab * shape.hidden * bf16 / pool.tp
     tables = table if shape.tied_embeddings and pool.pp == 1 else 2 * table
@@ -234,8 +233,8 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: str, experts: str
 def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     """The pools of a scenario: one that does both, or that of decodes and that of prompts.
 
-    Raises InputError for a scenario without `serving`, for pools that need more GPUs than the cluster has, and
-    for a load whose requests are longer than the model's context.
+    Raises InputError for a scenario without `serving`, for pools that need more GPUs than the cluster
+    has, and for a load whose requests are longer than the model's context.
     """
     serving = scenario.serving
     if serving is None:

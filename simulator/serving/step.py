@@ -1,29 +1,26 @@
-"""What a step of an inference engine takes: operators, exchange and host, and tables of it for the events (pure).
+"""What a step of an inference engine takes: operators, exchange and host, and tables of it for events (pure).
 
-A step is a sum of terms that each depend on few numbers: layers on the rows of a rank, decode attention on
-sequences and keys, prefill attention on rows and pairs, experts on the rows of a group, the exchange on the rows of
-the fullest rank, the head on sequences. `cost` adds the terms, `pace` reads them from tables.
+A step is a sum of terms that each depend on few numbers: layers on the rows of a rank, attention on sequences
+and keys, experts on the rows of a group, the exchange on the rows of the fullest rank, logits on sequences.
+`cost` adds the terms (eq. SV8 to SV10), `pace` reads them from tables that grow where they are asked for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import hypot
+from math import ceil, hypot
 from typing import NamedTuple
 
 from moesim.simulator.cost.evidence import NO_EVIDENCE, Evidence, combined
-from moesim.simulator.model.block import Layer
-from moesim.simulator.model.operator import Operator
-from moesim.simulator.serving.attention import attention_operators
 from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.exchange import Fabric, collective, expert_exchange
-from moesim.simulator.serving.operators import Load, Rows, dense, experts, head, norms, router
-from moesim.simulator.serving.prices import price
+from moesim.simulator.serving.engines import Figure
 from moesim.simulator.serving.replicas import Pace
 from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.tables import Plane, Row
+from moesim.simulator.serving.terms import Piece, Terms, Total, total
 
 TO_80 = 1.2816
 """Half an 80 % interval of a normal error in standard deviations."""
@@ -42,7 +39,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class StepCost:
-    """A step: its seconds, best and worst of an 80 % interval, and its parts, whose exposed seconds add up to it."""
+    """A step: its seconds, ends of an 80 % interval, and parts, whose exposed seconds add up to it."""
 
     seconds: float
     low: float
@@ -50,251 +47,218 @@ class StepCost:
     parts: tuple[Part, ...] = field(repr=False)
 
 
-class _Piece(NamedTuple):
-    """Seconds of one operator over all layers."""
+class Shares(NamedTuple):
+    """A step put together: seconds, and what of compute, exchange, launches and host nothing hides."""
 
-    name: str
-    kind: str
     seconds: float
-    launches: int
-    evidence: Evidence
+    compute_s: float
+    exchange_s: float
+    launches_s: float
+    host_s: float
 
 
-def _kind(op: Operator) -> str:
-    if op.cls == "attention_forward" or "absorb" in op.name:
-        return "attention"
-    if op.name.startswith("experts") or op.cls in ("permute", "topk", "gate_gemm"):
-        return "experts"
-    return "linear" if op.cls == "gemm" else "other"
+class _Rows(NamedTuple):
+    """Rows of a step: whether a graph is replayed, rows of the fullest rank and of all ranks (padded)."""
 
-
-class _Stack:
-    """Terms of some layers of a model on one GPU; layers of one kind are priced once."""
-
-    def __init__(self, deployment: Deployment, layers: Iterable[Layer]) -> None:
-        self._d = deployment
-        self._layers = Counter(layers)
-        self.n_layers = sum(self._layers.values())
-        self.routed_layers = sum(n for layer, n in self._layers.items() if layer.feed_forward.routed)
-
-    def _price(self, ops: Iterable[Operator], times: int) -> list[_Piece]:
-        cluster = self._d.cluster
-        pieces = []
-        for op in ops:
-            cost = price(op, cluster.accelerator, self._d.profile)
-            seconds = cost.seconds
-            evidence = combined([(cost.evidence, times)])
-            pieces.append(_Piece(op.name, _kind(op), times * seconds, times * op.launches, evidence))
-        return pieces
-
-    def _attention(self, layer: Layer, rows: Rows) -> list[Operator]:
-        return attention_operators(layer.attention, self._d.shape.hidden, rows, self._d.split)
-
-    _OF_DECODE = frozenset({"q_absorb", "decode", "v_absorb"})
-    _OF_PREFILL = frozenset({"kv_up", "kv_up.cast", "keys_pack", "prefill"})
-
-    def own(self, tokens: float) -> list[_Piece]:
-        """Norms, projections, dense FFNs and shared experts on the rows of a rank."""
-        d, shape, split, out = self._d, self._d.shape, self._d.split, []
-        rows = Rows(tokens, 0.0, 0.0, 0.0, 0.0, 0.0)
-        for layer, times in self._layers.items():
-            ops = norms(shape.hidden, tokens) + self._attention(layer, rows)
-            if not layer.feed_forward.routed and (width := getattr(layer.feed_forward, "width", 0)):
-                ops += dense(width / split.tp, shape.ffn_gated, shape.hidden, tokens, split.weights)
-            elif layer.feed_forward.routed and shape.moe and shape.moe.shared_experts:
-                shared = shape.moe.shared_experts * shape.moe.shared_ffn / split.tp
-                ops += dense(shared, shape.moe.expert_gated, shape.hidden, tokens, split.weights, "shared")
-            out += self._price(ops, times)
-        return out if d else []
-
-    def decodes(self, rows: float, context: float) -> list[_Piece]:
-        """Decode attention of `rows` rows over `context` keys in all."""
-        return self._core(Rows(0.0, rows, 0.0, 0.0, context, 0.0), self._OF_DECODE) if rows else []
-
-    def prefills(self, tokens: float, pairs: float) -> list[_Piece]:
-        """Prefill attention of `tokens` rows that see `pairs` keys in all."""
-        return self._core(Rows(0.0, 0.0, tokens, 0.0, 0.0, pairs), self._OF_PREFILL) if tokens else []
-
-    def _core(self, rows: Rows, names: frozenset[str]) -> list[_Piece]:
-        out = []
-        for layer, times in self._layers.items():
-            out += self._price([op for op in self._attention(layer, rows) if op.name in names], times)
-        return out
-
-    def experts(self, tokens: float) -> list[_Piece]:
-        """Router and routed experts of a rank, for `tokens` tokens of its group."""
-        shape, split, pool = self._d.shape, self._d.split, self._d.pool
-        if not self.routed_layers or not shape.moe:
-            return []
-        load = Load.of(shape.moe, split, tokens)
-        ops = router(shape.moe, shape.hidden, tokens / pool.dp)
-        ops += experts(shape.moe, shape.hidden, load, split, decode=True)
-        return self._price(ops, self.routed_layers)
-
-    def exchange(self, tokens: float) -> list[_Piece]:
-        """Tokens of the fullest rank over the links: all-reduce of TP, dispatch and combine of EP."""
-        pool, shape = self._d.pool, self._d.shape
-        fabric, out = Fabric(self._d.cluster, self._d.profile), []
-        if pool.tp > 1:
-            one = collective(fabric, "all_reduce", tokens * shape.hidden * 2, pool.tp)
-            times = self.n_layers * (1 if pool.dp > 1 else 2)
-            out.append(_Piece("all_reduce", "exchange", times * one.seconds, 2 * times, one.cost.evidence))
-        if pool.dp > 1 and self.routed_layers and shape.moe:
-            for name in ("dispatch", "combine"):
-                one = expert_exchange(
-                    fabric, shape.moe, shape.hidden, pool.tp * pool.dp, tokens, name, low_latency=tokens <= 512
-                )  # fmt: skip
-                seconds = self.routed_layers * one.seconds
-                out.append(_Piece(name, "exchange", seconds, 2 * self.routed_layers, one.cost.evidence))
-        return out
-
-
-class _Terms(NamedTuple):
-    """What a step is made of: pieces of compute of the slowest rank and of exchange."""
-
-    compute: list[_Piece]
-    exchange: list[_Piece]
-
-
-def _half(batch: Batch) -> Batch:
-    return Batch(*((n + 1) // 2 for n in batch))
+    graph: bool
+    most: float
+    group: float
+    prefill: bool
 
 
 class StepModel:
     """Prices steps of one replica; equal batches are priced once."""
 
     def __init__(self, deployment: Deployment) -> None:
+        """Tables are empty until `pace` asks for them."""
         self.deployment = deployment
-        shape = deployment.shape
-        self._stack = _Stack(deployment, shape.layers)
-        self._draft = _Stack(deployment, shape.layers[-1:])
-        self._known: dict[tuple[tuple[Batch, ...], int], StepCost] = {}
+        self.terms = Terms(deployment)
+        terms = self.terms
+        self._known: dict[tuple[tuple[Batch, ...], int, int], StepCost] = {}
+        self._own, self._logits = Row(lambda n: total(terms.own(n))), Row(lambda n: total(terms.logits(n)))
+        self._experts = {p: Row(lambda n, p=p: total(terms.experts(n, p))) for p in (False, True)}  # type: ignore[misc]
+        self._exchange = {p: Row(lambda n, p=p: total(terms.exchange(n, p))) for p in (False, True)}  # type: ignore[misc]
+        self._formed = Row(lambda n: total(terms.formed(n)))
+        self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
+        self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
+        self._drafts = Plane(lambda n, keys: total(terms.drafts(n, n * keys)))
 
-    # -- exact ------------------------------------------------------------------------------------
+    # -- a step -----------------------------------------------------------------------------------
 
-    def cost(self, ranks: Sequence[Batch]) -> StepCost:
-        """The cost of a step in which each rank of `dp` has its batch."""
-        key = tuple(sorted(set(ranks))), sum(b.decodes + b.prefill_tokens for b in ranks)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) > 10_000:
-                self._known.clear()
-            known = self._known[key] = self._assemble(ranks)
-        return known
-
-    def _rows(self, ranks: Sequence[Batch]) -> tuple[bool, float, float]:
-        """Whether a graph is replayed; rows of the fullest rank and of the group, padded to the graph's bucket."""
+    def _divided(self, ranks: Sequence[Batch]) -> tuple[Sequence[Batch], _Rows, int]:
+        """Batches of one micro-batch of a step, their rows, and how many of them make the step."""
         pool, engine = self.deployment.pool, self.deployment.engine
+        if pool.pp > 1:
+            ranks = [_share(batch, pool.pp) for batch in ranks]
         per = 1 + pool.draft_tokens
         rows = [b.decodes * per + b.prefill_tokens for b in ranks]
-        most = max(rows)
-        prefill = any(b.prefill_tokens for b in ranks)
+        most, prefill = max(rows), any(b.prefill_tokens for b in ranks)
+        graph, padded, group = False, float(most), float(sum(rows))
         if pool.cuda_graphs and not prefill:
             at = bisect_left(engine.graph_buckets, max(b.decodes for b in ranks))
             if at < len(engine.graph_buckets):
-                padded = float(engine.graph_buckets[at] * per)
-                return True, padded, padded * pool.dp
-        return pool.cuda_graphs and most <= engine.graph_prefill, float(most), float(sum(rows))
+                graph, padded = True, float(engine.graph_buckets[at] * per)
+                group = padded * len(ranks)
+        elif pool.cuda_graphs and most <= engine.graph_prefill:
+            graph = True
+        times = 2 if pool.two_batch_overlap and most >= 2 else 1
+        if times == 2:
+            ranks, padded, group = [_share(batch, 2) for batch in ranks], padded / 2, group / 2
+        return ranks, _Rows(graph, padded, group, prefill), times
 
-    def _terms(self, ranks: Sequence[Batch], stack: _Stack, per: int, most: float, group: float) -> _Terms:
-        slowest: list[_Piece] = []
-        for batch in set(ranks):
-            pieces = stack.decodes(batch.decodes * per, batch.context) + stack.prefills(
-                batch.prefill_tokens, batch.prefill_pairs
-            )
-            if not slowest or sum(p.seconds for p in pieces) > sum(p.seconds for p in slowest):
-                slowest = pieces
-        compute = slowest + stack.own(most) + stack.experts(group)
-        return _Terms(compute, stack.exchange(most))
+    def cost(self, ranks: Sequence[Batch]) -> StepCost:
+        """The cost of a step in which each rank of `dp` has its batch."""
+        distinct = set(ranks)
+        key = tuple(sorted(distinct)), sum(b.decodes + b.prefill_tokens for b in ranks), len(ranks)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= 10_000:
+                self._known.clear()
+            known = self._known[key] = self._price(ranks)
+        return known
 
-    def _assemble(self, ranks: Sequence[Batch]) -> StepCost:
-        pool, engine = self.deployment.pool, self.deployment.engine
-        if pool.pp > 1:
-            ranks = [Batch(*(-(-n // pool.pp) for n in batch)) for batch in ranks]
-        per = 1 + pool.draft_tokens
-        graph, most, group = self._rows(ranks)
-        overlap = pool.two_batch_overlap and most >= 2
-        if overlap:
-            ranks = [_half(batch) for batch in ranks]
-            most, group = most / 2, group / 2
-        terms = self._terms(ranks, self._stack, per, most, group)
-        times = 2 if overlap else 1
-        compute, exchange = (sum(p.seconds for p in pieces) for pieces in terms)
-        sequences = max(b.decodes * per + b.prefills for b in ranks) * times
-        rest = self._stack._price(
-            head(self.deployment.shape, Rows(0, 0, 0, sequences, 0, 0), self.deployment.split), 1
-        )
-        decodes = max(b.decodes for b in ranks) * times
-        if pool.draft_tokens and decodes:
-            one = Batch(decodes, max(b.context for b in ranks) * times, 0, 0, 0)
-            draft = self._terms([one], self._draft, 1, decodes, decodes * pool.dp)
-            logits = self._stack._price(
-                head(self.deployment.shape, Rows(0, 0, 0, decodes, 0, 0), self.deployment.split), 1
-            )
-            for piece in (*draft.compute, *draft.exchange, *logits):
-                rest.append(_scaled(piece, pool.draft_tokens, f"draft.{piece.name}"))
-        exposed = overlapped(compute, exchange) - 2 * compute if overlap else exchange
-        launches = sum(p.launches for p in (*terms.compute, *terms.exchange)) * times
-        launches += sum(p.launches for p in rest)
-        gpu = compute * times + exposed + sum(p.seconds for p in rest)
-        eager = 0.0 if graph else max(launches * engine.launch_s.value - gpu, 0.0)
-        host = max(engine.host_s.value - gpu - eager, 0.0) + engine.exposed_host_s.value
-        if not engine.host_overlapped:
+    def _price(self, ranks: Sequence[Batch]) -> StepCost:
+        terms, per = self.terms, 1 + self.deployment.pool.draft_tokens
+        ranks, rows, times = self._divided(ranks)
+        cores = [
+            [*terms.decodes(b.decodes * per, b.context * per), *terms.prompts(b)]
+            for b in dict.fromkeys(ranks)
+        ]
+        slowest = max(cores, key=lambda pieces: sum(piece.seconds for piece in pieces))
+        compute = [*slowest, *terms.own(rows.most), *terms.experts(rows.group, rows.prefill)]
+        exchange = terms.exchange(rows.most, rows.prefill)
+        rest = terms.logits(times * max(b.decodes * per + b.prefills for b in ranks))
+        decodes, context = max(b.decodes for b in ranks) * times, max(b.context for b in ranks) * times
+        if per > 1 and decodes:
+            rest += terms.drafts(decodes, context)
+        shares = self._together(rows.graph, times, total(compute), total(exchange), total(rest))
+        return self._parts(shares, times, compute, exchange, rest)
+
+    def _together(self, graph: bool, times: int, compute: Total, exchange: Total, rest: Total) -> Shares:
+        """A step of `times` micro-batches from its totals (eq. SV9)."""
+        engine = self.deployment.engine
+        if times == 1:
+            busy, exposed = compute.seconds, exchange.seconds
+        else:
+            # An exchange that holds some SMs slows compute; one without holds all of them for its call.
+            one = compute.slowed + exchange.held
+            free = exchange.seconds - exchange.held
+            whole = overlapped(one, free)
+            busy = 2.0 * compute.seconds
+            exposed = whole - busy
+        gpu = busy + exposed + rest.seconds
+        launches = (times * (compute.launches + exchange.launches) + rest.launches) * engine.launch_s.value
+        eager = 0.0 if graph else max(launches - gpu, 0.0)
+        if engine.host_overlapped:
+            host = engine.exposed_host_s.value + max(engine.host_s.value - gpu - eager, 0.0)
+        else:
             host = engine.host_s.value
-        parts = [_part(p, times, 1.0) for p in terms.compute]
-        share = exposed / (exchange * times) if exchange else 0.0
-        parts += [_part(p, times, share) for p in terms.exchange] + [_part(p, 1, 1.0) for p in rest]
-        parts.append(Part("launches", "host", eager, launches * engine.launch_s.value, 0, NO_EVIDENCE))
-        parts.append(Part("host", "host", host, engine.host_s.value, 0, NO_EVIDENCE))
-        return _interval(parts)
+        return Shares(gpu + eager + host, busy, exposed, eager, host)
 
-    # -- tabulated --------------------------------------------------------------------------------
+    def _parts(
+        self, shares: Shares, times: int, compute: list[Piece], exchange: list[Piece], rest: list[Piece]
+    ) -> StepCost:
+        engine = self.deployment.engine
+        sent = times * sum(piece.seconds for piece in exchange)
+        parts = [_part(piece, times, 1.0) for piece in compute]
+        parts += [_part(piece, times, shares.exchange_s / sent if sent else 0.0) for piece in exchange]
+        parts += [_part(piece, 1, 1.0) for piece in rest]
+        launches = sum(part.launches for part in parts)
+        for name, seconds, figure, many in (
+            ("launches", shares.launches_s, engine.launch_s, launches),
+            ("host", shares.host_s, engine.host_s, 1),
+        ):
+            parts.append(Part(name, "host", seconds, many * figure.value, 0, _said(name, figure)))
+        kept: dict[str, Part] = {}
+        for part in parts:
+            kept[part.name] = _joined(kept[part.name], part) if part.name in kept else part
+        spread = TO_80 * _error([*compute, *rest], exchange, times, shares, engine.exposed_host_s)
+        seconds = shares.seconds
+        return StepCost(seconds, max(seconds - spread, 0.0), seconds + spread, tuple(kept.values()))
+
+    # -- tables -----------------------------------------------------------------------------------
 
     def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
-        """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
-        seconds = self.cost(ranks).seconds
+        """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`).
+
+        Decodes with accepted drafts gain several tokens a step: the pace is that of one token.
+        """
         prefill = any(b.prefill_tokens for b in ranks)
-        gained = 1.0 if prefill else self.deployment.tokens_per_step
+        seconds = self._tabulated(ranks)
         if prefill:
             return Pace(seconds * 1e9)
-        ahead = 64
-        later = [b._replace(context=b.context + ahead * b.decodes) for b in ranks]
-        growth = (self.cost(later).seconds - seconds) / ahead
-        return Pace(seconds / gained * 1e9, growth / gained * 1e9, ahead)
+        gained = self.deployment.tokens_per_step * 1e-9
+        ahead = max(min(b.context // (8 * b.decodes) if b.decodes else 64 for b in ranks), 16)
+        later = self._tabulated([b._replace(context=b.context + ahead * b.decodes) for b in ranks])
+        return Pace(seconds / gained, (later - seconds) / ahead / gained, ahead)
+
+    def _tabulated(self, ranks: Sequence[Batch]) -> float:
+        """Seconds of a step as `cost` gives them, within 1 %."""
+        per = 1 + self.deployment.pool.draft_tokens
+        ranks, rows, times = self._divided(ranks)
+        core = max((self._core(b, per) for b in set(ranks)), key=lambda found: found.seconds)
+        own, experts = self._own.at(rows.most), self._experts[rows.prefill].at(rows.group)
+        rest = self._logits.at(times * max(b.decodes * per + b.prefills for b in ranks))
+        decodes = max(b.decodes for b in ranks) * times
+        if per > 1 and decodes:
+            context = max(b.context for b in ranks) * times
+            rest = rest.plus(self._drafts.at(decodes, context / decodes))
+        compute = core.plus(own).plus(experts)
+        exchange = self._exchange[rows.prefill].at(rows.most)
+        return self._together(rows.graph, times, compute, exchange, rest).seconds
+
+    def _core(self, batch: Batch, per: int) -> Total:
+        found = Total(0.0, 0.0, 0.0, 0)
+        if batch.decodes:
+            found = self._decodes.at(batch.decodes * per, batch.context / batch.decodes)
+        if batch.prefill_tokens:
+            tokens = batch.prefill_tokens
+            found = found.plus(self._prefills.at(tokens, batch.prefill_pairs / tokens))
+            found = found.plus(self._formed.at(self.terms.keys_formed(batch)))
+        return found
 
 
 def overlapped(compute: float, exchange: float) -> float:
-    """Seconds of two micro-batches, each with so much compute and exchange, one computing while the other sends.
+    """Seconds of two micro-batches, each with so much compute and exchange (eq. SV9).
 
     The GPU computes for both, a micro-batch computes and sends in turn, and the links carry both.
     """
-    return max(2 * compute, compute + exchange, 2 * exchange)
+    return max(2.0 * compute, compute + exchange, 2.0 * exchange)
 
 
-def _scaled(piece: _Piece, times: int, name: str) -> _Piece:
-    return piece._replace(name=name, seconds=piece.seconds * times, launches=piece.launches * times)
+def _share(batch: Batch, among: int) -> Batch:
+    return Batch(*(ceil(n / among) for n in batch))
 
 
-def _part(piece: _Piece, times: int, share: float) -> Part:
+def _part(piece: Piece, times: int, share: float) -> Part:
     busy = piece.seconds * times
     return Part(piece.name, piece.kind, busy * share, busy, piece.launches * times, piece.evidence)
 
 
-def _interval(parts: Iterable[Part]) -> StepCost:
-    """A step with its 80 % interval: errors of one calibration entry add up, those of several as squares."""
-    kept: dict[str, Part] = {}
-    for part in parts:
-        known = kept.get(part.name)
-        if known is not None:
-            part = Part(
-                part.name, part.kind, part.exposed_s + known.exposed_s, part.busy_s + known.busy_s,
-                part.launches + known.launches, part.evidence | known.evidence,
-            )  # fmt: skip
-        kept[part.name] = part
-    seconds = sum(part.exposed_s for part in kept.values())
-    errors: Counter[str] = Counter()
-    for part in kept.values():
-        for entry, relative in part.evidence.mean_errors().items():
-            errors[entry] += relative * part.exposed_s  # type: ignore[assignment]
-    spread = TO_80 * hypot(*errors.values()) if errors else 0.0
-    return StepCost(seconds, max(seconds - spread, 0.0), seconds + spread, tuple(kept.values()))
+def _joined(one: Part, other: Part) -> Part:
+    return Part(
+        one.name, one.kind, one.exposed_s + other.exposed_s, one.busy_s + other.busy_s,
+        one.launches + other.launches, one.evidence | other.evidence,
+    )  # fmt: skip
+
+
+def _said(name: str, figure: Figure) -> Evidence:
+    return Evidence.of([], [f"{name}: {figure.source}"])
+
+
+def _error(
+    compute: Iterable[Piece], exchange: Iterable[Piece], times: int, shares: Shares, host: Figure
+) -> float:
+    """Standard error of a step: errors of one calibration entry add up, those of several as squares."""
+    errors: dict[str, float] = defaultdict(float)
+    for piece in compute:
+        for entry, relative in combined([(piece.evidence, 1.0)]).mean_errors().items():
+            errors[entry] += relative * piece.seconds * times
+    sent = sum(piece.seconds for piece in exchange)
+    for piece in exchange:
+        errors[piece.name] += piece.error_s / sent * shares.exchange_s if sent else 0.0
+    errors["host"] = (host.high - host.low) / 2.0 / TO_80
+    return hypot(*errors.values(), 0.5 * shares.launches_s)
+
+
+__all__ = ["NO_EVIDENCE", "Part", "Shares", "StepCost", "StepModel", "overlapped"]

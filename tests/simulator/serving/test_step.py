@@ -43,3 +43,38 @@ def test_contexts_beyond_the_model_are_refused() -> None:
 def test_accepted_tokens_come_from_measurements() -> None:
     assert accepted_tokens("glm-5.2", 2) == 2.50
     assert accepted_tokens("deepseek-v3", 0) == 1.0
+
+
+def _pace_seconds(model: StepModel, ranks: list[Batch]) -> float:
+    return (
+        model.pace(0, ranks).first_ns
+        * 1e-9
+        * (1.0 if ranks[0].prefill_tokens else model.deployment.tokens_per_step)
+    )
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_tables_keep_the_cost_within_one_percent(drafts: int) -> None:
+    model = StepModel(_deployment(dp=16, ep=16, draft_tokens=drafts))
+    for batch in (
+        Batch(37, 37 * 2345, 0, 0, 0),
+        Batch(201, 201 * 777, 0, 0, 0),
+        Batch(300, 300 * 9_001, 0, 0, 0),
+        Batch(0, 0, 3, 3_001, 3_001 * 700),
+        Batch(0, 0, 1, 97, 97 * 5_000),
+    ):
+        ranks = [batch] * 15 + [Batch(1, 100, 0, 0, 0) if batch.decodes else batch]
+        assert _pace_seconds(model, ranks) == pytest.approx(model.cost(ranks).seconds, rel=0.01)
+
+
+def test_two_micro_batches_gain_with_many_rows_and_lose_with_few() -> None:
+    """LMSYS, large-scale EP (2025-05): two-batch overlap gains at 256 tokens a rank and loses at 32."""
+    seconds = {
+        (rows, overlap): StepModel(_deployment(dp=32, ep=32, two_batch_overlap=overlap))
+        .cost([Batch(rows, rows * 2_000, 0, 0, 0)] * 32)
+        .seconds
+        for rows in (32, 256)
+        for overlap in (False, True)
+    }
+    assert seconds[32, True] > seconds[32, False]
+    assert seconds[256, True] < seconds[256, False]

@@ -1,1 +1,0 @@
-"""Releases of inference engines, one file each: habits of the scheduler, host times, sources."""

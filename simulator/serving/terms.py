@@ -1,0 +1,229 @@
+"""The terms of a step of an inference engine on one GPU, priced: pieces of compute and of exchange (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+from moesim.simulator.cost.evidence import Evidence, combined
+from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.serving.attention import attention_operators
+from moesim.simulator.serving.deployment import Deployment
+from moesim.simulator.serving.exchange import Exchange, Fabric, collective, expert_exchange
+from moesim.simulator.serving.operators import (
+    Load,
+    Rows,
+    draft_operators,
+    experts,
+    head,
+    layer_operators,
+)
+from moesim.simulator.serving.prices import price
+from moesim.simulator.serving.scheduler import Batch
+
+ELEMENT = 2.0
+"""Bytes of an element of a hidden state between ranks (BF16)."""
+DISPATCH_SMS = 20
+"""SMs of DeepEP's normal kernels (deepseek-ai/DeepEP README: Buffer.set_num_sms, 20 to 24)."""
+
+
+class Piece(NamedTuple):
+    """One operator or call over all layers of a micro-batch.
+
+    `slowed_s`: its seconds beside kernels that hold SMs; `held_s`: seconds in which a call holds all SMs.
+    """
+
+    name: str
+    kind: str
+    seconds: float
+    slowed_s: float
+    held_s: float
+    error_s: float
+    launches: int
+    evidence: Evidence
+
+
+class Total(NamedTuple):
+    """Seconds of pieces, the same beside an exchange that holds SMs, seconds that hold all SMs, launches."""
+
+    seconds: float
+    slowed: float
+    held: float
+    launches: int
+
+    def plus(self, other: Total) -> Total:
+        """Both."""
+        return Total(
+            self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3]
+        )  # fmt: skip
+
+
+def total(pieces: Iterable[Piece]) -> Total:
+    """The sum of pieces."""
+    seconds = slowed = held = 0.0
+    launches = 0
+    for piece in pieces:
+        seconds += piece.seconds
+        slowed += piece.slowed_s
+        held += piece.held_s
+        launches += piece.launches
+    return Total(seconds, slowed, held, launches)
+
+
+def _kind(op: Operator) -> str:
+    if op.cls in ("attention_forward", "sparse_attention_forward", "indexer", "indexer_topk"):
+        return "attention"
+    if op.name.endswith("_absorb"):
+        return "attention"
+    if op.name.startswith("experts") or op.cls in ("topk", "gate_gemm"):
+        return "experts"
+    return "linear" if op.cls == "gemm" else "other"
+
+
+class Terms:
+    """Terms of a deployment; layers of one kind are priced once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Nothing is priced yet."""
+        self.deployment = d = deployment
+        kinds: dict[object, list[int]] = {}
+        for index, layer in enumerate(d.shape.layers):
+            kinds.setdefault((layer.attention, layer.feed_forward), []).append(index)
+        self._layers = [(same[0], len(same)) for same in kinds.values()]
+        self._attentions = Counter(layer.attention for layer in d.shape.layers)
+        self._routed = sum(layer.feed_forward.routed for layer in d.shape.layers)
+        self._halves = sum(2 for _ in d.shape.layers)
+
+    @cached_property
+    def _fabric(self) -> Fabric:
+        return Fabric(self.deployment.cluster, self.deployment.profile)
+
+    @cached_property
+    def _free(self) -> float:
+        """Time over time of compute-bound kernels beside an exchange that holds SMs."""
+        n = self.deployment.cluster.accelerator.compute_units
+        return n.n / (n.n - DISPATCH_SMS) if n is not None else 1.0
+
+    # -- compute ----------------------------------------------------------------------------------
+
+    def _priced(self, ops: Iterable[Operator], times: int, prefix: str = "") -> list[Piece]:
+        d, pieces = self.deployment, []
+        for op in ops:
+            found = price(op, d.cluster.accelerator, d.profile)
+            seconds = times * found.seconds
+            slowed = seconds * (self._free if found.bound == "compute" else 1.0)
+            evidence = combined([(found.evidence, times)])
+            pieces.append(
+                Piece(prefix + op.name, _kind(op), seconds, slowed, 0.0, 0.0, times * op.launches, evidence)
+            )
+        return pieces
+
+    def own(self, tokens: float) -> list[Piece]:
+        """Norms, projections, router, dense FFNs and shared experts on the rows of a rank."""
+        d, out = self.deployment, []
+        rows, none = Rows(tokens, 0.0, 0.0, 0.0, 0.0, 0.0), Load(0.0, 0.0, 0.0, 0.0)
+        for index, times in self._layers:
+            for _, ops in layer_operators(d.shape, index, rows, d.split, none):
+                out += self._priced(ops, times)
+        return out + self._priced(head(d.shape, rows, d.split), 1)
+
+    def logits(self, sequences: float) -> list[Piece]:
+        """Logits of sequences that get a token, and sampling."""
+        d = self.deployment
+        return self._priced(head(d.shape, Rows(0.0, 0.0, 0.0, sequences, 0.0, 0.0), d.split), 1)
+
+    def decodes(self, rows: float, context: float) -> list[Piece]:
+        """Decode attention of `rows` rows over `context` keys in all."""
+        per = 1.0 + self.deployment.pool.draft_tokens
+        return self._core(Rows(0.0, rows, 0.0, 0.0, context, 0.0, per)) if rows else []
+
+    def prompts(self, batch: Batch) -> list[Piece]:
+        """Prefill attention of a batch."""
+        tokens = batch.prefill_tokens
+        pieces = self.prefills(tokens, batch.prefill_pairs) if tokens else []
+        return pieces + self.formed(self.keys_formed(batch)) if tokens else []
+
+    _FORMED = frozenset({"kv_up", "kv_up.cast", "keys_pack"})
+
+    def prefills(self, tokens: float, pairs: float) -> list[Piece]:
+        """Prefill attention of `tokens` rows that see `pairs` keys in all, without keys formed per head."""
+        rows = Rows(0.0, 0.0, tokens, 0.0, 0.0, pairs, 1.0, 1.0, pairs / tokens + (tokens - 1.0) / 2.0)
+        return [piece for piece in self._core(rows) if piece.name not in self._FORMED] if tokens else []
+
+    def keys_formed(self, batch: Batch) -> float:
+        """Keys of the prompts of a batch, earlier chunks included."""
+        return max(float(batch.prefill_tokens), Rows.of(batch).cached)
+
+    def formed(self, keys: float) -> list[Piece]:
+        """Keys and values formed per head for prefills of latent attention."""
+        rows = Rows(0.0, 0.0, keys, 0.0, 0.0, keys, 1.0, 1.0, keys)
+        return [piece for piece in self._core(rows) if piece.name in self._FORMED] if keys else []
+
+    def _core(self, rows: Rows) -> list[Piece]:
+        d, out = self.deployment, []
+        for attention, times in self._attentions.items():
+            out += self._priced(attention_operators(attention, d.shape.hidden, rows, d.split), times)
+        return out
+
+    def experts(self, tokens: float, prefill: bool) -> list[Piece]:
+        """Routed experts of a rank, for `tokens` tokens of its group."""
+        d, moe = self.deployment, self.deployment.shape.moe
+        if moe is None or not tokens:
+            return []
+        load = Load.of(moe, d.split, tokens)
+        return self._priced(experts(moe, d.shape.hidden, load, d.split, not prefill), self._routed)
+
+    def drafts(self, sequences: float, context: float) -> list[Piece]:
+        """Drafting of all tokens of a step, one after the other."""
+        d, moe = self.deployment, self.deployment.shape.moe
+        rows = Rows(sequences, sequences, 0.0, sequences, context, 0.0)
+        load = Load.of(moe, d.split, sequences * d.pool.dp)
+        times, out = d.pool.draft_tokens, []
+        for section in draft_operators(d.shape, rows, d.split, load):
+            out += self._priced(section.operators, times * section.layers, "draft.")
+        return out + self._sent(sequences, False, times, times * bool(moe), "draft.")
+
+    # -- exchange ---------------------------------------------------------------------------------
+
+    def exchange(self, tokens: float, prefill: bool) -> list[Piece]:
+        """What the fullest rank's `tokens` tokens take over the links (eq. SV8)."""
+        return self._sent(tokens, prefill, len(self.deployment.shape.layers), self._routed)
+
+    def _sent(self, tokens: float, prefill: bool, layers: int, routed: int, prefix: str = "") -> list[Piece]:
+        d, pool, fabric = self.deployment, self.deployment.pool, self._fabric
+        hidden, ranks, out = d.shape.hidden, pool.tp * pool.dp, []
+        apart = pool.dp > 1 and d.shape.moe is not None
+        if pool.tp > 1:
+            calls = layers + (layers - routed if apart else layers)
+            reduced = collective(fabric, "all_reduce", tokens * hidden * ELEMENT, pool.tp)
+            out.append(_call(reduced, calls, prefix))
+        if apart and isinstance(d.shape.moe, MoE) and tokens:
+            if d.exchange == "deepep":
+                sent = tokens / pool.tp
+                for operation in ("dispatch", "combine"):
+                    call = expert_exchange(
+                        fabric, d.shape.moe, hidden, ranks, sent, operation,
+                        low_latency=not prefill, sms=DISPATCH_SMS, redundant=pool.redundant_experts,
+                    )  # fmt: skip
+                    out.append(_call(call, routed, prefix))
+            else:
+                size = tokens * pool.dp * hidden * ELEMENT
+                for ring in ("all_gather", "reduce_scatter"):
+                    out.append(_call(collective(fabric, ring, size, ranks), routed, prefix))
+        if pool.pp > 1 and not prefix:
+            size = tokens * hidden * ELEMENT
+            out.append(_call(collective(fabric, "all_gather", 2 * size, 2), pool.pp - 1, "stage."))
+        return out
+
+
+def _call(call: Exchange, times: int, prefix: str = "") -> Piece:
+    all_sms = call.busy_s < call.seconds
+    held = call.busy_s * times if all_sms else 0.0
+    error = (call.high_s - call.low_s) / 2.0 * times
+    seconds = call.seconds * times
+    return Piece(
+        prefix + call.name, "exchange", seconds, seconds, held, error, 2 * times, call.cost.evidence
+    )  # fmt: skip
