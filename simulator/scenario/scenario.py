@@ -311,6 +311,11 @@ class Scenario(Section):
         return list_defaults(self, self._defaults, machines)
 
     @property
+    def trains(self) -> bool:
+        """Whether it states a training step; a scenario with `serving` may leave that out."""
+        return all(is_stated(self, key) for key in _OF_TRAINING)
+
+    @property
     def recipe(self) -> Precision:
         """The precision recipe, loaded by name if needed; raises InputError for an unknown name.
 

@@ -67,9 +67,11 @@ class ServingLoad(Section):
     """Requests: those of a log, or drawn from a rate and lengths."""
 
     log: str | None = None
-    """Mooncake's JSON lines, Azure's CSV, or a CSV of arrival_s, input_tokens, output_tokens; may be gzipped."""
+    """Mooncake's JSON lines, Azure's CSV, or a CSV of arrival_s, input_tokens, output_tokens; gzipped too."""
+    block_tokens: PositiveInt = 512
+    """Tokens of a block of a log's `hash_ids`."""
     requests: PositiveInt | None = None
-    """Number of requests. Absent: those of the log, or 1,000."""
+    """Number of requests; more than a log has repeat it with other times. Absent: the log's, or 1,000."""
     rate_per_s: Positive | None = None
     """Mean arrivals a second; a log is stretched to it. Absent: as logged."""
     arrivals: Literal["poisson", "even", "bursts", "concurrency"] = "poisson"
@@ -79,9 +81,32 @@ class ServingLoad(Section):
     concurrency: PositiveInt | None = None
     """Requests under way at a time (closed loop)."""
     input_tokens: PositiveInt = 1024
+    """Mean of drawn prompts."""
     output_tokens: PositiveInt = 1024
+    """Mean of drawn answers."""
     length_spread: float = Field(0.0, ge=0, le=5)
     """Standard deviation of the logarithm of drawn lengths; 0: all are equal."""
+
+    @model_validator(mode="after")
+    def _every_key_counts(self) -> ServingLoad:
+        closed = self.arrivals == "concurrency"
+        if closed != (self.concurrency is not None):
+            raise ValueError("`arrivals: concurrency` and `concurrency` go together; state both or neither")
+        unread = {
+            "rate_per_s": closed,
+            "burstiness": self.arrivals != "bursts",
+            "block_tokens": self.log is None,
+            "arrivals": self.log is not None and not closed,
+            **dict.fromkeys(("input_tokens", "output_tokens", "length_spread"), self.log is not None),
+        }
+        if stated := [key for key, idle in unread.items() if idle and key in self.model_fields_set]:
+            what = (
+                "a log says when requests come and how long they are"
+                if self.log
+                else f"arrivals={self.arrivals}"
+            )
+            raise ValueError(f"{', '.join(stated)} would not be read: {what}; leave it out")
+        return self
 
 
 class ServingLimits(Section):
@@ -112,6 +137,6 @@ class Serving(ServingPool):
     router: Literal["least_loaded", "round_robin", "prefix_aware"] = "least_loaded"
     """Who gets a request: the rank with least waiting x 4 + running, each in turn, or the longest prefix."""
     acceptance: tuple[Share, ...] | None = None
-    """Chance that the first, second, ... draft is accepted, each given the one before. Absent: measured defaults."""
+    """Chance that each draft is accepted, given the one before it. Absent: measured defaults."""
     load: ServingLoad = ServingLoad()
     limits: ServingLimits = ServingLimits()

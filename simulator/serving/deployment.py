@@ -170,7 +170,7 @@ class Deployment:
         return 0
 
     def check_context(self, tokens: int) -> None:
-        """Raises InputError for a sequence longer than the model's context or than a rank's cache."""
+        """Raises InputError for a sequence longer than the model's context, InfeasibleError than a rank's cache."""
         limit = self.shape.numerics.context if self.shape.numerics else None
         if limit is not None and tokens > limit:
             raise InputError(
@@ -178,7 +178,7 @@ class Deployment:
                 f"{self.shape.name}, {limit:,}; shorten input_tokens + output_tokens"
             )
         if tokens > self.cache_tokens:
-            raise InputError(
+            raise InfeasibleError(
                 f"serving.load: a request of {tokens:,} tokens does not fit the cache of a rank, "
                 f"{self.cache_tokens:,} tokens; shorten it, or raise serving.tp or memory_fraction"
             )

@@ -1,4 +1,4 @@
-"""The prefix cache of an engine: blocks of prompts that several requests share, the least recently used goes first."""
+"""The prefix cache: blocks of prompts that requests share; the least recently used goes first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections import OrderedDict
 class PrefixCache:
     """The blocks of one rank: shared ones by id, in use or idle, and those that belong to one sequence.
 
-    `capacity`: blocks in all, None for no limit. `weight`: blocks that one shared id stands for. An id stands for
-    its tokens and everything before them, as in the hash chains of vLLM and Mooncake, so a request's hits are its
-    first ids only.
+    `capacity`: blocks in all, None for no limit. `weight`: blocks that one shared id stands for. An id stands
+    for its tokens and everything before them, as in the hash chains of vLLM and Mooncake, so a request's hits
+    are its first ids only.
     """
 
     def __init__(self, capacity: int | None = None, weight: int = 1) -> None:
+        """An empty cache."""
         self.capacity, self.weight = capacity, weight
-        self.hits = self.asked = self.evicted = 0
+        self.hits = self.asked = self.evicted = self.peak = 0
         self._users: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._own = 0
@@ -50,7 +51,7 @@ class PrefixCache:
         return True
 
     def release(self, ids: list[int], own: int) -> None:
-        """Let go of a sequence's blocks, its last first: the start of a prompt is shared by most and stays longest."""
+        """Let go of a sequence's blocks, its last first, as the start of a prompt is shared most."""
         self._own -= own
         for one in reversed(ids):
             left = self._users[one] - 1
@@ -63,9 +64,11 @@ class PrefixCache:
     def grow(self, blocks: int) -> None:
         """Take blocks of one sequence's own; idle ones that were used longest ago make room."""
         self._own += blocks
+        used = len(self._users) * self.weight + self._own
+        self.peak = max(self.peak, used)
         if self.capacity is None:
             return
-        room = self.capacity - len(self._users) * self.weight - self._own
+        room = self.capacity - used
         while self._idle and len(self._idle) * self.weight > room:
             self._idle.popitem(last=False)
             self.evicted += 1

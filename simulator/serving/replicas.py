@@ -1,9 +1,9 @@
-"""Requests through replicas, event by event: arrivals, routing, steps of every engine, hand-over from prefill to decode."""
+"""Requests through replicas, event by event: arrivals, routing, steps of engines, hand-over to decode."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.serving.requests import Requests
 from moesim.simulator.serving.scheduler import Batch, Done, Policy, Scheduler
 
@@ -20,8 +21,8 @@ Ints = NDArray[np.int64]
 class Pace(NamedTuple):
     """How long steps take while the same sequences decode.
 
-    Step i of the stretch (from 0) takes `first_ns + i * growth_ns`, as the contexts get longer; the law holds for
-    `steps` steps at most.
+    Step i of the stretch (from 0) takes `first_ns + i * growth_ns`, as the contexts get longer; the law holds
+    for `steps` steps at most.
     """
 
     first_ns: float
@@ -52,37 +53,52 @@ class Pool:
 
 
 @dataclass
-class Served:
-    """What became of every request, in ns after the first arrival; -1 where it did not come to it.
+class PoolLog:
+    """What a pool did: steps and busy time of all its replicas, and sums over their ranks."""
 
-    `rank`: where it was served last, counted over replicas and their ranks.
-    """
-
-    requests: Requests
-    scheduled_ns: Ints
-    first_token_ns: Ints
-    last_token_ns: Ints
-    rank: Ints
     steps: int = 0
     busy_ns: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    peak_blocks: int = 0
+
+
+@dataclass
+class Served:
+    """What became of every request, in ns after the first arrival; -1 where it did not come to it.
+
+    `rank` and `prefill_rank`: where it was served last, counted over a pool's replicas and their ranks.
+    `transfer_ns`: from the first token to the keys and values in the other pool. `counts`: time, running and
+    waiting. `pools`: that which decodes first.
+    """
+
+    requests: Requests
+    arrival_ns: Ints
+    scheduled_ns: Ints
+    first_token_ns: Ints
+    last_token_ns: Ints
+    transfer_ns: Ints
+    rank: Ints
+    prefill_rank: Ints
+    pools: list[PoolLog] = field(default_factory=list)
     counts: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-class Router(Protocol):
-    """Chooses a rank for a request."""
+# -- routing -----------------------------------------------------------------------------------------
 
-    def __call__(self, request: int, ranks: Sequence[Scheduler]) -> int:
-        """The place of a rank."""
-        ...
+Router = Callable[[int, Sequence[Scheduler], list[int]], int]
+"""The place of the rank that gets a request; the list has every rank's load (`Scheduler.load`)."""
+
+IMBALANCE = (64, 1.5)
+"""Difference and ratio of loads above which a prefix counts no more (SGLang's router:
+`balance_abs_threshold`, `balance_rel_threshold`)."""
 
 
 def round_robin() -> Router:
     """One rank after the other."""
     turn = -1
 
-    def choose(request: int, ranks: Sequence[Scheduler]) -> int:
+    def choose(request: int, ranks: Sequence[Scheduler], loads: list[int]) -> int:
         nonlocal turn
         turn = (turn + 1) % len(ranks)
         return turn
@@ -90,119 +106,235 @@ def round_robin() -> Router:
     return choose
 
 
-def least_loaded(request: int, ranks: Sequence[Scheduler]) -> int:
-    """The rank with the lowest of waiting x 4 + running, as vLLM's balancer of data-parallel engines; the first of equals."""
-    return min(range(len(ranks)), key=lambda at: 4 * len(ranks[at].waiting) + ranks[at].running)
+def least_loaded(request: int, ranks: Sequence[Scheduler], loads: list[int]) -> int:
+    """The rank with the lowest load; the first of equals."""
+    return loads.index(min(loads))
+
+
+def prefix_aware(request: int, ranks: Sequence[Scheduler], loads: list[int]) -> int:
+    """The rank with the longest prefix of the prompt, the least loaded of equals and if loads differ much."""
+    low, high = min(loads), max(loads)
+    if high - low > IMBALANCE[0] and high > IMBALANCE[1] * low:
+        return loads.index(low)
+    found = [rank.matched_tokens(request) for rank in ranks]
+    longest = max(found)
+    return min(range(len(ranks)), key=lambda at: (found[at] < longest, loads[at]))
+
+
+def router(name: str) -> Router:
+    """A router by the scenario's name for it."""
+    return round_robin() if name == "round_robin" else {"prefix_aware": prefix_aware}.get(name, least_loaded)
+
+
+# -- a replica ---------------------------------------------------------------------------------------
 
 
 class _Replica:
-    def __init__(
-        self,
-        env: simpy.Environment,
-        pool: Pool,
-        served: Served,
-        at: int,
-        done: Callable[[int, Done, int], None],
-    ) -> None:
-        self._env, self._pool, self._served, self._done = env, pool, served, done
-        self._first_rank = at * pool.ranks
-        self.ranks = [Scheduler(pool.policy, served.requests) for _ in range(pool.ranks)]
-        self._stretch: tuple[int, Pace, int] | None = None  # start, pace, steps: while an arrival may cut it
-        self._asleep: simpy.Event | None = None
-        self._process = env.process(self._run())
+    """Steps of one replica; `loads` are those of its pool, kept up to date at its own places."""
 
-    def add(self, rank: int, request: int, generated: int = 0) -> None:
-        """A request for one of the ranks; a stretch of decodes ends with its present step if the rank has a place."""
+    def __init__(self, events: _Events, pool: Pool, log: PoolLog, at: int, loads: list[int]) -> None:
+        self._events, self._env, self._pool, self._log = events, events.env, pool, log
+        self._first, self._loads = at * pool.ranks, loads
+        self.ranks = [Scheduler(pool.policy, events.served.requests) for _ in range(pool.ranks)]
+        self._stretch = False  # whether an arrival may cut the present steps short
+        self._asleep: simpy.Event | None = None
+        self._process = self._env.process(self._run())
+
+    def add(self, rank: int, request: int, generated: int = 0, ready: bool = False) -> None:
+        """A request for one of the ranks, which ends a stretch of decodes if the rank has a place."""
         scheduler = self.ranks[rank]
-        scheduler.add(request, generated)
+        scheduler.add(request, generated, ready)
+        self._loads[self._first + rank] += 4
+        if self._asleep is None and self._stretch and scheduler.running < self._pool.policy.max_num_seqs:
+            self._stretch = False
+            self._process.interrupt()
+        self.wake()
+
+    def let_go(self, rank: int, request: int) -> None:
+        """The keys and values of a request that was handed over leave."""
+        self.ranks[rank].let_go(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something may have become possible."""
         if self._asleep is not None:
             self._asleep.succeed()
             self._asleep = None
-        elif self._stretch is not None and scheduler.running < self._pool.policy.max_num_seqs:
-            self._process.interrupt()
 
     def _run(self) -> Generator[Any, Any, None]:
-        env, served, ranks, times = self._env, self._served, self.ranks, self._pool.times
+        env, log, ranks, times = self._env, self._log, self.ranks, self._pool.times
         while True:
-            busy = [rank for rank in ranks if rank.busy]
-            if not busy:
+            batches = [rank.plan() for rank in ranks]
+            working = [rank for rank in ranks if rank.planned]
+            if not working:
                 self._asleep = env.event()
                 yield self._asleep
                 continue
-            start: int = env.now
-            pace = times.pace(start, [rank.plan() for rank in ranks])
-            steps = min(rank.horizon(pace.steps) for rank in busy)
-            for rank in busy:
+            start = int(env.now)
+            pace = times.pace(start, batches)
+            steps = min(rank.horizon(pace.steps) for rank in working)
+            for place, rank in enumerate(ranks, self._first):
+                self._loads[place] = rank.load
                 for request in rank.scheduled:
-                    if served.scheduled_ns[request] < 0:
-                        served.scheduled_ns[request] = start
-            if steps > 1:
-                self._stretch = start, pace, steps
+                    self._events.begun(request, start)
+            self._stretch = steps > 1
             try:
                 yield env.timeout(pace.after(steps))
-                self._stretch = None
             except simpy.Interrupt:
-                self._stretch = None
-                gone = env.now - start
+                gone = int(env.now) - start
                 steps = 1 + bisect_right(range(1, steps), gone, key=pace.after)
                 yield env.timeout(pace.after(steps) - gone)
-            served.steps += steps
-            served.busy_ns += env.now - start
-            for place, rank in enumerate(ranks):
+            self._stretch = False
+            log.steps += steps
+            log.busy_ns += int(env.now) - start
+            for place, rank in enumerate(ranks, self._first):
                 if rank.planned:
-                    self._done(self._first_rank + place, rank.advance(steps), env.now)
+                    done = rank.advance(steps)
+                    self._loads[place] = rank.load
+                    if done.first or done.last:
+                        self._events.done(self._pool, place, done)
 
 
-def serve(
+# -- the whole ---------------------------------------------------------------------------------------
+
+
+class _Events:
+    """Pools, arrivals and hand-overs on one clock."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        decode: Pool,
+        prefill: Pool | None,
+        transfer_ns: Callable[[int], int],
+        route: Router,
+    ) -> None:
+        self.env = simpy.Environment()
+        no, first, last, moved, rank, other = np.full((6, len(requests)), -1, dtype=np.int64)
+        self.served = Served(requests, requests.arrival_ns.copy(), no, first, last, moved, rank, other)
+        self.left = len(requests)
+        self._decode, self._prefill, self._transfer_ns, self._route = decode, prefill, transfer_ns, route
+        self._pools: dict[int, tuple[list[_Replica], list[Scheduler], list[int]]] = {}
+        for pool in (decode, *([prefill] if prefill else [])):
+            self.served.pools.append(log := PoolLog())
+            loads = [0] * (pool.replicas * pool.ranks)
+            replicas = [_Replica(self, pool, log, at, loads) for at in range(pool.replicas)]
+            ranks = [rank for replica in replicas for rank in replica.ranks]
+            self._pools[id(pool)] = replicas, ranks, loads
+        self._link_free = [0] * (prefill.replicas * prefill.ranks if prefill else 0)
+        self._next: Iterator[int] | None = None  # requests of a closed loop
+
+    def arrive(self, request: int) -> None:
+        """A request goes to the rank that the router chooses."""
+        pool = self._prefill or self._decode
+        replicas, ranks, loads = self._pools[id(pool)]
+        at = self._route(request, ranks, loads)
+        replicas[at // pool.ranks].add(at % pool.ranks, request)
+
+    def begun(self, request: int, now: int) -> None:
+        """The first step that works on a request begins."""
+        if self.served.scheduled_ns[request] < 0:
+            self.served.scheduled_ns[request] = now
+
+    def done(self, pool: Pool, rank: int, done: Done) -> None:
+        """Steps of a rank are over."""
+        served, now = self.served, self.env.now
+        for request in done.first:
+            served.first_token_ns[request] = now
+            (served.prefill_rank if pool is self._prefill else served.rank)[request] = rank
+        for request in done.handed:
+            self.env.process(self._hand_over(request, rank))
+        for request in done.last:
+            served.last_token_ns[request] = now
+            (served.prefill_rank if pool is self._prefill else served.rank)[request] = rank
+            self.left -= 1
+            if self._next is not None and (following := next(self._next, None)) is not None:
+                served.arrival_ns[following] = now
+                self.arrive(following)
+
+    def _hand_over(self, request: int, rank: int) -> Generator[Any, Any, None]:
+        """Keys and values go to the other pool, one request after another on the rank's link."""
+        assert self._prefill is not None
+        start = int(self.env.now)
+        tokens = int(self.served.requests.input_tokens[request])
+        end = max(start, self._link_free[rank]) + self._transfer_ns(tokens)
+        self._link_free[rank] = end
+        yield self.env.timeout(end - start)
+        self.served.transfer_ns[request] = end - start
+        self._pools[id(self._prefill)][0][rank // self._prefill.ranks].let_go(
+            rank % self._prefill.ranks, request
+        )
+        replicas, ranks, loads = self._pools[id(self._decode)]
+        at = least_loaded(request, ranks, loads)
+        replicas[at // self._decode.ranks].add(at % self._decode.ranks, request, 1, ready=True)
+
+    def open_loop(self) -> Generator[Any, Any, None]:
+        """Requests arrive when the load says."""
+        arrival, block = self.served.arrival_ns, 4096
+        for first in range(0, len(arrival), block):
+            for request, moment in enumerate(arrival[first : first + block].tolist(), first):
+                if moment > self.env.now:
+                    yield self.env.timeout(moment - self.env.now)
+                self.arrive(request)
+
+    def closed_loop(self, concurrency: int) -> Generator[Any, Any, None]:
+        """So many requests at once, and another whenever one ends."""
+        count = len(self.served.arrival_ns)
+        self._next = iter(range(min(concurrency, count), count))
+        self.served.arrival_ns[:concurrency] = 0
+        yield self.env.timeout(0)
+        for request in range(min(concurrency, count)):
+            self.arrive(request)
+
+    def sample(self, every_ns: int, most: int) -> Generator[Any, Any, None]:
+        """Count running and waiting sequences; above `most` moments half go and the interval doubles."""
+        ranks = [rank for _, ranks, _ in self._pools.values() for rank in ranks]
+        counts = self.served.counts
+        while self.left and self.env.peek() != float("inf"):
+            yield self.env.timeout(every_ns)
+            counts.append(
+                (int(self.env.now), sum(r.running for r in ranks), sum(len(r.waiting) for r in ranks))
+            )
+            if len(counts) >= most:
+                del counts[::2]
+                every_ns *= 2
+
+    def finish(self) -> Served:
+        """Sums over the ranks, once nothing is left to happen."""
+        for log, (_, ranks, _) in zip(self.served.pools, self._pools.values(), strict=True):
+            log.preemptions = sum(rank.preemptions for rank in ranks)
+            log.cached_tokens = sum(rank.cached_tokens for rank in ranks)
+            log.peak_blocks = max(rank.cache.peak for rank in ranks)
+        if self.left:
+            raise InfeasibleError(
+                f"{self.left} of {len(self.served.requests)} requests cannot be served: their keys "
+                "and values do not fit into the cache of a rank; give it more memory, or shorten the requests"
+            )
+        return self.served
+
+
+def serve_requests(
     requests: Requests,
     decode: Pool,
     *,
     prefill: Pool | None = None,
     transfer_ns: Callable[[int], int] | None = None,
-    router: Router = least_loaded,
+    route: Router = least_loaded,
     sample_ns: int = 0,
+    most_samples: int = 1 << 30,
+    concurrency: int | None = None,
 ) -> Served:
     """Serve a load until its last token.
 
-    `decode`: the replicas that serve, or decode only where `prefill` names others for the prompts; then the keys
-    and values of n tokens take `transfer_ns(n)` between them, one request after another on a replica's link.
-    `sample_ns`: interval at which running and waiting sequences are counted.
+    `decode`: the replicas that serve, or decode only where `prefill` names others for the prompts; then the
+    keys and values of n tokens take `transfer_ns(n)` between them, one request after another on a rank's
+    link. `sample_ns`: interval at which running and waiting sequences are counted; it doubles above
+    `most_samples`. `concurrency`: arrival times do not count, so many requests are under way at a time.
+    Raises InfeasibleError for requests that do not fit into the cache.
     """
-    env = simpy.Environment()
-    count = len(requests)
-    served = Served(requests, *(np.full(count, -1, dtype=np.int64) for _ in range(4)))
-    left = count
-
-    def done(rank: int, ended: Done, now: int) -> None:
-        nonlocal left
-        for request in ended.first:
-            served.first_token_ns[request] = now
-        for request in ended.last:
-            served.last_token_ns[request] = now
-            served.rank[request] = rank
-        left -= len(ended.last)
-
-    replicas = [_Replica(env, decode, served, at, done) for at in range(decode.replicas)]
-    ranks = [rank for replica in replicas for rank in replica.ranks]
-
-    def arrive() -> Generator[Any, Any, None]:
-        for request, moment in enumerate(requests.arrival_ns.tolist()):
-            if moment > env.now:
-                yield env.timeout(moment - env.now)
-            at = router(request, ranks)
-            replicas[at // decode.ranks].add(at % decode.ranks, request)
-
-    def sample() -> Generator[Any, Any, None]:
-        while left:
-            yield env.timeout(sample_ns)
-            served.counts.append(
-                (int(env.now), sum(r.running for r in ranks), sum(len(r.waiting) for r in ranks))
-            )
-
-    env.process(arrive())
+    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), route)
+    events.env.process(events.open_loop() if concurrency is None else events.closed_loop(concurrency))
     if sample_ns:
-        env.process(sample())
-    env.run()
-    served.preemptions = sum(rank.preemptions for rank in ranks)
-    served.cached_tokens = sum(rank.cached_tokens for rank in ranks)
-    return served
+        events.env.process(events.sample(sample_ns, most_samples))
+    events.env.run()
+    return events.finish()

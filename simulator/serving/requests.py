@@ -6,8 +6,8 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario.serving import ServingLoad
 
 Ints = NDArray[np.int64]
 NS_PER_S = 1_000_000_000
@@ -27,8 +28,8 @@ class Requests:
     """Requests in order of arrival.
 
     `arrival_ns`, `input_tokens`, `output_tokens`: one entry a request. `block_ids` of request i are
-    `blocks[first_block[i]:first_block[i + 1]]`: equal ids are equal prefixes of `block_tokens` tokens a block;
-    `block_tokens` is 0 where the log has none.
+    `blocks[first_block[i]:first_block[i + 1]]`: equal ids are equal prefixes of `block_tokens` tokens a
+    block; `block_tokens` is 0 where the log has none.
     """
 
     arrival_ns: Ints
@@ -39,11 +40,37 @@ class Requests:
     block_tokens: int = 0
 
     def __len__(self) -> int:
+        """Number of requests."""
         return len(self.arrival_ns)
 
     def block_ids(self, request: int) -> list[int]:
         """Ids of a request's prompt blocks, in order."""
-        return self.blocks[self.first_block[request] : self.first_block[request + 1]].tolist()
+        ids: list[int] = self.blocks[self.first_block[request] : self.first_block[request + 1]].tolist()
+        return ids
+
+    def first(self, count: int) -> Requests:
+        """The first `count` requests."""
+        return Requests(
+            self.arrival_ns[:count],
+            self.input_tokens[:count],
+            self.output_tokens[:count],
+            self.blocks[: self.first_block[min(count, len(self))]],
+            self.first_block[: count + 1],
+            self.block_tokens,
+        )
+
+    def at_once(self, count: int) -> Requests:
+        """The first `count` requests, all of them at the same moment."""
+        some = self.first(count)
+        return replace(some, arrival_ns=np.zeros_like(some.arrival_ns))
+
+    def at_rate(self, requests_per_s: float) -> Requests:
+        """The same requests, stretched in time to a mean number of arrivals a second."""
+        span = int(self.arrival_ns[-1])
+        if not span:
+            raise InputError("the load's requests come at one moment, so that no rate can be given to them")
+        factor = (len(self) - 1) * NS_PER_S / span / requests_per_s
+        return replace(self, arrival_ns=np.rint(self.arrival_ns * factor).astype(np.int64))
 
 
 def requests_of(
@@ -64,7 +91,7 @@ def requests_of(
     for name, lengths in (("input", inputs), ("output", outputs)):
         if (bad := np.flatnonzero(lengths < 1)).size:
             raise InputError(
-                f"request {bad[0] + 1} of the load has {lengths[bad[0]]} {name} tokens; every request has 1 or more"
+                f"request {bad[0] + 1} of the load has {lengths[bad[0]]} {name} tokens; 1 is the least"
             )
     order = np.argsort(arrival, kind="stable")
     ids = [blocks[i] for i in order] if blocks is not None else []
@@ -119,8 +146,8 @@ def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
             rows[-1]["ids"] = [int(one) for one in row.get("hash_ids", ())]
         except (ValueError, KeyError, TypeError) as problem:
             raise InputError(
-                f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs `timestamp` "
-                "in ms, `input_length`, `output_length`, and may have `hash_ids`"
+                f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs "
+                "`timestamp` in ms, `input_length`, `output_length`, and may have `hash_ids`"
             ) from None
     with_ids = bool(rows) and all(row["ids"] for row in rows)
     return requests_of(
@@ -138,11 +165,12 @@ def _table(path: Path, text: str) -> Requests:
     columns = next((each for each in (_AZURE, _PLAIN) if set(each) <= set(names)), None)
     if columns is None:
         raise InputError(
-            f"{path}: its columns are {', '.join(names) or 'none'}; a log has {', '.join(_PLAIN)}, or Azure's "
-            f"{', '.join(_AZURE)}, or is Mooncake's JSON lines"
+            f"{path}: its columns are {', '.join(names) or 'none'}; a log has {', '.join(_PLAIN)}, or "
+            f"Azure's {', '.join(_AZURE)}, or is Mooncake's JSON lines"
         )
     rows = list(_rows(path, reader, columns))
-    return requests_of(*([row[at] for row in rows] for at in range(3)))
+    times, inputs, outputs = ([row[at] for row in rows] for at in range(3))
+    return requests_of(times, inputs, outputs)
 
 
 def _rows(
@@ -155,7 +183,7 @@ def _rows(
             yield moment(words[0]), int(words[1]), int(words[2])
         except (ValueError, OverflowError):
             raise InputError(
-                f"{path}, line {reader.line_num}: {', '.join(words)} is not a time and two whole numbers of tokens"
+                f"{path}, line {reader.line_num}: {', '.join(words)} is no time and two whole numbers"
             ) from None
 
 
@@ -173,7 +201,8 @@ def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1
     """Arrival times in ns of a renewal process with gamma gaps.
 
     `burstiness` is the squared coefficient of variation of the gaps: 1 is Poisson, above 1 comes in bursts,
-    0 is a fixed interval (the meaning of `1 / burstiness` in vLLM's benchmark). Raises InputError for a rate of 0.
+    0 is a fixed interval (the meaning of `1 / burstiness` in vLLM's benchmark). Raises InputError for a rate
+    of 0.
     """
     if not requests_per_s > 0 or burstiness < 0:
         raise InputError(
@@ -185,7 +214,8 @@ def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1
         gaps = np.full(count, mean_ns)
     else:
         gaps = np.random.default_rng(seed).gamma(1 / burstiness, burstiness * mean_ns, count)
-    return np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
+    times: Ints = np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
+    return times
 
 
 def repeated(log: Requests, count: int, seed: int) -> Requests:
@@ -202,3 +232,42 @@ def repeated(log: Requests, count: int, seed: int) -> Requests:
     ids = [log.block_ids(int(i)) for i in place] if log.block_tokens else None
     times = np.clip(log.arrival_ns[place] + jitter, 0, span)
     return requests_of(times, log.input_tokens[place], log.output_tokens[place], ids, log.block_tokens)
+
+
+DRAWN = 1000
+"""Requests of a drawn load that states no number."""
+
+
+def load_requests(load: ServingLoad, seed: int, find: Callable[[str], str] = str) -> Requests:
+    """The requests of a scenario's load; `find` gives the path of its log.
+
+    Raises InputError for a log that cannot be read, and for a load with neither log nor rate nor concurrency.
+    """
+    if load.log is not None:
+        log = read_log(Path(find(load.log)), load.block_tokens)
+        count = load.requests or len(log)
+        chosen = log.first(count) if count <= len(log) else repeated(log, count, seed)
+        return chosen if load.rate_per_s is None else chosen.at_rate(load.rate_per_s)
+    count = load.requests or DRAWN
+    if load.arrivals == "concurrency":
+        times = np.zeros(count, dtype=np.int64)
+    elif load.rate_per_s is None:
+        raise InputError(
+            "serving.load says neither when requests come nor how many are under way: state rate_per_s, log, "
+            "or arrivals: concurrency with concurrency"
+        )
+    else:
+        spread = {"even": 0.0, "poisson": 1.0, "bursts": load.burstiness}[load.arrivals]
+        times = arrivals(load.rate_per_s, count, seed, spread)
+    draws = np.random.default_rng([seed, 1])
+    inputs = drawn_lengths(load.input_tokens, load.length_spread, count, draws)
+    return requests_of(times, inputs, drawn_lengths(load.output_tokens, load.length_spread, count, draws))
+
+
+def drawn_lengths(mean: int, spread: float, count: int, draws: np.random.Generator) -> Ints:
+    """Log-normal lengths with a mean, at least 1; `spread`: standard deviation of their logarithm."""
+    if not spread:
+        return np.full(count, mean, dtype=np.int64)
+    drawn = mean * np.exp(spread * draws.standard_normal(count) - spread**2 / 2)
+    lengths: Ints = np.maximum(np.rint(drawn), 1).astype(np.int64)
+    return lengths

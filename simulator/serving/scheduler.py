@@ -1,4 +1,4 @@
-"""Continuous batching: which requests an engine's next step works on, with paged keys and values (pure state).
+"""Continuous batching: what an engine's next step works on, with paged keys and values (pure state).
 
 Sequences that decode are counted, not listed, so a step costs the same with one of them or a thousand.
 """
@@ -18,10 +18,13 @@ from moesim.simulator.serving.requests import Requests
 class Policy:
     """Limits and habits of an engine's scheduler, by the names of vLLM.
 
-    `kv_blocks`: blocks of `block_tokens` tokens on one rank, None for no limit. `mixed`: a step has prefills beside
-    decodes (vLLM, TensorRT-LLM; SGLang with `--enable-mixed-chunk`), else prefills go first and alone.
-    `chunked`: a prompt may be cut, else a step takes whole prompts. `tokens_per_step`: tokens that a sequence gains
-    in a decode step, above 1 with accepted drafts.
+    `kv_blocks`: blocks of `block_tokens` tokens on one rank, None for no limit. `mixed`: a step has prefills
+    beside decodes (vLLM, TensorRT-LLM; SGLang with `--enable-mixed-chunk`), else prefills go first and alone.
+    `chunked`: a prompt may be cut, else a step takes whole prompts. `gain`: tokens that a sequence gains in a
+    decode step, above 1 with accepted drafts (mean). `reserve_new`, `reserve_running`: share of the tokens
+    that a request has yet to write for which its admission finds blocks, and for which it leaves some to
+    those that run: vLLM 0 and 0, TensorRT-LLM without eviction 1 and 1. `prompts_only`: a pool that hands
+    sequences over after the first token; their blocks stay until `let_go`.
     """
 
     max_num_seqs: int
@@ -31,14 +34,17 @@ class Policy:
     mixed: bool = True
     chunked: bool = True
     prefix_caching: bool = True
-    tokens_per_step: int = 1
+    gain: float = 1.0
+    reserve_new: float = 0.0
+    reserve_running: float = 0.0
+    prompts_only: bool = False
 
 
 class Batch(NamedTuple):
     """The work of one step on one rank.
 
-    `decodes`: sequences that decode; `context`: keys that they see in all; `prefill_tokens` of `prefills` prompts,
-    which see `prefill_pairs` keys in all (a token sees itself and what stands before it).
+    `decodes`: sequences that decode; `context`: keys that they see in all; `prefill_tokens` of `prefills`
+    prompts, which see `prefill_pairs` keys in all (a token sees itself and what stands before it).
     """
 
     decodes: int
@@ -52,10 +58,19 @@ IDLE = Batch(0, 0, 0, 0, 0)
 
 
 class Done(NamedTuple):
-    """What a stretch of steps finished: requests with their first token (at its only step) and with their last."""
+    """What steps finished: requests with their first token, with their last, and those for another pool."""
 
     first: list[int]
     last: list[int]
+    handed: list[int]
+
+
+class Waiting(NamedTuple):
+    """A request in the queue: tokens that it has got, and whether another pool brings its keys and values."""
+
+    request: int
+    generated: int = 0
+    ready: bool = False
 
 
 @dataclass(slots=True)
@@ -77,30 +92,45 @@ class _Decode:
     ids: list[int]
 
 
+UNITS = 64
+"""Parts of a token in which positions are counted where a step gains a fraction of one."""
+
+
 class Scheduler:
     """One rank's queue, running sequences and blocks."""
 
     def __init__(self, policy: Policy, requests: Requests) -> None:
+        """An idle rank."""
         self.policy, self._requests = policy, requests
-        per = max(requests.block_tokens // policy.block_tokens, 1)
-        self.cache = PrefixCache(policy.kv_blocks, per)
+        self.cache = PrefixCache(policy.kv_blocks, max(requests.block_tokens // policy.block_tokens, 1))
         self._shared = bool(requests.block_tokens) and policy.prefix_caching
-        self.waiting: deque[tuple[int, int]] = deque()  # request, tokens that it has got already
+        self.waiting: deque[Waiting] = deque()
         self.cached_tokens = self.preemptions = 0
         self.scheduled: list[int] = []
         self._step = 0
         self._prefills: list[_Prefill] = []
+        self._handing: dict[int, _Prefill] = {}
         self._decoding: OrderedDict[int, _Decode] = OrderedDict()
         self._ends: list[tuple[int, int]] = []
-        self._context = 0
-        self._full = [0] * policy.block_tokens  # sequences by the step, modulo, at which they need a block
         self._chunks: list[tuple[_Prefill, int]] = []
         self._decodes = True
+        self._secured = 0  # blocks that decodes of the planned step begin, taken already
+        # Positions are in parts of a token; `_phase` counts sequences by their place in a block at step 0.
+        self._units = 1 if policy.gain == 1 else UNITS
+        self._gain = round(policy.gain * self._units)
+        self._context = 0
+        self._until = 0  # sum over decoding sequences
+        self._phase = [0] * (policy.block_tokens * self._units)
 
     @property
     def running(self) -> int:
-        """Sequences that hold blocks."""
+        """Sequences that hold blocks and are worked on."""
         return len(self._decoding) + len(self._prefills)
+
+    @property
+    def load(self) -> int:
+        """Waiting sequences count four times (vLLM's balancer of data-parallel engines)."""
+        return 4 * len(self.waiting) + len(self._decoding) + len(self._prefills)
 
     @property
     def planned(self) -> bool:
@@ -112,89 +142,139 @@ class Scheduler:
         """Whether there is anything to do."""
         return bool(self._decoding or self._prefills or self.waiting)
 
-    def add(self, request: int, generated: int = 0) -> None:
-        """A request joins the queue; with `generated` tokens where another rank has begun it."""
-        self.waiting.append((request, generated))
+    def add(self, request: int, generated: int = 0, ready: bool = False) -> None:
+        """A request joins the queue, with tokens, and perhaps keys and values, of another pool."""
+        self.waiting.append(Waiting(request, generated, ready))
+
+    def matched_tokens(self, request: int) -> int:
+        """Tokens of a request's prompt that are in the prefix cache."""
+        if not self._shared:
+            return 0
+        return self.cache.matched(self._requests.block_ids(request)) * self._requests.block_tokens
+
+    def let_go(self, request: int) -> None:
+        """The keys and values of a sequence that was handed over are no longer needed here."""
+        gone = self._handing.pop(request)
+        self.cache.release(gone.ids, gone.blocks)
 
     # -- a step: what it works on -----------------------------------------------------------------
 
     def plan(self) -> Batch:
         """The work of the next step; it stays planned until `advance`."""
         self._chunks, self.scheduled = [], []
-        if self.cache.capacity is not None:
-            self._secure_decodes()
+        kept_all = self.cache.capacity is None or self._secure_decodes()
         budget = self.policy.max_num_batched_tokens - (len(self._decoding) if self.policy.mixed else 0)
         for prefill in self._prefills:
             budget -= self._chunk(prefill, budget)
-        while self.waiting and budget > 0 and self.running < self.policy.max_num_seqs:
-            admitted = self._admit(budget)
+        while kept_all and self.waiting and self.running < self.policy.max_num_seqs:
+            if self.waiting[0].ready:
+                if not self._take_over():
+                    break
+                continue
+            admitted = self._admit(budget) if budget > 0 else None
             if admitted is None:
                 break
             budget -= self._chunk(admitted, budget)
         self._decodes = self.policy.mixed or not self._chunks
+        decodes = len(self._decoding)
         if not self._chunks:
-            return Batch(len(self._decoding), self._context + len(self._decoding), 0, 0, 0)
+            return Batch(decodes, self._context // self._units + decodes, 0, 0, 0)
         tokens = sum(count for _, count in self._chunks)
         pairs = sum(count * each.done + count * (count + 1) // 2 for each, count in self._chunks)
         if not self._decodes:
             return Batch(0, 0, len(self._chunks), tokens, pairs)
-        context = self._context + len(self._decoding)  # each sees the token it brings
-        return Batch(len(self._decoding), context, len(self._chunks), tokens, pairs)
+        context = self._context // self._units + decodes  # each sees the token it brings
+        return Batch(decodes, context, len(self._chunks), tokens, pairs)
 
     def _chunk(self, prefill: _Prefill, budget: int) -> int:
         count = min(prefill.tokens - prefill.done, budget)
         if count > 0:
             self._chunks.append((prefill, count))
-        return count
+        return max(count, 0)
 
-    def _secure_decodes(self) -> None:
-        """Blocks for the tokens that the running sequences add; where none are left the newest gives its up."""
-        while not self.cache.fits(self._needed()):
-            if len(self._decoding) + len(self._prefills) <= 1:
-                break
+    def _secure_decodes(self) -> bool:
+        """Take blocks for the tokens that decodes add; False where the newest had to give its up."""
+        self.cache.grow(-self._secured)
+        before = self.preemptions
+        while self.running > 1 and not self.cache.fits(self._new_blocks(1)):
             self._preempt()
+        self._secured = self._new_blocks(1)
+        self.cache.grow(self._secured)
+        return self.preemptions == before
 
-    def _needed(self) -> int:
-        return self._full[-self._step % self.policy.block_tokens]
+    def _new_blocks(self, steps: int) -> int:
+        """Blocks that the decoding sequences begin in the next steps."""
+        whole, rest = divmod(steps * self._gain, len(self._phase))
+        blocks = whole * len(self._decoding)
+        if rest:
+            last = (-self._step * self._gain) % len(self._phase) + 1
+            blocks += sum(self._phase[max(last - rest, 0) : last])
+            if rest > last:
+                blocks += sum(self._phase[last - rest :])
+        return blocks
 
     def _admit(self, budget: int) -> _Prefill | None:
         """The first of the queue with blocks for its whole prompt, or None where they are not to be had."""
-        request, generated = self.waiting[0]
+        request, generated, _ = self.waiting[0]
         tokens = int(self._requests.input_tokens[request]) + generated
         ids = self._requests.block_ids(request) if self._shared else []
         here = min(self.cache.matched(ids) * self._requests.block_tokens, tokens - 1)
         if not self.policy.chunked and tokens - here > budget < self.policy.max_num_batched_tokens:
             return None
-        own = -(-tokens // self.policy.block_tokens) - len(ids) * self.cache.weight
-        if not self.cache.take(ids, max(own, 0)):
+        outputs = int(self._requests.output_tokens[request]) - generated
+        own = max(-(-tokens // self.policy.block_tokens) - len(ids) * self.cache.weight, 0)
+        if not self._leaves_room(own + len(ids) * self.cache.weight, outputs) or not self.cache.take(
+            ids, own
+        ):
             return None
         self.waiting.popleft()
         self.cached_tokens += here
         self.scheduled.append(request)
-        outputs = int(self._requests.output_tokens[request]) - generated
-        prefill = _Prefill(request, here, tokens, outputs, max(own, 0), ids)
+        prefill = _Prefill(request, here, tokens, outputs, own, ids)
         self._prefills.append(prefill)
         return prefill
 
+    def _leaves_room(self, blocks: int, outputs: int) -> bool:
+        """Whether the reserved share of what this request and those that run have yet to write would fit."""
+        policy, free = self.policy, self.cache.free
+        if free is None or not self.running or not (policy.reserve_new or policy.reserve_running):
+            return True
+        rest = (self._until - self._step * len(self._decoding)) * self._gain / self._units
+        rest += sum(each.outputs for each in self._prefills)
+        owed = policy.reserve_new * outputs + policy.reserve_running * rest
+        return blocks + owed / policy.block_tokens <= free
+
+    def _take_over(self) -> bool:
+        """The first of the queue, whose keys and values are here, decodes; False where it does not fit."""
+        request, generated, _ = self.waiting[0]
+        tokens = int(self._requests.input_tokens[request]) + generated - 1
+        outputs = int(self._requests.output_tokens[request]) - generated
+        own = -(-tokens // self.policy.block_tokens)
+        if not self._leaves_room(own, outputs) or not self.cache.take([], own):
+            return False
+        self.waiting.popleft()
+        self._decode(request, tokens, outputs, own, [])
+        return True
+
     def _preempt(self) -> None:
-        """The newest sequence goes back to the head of the queue and loses its keys and values (vLLM's recompute)."""
+        """The newest sequence loses its keys and values and heads the queue (vLLM's recompute)."""
         self.preemptions += 1
         if self._prefills:
             lost = self._prefills.pop()
             generated = lost.tokens - int(self._requests.input_tokens[lost.request])
             self.cache.release(lost.ids, lost.blocks)
-            self.waiting.appendleft((lost.request, generated))
+            self.waiting.appendleft(Waiting(lost.request, generated))
             return
         request, gone = self._decoding.popitem()
-        steps = self._step - gone.since
+        gained = (self._step - gone.since) * self._gain // self._units
         self._leave(gone)
-        generated = gone.context + steps + 1 - int(self._requests.input_tokens[request])
-        self.waiting.appendleft((request, generated))
+        generated = gone.context + gained + 1 - int(self._requests.input_tokens[request])
+        self.waiting.appendleft(Waiting(request, generated))
 
     # -- time goes on -----------------------------------------------------------------------------
 
     def horizon(self, most: int) -> int:
-        """Steps, at most `most`, until anything but the lengths of sequences changes; 1 where prompts are worked on."""
+        """Steps, at most `most`, until anything but lengths changes; 1 where prompts are worked on."""
         if self._chunks:
             return 1
         while self._ends and self._stale(self._ends[0]):
@@ -202,14 +282,18 @@ class Scheduler:
         if not self._ends:
             return most
         steps = min(self._ends[0][0] - self._step, most)
-        free = self.cache.free
-        if free is None or free > len(self._decoding) * (steps // self.policy.block_tokens + 1):
+        if self.cache.free is None:
             return steps
-        for step in range(steps):
-            free -= self._full[-(self._step + step) % self.policy.block_tokens]
-            if free < 0:
-                return max(step, 1)
-        return steps
+        free = self.cache.free + self._secured
+        if free >= len(self._decoding) * (steps * self._gain // len(self._phase) + 1):
+            return steps
+        if free >= self._new_blocks(steps):
+            return steps
+        low, high = 1, steps  # blocks grow with steps: the most steps whose blocks are there
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._new_blocks(middle) <= free else (low, middle - 1)
+        return low
 
     def _stale(self, end: tuple[int, int]) -> bool:
         decode = self._decoding.get(end[1])
@@ -217,30 +301,20 @@ class Scheduler:
 
     def advance(self, steps: int) -> Done:
         """The planned step, and `steps - 1` more of the same decodes, are over."""
-        first: list[int] = []
-        last: list[int] = []
+        done = Done([], [], [])
         if self._decodes and self._decoding:
-            self._grow(steps)
+            self.cache.grow(self._new_blocks(steps) - self._secured)
+            self._secured = 0
+            self._context += steps * self._gain * len(self._decoding)
             self._step += steps
-            self._finish(last)
+            self._finish(done.last)
         for prefill, count in self._chunks:
             prefill.done += count
             if prefill.done == prefill.tokens:
                 self._prefills.remove(prefill)
-                self._begin(prefill, first, last)
+                self._begin(prefill, done)
         self._chunks = []
-        return Done(first, last)
-
-    def _grow(self, steps: int) -> None:
-        size = self.policy.block_tokens
-        whole, rest = divmod(steps, size)
-        blocks = whole * len(self._decoding)
-        if rest:
-            start = -self._step % size
-            turned = self._full[start::-1] + self._full[:start:-1]  # from this step's residue downwards
-            blocks += sum(turned[:rest])
-        self.cache.grow(blocks)
-        self._context += steps * len(self._decoding)
+        return done
 
     def _finish(self, last: list[int]) -> None:
         while self._ends and self._ends[0][0] <= self._step:
@@ -251,24 +325,31 @@ class Scheduler:
             last.append(end[1])
 
     def _leave(self, decode: _Decode) -> None:
-        steps = self._step - decode.since
-        self._context -= decode.context + steps
-        self._full[(decode.context - decode.since) % self.policy.block_tokens] -= 1
-        size = self.policy.block_tokens
-        grown = -(-(decode.context + steps) // size) - -(-decode.context // size)
-        self.cache.release(decode.ids, decode.blocks + grown)
+        size, start = len(self._phase), decode.context * self._units
+        now = start + (self._step - decode.since) * self._gain
+        self._context -= now
+        self._until -= decode.until
+        self._phase[(start - decode.since * self._gain) % size] -= 1
+        self.cache.release(decode.ids, decode.blocks + -(-now // size) - -(-start // size))
 
-    def _begin(self, prefill: _Prefill, first: list[int], last: list[int]) -> None:
-        """The prompt is done and its next token is there: the sequence decodes, or ends."""
+    def _begin(self, prefill: _Prefill, done: Done) -> None:
+        """The prompt is done, its next token is there: the sequence decodes, is handed over, or ends."""
         if prefill.tokens == self._requests.input_tokens[prefill.request]:
-            first.append(prefill.request)
+            done.first.append(prefill.request)
         if prefill.outputs <= 1:
             self.cache.release(prefill.ids, prefill.blocks)
-            last.append(prefill.request)
-            return
-        until = self._step + prefill.outputs - 1
-        decode = _Decode(prefill.tokens, self._step, until, prefill.blocks, prefill.ids)
-        self._decoding[prefill.request] = decode
-        self._context += prefill.tokens
-        self._full[(prefill.tokens - self._step) % self.policy.block_tokens] += 1
-        heapq.heappush(self._ends, (until, prefill.request))
+            done.last.append(prefill.request)
+        elif self.policy.prompts_only:
+            self._handing[prefill.request] = prefill
+            done.handed.append(prefill.request)
+        else:
+            self._decode(prefill.request, prefill.tokens, prefill.outputs - 1, prefill.blocks, prefill.ids)
+
+    def _decode(self, request: int, context: int, outputs: int, blocks: int, ids: list[int]) -> None:
+        """A sequence of `context` tokens in the cache decodes `outputs` more."""
+        until = self._step - (-outputs * self._units // self._gain)
+        self._decoding[request] = _Decode(context, self._step, until, blocks, ids)
+        self._context += context * self._units
+        self._until += until
+        self._phase[(context * self._units - self._step * self._gain) % len(self._phase)] += 1
+        heapq.heappush(self._ends, (until, request))

@@ -179,18 +179,17 @@ class StepModel:
     # -- tables -----------------------------------------------------------------------------------
 
     def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
-        """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`).
-
-        Decodes with accepted drafts gain several tokens a step: the pace is that of one token.
-        """
+        """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
         prefill = any(b.prefill_tokens for b in ranks)
         seconds = self._tabulated(ranks)
         if prefill:
             return Pace(seconds * 1e9)
-        gained = self.deployment.tokens_per_step * 1e-9
+        gained = self.deployment.tokens_per_step
         ahead = max(min(b.context // (8 * b.decodes) if b.decodes else 64 for b in ranks), 16)
-        later = self._tabulated([b._replace(context=b.context + ahead * b.decodes) for b in ranks])
-        return Pace(seconds / gained, (later - seconds) / ahead / gained, ahead)
+        later = self._tabulated(
+            [b._replace(context=b.context + round(ahead * gained * b.decodes)) for b in ranks]
+        )
+        return Pace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
 
     def _tabulated(self, ranks: Sequence[Batch]) -> float:
         """Seconds of a step as `cost` gives them, within 1 %."""

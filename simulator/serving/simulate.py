@@ -1,0 +1,312 @@
+"""Serves the load of a scenario: pools and requests into events, and what became of them into a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.run.report import rates
+from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
+from moesim.simulator.scenario.inputs import inputs_of
+from moesim.simulator.scenario.serving import Serving, ServingLimits
+from moesim.simulator.serving.deployment import Deployment, deployments
+from moesim.simulator.serving.operators import cache_bytes_per_token
+from moesim.simulator.serving.replicas import Pool, Served, StepTimes, router, serve_requests
+from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
+from moesim.simulator.serving.results import (
+    Goodput,
+    Moment,
+    PoolUse,
+    ServingCost,
+    ServingResult,
+    latency,
+)
+from moesim.simulator.serving.step import StepModel
+from moesim.version import __version__
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+Times = Callable[[Deployment], StepTimes]
+"""Gives the step times of a pool; tests and studies may give others than the step model's."""
+
+MOMENTS = 200
+"""Most moments of a result's time line."""
+FIRST_INTERVAL_NS = 1_000_000
+MOST_FOR_CAPACITY = 20_000
+"""Most requests that are served to find the highest stable rate."""
+TRANSFER_SETUP_S = 50e-6
+"""Assumed (10 to 500 us): handshake of a hand-over of keys and values."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A scenario's pools and load, ready for events: that which decodes first, that for prompts after it."""
+
+    scenario: Scenario
+    serving: Serving
+    deployments: tuple[Deployment, ...]
+    pools: tuple[Pool, ...]
+    requests: Requests
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests under way in a closed loop."""
+        load = self.serving.load
+        return load.concurrency if load.arrivals == "concurrency" else None
+
+    def run(self, requests: Requests | None = None) -> Served:
+        """Serve the load, or another one."""
+        return serve_requests(
+            self.requests if requests is None else requests,
+            self.pools[0],
+            prefill=self.pools[1] if len(self.pools) > 1 else None,
+            transfer_ns=self._transfer_ns,
+            route=router(self.serving.router),
+            sample_ns=FIRST_INTERVAL_NS,
+            most_samples=2 * MOMENTS,
+            concurrency=self.concurrency if requests is None else None,
+        )
+
+    @cached_property
+    def _transfer_rate(self) -> tuple[float, float]:
+        """(bytes of a token on a GPU, bytes a second) of a hand-over.
+
+        Each GPU of a prompt's rank sends its shard over its NICs, or over the scale-up links where one node
+        holds all pools.
+        """
+        cluster, prompts = self.deployments[-1].cluster, self.deployments[-1]
+        token = cache_bytes_per_token(prompts.shape, prompts.split) / prompts.pool.pp
+        node = cluster.node
+        inside = sum(one.pool.gpus * one.pool.replicas for one in self.deployments) <= node.n_gpus
+        if inside or cluster.nodes == 1:
+            return token, node.scale_up_achievable_bytes_per_s
+        return token, node.scale_out_effective_bytes_per_s
+
+    def _transfer_ns(self, tokens: int) -> int:
+        token, rate = self._transfer_rate
+        return ceil((TRANSFER_SETUP_S + tokens * token / rate) * NS_PER_S)
+
+    def highest_stable_per_s(self) -> float | None:
+        """Requests a second when they never run out: the middle of a run in which all arrive at once."""
+        most = min(len(self.requests), MOST_FOR_CAPACITY)
+        if most < 2:
+            return None
+        served = self.run(self.requests.at_once(most))
+        ends = np.sort(served.last_token_ns)
+        low, high = most // 5, max(4 * most // 5, most // 5 + 1)
+        span = int(ends[high] - ends[low])
+        return (high - low) * NS_PER_S / span if span else None
+
+
+def prepare(scenario: Scenario, requests: Requests | None = None, times: Times = StepModel) -> Service:
+    """Pools and load of a scenario; `requests` instead of its own load.
+
+    Raises InputError for what cannot be served as stated, InfeasibleError where weights or requests do not
+    fit.
+    """
+    found = deployments(scenario)
+    serving = found[0].serving
+    if requests is None:
+        requests = load_requests(serving.load, scenario.seed, scenario.path)
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    for one in found:
+        one.check_context(longest)
+    pools = tuple(
+        Pool(
+            one.pool.replicas,
+            replace(one.policy, prompts_only=one.role == "prefill", gain=one.tokens_per_step),
+            times(one),
+            one.pool.dp,
+        )
+        for one in found
+    )
+    return Service(scenario, serving, found, pools, requests)
+
+
+def serve(
+    scenario: AnyScenario,
+    *overrides: str,
+    requests: Requests | None = None,
+    times: Times = StepModel,
+) -> ServingResult:
+    """Serve a load on the replicas of a scenario's `serving` section, request by request.
+
+    `scenario` and overrides: as for `moesim.load`. `requests`: instead of the scenario's load. `times`: step
+    times of a pool instead of the step model's. Raises InputError for what cannot be served as stated,
+    InfeasibleError where weights or requests do not fit.
+    """
+    service = prepare(load_scenario(scenario, overrides), requests, times)
+    return result_of(service, service.run())
+
+
+# -- the result --------------------------------------------------------------------------------------
+
+
+def result_of(service: Service, served: Served) -> ServingResult:
+    """The result of a load that was served."""
+    scenario, requests = service.scenario, served.requests
+    duration = max(int(served.last_token_ns.max()), 1) / NS_PER_S
+    gpus = sum(one.pool.gpus * one.pool.replicas for one in service.deployments)
+    inputs, outputs = int(requests.input_tokens.sum()), int(requests.output_tokens.sum())
+    ttft = (served.first_token_ns - served.arrival_ns) / NS_PER_S
+    later = requests.output_tokens > 1
+    decoding = (served.last_token_ns - served.first_token_ns)[later] / NS_PER_S
+    tpot = decoding / (requests.output_tokens[later] - 1)
+    moved = served.transfer_ns[served.transfer_ns >= 0] / NS_PER_S
+    cached = sum(pool.cached_tokens for pool in served.pools)
+    offered = _offered_per_s(service, served)
+    stable = None
+    if offered is not None and _queue_is_left(served):
+        stable = service.highest_stable_per_s()
+    drains = stable is None or offered is None or offered <= stable
+    cost, notes = _cost(service, duration, inputs, outputs)
+    return ServingResult(
+        scenario=scenario.name,
+        inputs=inputs_of(scenario),
+        engine=service.serving.engine,
+        deployment="; ".join(map(_words, service.deployments)),
+        gpus=gpus,
+        requests=len(requests),
+        duration_s=duration,
+        ttft_s=latency(ttft),
+        tpot_request_s=latency(tpot) if tpot.size else None,
+        tpot_token_s=float(decoding.sum() / (outputs - len(requests))) if decoding.size else None,
+        end_to_end_s=latency((served.last_token_ns - served.arrival_ns) / NS_PER_S),
+        queue_s=latency((served.scheduled_ns - served.arrival_ns) / NS_PER_S),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        requests_per_s=len(requests) / duration,
+        offered_per_s=offered,
+        input_tokens_per_s_per_gpu=inputs / duration / gpus,
+        output_tokens_per_s_per_gpu=outputs / duration / gpus,
+        cached_tokens=cached,
+        cached_share=cached / inputs,
+        preemptions=sum(pool.preemptions for pool in served.pools),
+        pools=tuple(_use(service, served, at, duration) for at in range(len(service.pools))),
+        transfer_s=latency(moved) if moved.size else None,
+        goodput=_goodput(service.serving.limits, ttft, tpot, later, served, duration),
+        cost=cost,
+        drains=drains,
+        highest_stable_per_s=None if drains else stable,
+        timeline=_moments(served),
+        warnings=tuple(notes),
+        seed=scenario.seed,
+        version=__version__,
+    )
+
+
+def _words(one: Deployment) -> str:
+    pool = one.pool
+    degrees = [f"{name}{value}" for name, value in (("TP", pool.tp), ("DP", pool.dp), ("PP", pool.pp), ("EP",
+    pool.ep)) if value > 1]  # fmt: skip
+    role = "" if one.role == "both" else f"{one.role}: "
+    return f"{role}{pool.replicas} x {' '.join(degrees) or '1 GPU'} on {one.cluster.accelerator.name}"
+
+
+def _offered_per_s(service: Service, served: Served) -> float | None:
+    """Mean arrivals a second of an open loop."""
+    span = int(served.arrival_ns[-1])
+    if service.concurrency is not None or not span:
+        return None
+    return (len(served.arrival_ns) - 1) * NS_PER_S / span
+
+
+def _queue_is_left(served: Served) -> bool:
+    """Whether more than 1 % of the requests waited when the last one came: perhaps the load never drains."""
+    waiting = served.scheduled_ns > served.arrival_ns[-1]
+    return int(waiting.sum()) > 0.01 * len(waiting)
+
+
+def _use(service: Service, served: Served, at: int, duration: float) -> PoolUse:
+    one, log, policy = service.deployments[at], served.pools[at], service.pools[at].policy
+    return PoolUse(
+        role=one.role,
+        gpus=one.pool.gpus * one.pool.replicas,
+        replicas=one.pool.replicas,
+        utilisation=log.busy_ns / NS_PER_S / one.pool.replicas / duration,
+        steps=log.steps,
+        preemptions=log.preemptions,
+        cached_tokens=log.cached_tokens,
+        cache_tokens=None if policy.kv_blocks is None else policy.kv_blocks * policy.block_tokens,
+        peak_cache=None if policy.kv_blocks is None else log.peak_blocks / policy.kv_blocks,
+    )
+
+
+def _goodput(
+    limits: ServingLimits,
+    ttft: Floats,
+    tpot: Floats,
+    later: Flags,
+    served: Served,
+    duration: float,
+) -> Goodput | None:
+    every = np.zeros(len(ttft))
+    every[later] = tpot
+    values = {
+        "ttft_s": ttft,
+        "tpot_s": every,
+        "end_to_end_s": (served.last_token_ns - served.arrival_ns) / NS_PER_S,
+    }
+    stated = {name: limit for name in values if (limit := getattr(limits, name)) is not None}
+    if not stated:
+        return None
+    kept = np.ones(len(ttft), dtype=bool)
+    for name, limit in stated.items():
+        kept &= values[name] <= limit
+    nearest = {name: float(np.percentile(values[name], limits.percentile)) or None for name in stated}
+    return Goodput(
+        limits=limits,
+        share=float(kept.mean()),
+        requests_per_s=float(kept.sum()) / duration,
+        met=bool(kept.mean() * 100 >= limits.percentile),
+        nearest=ServingLimits(percentile=limits.percentile, **nearest),
+    )
+
+
+def _moments(served: Served) -> tuple[Moment, ...]:
+    every = -(-len(served.counts) // MOMENTS) or 1
+    return tuple(
+        Moment(time_s=time / NS_PER_S, running=running, waiting=waiting)
+        for time, running, waiting in served.counts[::every]
+    )
+
+
+def _cost(service: Service, duration: float, inputs: int, outputs: int) -> tuple[ServingCost, list[str]]:
+    """Money and board energy of the time that the load took, and what is not known."""
+    scenario, cluster = service.scenario, service.deployments[0].cluster
+    gpus = [one.pool.gpus * one.pool.replicas for one in service.deployments]
+    usd, watts, notes = None, None, []
+    try:
+        bill = rates(cluster, scenario.run.price, 0)
+        hour = bill.usd(1.0)
+        usd = None if hour is None else hour / bill.gpus
+    except InputError as problem:
+        notes.append(f"no price: {problem}")
+    try:
+        watts = cluster.accelerator.tdp_w
+    except InputError as problem:
+        notes.append(f"no energy: {problem}")
+    on_inputs, on_outputs, everything = gpus[-1] * duration, gpus[0] * duration, sum(gpus) * duration
+
+    def each(rate: float | None, gpu_seconds: float, tokens: int) -> float | None:
+        return None if rate is None else rate * gpu_seconds / tokens
+
+    million = None if usd is None else usd / 3600 * 1e6
+    cost = ServingCost(
+        usd_per_gpu_hour=usd,
+        usd_per_million_input_tokens=each(million, on_inputs, inputs),
+        usd_per_million_output_tokens=each(million, on_outputs, outputs),
+        usd_per_million_tokens=each(million, everything, inputs + outputs),
+        board_watts=watts,
+        joules_per_input_token=each(watts, on_inputs, inputs),
+        joules_per_output_token=each(watts, on_outputs, outputs),
+        joules_per_token=each(watts, everything, inputs + outputs),
+    )
+    return cost, notes
