@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, hypot
 from typing import NamedTuple
 
@@ -76,8 +77,17 @@ class StepModel:
         terms = self.terms
         self._known: dict[tuple[tuple[Batch, ...], int, int], StepCost] = {}
         self._own, self._logits = Row(lambda n: total(terms.own(n))), Row(lambda n: total(terms.logits(n)))
-        self._experts = {p: Row(lambda n, p=p: total(terms.experts(n, p))) for p in (False, True)}  # type: ignore[misc]
-        self._exchange = {p: Row(lambda n, p=p: total(terms.exchange(n, p))) for p in (False, True)}  # type: ignore[misc]
+        self._experts, self._exchange, self._whole = (
+            {prefill: Row(partial(one, prefill=prefill)) for prefill in (False, True)}
+            for one in (
+                lambda n, prefill: total(terms.experts(n, prefill)),
+                lambda n, prefill: total(terms.exchange(n, prefill)),
+                lambda n, prefill: total(
+                    [*terms.own(n), *terms.experts(n, prefill), *terms.exchange(n, prefill)]
+                ),
+            )
+        )
+        self._core_launches: dict[tuple[bool, bool], int] = {}
         self._formed = Row(lambda n: total(terms.formed(n)))
         self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
         self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
@@ -85,26 +95,32 @@ class StepModel:
 
     # -- a step -----------------------------------------------------------------------------------
 
+    def _graph(self, decodes: int, rows: float, prefill: bool) -> tuple[bool, float]:
+        """Whether a graph is replayed, and the rows of a rank with which it was captured (else its own)."""
+        pool, engine = self.deployment.pool, self.deployment.engine
+        if not pool.cuda_graphs:
+            return False, rows
+        if prefill:
+            return rows <= engine.graph_prefill, rows
+        at = bisect_left(engine.graph_buckets, decodes)
+        if at == len(engine.graph_buckets):
+            return False, rows
+        return True, float(engine.graph_buckets[at] * (1 + pool.draft_tokens))
+
     def _divided(self, ranks: Sequence[Batch]) -> tuple[Sequence[Batch], _Rows, int]:
         """Batches of one micro-batch of a step, their rows, and how many of them make the step."""
-        pool, engine = self.deployment.pool, self.deployment.engine
+        pool = self.deployment.pool
         if pool.pp > 1:
             ranks = [_share(batch, pool.pp) for batch in ranks]
         per = 1 + pool.draft_tokens
         rows = [b.decodes * per + b.prefill_tokens for b in ranks]
-        most, prefill = max(rows), any(b.prefill_tokens for b in ranks)
-        graph, padded, group = False, float(most), float(sum(rows))
-        if pool.cuda_graphs and not prefill:
-            at = bisect_left(engine.graph_buckets, max(b.decodes for b in ranks))
-            if at < len(engine.graph_buckets):
-                graph, padded = True, float(engine.graph_buckets[at] * per)
-                group = padded * len(ranks)
-        elif pool.cuda_graphs and most <= engine.graph_prefill:
-            graph = True
+        prefill = any([b.prefill_tokens for b in ranks])
+        graph, most = self._graph(max([b.decodes for b in ranks]), max(rows), prefill)
+        group = most * len(ranks) if graph and not prefill else float(sum(rows))
         times = 2 if pool.two_batch_overlap and most >= 2 else 1
         if times == 2:
-            ranks, padded, group = [_share(batch, 2) for batch in ranks], padded / 2, group / 2
-        return ranks, _Rows(graph, padded, group, prefill), times
+            ranks, most, group = [_share(batch, 2) for batch in ranks], most / 2, group / 2
+        return ranks, _Rows(graph, most, group, prefill), times
 
     def cost(self, ranks: Sequence[Batch]) -> StepCost:
         """The cost of a step in which each rank of `dp` has its batch."""
@@ -180,7 +196,10 @@ class StepModel:
 
     def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
         """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
-        prefill = any(b.prefill_tokens for b in ranks)
+        prefill = any([b.prefill_tokens for b in ranks])
+        pool = self.deployment.pool
+        if len(ranks) == 1 and not (pool.two_batch_overlap or pool.draft_tokens) and pool.pp == 1:
+            return self._quick(ranks[0], prefill)
         seconds = self._tabulated(ranks)
         if prefill:
             return Pace(seconds * 1e9)
@@ -191,20 +210,55 @@ class StepModel:
         )
         return Pace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
 
+    def _quick(self, batch: Batch, prefill: bool) -> Pace:
+        """The pace of one rank without drafts and micro-batches."""
+        decodes, context, prompts, tokens, pairs = batch
+        (graph, most), engine = self._graph(decodes, decodes + tokens, prefill), self.deployment.engine
+        table = self._whole[prefill]
+        whole = table.exact(most) if graph and not prefill else table.at(most)
+        logits = self._logits.at(decodes + prompts)
+        gpu, growth, room = whole[0] + logits[0], 0.0, 1.0
+        if decodes:
+            seconds, growth, room = self._decodes.read(decodes, context / decodes)
+            gpu += seconds
+        if tokens:
+            gpu += self._prefills.read(tokens, pairs / tokens)[0]
+            if self.terms.forms:
+                gpu += self._formed.at(self.terms.keys_formed(batch))[0]
+        if not graph:
+            gpu = max(gpu, self._launches(whole.launches + logits.launches, decodes > 0, prefill))
+        host = engine.exposed_host_s.value
+        if not engine.host_overlapped:
+            host = engine.host_s.value
+        elif gpu < engine.host_s.value:
+            host += engine.host_s.value - gpu
+        return Pace((gpu + host) * 1e9, growth * 1e9, max(int(room), 1))
+
+    def _launches(self, others: int, decodes: bool, prefill: bool) -> float:
+        """Host seconds of the launches of a step without a graph."""
+        found = self._core_launches.get((decodes, prefill))
+        if found is None:
+            found = total(self.terms.prompts(Batch(0, 0, 1, 1, 1))).launches if prefill else 0
+            found += total(self.terms.decodes(1, 1)).launches if decodes else 0
+            self._core_launches[decodes, prefill] = found
+        return (others + found) * self.deployment.engine.launch_s.value
+
     def _tabulated(self, ranks: Sequence[Batch]) -> float:
         """Seconds of a step as `cost` gives them, within 1 %."""
         per = 1 + self.deployment.pool.draft_tokens
         ranks, rows, times = self._divided(ranks)
-        core = max((self._core(b, per) for b in set(ranks)), key=lambda found: found.seconds)
-        own, experts = self._own.at(rows.most), self._experts[rows.prefill].at(rows.group)
-        rest = self._logits.at(times * max(b.decodes * per + b.prefills for b in ranks))
-        decodes = max(b.decodes for b in ranks) * times
+        core = max([self._core(b, per) for b in set(ranks)])
+        own, experts, exchange = self._own, self._experts[rows.prefill], self._exchange[rows.prefill]
+        if rows.graph and not rows.prefill:
+            layers = own.exact(rows.most).plus(experts.exact(rows.group))
+        else:
+            layers = own.at(rows.most).plus(experts.at(rows.group))
+        rest = self._logits.at(times * max([b.decodes * per + b.prefills for b in ranks]))
+        decodes = max([b.decodes for b in ranks]) * times
         if per > 1 and decodes:
-            context = max(b.context for b in ranks) * times
+            context = max([b.context for b in ranks]) * times
             rest = rest.plus(self._drafts.at(decodes, context / decodes))
-        compute = core.plus(own).plus(experts)
-        exchange = self._exchange[rows.prefill].at(rows.most)
-        return self._together(rows.graph, times, compute, exchange, rest).seconds
+        return self._together(rows.graph, times, core.plus(layers), exchange.at(rows.most), rest).seconds
 
     def _core(self, batch: Batch, per: int) -> Total:
         found = Total(0.0, 0.0, 0.0, 0)
@@ -213,7 +267,8 @@ class StepModel:
         if batch.prefill_tokens:
             tokens = batch.prefill_tokens
             found = found.plus(self._prefills.at(tokens, batch.prefill_pairs / tokens))
-            found = found.plus(self._formed.at(self.terms.keys_formed(batch)))
+            if self.terms.forms:
+                found = found.plus(self._formed.at(self.terms.keys_formed(batch)))
         return found
 
 
@@ -231,7 +286,8 @@ def _share(batch: Batch, among: int) -> Batch:
 
 def _part(piece: Piece, times: int, share: float) -> Part:
     busy = piece.seconds * times
-    return Part(piece.name, piece.kind, busy * share, busy, piece.launches * times, piece.evidence)
+    evidence = combined([(piece.evidence, busy)])
+    return Part(piece.name, piece.kind, busy * share, busy, piece.launches * times, evidence)
 
 
 def _joined(one: Part, other: Part) -> Part:
@@ -251,7 +307,7 @@ def _error(
     """Standard error of a step: errors of one calibration entry add up, those of several as squares."""
     errors: dict[str, float] = defaultdict(float)
     for piece in compute:
-        for entry, relative in combined([(piece.evidence, 1.0)]).mean_errors().items():
+        for entry, relative in piece.evidence.mean_errors().items():
             errors[entry] += relative * piece.seconds * times
     sent = sum(piece.seconds for piece in exchange)
     for piece in exchange:

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log
+from typing import NamedTuple
 
 from moesim.simulator.serving.terms import Total
 
-EXACT = 64
+EXACT = 16
 """Numbers up to this are tabulated one by one."""
-STEPS = 12
-"""Grid points for a doubling above that: neighbours differ by 6 %."""
+STEPS = 5
+"""Grid points for a doubling above that: neighbours differ by 15 %."""
+_POINTS = [*map(float, range(EXACT + 1)), *(EXACT * 2.0 ** (k / STEPS) for k in range(1, 40 * STEPS))]
+_PER_LOG = STEPS / log(2.0)
+_LOG_EXACT = log(EXACT)
+MOST_READ = 200_000
 
 
-def _below(x: float) -> tuple[int, float]:
-    """Index of the grid point at or below a number, and the share of the way to the next."""
-    if x <= EXACT:
-        at = int(x)
-        return at, x - at
-    at = int(STEPS * log(x / EXACT, 2.0))
-    low, high = _point(EXACT + at), _point(EXACT + at + 1)
-    if x >= high:  # rounding of the logarithm
-        at, low, high = at + 1, high, _point(EXACT + at + 2)
-    return EXACT + at, (x - low) / (high - low)
-
-
-def _point(at: int) -> float:
-    return float(at) if at <= EXACT else EXACT * 2.0 ** ((at - EXACT) / STEPS)
+def _below(x: float) -> int:
+    """Index of the grid point at or below a number of at least 0."""
+    if x < EXACT:
+        return int(x)
+    at = EXACT + int((log(x) - _LOG_EXACT) * _PER_LOG)
+    return at if _POINTS[at] <= x else at - 1
 
 
 def _between(low: Total, high: Total, share: float) -> Total:
-    return Total(
-        low.seconds + share * (high.seconds - low.seconds),
-        low.slowed + share * (high.slowed - low.slowed),
-        low.held + share * (high.held - low.held),
-        low.launches if share < 0.5 else high.launches,
-    )
+    a, b, c, launches = low
+    return Total(a + share * (high[0] - a), b + share * (high[1] - b), c + share * (high[2] - c), launches)
 
 
 class Row:
@@ -46,25 +39,41 @@ class Row:
         self._price = price
         self._points: dict[int, Total] = {}
         self._read: dict[float, Total] = {}
+        self._exact: dict[float, Total] = {}
 
     def at(self, x: float) -> Total:
         """The term at a number of at least 0."""
         found = self._read.get(x)
         if found is None:
-            if len(self._read) >= 100_000:
+            if len(self._read) >= MOST_READ:
                 self._read.clear()
-            at, share = _below(x)
-            found = self._point(at)
-            if share:
-                found = _between(found, self._point(at + 1), share)
+            at = _below(x)
+            found, low = self._point(at), _POINTS[at]
+            if x > low:
+                found = _between(found, self._point(at + 1), (x - low) / (_POINTS[at + 1] - low))
             self._read[x] = found
+        return found
+
+    def exact(self, x: float) -> Total:
+        """The term itself, priced once."""
+        found = self._exact.get(x)
+        if found is None:
+            found = self._exact[x] = self._price(x)
         return found
 
     def _point(self, at: int) -> Total:
         found = self._points.get(at)
         if found is None:
-            found = self._points[at] = self._price(_point(at))
+            found = self._points[at] = self._price(_POINTS[at])
         return found
+
+
+class Reading(NamedTuple):
+    """Seconds of a term, what they grow by as the second number grows by 1, and how far that law holds."""
+
+    seconds: float
+    growth: float
+    room: float
 
 
 class Plane:
@@ -77,20 +86,38 @@ class Plane:
 
     def at(self, x: float, y: float) -> Total:
         """The term at two numbers of at least 1."""
-        i, right = _below(x)
-        j, up = _below(y)
+        i, j = _below(x), _below(y)
+        up = (y - _POINTS[j]) / (_POINTS[j + 1] - _POINTS[j])
         found = self._point(i, j)
         if up:
             found = _between(found, self._point(i, j + 1), up)
-        if not right:
-            return found
-        other = self._point(i + 1, j)
-        if up:
-            other = _between(other, self._point(i + 1, j + 1), up)
-        return _between(found, other, right)
+        if x > _POINTS[i]:
+            other = _between(self._point(i + 1, j), self._point(i + 1, j + 1), up)
+            found = _between(found, other, (x - _POINTS[i]) / (_POINTS[i + 1] - _POINTS[i]))
+        return found
+
+    def read(self, x: float, y: float) -> Reading:
+        """The seconds alone, with their growth."""
+        i, j, points = _below(x), _below(y), self._points
+        low, high = _POINTS[j], _POINTS[j + 1]
+        try:
+            here, there = points[i, j][0], points[i, j + 1][0]
+        except KeyError:
+            here, there = self._point(i, j)[0], self._point(i, j + 1)[0]
+        left = _POINTS[i]
+        if x > left:
+            share = (x - left) / (_POINTS[i + 1] - left)
+            try:
+                further, furthest = points[i + 1, j][0], points[i + 1, j + 1][0]
+            except KeyError:
+                further, furthest = self._point(i + 1, j)[0], self._point(i + 1, j + 1)[0]
+            here += share * (further - here)
+            there += share * (furthest - there)
+        growth = (there - here) / (high - low)
+        return Reading(here + (y - low) * growth, growth, high - y)
 
     def _point(self, i: int, j: int) -> Total:
         found = self._points.get((i, j))
         if found is None:
-            found = self._points[i, j] = self._price(_point(i), _point(j))
+            found = self._points[i, j] = self._price(_POINTS[i], _POINTS[j])
         return found

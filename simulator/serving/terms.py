@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from moesim.simulator.cost.evidence import Evidence, combined
+from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.serving.attention import attention_operators
@@ -33,7 +33,8 @@ DISPATCH_SMS = 20
 class Piece(NamedTuple):
     """One operator or call over all layers of a micro-batch.
 
-    `slowed_s`: its seconds beside kernels that hold SMs; `held_s`: seconds in which a call holds all SMs.
+    `slowed_s`: its seconds beside kernels that hold SMs; `held_s`: seconds in which a call holds all SMs;
+    `evidence`: that of one call.
     """
 
     name: str
@@ -115,10 +116,8 @@ class Terms:
             found = price(op, d.cluster.accelerator, d.profile)
             seconds = times * found.seconds
             slowed = seconds * (self._free if found.bound == "compute" else 1.0)
-            evidence = combined([(found.evidence, times)])
-            pieces.append(
-                Piece(prefix + op.name, _kind(op), seconds, slowed, 0.0, 0.0, times * op.launches, evidence)
-            )
+            launches, evidence = times * op.launches, found.evidence
+            pieces.append(Piece(prefix + op.name, _kind(op), seconds, slowed, 0.0, 0.0, launches, evidence))
         return pieces
 
     def own(self, tokens: float) -> list[Piece]:
@@ -152,6 +151,11 @@ class Terms:
         """Prefill attention of `tokens` rows that see `pairs` keys in all, without keys formed per head."""
         rows = Rows(0.0, 0.0, tokens, 0.0, 0.0, pairs, 1.0, 1.0, pairs / tokens + (tokens - 1.0) / 2.0)
         return [piece for piece in self._core(rows) if piece.name not in self._FORMED] if tokens else []
+
+    @cached_property
+    def forms(self) -> bool:
+        """Whether prefills form keys and values per head."""
+        return bool(self.formed(1.0))
 
     def keys_formed(self, batch: Batch) -> float:
         """Keys of the prompts of a batch, earlier chunks included."""
