@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
-from math import ceil
-from typing import Any
+from math import ceil, sqrt
+from typing import Any, NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.order_statistics import expected_maximum
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import MTP
@@ -19,6 +20,7 @@ from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import spread
 from moesim.simulator.scenario.serving import Format, Serving, ServingPool
 from moesim.simulator.serving.engines import Engine, engine
 from moesim.simulator.serving.linear import ELEMENT_BYTES
@@ -49,6 +51,26 @@ def accepted_tokens(model: str, drafts: int) -> float:
     return 1.0 if not drafts else float(row[min(drafts, len(row)) - 1])
 
 
+class Spreads(NamedTuple):
+    """How ranks of a group differ: coefficients of variation of clocks, of kernels, of an expert's rows."""
+
+    clock: float
+    jitter: float
+    expert_load: float
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Spreads:
+        """Those of a scenario."""
+        varied = scenario.variation
+        return cls(varied.clock_cv.value, varied.jitter_cv.value, scenario.routing.expert_load_cv.value)
+
+    @classmethod
+    def usual(cls, architecture: str) -> Spreads:
+        """Those of a scenario that says nothing."""
+        keys = ("variation.clock_cv", "variation.jitter_cv", "routing.expert_load_cv")
+        return cls(*(spread(key, architecture)[0].value for key in keys))
+
+
 @dataclass(frozen=True)
 class Deployment:
     """One pool of a served model: `role` says whether it works on prompts, on decodes, or on both."""
@@ -59,6 +81,8 @@ class Deployment:
     serving: Serving
     pool: ServingPool
     role: str = "both"
+    spreads: Spreads | None = None
+    """How ranks differ; absent: as in a scenario that says nothing."""
 
     @cached_property
     def engine(self) -> Engine:
@@ -69,6 +93,25 @@ class Deployment:
     def exchange(self) -> str:
         """How tokens of data-parallel attention reach the experts: `allgather` or `deepep`."""
         return self.pool.exchange or self.engine.exchange
+
+    @cached_property
+    def slowest(self) -> float:
+        """Time of the slowest of the GPUs that step together over the mean (eq. E1a)."""
+        spreads = self._spreads
+        return 1.0 + expected_maximum(self.pool.tp * self.pool.dp) * (spreads.clock + spreads.jitter)
+
+    @cached_property
+    def fullest(self) -> float:
+        """Rows of the fullest rank of a group of experts over the mean."""
+        pool, moe = self.pool, self.shape.moe
+        if moe is None or pool.ep == 1:
+            return 1.0
+        local = (moe.experts + pool.redundant_experts) / pool.ep
+        return 1.0 + expected_maximum(pool.ep) * self._spreads.expert_load / sqrt(local)
+
+    @property
+    def _spreads(self) -> Spreads:
+        return self.spreads or Spreads.usual(self.cluster.accelerator.architecture)
 
     @cached_property
     def formats(self) -> tuple[Format, Format]:
@@ -153,7 +196,8 @@ class Deployment:
             raise InfeasibleError(
                 f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and "
                 f"{self.buffer_bytes / 1e9:.1f} GB of buffers a GPU leave no cache in "
-                f"{self.pool.memory_fraction:.2f} of {self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on {self.pool.gpus} GPUs; {remedy} "
+                f"{self.pool.memory_fraction:.2f} of {self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on "
+                f"{self.pool.gpus} GPUs; {remedy} "
                 "(raise serving.tp or serving.ep, or take a smaller format)"
             )
         return tokens
@@ -170,7 +214,7 @@ class Deployment:
         return 0
 
     def check_context(self, tokens: int) -> None:
-        """Raises InputError for a sequence longer than the model's context, InfeasibleError than a rank's cache."""
+        """Raises InputError for a sequence beyond the model's context, InfeasibleError beyond the cache."""
         limit = self.shape.numerics.context if self.shape.numerics else None
         if limit is not None and tokens > limit:
             raise InputError(
@@ -251,7 +295,7 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     shape, profile = scenario.shape, scenario.calibration
     roles = ("decode", "prefill") if serving.prefill else ("both",)
     found = tuple(
-        Deployment(shape, cluster, profile, serving, pool, role)
+        Deployment(shape, cluster, profile, serving, pool, role, Spreads.of(scenario))
         for pool, role in zip(pools, roles, strict=True)
     )
     if serving.load.log is None:

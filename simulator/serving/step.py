@@ -114,7 +114,7 @@ class StepModel:
             ranks = [_share(batch, pool.pp) for batch in ranks]
         per = 1 + pool.draft_tokens
         rows = [b.decodes * per + b.prefill_tokens for b in ranks]
-        prefill = any([b.prefill_tokens for b in ranks])
+        prefill = any(b.prefill_tokens for b in ranks)
         graph, most = self._graph(max([b.decodes for b in ranks]), max(rows), prefill)
         group = most * len(ranks) if graph and not prefill else float(sum(rows))
         times = 2 if pool.two_batch_overlap and most >= 2 else 1
@@ -196,7 +196,7 @@ class StepModel:
 
     def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
         """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
-        prefill = any([b.prefill_tokens for b in ranks])
+        prefill = any(b.prefill_tokens for b in ranks)
         pool = self.deployment.pool
         if len(ranks) == 1 and not (pool.two_batch_overlap or pool.draft_tokens) and pool.pp == 1:
             return self._quick(ranks[0], prefill)

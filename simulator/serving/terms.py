@@ -114,7 +114,7 @@ class Terms:
         d, pieces = self.deployment, []
         for op in ops:
             found = price(op, d.cluster.accelerator, d.profile)
-            seconds = times * found.seconds
+            seconds = times * found.seconds * d.slowest
             slowed = seconds * (self._free if found.bound == "compute" else 1.0)
             launches, evidence = times * op.launches, found.evidence
             pieces.append(Piece(prefix + op.name, _kind(op), seconds, slowed, 0.0, 0.0, launches, evidence))
@@ -178,6 +178,7 @@ class Terms:
         if moe is None or not tokens:
             return []
         load = Load.of(moe, d.split, tokens)
+        load = load._replace(rows=load.rows * d.fullest)
         return self._priced(experts(moe, d.shape.hidden, load, d.split, not prefill), self._routed)
 
     def drafts(self, sequences: float, context: float) -> list[Piece]:
@@ -206,7 +207,7 @@ class Terms:
             out.append(_call(reduced, calls, prefix))
         if apart and isinstance(d.shape.moe, MoE) and tokens:
             if d.exchange == "deepep":
-                sent = tokens / pool.tp
+                sent = tokens / pool.tp * d.fullest
                 for operation in ("dispatch", "combine"):
                     call = expert_exchange(
                         fabric, d.shape.moe, hidden, ranks, sent, operation,
