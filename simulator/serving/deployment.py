@@ -45,9 +45,10 @@ def published_formats(model: str) -> tuple[Format, Format]:
 
 
 def accepted_tokens(model: str, drafts: int) -> float:
-    """Mean tokens of a decode step with so many drafts: measured for three models, else their middle."""
-    rows = _table("acceptance")
-    row = rows.get(model, rows["default"])
+    """Mean tokens of a decode step with so many drafts: measured, or those of the nearest measured model."""
+    table = _table("acceptance")
+    measured = table["measured"]
+    row = measured.get(model) or measured[table["as"].get(model, table["default"])]
     return 1.0 if not drafts else float(row[min(drafts, len(row)) - 1])
 
 

@@ -130,9 +130,11 @@ class Terms:
         return out + self._priced(head(d.shape, rows, d.split), 1)
 
     def logits(self, sequences: float) -> list[Piece]:
-        """Logits of sequences that get a token, and sampling."""
+        """Logits of sequences that get a token, gathered from the ranks of TP, and sampling."""
         d = self.deployment
-        return self._priced(head(d.shape, Rows(0.0, 0.0, 0.0, sequences, 0.0, 0.0), d.split), 1)
+        out = self._priced(head(d.shape, Rows(0.0, 0.0, 0.0, sequences, 0.0, 0.0), d.split), 1)
+        gathered = collective(self._fabric, "all_gather", sequences * d.shape.vocab * ELEMENT, d.pool.tp)
+        return [*out, _call(gathered, 1, "logits.")] if d.pool.tp > 1 else out
 
     def decodes(self, rows: float, context: float) -> list[Piece]:
         """Decode attention of `rows` rows over `context` keys in all."""
@@ -202,7 +204,8 @@ class Terms:
         hidden, ranks, out = d.shape.hidden, pool.tp * pool.dp, []
         apart = pool.dp > 1 and d.shape.moe is not None
         if pool.tp > 1:
-            calls = layers + (layers - routed if apart else layers)
+            # Attention and the feed-forward half, unless experts exchange tokens; and the embedding's rows.
+            calls = layers + (layers - routed if apart else layers) + (0 if prefix else 1)
             reduced = collective(fabric, "all_reduce", tokens * hidden * ELEMENT, pool.tp)
             out.append(_call(reduced, calls, prefix))
         if apart and isinstance(d.shape.moe, MoE) and tokens:
